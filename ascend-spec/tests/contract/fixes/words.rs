@@ -37,7 +37,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          batch_mat_mul.float_units batch_mat_mul.mixed_dtypes batch_mat_mul.out_dtype dtype.registered flash.dtype \
          flash.out_dtype flash.pse_dtype flash.pse_slopes flash.rope_dtype flash.sink_dtype flash.sink_dtype_slopes \
          gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
-         learnable_sink.dtype_of_target mla.output mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
+         learnable_sink.dtype_of_target mla.output mla.quantised_cache mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
          prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
