@@ -182,6 +182,60 @@ fn of_several_rows() {
                 },
             ),
             (
+                "the least preTokens beside the most nextTokens, mode 0",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::from(i32::MIN),
+                    next_tokens: i64::from(i32::MAX),
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the most preTokens beside the least nextTokens, mode 0",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::MAX,
+                    next_tokens: i64::MIN,
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the least preTokens beside one nextToken less than the most, mode 0",
+                ["rrrr", "rrrr"],
+                FiaCall {
+                    pre_tokens: i64::MIN,
+                    next_tokens: i64::from(i32::MAX) - 1,
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the least preTokens beside the most nextTokens, mode 4",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::from(i32::MIN),
+                    next_tokens: i64::from(i32::MAX),
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
+                "the most preTokens beside the least nextTokens, mode 4",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::MAX,
+                    next_tokens: i64::MIN,
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
+                "the least preTokens beside one nextToken less than the most, mode 4",
+                ["rrrr", "rrrr"],
+                FiaCall {
+                    pre_tokens: i64::MIN,
+                    next_tokens: i64::from(i32::MAX) - 1,
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
                 "an empty band of mode 0 without a mask",
                 ["aaaa"; 2],
                 FiaCall {
