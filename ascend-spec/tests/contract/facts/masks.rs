@@ -446,3 +446,12 @@ fn a_triangle_over_single_rows_is_advised_away() {
     }
     hold(&[("as advised", "aaaa", one(0, None))]);
 }
+
+#[test]
+fn the_last_axis_alone_of_an_empty_mask_is_looked_at_over_a_cache_from_9_1_on() {
+    let call = probe("BNSD", [2, 4, 2, 16, 100, 64]).paged(128, 3);
+    hold(&[
+        ("wide", "--ra", masked(call.clone(), 0, mask(&[0, 128]))),
+        ("narrow", "--rr", masked(call, 0, mask(&[0, 127]))),
+    ]);
+}

@@ -238,3 +238,40 @@ fn the_last_axis_of_outputs_of_heads_of_192_and_128_is_free_over_a_cache_from_9_
         ),
     ]);
 }
+
+#[test]
+fn an_output_offset_needs_a_key_for_each_of_several_rows() {
+    let p = |layout, rows, keys| probe(layout, [2, 4, 2, rows, keys, 128]).bf16();
+    let offset = |p: Probe| FiaCall {
+        attention_out: p
+            .call()
+            .attention_out
+            .map(|out| TensorDesc::packed(DType::Int8, out.shape)),
+        quant_scale2: of(DType::Float, &[1]),
+        quant_offset2: of(DType::Float, &[1]),
+        sparse_mode: 3,
+        atten_mask: of(DType::Bool, &[2048, 2048]),
+        ..p.call()
+    };
+    let scale = |call| FiaCall {
+        quant_offset2: None,
+        ..call
+    };
+    hold(&[
+        ("as many keys", "aaaa", offset(p("BNSD", 16, 16))),
+        ("more rows than keys", "rrrr", offset(p("BNSD", 16, 15))),
+        (
+            "without the offset",
+            "aaaa",
+            scale(offset(p("BNSD", 16, 15))),
+        ),
+        // Of packed sequences the ends are compared.
+        ("packed", "rrra", offset(p("NTD", 16, 16))),
+        (
+            "packed, more rows than keys",
+            "rrrr",
+            offset(p("NTD", 16, 15)),
+        ),
+        ("packed, single rows", "rrra", offset(p("NTD", 1, 1))),
+    ]);
+}

@@ -106,8 +106,8 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     };
     if !one {
         let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
-        // From 9.1 on an output offset is allowed with rows without keys.
-        if !f.since(Cann::V9_1) && !f.single {
+        // From 9.1 on only calls with several rows a sequence are asked.
+        if !f.is_950() && !f.single && (f.most_rows() > 1 || !f.since(Cann::V9_1)) {
             quant::rows(f, mode, pre, next)?;
         }
     }
@@ -119,14 +119,26 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     Ok((mode, usage))
 }
 
-/// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
-/// cache.
+/// Checks a mask without elements. It counts as none, but until 9.0 its shape is checked, and later its last axis over
+/// a paged cache.
 fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
-    let looked_at = !f.is_950() && (!f.since(Cann::V9_1) || f.paged());
-    match f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) {
-        Some(given) if looked_at && !mode.takes_compressed_mask() => full(f, given).map(drop),
-        _ => Ok(()),
+    let Some(given) = f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) else {
+        return Ok(());
+    };
+    if mode.takes_compressed_mask() {
+        return Ok(());
     }
+    if !f.since(Cann::V9_1) {
+        return full(f, given).map(drop);
+    }
+    let keys = f.mask_width();
+    require!(
+        !f.paged() || given.shape.last().is_none_or(|&last| last >= keys),
+        FULL,
+        given.shape,
+        format_args!("a last axis of {keys} or more"),
+    );
+    Ok(())
 }
 
 /// Number of keys that a full mask covers.
