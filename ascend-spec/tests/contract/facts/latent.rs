@@ -377,6 +377,13 @@ fn absorbed_with_an_int8_query() {
             masked(int8("TND", 4), 9, mask(&[7])),
         ),
         (
+            "packed tree of more rows than keys",
+            "rrra",
+            with(&masked(int8("TND", 4), 9, mask(&[32])), |call| {
+                call.actual_seq_lengths_kv = Some(&[3, 64]);
+            }),
+        ),
+        (
             "TND_NTD tree",
             "rrra",
             masked(int8("TND_NTD", 4), 9, mask(&[32])),

@@ -2,7 +2,7 @@
 //! quantised cache; its rules stand with the others in `mla`.
 
 use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, QUANTISED_CACHE, TREE, dims, paired};
-use super::unified::masks::{TREE_MODE, drafts};
+use super::unified::masks::{TREE_MODE, drafts, longer};
 use super::{Facts, Given, packed};
 use crate::attention_problem::MaskUse;
 use crate::layout::Extents;
@@ -130,15 +130,15 @@ pub(crate) fn tree(f: &Facts<'_>) -> bool {
     f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
 }
 
-/// How the tree mask is used: if the mask of packed rows has another size than their squares, the rows see without
-/// it.
+/// How the tree mask is used: if the mask of packed rows has another size than their squares, or a sequence with keys
+/// has more rows than those, the rows see without it.
 pub(crate) fn tree_use(f: &Facts<'_>) -> MaskUse {
     let Some(mask) = f.call.mask() else {
         return MaskUse::None;
     };
     let square = |b| f.q_len(b).saturating_mul(f.q_len(b));
     let squares = super::lengths::total(f.call, f.batch(), square);
-    match f.packed() && *mask.shape != [squares] {
+    match f.packed() && (*mask.shape != [squares] || longer(f).is_some()) {
         true => MaskUse::None,
         false => MaskUse::Tree(drafts(f, mask)),
     }

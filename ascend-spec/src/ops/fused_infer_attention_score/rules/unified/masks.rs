@@ -252,6 +252,13 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     Ok(drafts(f, mask))
 }
 
+/// Rows and keys of the first packed sequence that has keys and more rows than those.
+pub(crate) fn longer(f: &Facts<'_>) -> Option<(i64, i64)> {
+    let lengths = |b| (f.q_len(b), f.kv_len(b));
+    let mut sequences = f.sequences().map(lengths);
+    sequences.find(|&(rows, keys)| keys != 0 && rows > keys)
+}
+
 /// Checks that no query has more rows than keys. The operator compares the lengths of packed sequences, and with a
 /// batch axis the rows of the tensors alone; over a paged cache it compares nothing.
 fn tree_rows(f: &Facts<'_>) -> Result<(), Violation> {
@@ -259,12 +266,7 @@ fn tree_rows(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     }
     let (rows, keys) = match f.packed() {
-        true => {
-            let lengths = |b| (f.q_len(b), f.kv_len(b));
-            let mut sequences = f.sequences().map(lengths);
-            let longer = sequences.find(|&(rows, keys)| keys != 0 && rows > keys);
-            longer.unwrap_or_default()
-        }
+        true => longer(f).unwrap_or_default(),
         false => (f.q.rows, f.key_rows),
     };
     require!(
