@@ -275,3 +275,22 @@ fn an_output_offset_needs_a_key_for_each_of_several_rows() {
         ("packed, single rows", "rrra", offset(p("NTD", 1, 1))),
     ]);
 }
+
+#[test]
+fn scales_that_a_half_precision_output_ignores_have_a_dtype_all_the_same() {
+    let scaled = |dtype| FiaCall {
+        quant_scale2: of(dtype, &[1]),
+        ..probe("BNSD", [2, 4, 2, 16, 64, 128]).call()
+    };
+    let offset = |dtype| FiaCall {
+        quant_offset2: of(dtype, &[1]),
+        ..probe("BNSD", [2, 4, 2, 16, 64, 128]).call()
+    };
+    hold(&[
+        ("FLOAT", "--ra", scaled(DType::Float)),
+        ("BF16 under FLOAT16", "--ra", scaled(DType::Bf16)),
+        ("FLOAT16", "--rr", scaled(DType::Float16)),
+        ("an offset of FLOAT", "---a", offset(DType::Float)),
+        ("an offset of FLOAT16", "---r", offset(DType::Float16)),
+    ]);
+}
