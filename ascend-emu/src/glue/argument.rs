@@ -46,7 +46,12 @@ impl Argument {
     /// Whether a launch writes only the parts that indices name, and reports these itself.
     pub(super) fn writes_parts(&self) -> bool {
         self.role == Role::Update
-            && ["aclnnIndexPutImpl", "aclnnScatterNdUpdate"].contains(&self.operator)
+            && [
+                "aclnnIndexPutImpl",
+                "aclnnInplaceIndexCopy",
+                "aclnnScatterNdUpdate",
+            ]
+            .contains(&self.operator)
     }
 
     /// Checks what every tensor must satisfy.
@@ -114,6 +119,16 @@ impl Argument {
             Ok(())
         } else {
             Err(self.refuse(self.desc.shape, format_args!("{shape:?}")))
+        }
+    }
+
+    /// Refuses an output of a reduction whose shape is not `shape`. As in CANN, two shapes of one element are equal.
+    pub(super) fn expect_reduced(&self, shape: &[usize]) -> Outcome {
+        let one = self.elements() == 1 && shape.iter().all(|&size| size == 1);
+        if one {
+            Ok(())
+        } else {
+            self.expect_shape(shape)
         }
     }
 

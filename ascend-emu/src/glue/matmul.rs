@@ -111,7 +111,11 @@ pub(super) fn matmul(
     _cube_math_type: i8,
 ) -> Outcome<Work> {
     let product = Product::new(&a, &b)?;
-    out.expect_shape(&product.shape())?;
+    let shape = product.shape();
+    match shape.is_empty() {
+        true => out.expect_reduced(&shape)?,
+        false => out.expect_shape(&shape)?,
+    }
     for argument in [a, b, out] {
         argument.domain()?;
     }

@@ -2,6 +2,7 @@
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
+use super::number::rounded;
 use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
@@ -165,6 +166,66 @@ pub(super) fn layer_norm(
         }
         Ok(())
     })
+}
+
+/// Adds two tensors, and divides each line of the last axes of the sum, those of `gamma`, by its root mean square, then
+/// multiplies it by `gamma`. The other outputs are the reciprocal root mean square of each line, and the sum, which is
+/// rounded to its element type before it is normalised.
+#[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+pub(super) fn add_rms_norm(
+    a: Argument,
+    b: Argument,
+    gamma: Argument,
+    epsilon: f64,
+    out: Argument,
+    scales: Argument,
+    sum: Argument,
+) -> Outcome<Work> {
+    let (shape, last) = (a.shape(), gamma.shape());
+    let first = (shape.len().checked_sub(last.len()))
+        .filter(|&first| first < shape.len() && shape[first..] == last[..]);
+    let Some(first) = first else {
+        return Err(gamma.refuse(
+            gamma.desc.shape,
+            format_args!("the last dimensions of {}", a.desc.shape),
+        ));
+    };
+    expect_real(&a)?;
+    expect_real(&gamma)?;
+    for tensor in [b, out, sum] {
+        tensor.expect_shape(&shape)?;
+        tensor.expect_dtype(a.dtype())?;
+    }
+    let mut lines = shape.clone();
+    lines[first..].fill(1);
+    scales.expect_shape(&lines)?;
+    scales.expect_dtype(DType::Float)?;
+    let (count, width) = (lines.iter().product(), last.iter().product::<usize>());
+    work(move |views| {
+        let mut values = views.of(&a).read::<f64>()?;
+        for (value, other) in values.iter_mut().zip(views.of(&b).read::<f64>()?) {
+            *value = rounded(*value + other, a.dtype());
+        }
+        views.of(&sum).write(&values);
+        let gamma = views.of(&gamma).read::<f64>()?;
+        let mut found = try_with_capacity(count)?;
+        for line in values.chunks_mut(width.max(1)) {
+            found.push(normalise_by_root_mean_square(line, &gamma, epsilon));
+        }
+        views.of(&out).write(&values);
+        views.of(&scales).write(&found);
+        Ok(())
+    })
+}
+
+/// Divides a line by its root mean square and multiplies it by `gamma`; returns the reciprocal root mean square.
+pub(super) fn normalise_by_root_mean_square(line: &mut [f64], gamma: &[f64], epsilon: f64) -> f64 {
+    let squares: f64 = line.iter().map(|value| value * value).sum();
+    let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
+    for (value, gamma) in line.iter_mut().zip(gamma) {
+        *value *= scale * gamma;
+    }
+    scale
 }
 
 /// Quantises each line of the last axis to INT8, and writes its scale.

@@ -20,6 +20,10 @@ macro_rules! for_each_glue_function {
             fn aclnnStack(tensors: Ins, dim: i64, out: Out) = join::stack;
             /// `Tensor.repeat`.
             fn aclnnRepeat(self_: In, repeats: Ints, out: Out) = fill::repeat;
+            /// ggml: permuted tensors.
+            fn aclnnPermute(self_: In, dims: Ints, out: Out) = fill::permute;
+            /// ggml: parts of tensors that are rotated.
+            fn aclnnSlice(self_: In, dim: i64, start: i64, end: i64, step: i64, out: Out) = parts::slice;
             /// `torch.flip`.
             fn aclnnFlip(self_: In, dims: Ints, out: Out) = fill::flip;
             /// `torch.nn.functional.pad`.
@@ -67,7 +71,11 @@ macro_rules! for_each_glue_function {
             fn aclnnIndexPutImpl(selfRef: InOutShared, indices: Ins, values: In, accumulate: Flag, unsafe_: Flag) =
                 select::index_put;
             /// `torch.index_select`.
-            fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = select::index_select;
+            fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = parts::index_select;
+            /// ggml: rows of tables.
+            fn aclnnGatherV2(self_: In, dim: i64, index: In, out: Out) = parts::gather;
+            /// `Tensor.index_copy_`.
+            fn aclnnInplaceIndexCopy(selfRef: InOut, dim: i64, index: In, source: In) = parts::index_copy;
             /// `torch.gather`.
             fn aclnnGather(self_: In, dim: i64, index: In, out: Out) = select::gather;
             /// `torch.nn.functional.embedding`.
@@ -278,6 +286,11 @@ macro_rules! for_each_glue_function {
             /// `torch.clamp` with tensors.
             fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) =
                 choose::clamp_between;
+            /// `torch.nn.functional.threshold`.
+            fn aclnnThreshold(self_: In, threshold: Scalar, value: Scalar, out: Out) = choose::threshold;
+            /// `torch.threshold_`.
+            fn aclnnInplaceThreshold(selfRef: InOut, threshold: Scalar, value: Scalar) =
+                |own, threshold, value| choose::threshold(own, threshold, value, own);
             /// `torch.nan_to_num`.
             fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = choose::nan_to_num;
             /// `torch.where`.
@@ -309,7 +322,7 @@ macro_rules! for_each_glue_function {
             /// `torch.sigmoid`.
             fn aclnnSigmoid(self_: In, out: Out) = element::real(|value| 1.0 / (1.0 + (-value).exp()));
             /// `torch.nn.functional.silu`.
-            fn aclnnSilu(self_: In, out: Out) = element::real(|value| value / (1.0 + (-value).exp()));
+            fn aclnnSilu(self_: In, out: Out) = element::real(element::silu);
             /// `torch.nn.functional.relu`.
             fn aclnnRelu(self_: In, out: Out) = element::unary(|value| value.max(0), element::relu);
             /// `Tensor.relu_`.
@@ -405,6 +418,8 @@ macro_rules! for_each_glue_function {
             /// `torch.sort`, `torch.argsort`.
             fn aclnnSort(self_: In, stable: Flag, dim: i64, descending: Flag, valuesOut: Out, indicesOut: Out) =
                 search::sort;
+            /// ggml: orders of rows.
+            fn aclnnArgsort(self_: In, dim: i64, descending: Flag, out: Out) = search::order;
             /// `torch.topk`.
             fn aclnnTopk(
                 self_: In, k: i64, dim: i64, largest: Flag, sorted: Flag, valuesOut: Out, indicesOut: Out
@@ -417,6 +432,14 @@ macro_rules! for_each_glue_function {
                 out: Out,
                 meanOutOptional: OptionalOut, rstdOutOptional: OptionalOut
             ) = model::layer_norm;
+            /// `torch_npu.npu_add_rms_norm`: vLLM-Ascend, SGLang.
+            fn aclnnAddRmsNorm(x1: In, x2: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out, xOut: Out) =
+                model::add_rms_norm;
+            /// `torch_npu.npu_swiglu`: vLLM-Ascend, SGLang.
+            fn aclnnSwiGlu(x: In, dim: i64, out: Out) = gate::swiglu;
+            /// `torch_npu.npu_geglu`.
+            fn aclnnGeGluV3(self_: In, dim: i64, approximate: i64, activateLeft: Flag, out: Out, outGelu: Out) =
+                gate::geglu;
             /// `torch_npu.npu_rotary_mul`: vLLM-Ascend.
             fn aclnnRotaryPositionEmbedding(x: In, cos: In, sin: In, mode: i64, out: Out) = model::rotate_by_mode;
             /// `torch_npu.npu_interleave_rope`: vLLM-Ascend, of latent queries and keys.

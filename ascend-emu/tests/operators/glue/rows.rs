@@ -331,11 +331,13 @@ fn rows() -> Vec<Row> {
     [
         super::fill::rows(),
         super::join::rows(),
+        super::parts::rows(),
         super::select::rows(),
         super::compare::rows(),
         super::bits::rows(),
         super::elementwise::rows(),
         super::choose::rows(),
+        super::gate::rows(),
         super::functions::rows(),
         super::reduce::rows(),
         super::search::rows(),

@@ -75,6 +75,15 @@ fn elements_that_are_put_by_index_are_written_and_no_others() {
     assert!(!unwritten(&cache, 6, 1));
     assert!(!unwritten(&cache, 7, 1));
     assert!(unwritten(&cache, 3, 3));
+    let second = Tensor::ints(&[1], &[2]);
+    ok(call!(aclnnInplaceIndexCopy(
+        rows.in_out(),
+        0,
+        second.input(),
+        numbers.input()
+    )));
+    assert!(!unwritten(&cache, 4, 2));
+    assert!(unwritten(&cache, 3, 1));
 }
 
 #[test]
