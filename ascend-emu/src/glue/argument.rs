@@ -43,12 +43,13 @@ impl Argument {
         refuse(self.operator, self.name, value, allowed)
     }
 
-    /// Whether a launch writes only the parts that indices name, and reports these itself.
+    /// Whether a launch writes only the parts that indices or flags name, and reports these itself.
     pub(super) fn writes_parts(&self) -> bool {
-        self.role == Role::Update
+        self.role != Role::Read
             && [
                 "aclnnIndexPutImpl",
                 "aclnnInplaceIndexCopy",
+                "aclnnKvRmsNormRopeCache",
                 "aclnnScatterNdUpdate",
             ]
             .contains(&self.operator)

@@ -1,11 +1,14 @@
 //! Matrix products, in double precision.
 
-use super::argument::{Argument, Shape, broadcast};
+use super::argument::{Argument, Shape, broadcast, refuse};
 use super::call::{Work, work};
 use super::number::Number;
+use super::reduce;
 use super::view::View;
 use crate::host_memory::try_repeat;
+use crate::runtime::context;
 use crate::status::Outcome;
+use ascend_spec::Soc;
 use rayon::prelude::*;
 
 /// Receives a matrix of the product, with its place in the stack.
@@ -135,6 +138,129 @@ pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -
         b.expect_rank(rank)?;
         matmul(a, b, out, cube_math_type)
     }
+}
+
+/// Multiplies stacks of matrices whose axes are in another order; the stack is the second axis of the output. With a
+/// factor above 1, the stack is cut into so many groups: the first axis of the output, while the columns of a group's
+/// matrices stand side by side.
+#[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+pub(super) fn transposed_batches(
+    a: Argument,
+    b: Argument,
+    bias: Option<Argument>,
+    scale: Option<Argument>,
+    order_a: Vec<i64>,
+    order_b: Vec<i64>,
+    order_out: Vec<i64>,
+    _cube_math_type: i8,
+    groups: i32,
+    out: Argument,
+) -> Outcome<Work> {
+    /// What a size must be less than.
+    const MOST: usize = 1 << 16;
+    let operator = a.operator;
+    let soc = context::machine().target.soc;
+    for given in [bias, scale].iter().flatten() {
+        return Err(given.refuse(given.desc, "null"));
+    }
+    for tensor in [a, b] {
+        tensor.expect_rank(3)?;
+        reduce::expect_real(&tensor)?;
+        if tensor.elements() == 0 {
+            return Err(tensor.refuse(tensor.desc.shape, "at least one element"));
+        }
+    }
+    reduce::expect_real(&out)?;
+    let axes = |name: &str, order: &[i64], allowed: &[[usize; 3]]| {
+        let chosen = allowed.iter().find(|axes| {
+            axes.iter()
+                .map(|&axis| axis as i64)
+                .eq(order.iter().copied())
+        });
+        chosen.copied().ok_or_else(|| {
+            refuse(
+                operator,
+                name,
+                format_args!("{order:?}"),
+                format_args!("{allowed:?}"),
+            )
+        })
+    };
+    let of_b: &[[usize; 3]] = match soc {
+        Soc::Ascend950 => &[[0, 1, 2], [0, 2, 1]],
+        _ => &[[0, 1, 2]],
+    };
+    let axes_a = axes("permX1", &order_a, &[[0, 1, 2], [1, 0, 2]])?;
+    let axes_b = axes("permX2", &order_b, of_b)?;
+    axes("permY", &order_out, &[[1, 0, 2]])?;
+    let [stack, rows, inner] = axes_a.map(|axis| a.shape()[axis]);
+    let [own_stack, height, columns] = axes_b.map(|axis| b.shape()[axis]);
+    if (own_stack, height) != (stack, inner) {
+        return Err(b.refuse(
+            b.desc.shape,
+            format_args!(
+                "{stack} factors for {} with {inner} rows each",
+                a.desc.shape
+            ),
+        ));
+    }
+    if soc != Soc::Ascend950 {
+        if !inner.is_multiple_of(128) || !columns.is_multiple_of(128) {
+            let allowed = "rows and columns that are multiples of 128";
+            return Err(b.refuse(b.desc.shape, allowed));
+        }
+        // A line of the first factor, whose stack is inside of its rows if its axes are in another order.
+        let line = if axes_a[0] == 0 {
+            inner
+        } else {
+            inner.saturating_mul(stack)
+        };
+        if line >= MOST {
+            let allowed = format_args!(
+                "rows of less than {MOST} elements, the stack's together if it is the second axis"
+            );
+            return Err(a.refuse(a.desc.shape, allowed));
+        }
+        if stack >= MOST || columns >= MOST {
+            return Err(b.refuse(b.desc.shape, format_args!("sizes below {MOST}")));
+        }
+    }
+    let count = usize::try_from(groups)
+        .ok()
+        .filter(|&count| count > 0 && stack.is_multiple_of(count));
+    let Some(count) = count else {
+        let allowed = format_args!("a divisor of {stack}");
+        return Err(refuse(operator, "batchSplitFactor", groups, allowed));
+    };
+    let each = stack / count;
+    out.expect_shape(&match count {
+        1 => [rows, stack, columns],
+        _ => [count, rows, each * columns],
+    })?;
+    let product = Product {
+        stack: Shape::from_slice(&[stack]),
+        rows,
+        inner,
+        columns,
+        vectors: [false, false],
+    };
+    work(move |views| {
+        let (a, b) = (views.of(&a).permute(&axes_a), views.of(&b).permute(&axes_b));
+        let to = views.of(&out);
+        product.compute(&a, &b, &mut |place, values| {
+            let number = place[0];
+            match count {
+                1 => to.at(1, number).write(values),
+                _ => {
+                    let group = to.at(0, number / each);
+                    group
+                        .narrow(1, number % each * columns, columns)
+                        .write(values);
+                }
+            }
+            Ok(())
+        })
+    })
 }
 
 /// Adds `beta` times a tensor and `alpha` times the product of two others.

@@ -26,12 +26,14 @@ mod elementwise;
 mod fill;
 mod gate;
 mod join;
+mod latent;
 mod matmul;
 mod model;
 mod number;
 mod parameter;
 mod parts;
 mod reduce;
+mod rotary;
 mod search;
 mod select;
 mod table;
@@ -39,7 +41,7 @@ mod view;
 
 pub use parameter::{
     Flag, In, InOut, InOutShared, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar,
-    Type,
+    Text, Type,
 };
 
 use crate::for_each_glue_function;

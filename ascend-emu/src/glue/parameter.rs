@@ -5,6 +5,7 @@
 
 use super::argument::{Argument, Role};
 use super::number::Number;
+use crate::c_pointer::optional_text;
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
@@ -12,6 +13,7 @@ use crate::trace;
 use crate::trace::value::{KnownType, Value, value};
 use ascend_spec::{DType, TensorDesc};
 use ascend_sys::bindings::{aclDataType, aclIntArray, aclScalar, aclTensor, aclTensorList};
+use std::ffi::c_char;
 
 /// Declares types that stand for a pointer or a number of C.
 macro_rules! c_types {
@@ -52,6 +54,8 @@ c_types! {
     Ints(*const aclIntArray);
     /// `aclDataType`.
     Type(aclDataType);
+    /// `char *` that is read, or null.
+    Text(*const c_char);
 }
 
 /// `bool`, as the byte that C passes.
@@ -341,6 +345,15 @@ impl Parameter for Type {
                 self.0.0
             )
         })
+    }
+}
+
+impl Parameter for Text {
+    type Value = Option<String>;
+
+    fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<Option<String>> {
+        // SAFETY: the contract of `abi`, which the callers of phase one keep: a text is null or ends with NUL.
+        Ok(unsafe { optional_text(self.0) })
     }
 }
 

@@ -273,6 +273,7 @@ nothing! {
     OptionalScalar: OptionalScalar(null());
     Ints: Ints(null());
     Type: Type(aclDataType::ACL_FLOAT);
+    Text: Text(null());
     Flag: Flag(0);
     i8: 0;
     i32: 0;
