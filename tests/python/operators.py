@@ -218,7 +218,7 @@ CALLS = {
         "(heads.copy_(turn(heads, angles, angles + 1)), more_heads.copy_(turn(more_heads, angles, angles + 1)))",
     ),
     "aclnnRopeWithSinCosCache": (
-        "torch_npu.npu_mrope(chosen, flat, flat + 1, table, 64)",
+        "torch_npu.npu_mrope(chosen, flat, flat + 1, table, 64, mrope_section=[0, 0, 0])",
         "(turn_by_table(chosen, flat, table), turn_by_table(chosen, flat + 1, table))",
     ),
     "aclnnKvRmsNormRopeCache": (
@@ -237,6 +237,10 @@ CALLS = {
     "aclnnTransposeBatchMatMul": (
         "torch_npu.npu_transpose_batchmatmul(batches, factors)",
         "torch.bmm(batches.float(), factors.float()).half().transpose(0, 1)",
+    ),
+    "aclnnWeightQuantBatchMatmulV2": (
+        "torch_npu.npu_weight_quant_batchmatmul(half, codes, scales)",
+        "(half.float() @ (codes.half() * scales).float()).half()",
     ),
     "aclnnDot": "torch.dot(row, x[0])",
     "aclnnMv": "torch.mv(x, row)",
@@ -328,6 +332,8 @@ def names(device):
         "latents": normal(2, 16, 1, 512).half(),
         "batches": normal(2, 3, 128).half(),
         "factors": normal(2, 128, 128).half(),
+        "codes": torch.randint(-9, 9, (6, 5), generator=numbers).to(torch.int8),
+        "scales": normal(5).half(),
     }
     return {name: tensor.to(device) for name, tensor in tensors.items()} | {
         "torch": torch,

@@ -55,10 +55,11 @@ impl Argument {
             .contains(&self.operator)
     }
 
-    /// Checks what every tensor must satisfy.
-    pub(super) fn check(&self) -> Outcome {
+    /// Checks what every tensor must satisfy. INT4 is allowed where elements may be packed.
+    pub(super) fn check(&self, packed: bool) -> Outcome {
         let desc = &self.desc;
-        if desc.dtype.size().is_none() {
+        let packed = packed && desc.dtype == DType::Int4;
+        if desc.dtype.size().is_none() && !packed {
             return Err(self.refuse(desc.dtype, NAMES));
         }
         if !desc.format.is_plain() {

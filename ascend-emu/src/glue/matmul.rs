@@ -5,7 +5,7 @@ use super::call::{Work, work};
 use super::number::Number;
 use super::reduce;
 use super::view::View;
-use crate::host_memory::try_repeat;
+use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::Soc;
@@ -88,21 +88,30 @@ impl Product {
         View::places(&self.stack, &mut |place| {
             let matrix = |view: &View| view.part(0, place).read::<f64>();
             let (left, right) = (matrix(&a)?, matrix(&b)?);
-            let mut product = try_repeat(0.0, self.rows.saturating_mul(self.columns))?;
-            if self.inner > 0 && self.columns > 0 {
-                let rows = product.par_chunks_mut(self.columns);
-                rows.zip(left.par_chunks(self.inner))
-                    .for_each(|(row, left)| {
-                        for (&factor, right) in left.iter().zip(right.chunks(self.columns)) {
-                            for (sum, &value) in row.iter_mut().zip(right) {
-                                *sum += factor * value;
-                            }
-                        }
-                    });
-            }
-            take(place, &product)
+            let sizes = [self.rows, self.inner, self.columns];
+            take(place, &product_of(sizes, &left, &right)?)
         })
     }
+}
+
+/// Multiplies two matrices, whose sizes are the rows of the first, what both share, and the columns of the second.
+pub(super) fn product_of(
+    [rows, inner, columns]: [usize; 3],
+    left: &[f64],
+    right: &[f64],
+) -> Result<Vec<f64>, HostMemoryExhausted> {
+    let mut product = try_repeat(0.0, rows.saturating_mul(columns))?;
+    if inner > 0 && columns > 0 {
+        let rows = product.par_chunks_mut(columns);
+        rows.zip(left.par_chunks(inner)).for_each(|(row, left)| {
+            for (&factor, right) in left.iter().zip(right.chunks(columns)) {
+                for (sum, &value) in row.iter_mut().zip(right) {
+                    *sum += factor * value;
+                }
+            }
+        });
+    }
+    Ok(product)
 }
 
 /// Multiplies two tensors by the rules of `torch.matmul`. The argument that chooses the kind of arithmetic is

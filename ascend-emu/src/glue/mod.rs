@@ -32,6 +32,7 @@ mod model;
 mod number;
 mod parameter;
 mod parts;
+mod quantised;
 mod reduce;
 mod rotary;
 mod search;
@@ -40,8 +41,8 @@ mod table;
 mod view;
 
 pub use parameter::{
-    Flag, In, InOut, InOutShared, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar,
-    Text, Type,
+    Flag, In, InOut, InOutShared, InPacked, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar,
+    Out, Scalar, Text, Type,
 };
 
 use crate::for_each_glue_function;

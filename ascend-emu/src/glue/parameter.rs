@@ -34,6 +34,8 @@ macro_rules! c_types {
 c_types! {
     /// `const aclTensor *` that is read.
     In(*const aclTensor);
+    /// `const aclTensor *` that is read, and whose elements may be of less than a byte.
+    InPacked(*const aclTensor);
     /// `const aclTensor *` that is read, or null.
     OptionalIn(*const aclTensor);
     /// `const aclTensorList *` whose tensors are read.
@@ -80,6 +82,8 @@ pub(super) struct Arguments {
     pub outputs: usize,
     /// Positions of the lists among the inputs.
     pub lists: Vec<usize>,
+    /// Whether elements of the tensor that is read now may be of less than a byte.
+    packed: bool,
 }
 
 impl Arguments {
@@ -91,6 +95,7 @@ impl Arguments {
             inputs: 0,
             outputs: 0,
             lists: Vec::new(),
+            packed: false,
         }
     }
 
@@ -124,7 +129,7 @@ impl Arguments {
             role,
             handle,
         };
-        argument.check()?;
+        argument.check(self.packed)?;
         self.tensors.push(argument);
         Ok(argument)
     }
@@ -207,6 +212,17 @@ impl Parameter for In {
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.input(name, self.0)
+    }
+}
+
+impl Parameter for InPacked {
+    type Value = Argument;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
+        call.packed = true;
+        let argument = call.input(name, self.0);
+        call.packed = false;
+        argument
     }
 }
 

@@ -20,9 +20,9 @@ macro_rules! for_each_glue_function {
             fn aclnnStack(tensors: Ins, dim: i64, out: Out) = join::stack;
             /// `Tensor.repeat`.
             fn aclnnRepeat(self_: In, repeats: Ints, out: Out) = fill::repeat;
-            /// Permuted tensors of ggml.
+            /// ggml's permuted tensors.
             fn aclnnPermute(self_: In, dims: Ints, out: Out) = fill::permute;
-            /// Parts of tensors of ggml.
+            /// ggml's parts of tensors.
             fn aclnnSlice(self_: In, dim: i64, start: i64, end: i64, step: i64, out: Out) = parts::slice;
             /// `torch.flip`.
             fn aclnnFlip(self_: In, dims: Ints, out: Out) = fill::flip;
@@ -72,7 +72,7 @@ macro_rules! for_each_glue_function {
                 select::index_put;
             /// `torch.index_select`.
             fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = parts::index_select;
-            /// Rows of tables of ggml.
+            /// ggml's rows of tables.
             fn aclnnGatherV2(self_: In, dim: i64, index: In, out: Out) = parts::gather;
             /// `Tensor.index_copy_`.
             fn aclnnInplaceIndexCopy(selfRef: InOut, dim: i64, index: In, source: In) = parts::index_copy;
@@ -418,7 +418,7 @@ macro_rules! for_each_glue_function {
             /// `torch.sort`, `torch.argsort`.
             fn aclnnSort(self_: In, stable: Flag, dim: i64, descending: Flag, valuesOut: Out, indicesOut: Out) =
                 search::sort;
-            /// Orders of rows of ggml.
+            /// ggml's orders of rows.
             fn aclnnArgsort(self_: In, dim: i64, descending: Flag, out: Out) = search::order;
             /// `torch.topk`.
             fn aclnnTopk(
@@ -479,6 +479,12 @@ macro_rules! for_each_glue_function {
                 x1: In, x2: In, bias: OptionalIn, scale: OptionalIn, permX1: Ints, permX2: Ints, permY: Ints,
                 cubeMathType: i8, batchSplitFactor: i32, out: Out
             ) = matmul::transposed_batches;
+            /// `torch_npu.npu_weight_quant_batchmatmul`, ggml's products of quantised weights.
+            fn aclnnWeightQuantBatchMatmulV2(
+                x: In, weight: InPacked, antiquantScale: In, antiquantOffsetOptional: OptionalIn,
+                quantScaleOptional: OptionalIn, quantOffsetOptional: OptionalIn, biasOptional: OptionalIn,
+                antiquantGroupSize: i32, y: Out
+            ) = quantised::multiply_dequantised;
             /// `torch.dot`.
             fn aclnnDot(self_: In, tensor: In, out: Out) = |a, b, out| matmul::ranked(1)(a, b, out, 0);
             /// `torch.mv`.

@@ -481,7 +481,6 @@ impl Views {
             })
         };
         let view = |(argument, range): (&Argument, &Range<usize>)| {
-            let size = argument.desc.dtype.size().unwrap_or(1);
             let mut start = memory.host(range.start);
             if argument.role == Role::Read && shared(range) {
                 let mut copy = try_repeat(0u8, range.len())?;
@@ -490,6 +489,16 @@ impl Views {
                 start = copy.as_mut_ptr();
                 copies.push(copy);
             }
+            let Some(size) = argument.desc.dtype.size() else {
+                // The bytes of elements that share them.
+                return Ok(View {
+                    first: start,
+                    dtype: DType::UInt8,
+                    size: 1,
+                    shape: Shape::from_slice(&[range.len()]),
+                    steps: Steps::from_slice(&[1]),
+                });
+            };
             let shape: Shape = argument
                 .desc
                 .shape

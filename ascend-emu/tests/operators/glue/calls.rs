@@ -263,6 +263,7 @@ macro_rules! nothing {
 
 nothing! {
     In: In(null());
+    InPacked: InPacked(null());
     OptionalIn: OptionalIn(null());
     Ins: Ins(null());
     Out: Out(null());

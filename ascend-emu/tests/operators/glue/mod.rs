@@ -31,6 +31,7 @@ mod matmul;
 mod memory;
 mod model;
 mod parts;
+mod quantised;
 mod reduce;
 mod rotary;
 mod rows;

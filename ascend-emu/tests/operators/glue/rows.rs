@@ -260,6 +260,7 @@ macro_rules! take {
 
 take! {
     In: { Given::Tensor(tensor) => tensor.input() }
+    InPacked: { Given::Tensor(tensor) => InPacked(tensor.handle) }
     OptionalIn: {
         Given::Tensor(tensor) => OptionalIn(tensor.handle),
         Given::Plain(Argument::Absent) => OptionalIn(null()),
@@ -351,6 +352,7 @@ fn rows() -> Vec<Row> {
         super::rotary::rows(),
         super::latent::rows(),
         super::matmul::rows(),
+        super::quantised::rows(),
     ]
     .concat()
 }
