@@ -169,7 +169,7 @@ pub(super) fn transposed_batches(
     const MOST: usize = 1 << 16;
     let operator = a.operator;
     let soc = context::machine().target.soc;
-    for given in [bias, scale].iter().flatten() {
+    if let Some(given) = [bias, scale].iter().flatten().next() {
         return Err(given.refuse(given.desc, "null"));
     }
     for tensor in [a, b] {

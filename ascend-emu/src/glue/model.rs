@@ -100,11 +100,12 @@ pub(super) fn add_rms_norm(
 ) -> Outcome<Work> {
     let (shape, last) = (a.shape(), gamma.shape());
     let first = (shape.len().checked_sub(last.len()))
-        .filter(|&first| first < shape.len() && shape[first..] == last[..]);
+        .filter(|&first| first < shape.len() && shape[first..] == last[..])
+        .filter(|_| gamma.elements() > 0);
     let Some(first) = first else {
         return Err(gamma.refuse(
             gamma.desc.shape,
-            format_args!("the last dimensions of {}", a.desc.shape),
+            format_args!("the last dimensions of {}, with elements", a.desc.shape),
         ));
     };
     expect_real(&a)?;

@@ -249,7 +249,13 @@ pub(super) fn rotate_by_table(
             .iter()
             .map(|&size| usize::try_from(size).ok())
             .collect();
-        let sizes = sizes.filter(|sizes| sizes.len() == 3 && sizes.iter().sum::<usize>() == half);
+        let sizes = sizes.filter(|sizes| {
+            sizes.len() == 3
+                && sizes
+                    .iter()
+                    .fold(0, |sum: usize, &size| sum.saturating_add(size))
+                    == half
+        });
         let Some(sizes) = sizes else {
             return Err(refuse(
                 operator,

@@ -449,8 +449,9 @@ macro_rules! for_each_glue_function {
             fn aclnnApplyRotaryPosEmb(queryRef: InOut, keyRef: InOut, cos: In, sin: In, layout: i64) =
                 |query, key, cos, sin, layout| rotary::rotate_in_place(query, key, cos, sin, layout, None);
             /// `torch_npu.npu_apply_rotary_pos_emb`: vLLM-Ascend, SGLang.
-            fn aclnnApplyRotaryPosEmbV2(queryRef: InOut, keyRef: InOut, cos: In, sin: In, layout: i64, rotaryMode: Text) =
-                rotary::rotate_in_place;
+            fn aclnnApplyRotaryPosEmbV2(
+                queryRef: InOut, keyRef: InOut, cos: In, sin: In, layout: i64, rotaryMode: Text
+            ) = rotary::rotate_in_place;
             /// `torch_npu.npu_mrope`: vLLM-Ascend.
             fn aclnnRopeWithSinCosCache(
                 positions: In, queryIn: In, keyIn: In, cosSinCache: In, mropeSection: Ints, headSize: i64,

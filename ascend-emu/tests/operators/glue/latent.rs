@@ -276,7 +276,7 @@ fn caches_of_other_kinds_are_refused_by_name() {
 
     let mut call = new("PA");
     call.mode = "PA_BSH";
-    let refused = "aclnnKvRmsNormRopeCache: cacheModeOptional: given PA_BSH, allowed: Norm, PA, PA_BNSD, PA_NZ, PA_BLK_BNSD";
+    let refused = "aclnnKvRmsNormRopeCache: cacheModeOptional: given PA_BSH, allowed: Norm, PA, PA_BNSD, PA_NZ";
     fails(call.run(), 161_002, &[refused]);
     let mut call = new("PA");
     call.caches[1] = Tensor::packed(aclDataType::ACL_INT8, &[2, 16, 1, latent], &[0.0]);

@@ -307,6 +307,11 @@ fn rotations_that_a_product_lacks_are_refused_by_name() {
         ],
     );
     fails(
+        by_table(&[0, 1], &[i64::MAX, i64::MAX, i64::MAX], 16),
+        161_002,
+        &["allowed: three sizes, 8 in sum"],
+    );
+    fails(
         by_table(&[0], &[], 16),
         161_002,
         &["positions: given [1], allowed: [2]"],
