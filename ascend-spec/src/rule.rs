@@ -407,7 +407,7 @@ macro_rules! rules {
     };
     (@scope $scope:expr) => {{
         #[allow(unused_imports, reason = "scopes name what they need")]
-        use $crate::{Scope, Cann::{V8_1, V8_5, V9_0, V9_1}};
+        use $crate::{Scope, Cann::{V8_1, V8_5, V9_0, V9_1, V9_2}};
         $scope
     }};
     (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };
