@@ -23,13 +23,7 @@ pub enum Cann {
 
 impl Cann {
     /// Every release, oldest first; previews are the last.
-    pub const ALL: [Cann; 5] = [
-        Cann::V8_1,
-        Cann::V8_5,
-        Cann::V9_0,
-        Cann::V9_1,
-        Cann::V9_2,
-    ];
+    pub const ALL: [Cann; 5] = [Cann::V8_1, Cann::V8_5, Cann::V9_0, Cann::V9_1, Cann::V9_2];
 
     /// The newest release whose contract is known, previews left out: what is assumed where nothing says which
     /// release it is.
@@ -254,7 +248,10 @@ mod tests {
             assert_eq!(read.clone().ok(), cann, "{text}");
             if let Err(error) = read {
                 let message = error.to_string();
-                assert!(message.contains("8.1, 8.5, 9.0, 9.1, 9.2 preview"), "{text}: {message}");
+                assert!(
+                    message.contains("8.1, 8.5, 9.0, 9.1, 9.2 preview"),
+                    "{text}: {message}"
+                );
             }
         }
         let long = "9".repeat(1 << 16).parse::<Cann>().unwrap_err();

@@ -92,7 +92,11 @@ mod tests {
             assert_eq!(old.released(), Ok(old));
             assert_eq!(Target::with_default(Soc::AtlasA2, cann), old);
         }
-        assert!(Soc::Ascend950.releases().eq([Cann::V9_0, Cann::V9_1, Cann::V9_2]));
+        assert!(
+            Soc::Ascend950
+                .releases()
+                .eq([Cann::V9_0, Cann::V9_1, Cann::V9_2])
+        );
         assert!(Soc::AtlasA3.releases().eq(Cann::ALL));
     }
 }
