@@ -147,7 +147,7 @@ impl Config {
         let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| {
             text.trim().parse().ok()
         })?;
-        let releases = Cann::ALL.map(Cann::name).join(", ");
+        let releases = Cann::ALL.map(|cann| cann.to_string()).join(", ");
         let cann = read(&var, "ASCEND_EMU_CANN", &releases, |text| {
             text.parse::<Cann>().ok()
         })?;
