@@ -246,7 +246,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                         let call = (&case.arguments, None);
                         let mut checked =
                             check(case.id.clone(), expected, call, case.version, target);
-                        checked.compare_status(case.status);
+                        checked.compare_status(case.status_on(target.cann));
                         let says = says_precise || case.arguments.operator() != inference;
                         checked.taken_for = (!says).then_some(DEFAULT_PRECISE);
                         checked
@@ -397,7 +397,7 @@ fn check(
         Err(violation) => {
             checked.accepted = false;
             checked.rule = Some(violation.rule.id);
-            checked.status = violation.rule.status;
+            checked.status = violation.status();
             if checked.status == FIND_KERNEL_ERROR && !names_soc {
                 checked.expected = None;
             }
