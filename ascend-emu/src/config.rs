@@ -147,7 +147,7 @@ impl Config {
         let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| {
             text.trim().parse().ok()
         })?;
-        let releases = Cann::ALL.map(Cann::name).join(", ");
+        let releases = Cann::ALL.map(|cann| cann.to_string()).join(", ");
         let cann = read(&var, "ASCEND_EMU_CANN", &releases, |text| {
             text.parse::<Cann>().ok()
         })?;
@@ -348,6 +348,7 @@ mod tests {
             ("8.5.0", Cann::V8_5),
             (" 9.0 ", Cann::V9_0),
             ("9.1", Cann::V9_1),
+            ("9.2", Cann::V9_2),
         ] {
             let config = read_set(&[("ASCEND_EMU_CANN", text)]).unwrap();
             assert_eq!(config.machine.target().cann, cann, "{text}");
@@ -361,7 +362,7 @@ mod tests {
             ("ASCEND_EMU_LINTS", "on"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),
-            ("ASCEND_EMU_CANN", "9.2"),
+            ("ASCEND_EMU_CANN", "9.3"),
             ("ASCEND_EMU_CANN", "newest"),
             ("ASCEND_EMU_DEVICES", "0"),
             ("ASCEND_EMU_DEVICES", "65"),

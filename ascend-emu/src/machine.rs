@@ -134,13 +134,7 @@ impl Machine {
 impl Behaviour {
     /// Version of CANN that the machine reports.
     pub(crate) fn cann_version(&self) -> [u16; 3] {
-        match self.target.cann {
-            Cann::V8_1 => [8, 1, 0],
-            Cann::V8_5 => [8, 5, 0],
-            Cann::V9_0 => [9, 0, 0],
-            // A release that is not known here reports the newest one.
-            _ => [9, 1, 0],
-        }
+        self.target.cann.version()
     }
 
     /// Refuses a version of FusedInferAttentionScore that the machine does not have.
@@ -319,7 +313,16 @@ mod tests {
 
         let newest = |cann| Machine::new("Ascend910B3", cann).unwrap().newest_operator();
         let newest = Cann::ALL.map(newest);
-        assert_eq!(newest, [Version::V3, Version::V4, Version::V5, Version::V5]);
+        assert_eq!(
+            newest,
+            [
+                Version::V3,
+                Version::V4,
+                Version::V5,
+                Version::V5,
+                Version::V5
+            ]
+        );
         // The headers of a development snapshot are newer than those of the release that it stands for.
         let snapshot = machine.operator(Version::V4);
         assert!(

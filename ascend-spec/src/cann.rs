@@ -16,13 +16,17 @@ pub enum Cann {
     V9_0,
     /// 9.1.
     V9_1,
+    /// 9.2, as a preview: no such release was seen. The contract is that of the operators' development branch in
+    /// August 2026, the candidate of 9.2, and may change until the release.
+    V9_2,
 }
 
 impl Cann {
-    /// Every release, oldest first.
-    pub const ALL: [Cann; 4] = [Cann::V8_1, Cann::V8_5, Cann::V9_0, Cann::V9_1];
+    /// Every release, oldest first; previews are the last.
+    pub const ALL: [Cann; 5] = [Cann::V8_1, Cann::V8_5, Cann::V9_0, Cann::V9_1, Cann::V9_2];
 
-    /// The newest release whose contract is known.
+    /// The newest release whose contract is known, previews left out: what is assumed where nothing says which
+    /// release it is.
     pub const NEWEST: Cann = Cann::V9_1;
 
     /// The release's name, `major.minor`.
@@ -32,6 +36,27 @@ impl Cann {
             Cann::V8_5 => "8.5",
             Cann::V9_0 => "9.0",
             Cann::V9_1 => "9.1",
+            Cann::V9_2 => "9.2",
+        }
+    }
+
+    /// The version that a toolkit of the release states, by its numbers.
+    pub const fn version(self) -> [u16; 3] {
+        match self {
+            Cann::V8_1 => [8, 1, 0],
+            Cann::V8_5 => [8, 5, 0],
+            Cann::V9_0 => [9, 0, 0],
+            Cann::V9_1 => [9, 1, 0],
+            Cann::V9_2 => [9, 2, 0],
+        }
+    }
+
+    /// Whether the contract is that of a development branch ahead of its release, which may still change. Nobody has
+    /// it unless a toolkit of that version is installed or the release is named.
+    pub const fn is_preview(self) -> bool {
+        match self {
+            Cann::V8_1 | Cann::V8_5 | Cann::V9_0 | Cann::V9_1 => false,
+            Cann::V9_2 => true,
         }
     }
 
@@ -45,7 +70,8 @@ impl Cann {
     /// let release = |version| Cann::of_version(version);
     /// assert_eq!(release("8.3.RC1"), Some(Release::Known(Cann::V8_1)));
     /// assert_eq!(release("9.0.1"), Some(Release::Known(Cann::V9_0)));
-    /// assert_eq!(release("9.2.0"), Some(Release::Newer(Cann::V9_1)));
+    /// assert_eq!(release("9.2.0"), Some(Release::Known(Cann::V9_2)));
+    /// assert_eq!(release("9.3.0"), Some(Release::Newer(Cann::NEWEST)));
     /// assert_eq!(release("7.0.0"), None);
     /// ```
     pub fn of_version(version: &str) -> Option<Release> {
@@ -61,6 +87,7 @@ impl Cann {
             (8, 5..) => Some(Release::Known(Cann::V8_5)),
             (9, 0) => Some(Release::Known(Cann::V9_0)),
             (9, 1) => Some(Release::Known(Cann::V9_1)),
+            (9, 2) => Some(Release::Known(Cann::V9_2)),
             (9.., _) => Some(Release::Newer(Cann::NEWEST)),
             _ => None,
         }
@@ -116,7 +143,7 @@ fn is_version(text: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{given:?} is no release whose contract is known; allowed: {}, or a version of these such as 9.1.0 or 8.5.RC1",
-    Cann::ALL.map(Cann::name).join(", ")
+    Cann::ALL.map(|cann| cann.to_string()).join(", ")
 )]
 pub struct UnknownRelease {
     /// The text, cut to 64 letters.
@@ -130,7 +157,11 @@ impl UnknownRelease {
 
 impl fmt::Display for Cann {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name())?;
+        match self.is_preview() {
+            true => f.write_str(" preview"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -140,7 +171,7 @@ impl fmt::Display for Cann {
 pub enum Release {
     /// The contract is that of the release itself.
     Known(Cann),
-    /// The release is newer than every known one: the contract of the newest known one stands in.
+    /// The release is newer than every known one: the contract of [`Cann::NEWEST`] stands in.
     Newer(Cann),
 }
 
@@ -171,8 +202,12 @@ mod tests {
     #[test]
     fn releases_are_ordered_and_named() {
         assert!(Cann::ALL.is_sorted());
-        assert_eq!(Cann::ALL.last(), Some(&Cann::NEWEST));
+        let settled = Cann::ALL.into_iter().filter(|cann| !cann.is_preview());
+        assert_eq!(settled.max(), Some(Cann::NEWEST));
+        assert_eq!(Cann::V9_2.to_string(), "9.2 preview");
         for cann in Cann::ALL {
+            let [major, minor, _] = cann.version();
+            assert_eq!(format!("{major}.{minor}"), cann.name());
             assert_eq!(Cann::of_version(cann.name()), Some(Release::Known(cann)));
         }
     }
@@ -202,7 +237,10 @@ mod tests {
             ("9.1.0-", None),
             ("-9.1", None),
             ("9", None),
-            ("9.2", None),
+            ("9.2", Some(Cann::V9_2)),
+            ("9.2.0", Some(Cann::V9_2)),
+            ("9.2.RC1", Some(Cann::V9_2)),
+            ("9.3", None),
             ("8.0.RC3", None),
             ("", None),
         ] {
@@ -210,7 +248,10 @@ mod tests {
             assert_eq!(read.clone().ok(), cann, "{text}");
             if let Err(error) = read {
                 let message = error.to_string();
-                assert!(message.contains("8.1, 8.5, 9.0, 9.1"), "{text}: {message}");
+                assert!(
+                    message.contains("8.1, 8.5, 9.0, 9.1, 9.2 preview"),
+                    "{text}: {message}"
+                );
             }
         }
         let long = "9".repeat(1 << 16).parse::<Cann>().unwrap_err();
@@ -228,6 +269,8 @@ mod tests {
             ("8.9.9", Some(Known(Cann::V8_5))),
             (" 9.0.0\n", Some(Known(Cann::V9_0))),
             ("9.1.0-beta.1", Some(Known(Cann::V9_1))),
+            ("9.2.0", Some(Known(Cann::V9_2))),
+            ("9.3.0", Some(Newer(Cann::V9_1))),
             ("9.10.0", Some(Newer(Cann::V9_1))),
             ("12.0", Some(Newer(Cann::V9_1))),
             ("8.0.RC3", None),

@@ -111,6 +111,21 @@ impl Scope {
         }
     }
 
+    /// This scope, on Ascend 950 from release `cann` on only.
+    #[must_use]
+    pub const fn since_on_950(self, cann: Cann) -> Scope {
+        Scope {
+            ascend950: match self.ascend950 {
+                Some(span) => Some(Span {
+                    since: cann,
+                    until: span.until,
+                }),
+                None => None,
+            },
+            ..self
+        }
+    }
+
     /// This scope, on Atlas A2 and A3 up to release `cann` only.
     #[must_use]
     pub const fn until(self, cann: Cann) -> Scope {
@@ -215,7 +230,8 @@ pub const PARAM_NULLPTR: i32 = 161_001;
 pub const PARAM_INVALID: i32 = 161_002;
 /// Status of a call that the operator's tiling refuses.
 pub const TILING_ERROR: i32 = 561_002;
-/// Status of a call that the tiling of PromptFlashAttention refuses.
+/// Status of a call that the tiling of PromptFlashAttention refuses, and from 9.2 on of every call that a hand-written
+/// entry point of FusedInferAttentionScore passes on and that is refused further in.
 pub const INNER_NULLPTR: i32 = 561_103;
 /// Status of an entry point that the product does not have.
 pub const RUNTIME_ERROR: i32 = 361_001;
@@ -242,6 +258,8 @@ pub struct Violation {
     /// [`Arguments::changed`](crate::ops::fused_infer_attention_score::Arguments::changed). Where a change gives or
     /// converts a tensor, the caller makes its contents, as the rest of the fix describes.
     pub changes: Vec<Change>,
+    /// CANN's status, where the entry point returns another one than the rule's.
+    pub(crate) status: Option<i32>,
     /// Another target that takes the call unchanged, if
     /// [`FiaCall::taken_by`](crate::ops::fused_infer_attention_score::FiaCall::taken_by) was called and found one.
     pub taken_by: Option<Target>,
@@ -263,6 +281,7 @@ impl Violation {
             allowed: allowed.to_string(),
             fix: fix.to_string(),
             changes: Vec::new(),
+            status: None,
             taken_by: None,
         }
     }
@@ -279,9 +298,10 @@ impl Violation {
         self.rule.level == Level::Unsupported
     }
 
-    /// CANN's status for this refusal.
+    /// CANN's status for this refusal: the rule's, unless the entry point turns it into another one, as those of
+    /// FusedInferAttentionScore V1 to V4 do on Atlas A2 and A3 from 9.2 on.
     pub fn status(&self) -> i32 {
-        self.rule.status
+        self.status.unwrap_or(self.rule.status)
     }
 }
 
@@ -296,6 +316,7 @@ impl fmt::Debug for Violation {
             .field("allowed", &self.allowed)
             .field("fix", &self.fix)
             .field("changes", &self.changes)
+            .field("status", &self.status())
             .field("taken_by", &self.taken_by)
             .finish()
     }
@@ -329,6 +350,7 @@ pub(crate) fn broken(
         allowed: allowed.to_string(),
         fix,
         changes,
+        status: None,
         taken_by: None,
     }
 }
@@ -407,7 +429,7 @@ macro_rules! rules {
     };
     (@scope $scope:expr) => {{
         #[allow(unused_imports, reason = "scopes name what they need")]
-        use $crate::{Scope, Cann::{V8_1, V8_5, V9_0, V9_1}};
+        use $crate::{Scope, Cann::{V8_1, V8_5, V9_0, V9_1, V9_2}};
         $scope
     }};
     (@scope $scope:expr, $own:expr) => { rules!(@scope $own) };

@@ -64,7 +64,7 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{target}: that release does not know the product; allowed: {}; fix: choose one of these releases, or another chip",
-    target.soc.releases().map(Cann::name).collect::<Vec<_>>().join(", ")
+    target.soc.releases().map(|cann| cann.to_string()).collect::<Vec<_>>().join(", ")
 )]
 pub struct UnreleasedTarget {
     /// The product and the release.
@@ -92,7 +92,11 @@ mod tests {
             assert_eq!(old.released(), Ok(old));
             assert_eq!(Target::with_default(Soc::AtlasA2, cann), old);
         }
-        assert!(Soc::Ascend950.releases().eq([Cann::V9_0, Cann::V9_1]));
+        assert!(
+            Soc::Ascend950
+                .releases()
+                .eq([Cann::V9_0, Cann::V9_1, Cann::V9_2])
+        );
         assert!(Soc::AtlasA3.releases().eq(Cann::ALL));
     }
 }

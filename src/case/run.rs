@@ -60,7 +60,7 @@ impl<A: CaseArguments + Clone> Case<A> {
             self.check_contents(&described, version, target)
         });
         if let Err(refusal) = checked {
-            let status = Some(refusal.rule.status);
+            let status = Some(refusal.status());
             return expectation.outcome_of(refusal.into(), status);
         }
         let mut outcome = Outcome::of(Verdict::Computed);

@@ -140,7 +140,7 @@ const KEYS: &[Key] = &[
             case.cann = Some(release(key, text)?);
             Ok(())
         },
-        write: |case| case.cann.map(|cann| format!("{cann}.0")),
+        write: |case| case.cann.map(|cann| format!("{}.0", cann.name())),
     },
     Key {
         name: "portable_since",
@@ -148,7 +148,7 @@ const KEYS: &[Key] = &[
             case.portable_since = Some(release(key, text)?);
             Ok(())
         },
-        write: |case| case.portable_since.map(|cann| format!("{cann}.0")),
+        write: |case| case.portable_since.map(|cann| format!("{}.0", cann.name())),
     },
     Key {
         name: "op_version",
@@ -321,7 +321,8 @@ fn is_any_argument(key: &str) -> bool {
 
 fn release(key: &'static str, value: &str) -> Result<Cann, CaseError> {
     value.parse().map_err(|_| {
-        CaseError::malformed(key, value, "a release whose contract is known: 8.1 to 9.1")
+        let allowed = "a release whose contract is known: 8.1 to 9.1, and 9.2 as a preview";
+        CaseError::malformed(key, value, allowed)
     })
 }
 

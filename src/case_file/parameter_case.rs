@@ -21,7 +21,7 @@ use super::{CaseError, metadata};
 /// | `release` | the CANN release that the call is for, and that `expect` is the verdict of |
 /// | `op` | operator; without it FusedInferAttentionScore |
 /// | `op_version` | version of the operator; without it the oldest that can express the call |
-/// | `status` | CANN's status of a rejected call |
+/// | `status` | CANN's status of a rejected call, or an object from release to status |
 /// | `artefact` | `true` if the verdict depends on something that a caller of the C API cannot express |
 ///
 /// `about` is free text. `area`, `family`, `mutations`, `kernel`, `host_crash_x86`, `artefact_why`,
@@ -39,8 +39,8 @@ pub struct ParameterCase {
     pub soc: Option<Soc>,
     /// Version of the operator, counted from 1.
     pub version: Option<u8>,
-    /// CANN's status, if the call is rejected.
-    pub status: Option<i64>,
+    /// CANN's status of a rejected call, for each release that has one; `None` stands for every release.
+    pub statuses: Vec<(Option<Cann>, i64)>,
     /// Whether the verdict is of no use to a caller of the C API.
     pub artefact: bool,
     /// Free text: where the call comes from.
@@ -106,7 +106,15 @@ impl ParameterCase {
                     case.version = Some(known.ok_or_else(wrong)?);
                 }
                 ("status", Value::Number(status)) => {
-                    case.status = Some(status.as_i64().ok_or_else(wrong)?);
+                    let status = status.as_i64().ok_or_else(wrong)?;
+                    case.statuses.push((None, status));
+                }
+                ("status", Value::Object(releases)) => {
+                    for (release, status) in releases {
+                        let cann = known(release).ok_or_else(wrong)?;
+                        let status = status.as_i64().ok_or_else(wrong)?;
+                        case.statuses.push((Some(cann), status));
+                    }
                 }
                 ("artefact", Value::Bool(artefact)) => case.artefact = *artefact,
                 ("inputs" | "outputs", Value::Object(tensors)) => {
@@ -154,6 +162,13 @@ impl ParameterCase {
         verdicts.next().map(|&(_, accepted)| accepted)
     }
 
+    /// CANN's status of the call on a release that rejects it; `None` if the line has none for it.
+    pub fn status_on(&self, cann: Cann) -> Option<i64> {
+        let holds = |release: &Option<Cann>| release.is_none_or(|release| release == cann);
+        let mut statuses = self.statuses.iter().filter(|(release, _)| holds(release));
+        statuses.next().map(|&(_, status)| status)
+    }
+
     /// A call with these arguments.
     pub(super) fn of(arguments: AnyArguments<TensorDesc>) -> Self {
         Self {
@@ -162,7 +177,7 @@ impl ParameterCase {
             release: None,
             soc: None,
             version: None,
-            status: None,
+            statuses: Vec::new(),
             artefact: false,
             about: String::new(),
             arguments,
@@ -242,8 +257,18 @@ impl ParameterCase {
             if let Some(version) = self.version {
                 object.insert("op_version".to_owned(), version.into());
             }
-            if let Some(status) = self.status {
-                object.insert("status".to_owned(), status.into());
+            let shown = |&(release, status): &(Option<Cann>, i64)| {
+                Some((release?.name().to_owned(), Value::from(status)))
+            };
+            let releases: Map<String, Value> = self.statuses.iter().filter_map(shown).collect();
+            match self.statuses.first() {
+                Some(&(None, status)) => {
+                    object.insert("status".to_owned(), status.into());
+                }
+                Some(_) => {
+                    object.insert("status".to_owned(), releases.into());
+                }
+                None => {}
             }
             if self.artefact {
                 object.insert("artefact".to_owned(), true.into());
@@ -316,7 +341,7 @@ fn takes(name: &str) -> Option<&'static str> {
         "release" => "a CANN release",
         "soc" => "a chip's name",
         "op_version" => "the number of one of the operator's versions, from 1 on",
-        "status" => "a number",
+        "status" => "a number, or an object of them by release",
         _ => return None,
     })
 }
@@ -415,7 +440,16 @@ mod tests {
         let case = read(r#""expect": "accept""#, one).unwrap();
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(false));
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
-        assert_eq!((case.version, case.status), (Some(5), Some(561_002)));
+        assert_eq!(case.version, Some(5));
+        assert_eq!(case.status_on(Cann::V9_1), Some(561_002));
+
+        let both = r#""status": {"9.1.0": 561002, "9.2.0": 561103}, "expect": "reject""#;
+        let case = read(r#""expect": "accept""#, both).unwrap();
+        assert_eq!(case.status_on(Cann::V9_1), Some(561_002));
+        assert_eq!(case.status_on(Cann::V9_2), Some(561_103));
+        assert_eq!(case.status_on(Cann::V9_0), None);
+        let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
+        assert_eq!(again.statuses, case.statuses);
 
         for wrong in [
             r#""op_version": 6"#,

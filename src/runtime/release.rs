@@ -70,6 +70,11 @@ impl fmt::Display for Installed {
         if !self.is_known() {
             f.write_str(", the nearest release whose contract is known")?;
         }
+        if self.release.cann().is_preview() {
+            f.write_str(
+                ", a release that was not out when its contract was read and may differ from it",
+            )?;
+        }
         let version = self.version.as_deref().unwrap_or("nothing");
         match &self.source {
             VersionSource::Call => write!(f, ": aclsysGetCANNVersion says {version}"),
@@ -215,6 +220,7 @@ mod tests {
     fn unknown_versions_have_the_nearest_known_contract() {
         for (version, cann, known) in [
             (Some("8.5.0"), Cann::V8_5, true),
+            (Some("9.2.0"), Cann::V9_2, true),
             (Some("9.4.0"), Cann::NEWEST, false),
             (Some("8.0.RC3"), Cann::V8_1, false),
             (Some("rolling"), Cann::NEWEST, false),
@@ -229,6 +235,7 @@ mod tests {
             assert_eq!(installed.is_known(), known, "{version:?}");
             let text = installed.to_string();
             assert_eq!(text.contains("nearest"), !known, "{text}");
+            assert_eq!(text.contains("preview"), cann == Cann::V9_2, "{text}");
         }
     }
 }

@@ -7,9 +7,10 @@ use ascend_attention::{Machine, Runtime};
 use super::calls::{Call, desc};
 use super::{ALONE, raw, strictly_on, upload};
 
-use Cann::{V8_1, V8_5, V9_0, V9_1};
+use Cann::{V8_1, V8_5, V9_0, V9_1, V9_2};
 
 const RUNTIME: i32 = 361_001;
+const NULL: i32 = 161_001;
 const INVALID: i32 = 161_002;
 const TILING: i32 = 561_002;
 const INNER_NULL: i32 = 561_103;
@@ -81,7 +82,7 @@ fn each_release_answers_by_the_versions_that_it_has() {
     let products = [
         (Soc::AtlasA2, &Cann::ALL[..]),
         (Soc::AtlasA3, &Cann::ALL),
-        (Soc::Ascend950, &[V9_0, V9_1]),
+        (Soc::Ascend950, &[V9_0, V9_1, V9_2]),
     ];
     for (soc, releases) in products {
         for &cann in releases {
@@ -176,7 +177,7 @@ fn apart(desc: TensorDesc) -> TensorDesc {
 }
 
 #[test]
-fn keys_and_values_with_gaps_are_refused_from_9_1_on() {
+fn keys_and_values_with_gaps_are_refused_by_9_1_and_later_by_v5() {
     const RULE: &str = "tensor.contiguous";
     for cann in Cann::ALL {
         let target = Target::new(Soc::AtlasA2, cann);
@@ -195,6 +196,7 @@ fn keys_and_values_with_gaps_are_refused_from_9_1_on() {
                 for call in [&keys, &values, &rope] {
                     match cann {
                         V9_1 => refused(call, version, TILING, RULE),
+                        V9_2 if version == Version::V5 => refused(call, version, TILING, RULE),
                         // Rotary parts in this layout are of 8.5 and later.
                         V8_1 if call.plain.key_rope.is_some() => {}
                         _ => taken(call, version),
@@ -283,6 +285,7 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
         (Soc::AtlasA2, V9_0),
         (Soc::AtlasA2, V9_1),
         (Soc::AtlasA3, V9_1),
+        (Soc::AtlasA3, V9_2),
     ] {
         let target = Target::new(soc, cann);
         strictly_on(target, |_, _| {
@@ -302,7 +305,7 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
                 let mut typed = call.clone();
                 typed.plain.pse_type = 2;
                 match (cann, layout) {
-                    (V9_1, Layout::Bnsd) => refused(&typed, Version::V5, TILING, "pse_type"),
+                    (V9_1 | V9_2, Layout::Bnsd) => refused(&typed, Version::V5, TILING, "pse_type"),
                     // Elsewhere the type is ignored, and named.
                     _ => {
                         taken(&typed, Version::V5);
@@ -315,4 +318,49 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
             }
         });
     }
+}
+
+#[test]
+fn entry_points_written_by_hand_answer_with_statuses_of_their_own() {
+    let target = Target::new(Soc::AtlasA2, V9_2);
+    strictly_on(target, |_, _| {
+        let plain = call(target, Layout::Bnsd, DType::Bf16, [2, 64]);
+        let changed = |change: &dyn Fn(&mut Call)| {
+            let mut call = plain.clone();
+            change(&mut call);
+            call
+        };
+        let tiling = changed(&|call| call.plain.inner_precise = 9);
+        let flagged = changed(&|call| call.plain.softmax_lse_flag = true);
+        let uneven = changed(&|call| call.key.push(call.key[0]));
+        for (call, status, of_v5) in [
+            (&tiling, INNER_NULL, TILING),
+            (&flagged, NULL, TILING),
+            (&uneven, INVALID, TILING),
+        ] {
+            for (version, want) in [
+                (Version::V3, status),
+                (Version::V4, status),
+                (Version::V5, of_v5),
+            ] {
+                let (got, message) = answer(call, version, false);
+                assert_eq!(got, want, "{}: {message}", version.symbol());
+            }
+        }
+        let empty = changed(&|call| {
+            call.plain.sparse_mode = 77;
+            call.plain.attention_out = Some(desc(DType::Bf16, &[2, 0, 4, 64]));
+        });
+        let memory = upload(&empty, None).unwrap();
+        let prepared = raw::prepare(&empty, Version::V4, &memory);
+        assert_eq!(prepared.status, 0, "{}", raw::message());
+        assert_eq!(
+            prepared.run(std::ptr::null_mut()),
+            (0, 0),
+            "{}",
+            raw::message()
+        );
+        let (status, message) = answer(&empty, Version::V5, false);
+        assert_eq!(status, TILING, "{message}");
+    });
 }

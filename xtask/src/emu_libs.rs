@@ -45,7 +45,7 @@ pub(crate) fn lay_out(
     let (mut chosen, mut missing) = (String::new(), String::new());
     if let Some(cann) = cann {
         let names = keep(&folder.join("lib64"), cann)?;
-        chosen = format!("ASCEND_EMU_CANN={cann} ");
+        chosen = format!("ASCEND_EMU_CANN={} ", cann.name());
         if !names.is_empty() {
             missing = format!("missing:  as in CANN {cann}, {}\n", names.join(", "));
         }

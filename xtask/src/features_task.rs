@@ -14,8 +14,8 @@ const TABLE: Marked<'_> = Marked {
 };
 
 const HEAD: &str = "
-| | A2, A3: 8.1 | 8.5 | 9.0 | 9.1 | Ascend 950: 9.0, 9.1 |
-|---|:-:|:-:|:-:|:-:|:-:|
+| | A2, A3: 8.1 | 8.5 | 9.0 | 9.1 | 9.2 preview | Ascend 950: 9.0, 9.1 | 9.2 preview |
+|---|:-:|:-:|:-:|:-:|:-:|:-:|:-:|
 ";
 
 /// Writes the table.
@@ -50,7 +50,7 @@ fn table() -> Result<String, String> {
                 "{feature}: 9.0 and 9.1 differ on Ascend 950, which the table cannot show"
             ));
         }
-        let _ = writeln!(text, " {new} |");
+        let _ = writeln!(text, " {new} | {} |", on(Cann::V9_2)?);
     }
     text.push('\n');
     Ok(text)

@@ -43,7 +43,7 @@ tasks:
                              these crates, or of all; with --nested the modules inside of modules as well
   emu-libs DIR [--release | --library FILE] [--cann RELEASE] [--toolkit]
                              build the emulator as a shared library, or take the one in FILE, and make DIR a toolkit:
-                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
+                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1, 9.2) the libraries
                              lack the entry points that the release lacks; with --toolkit the packages' folders,
                              version files and set_env.sh as well, for programs that look for an installed CANN
 ";

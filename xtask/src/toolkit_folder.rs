@@ -26,7 +26,7 @@ unset _toolkit
 /// Makes a folder with libraries a toolkit of a release. `chosen` is the release whose entry points the libraries are
 /// limited to; without one, a program may choose any release. Returns how PyTorch is started on it.
 pub(crate) fn furnish(folder: &Path, chosen: Option<Cann>) -> io::Result<String> {
-    let version = format!("{}.0", chosen.unwrap_or(Cann::NEWEST));
+    let version = format!("{}.0", chosen.unwrap_or(Cann::NEWEST).name());
     for package in PACKAGES {
         let package = folder.join(package);
         fs::create_dir_all(&package)?;
@@ -38,7 +38,7 @@ pub(crate) fn furnish(folder: &Path, chosen: Option<Cann>) -> io::Result<String>
         platform.join("ascend_toolkit_install.info"),
         format!("package_name=Ascend-cann-toolkit\nversion={version}\narch={ARCH}\nos=linux\n"),
     )?;
-    let release = chosen.map(|cann| format!("export ASCEND_EMU_CANN={cann}\n"));
+    let release = chosen.map(|cann| format!("export ASCEND_EMU_CANN={}\n", cann.name()));
     let script = format!("{SET_ENV}{}", release.unwrap_or_default());
     fs::write(folder.join("set_env.sh"), script)?;
     let folder = fs::canonicalize(folder)?;
@@ -79,7 +79,7 @@ mod tests {
     fn every_file_states_the_version() {
         let home = tempfile::tempdir().unwrap();
         furnish(home.path(), None).unwrap();
-        let stated = format!("{}.0", Cann::NEWEST);
+        let stated = format!("{}.0", Cann::NEWEST.name());
         let info = format!("{ARCH}-linux/ascend_toolkit_install.info");
         for file in [
             "opp/version.info",

@@ -20,6 +20,7 @@ mod prompt_incre;
 mod prompt_incre_golden;
 mod quantised;
 mod recorded;
+mod release_9_2;
 mod ring;
 mod rms_norm;
 mod rules;

@@ -11,8 +11,10 @@ pub(crate) struct Recorded {
     pub(crate) id: String,
     /// The operator's verdict for each target that the call was recorded for.
     pub(crate) verdicts: Vec<(Target, bool)>,
-    /// CANN's status of a rejected call, where it is certain.
-    pub(crate) status: Option<i64>,
+    /// CANN's status of a rejected call, where it is certain: for every release, or for one each.
+    statuses: Vec<(Option<Cann>, i64)>,
+    /// The version of the operator that the verdicts are of, where the line names one.
+    version: Option<Version>,
     tensors: BTreeMap<String, Vec<TensorDesc>>,
     lengths: BTreeMap<String, Vec<i64>>,
     outputs: BTreeMap<String, TensorDesc>,
@@ -27,7 +29,37 @@ fn desc(value: &Value) -> TensorDesc {
         .map(|d| d.as_i64().unwrap())
         .collect();
     let dtype = DType::from_name(value["dtype"].as_str().unwrap()).unwrap();
-    TensorDesc::packed(dtype, Dims::new(&dims).unwrap())
+    let packed = TensorDesc::packed(dtype, Dims::new(&dims).unwrap());
+    match value["strides"].as_array() {
+        None => packed,
+        Some(strides) => {
+            let strides: Vec<_> = strides.iter().map(|s| s.as_i64().unwrap()).collect();
+            let strides = Dims::new(&strides).unwrap();
+            TensorDesc { strides, ..packed }
+        }
+    }
+}
+
+/// CANN's statuses of a rejected call: one number for every release, or an object from release to number.
+fn statuses(case: &Value) -> Vec<(Option<Cann>, i64)> {
+    match &case["status"] {
+        Value::Object(releases) => releases
+            .iter()
+            .map(|(release, status)| (Some(known(release)), status.as_i64().unwrap()))
+            .collect(),
+        status => status
+            .as_i64()
+            .map(|status| (None, status))
+            .into_iter()
+            .collect(),
+    }
+}
+
+fn known(version: &str) -> Cann {
+    match Cann::of_version(version) {
+        Some(Release::Known(cann)) => cann,
+        other => panic!("{version}: {other:?}"),
+    }
 }
 
 impl Recorded {
@@ -40,7 +72,11 @@ impl Recorded {
         let mut recorded = Recorded {
             id: case["id"].as_str().unwrap().to_owned(),
             verdicts: verdicts(&case),
-            status: case["status"].as_i64(),
+            statuses: statuses(&case),
+            version: case["op_version"].as_u64().map(|number| {
+                let named = |version: &Version| u64::from(version.number()) == number;
+                Version::ALL.into_iter().find(named).unwrap()
+            }),
             tensors: BTreeMap::new(),
             lengths: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -115,6 +151,13 @@ impl Recorded {
             }
             self.attrs[name] = old.clone();
         }
+    }
+
+    /// CANN's status of the call on a release that rejects it, where it is certain.
+    pub(crate) fn status(&self, cann: Cann) -> Option<i64> {
+        let holds = |of: &Option<Cann>| of.is_none_or(|of| of == cann);
+        let mut all = self.statuses.iter().filter(|(of, _)| holds(of));
+        all.next().map(|&(_, status)| status)
     }
 
     /// The contract's verdict for `target`, by the oldest version that can express the call there.
@@ -198,7 +241,7 @@ impl Recorded {
         let mut versions = Version::ALL.into_iter();
         let version =
             versions.find(|version| *version >= oldest.max(Version::V4) && version.runs_on(target));
-        ask(&call, version.unwrap_or(oldest))
+        ask(&call, self.version.or(version).unwrap_or(oldest))
     }
 }
 
@@ -207,17 +250,13 @@ fn verdicts(case: &Value) -> Vec<(Target, bool)> {
     let soc = case["soc"]
         .as_str()
         .map_or(Soc::AtlasA2, |name| Soc::from_name(name).unwrap());
-    let cann = |version: &str| match Cann::of_version(version) {
-        Some(Release::Known(cann)) => cann,
-        other => panic!("{version}: {other:?}"),
-    };
     match &case["expect"] {
         Value::Object(releases) => releases
             .iter()
-            .map(|(release, verdict)| (Target::new(soc, cann(release)), verdict == "accept"))
+            .map(|(release, verdict)| (Target::new(soc, known(release)), verdict == "accept"))
             .collect(),
         verdict => {
-            let cann = case["release"].as_str().map_or(Cann::V8_1, cann);
+            let cann = case["release"].as_str().map_or(Cann::V8_1, known);
             vec![(Target::new(soc, cann), verdict == "accept")]
         }
     }

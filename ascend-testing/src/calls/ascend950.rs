@@ -1,4 +1,4 @@
-//! Calls that Ascend 950 takes with CANN 9.1.
+//! Calls that Ascend 950 takes with CANN 9.1, and what the preview of 9.2 adds.
 
 use super::paths::{CACHES, HALVES, HEADS, ends, length, pick};
 use super::releases::sound;
@@ -560,6 +560,35 @@ pub fn mxfp8(seed: u64) -> Call {
     (call.plain.query_quant_mode, call.plain.key_antiquant_mode) = (6, 6);
     call.plain.value_antiquant_mode = 8;
     call.plain.quant_scale1 = (random.below(2) == 0).then(|| desc(DType::Float, &[1]));
+    if random.below(2) == 0 {
+        call.masked(SparseMode::RightDownCausal);
+    }
+    if random.below(2) == 0 {
+        call.lse(of);
+    }
+    call
+}
+
+/// Query, keys and values of E4M3 with a scale for each row and head, which 9.2 adds.
+pub fn fp8(seed: u64) -> Call {
+    let random = &mut Random(seed);
+    let (heads, kv_heads) = pick(random, &HEADS);
+    let (layout, stored, dim, bs) = (Layout::NtdTnd, DType::Float8E4M3Fn, 128, 128);
+    let lengths = Lengths::new(random, 200);
+    let [of, _] = lengths.extents(layout, [heads, kv_heads, dim]);
+    let mut call = new(layout, stored, of, seed);
+    call.target.cann = Cann::V9_2;
+    call.output(pick(random, &HALVES), of);
+    let sizes = [kv_heads, bs, dim, dim];
+    call.pages(Cache::BnNBsD, stored, sizes, &lengths.keys, random);
+    lengths.tell(&mut call, true, random);
+    let blocks = call.key[0].shape[0];
+    call.plain.dequant_scale_query = Some(desc(DType::Float, &[heads, of.rows]));
+    call.plain.key_antiquant_scale = Some(desc(DType::Float, &[blocks, kv_heads, bs]));
+    call.plain.value_antiquant_scale = Some(desc(DType::Float, &[kv_heads]));
+    (call.plain.query_quant_mode, call.plain.key_antiquant_mode) = (3, 3);
+    call.plain.value_antiquant_mode = 2;
+    call.plain.inner_precise = random.below(2) as i64;
     if random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }

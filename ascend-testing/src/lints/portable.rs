@@ -74,7 +74,7 @@ pub(super) fn portable(found: &mut Found<'_>) {
     });
     assert_eq!(
         differences(&padded, ninth, Cann::V8_5),
-        [(refused, Cann::V9_1)]
+        [(refused, Cann::V9_1), (refused, Cann::V9_2)]
     );
 
     // The split-fuse path of 8.5 on ignores the order of ends that the snapshot refuses.

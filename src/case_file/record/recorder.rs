@@ -104,7 +104,7 @@ impl Recorder {
             if let Some(violation) = &violation {
                 case.expect_rule = Some(violation.rule.id.to_owned());
                 case.expect = Expect::Reject {
-                    status: Some(violation.rule.status),
+                    status: Some(violation.status()),
                 };
             }
             Ok(())

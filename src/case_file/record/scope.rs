@@ -148,7 +148,7 @@ fn is_of_contract(violation: &Violation) -> bool {
 /// which launches nothing.
 pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
     match error {
-        Error::Violation(violation) if is_of_contract(violation) => Some(violation.rule.status),
+        Error::Violation(violation) if is_of_contract(violation) => Some(violation.status()),
         Error::Aclnn {
             function, status, ..
         } if function.ends_with("GetWorkspaceSize") => Some(status.0),

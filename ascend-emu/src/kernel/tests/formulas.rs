@@ -337,3 +337,117 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
     };
     formulas.hold(&call);
 }
+
+#[test]
+fn scales_of_fp8_follow_query_rows_and_rows_of_blocks() {
+    let (dim, block_size, stored) = (128, 128, DType::Float8E4M3Fn);
+    let query = extents(1, HEADS, 5, dim);
+    let mut call = Call::new(Layout::NtdTnd, stored, query, 7);
+    (call.target, call.version) = (Target::new(Soc::Ascend950, Cann::V9_2), Version::V5);
+    let sizes = [KV_HEADS, block_size, dim, dim].map(|size| size as i64);
+    call.pages(Cache::BnNBsD, stored, sizes, &[150, 70], &mut Random(5));
+    call.output(HALF, query);
+    call.q_lens = Some(vec![3, 5]);
+    let columns = call.plain.block_table.unwrap().shape[1] as usize;
+    let blocks = call.key[0].shape[0];
+    let float = |shape: &[i64]| Some(desc(DType::Float, shape));
+    call.plain.dequant_scale_query = float(&[HEADS as i64, 5]);
+    call.plain.key_antiquant_scale = float(&[blocks, KV_HEADS as i64, block_size as i64]);
+    call.plain.value_antiquant_scale = float(&[KV_HEADS as i64]);
+    (call.plain.query_quant_mode, call.plain.key_antiquant_mode) = (3, 3);
+    call.plain.value_antiquant_mode = 2;
+    let small = |data: &Data, parameter, element: usize| {
+        let code = data.bytes(parameter)[element];
+        f64::from(ascend_spec::minifloat::Float8E4M3Fn::from_bits(code).to_f32())
+    };
+    // The second sequence begins at row 3 of 5.
+    let row = |b: usize, row: usize| 3 * b + row;
+    let cached = |data: &Data, (b, head, j, _): Place| {
+        let (id, token) = block(data, (b, j), columns, block_size);
+        (id * KV_HEADS + head) * block_size + token
+    };
+    let formulas = Formulas {
+        rows: vec![3, 2],
+        keys: vec![150, 70],
+        dims: (dim, dim),
+        query: |data: &Data, (b, head, i, d): Place| {
+            let entry = head * 5 + row(b, i);
+            small(data, Parameter::Query, entry * dim + d)
+                * single(data, Parameter::DequantScaleQuery, entry)
+        },
+        key: |data: &Data, place: Place| {
+            let entry = cached(data, place);
+            small(data, Parameter::Key, entry * dim + place.3)
+                * single(data, Parameter::KeyAntiquantScale, entry)
+        },
+        value: |data: &Data, place: Place| {
+            small(data, Parameter::Value, cached(data, place) * dim + place.3)
+                * single(data, Parameter::ValueAntiquantScale, place.1)
+        },
+        out: |(b, head, i, d): Place| (row(b, i) * HEADS + head) * dim + d,
+    };
+    formulas.hold(&call);
+}
+
+#[test]
+fn rows_after_the_last_sequence_are_padding_from_9_2_on() {
+    let dim = 64;
+    let of = extents(1, HEADS, 9, dim);
+    let mut call = Call::new(Layout::Tnd, HALF, of, 7);
+    (call.target, call.version) = (Target::new(Soc::AtlasA2, Cann::V9_2), Version::V4);
+    // Keys and values have paddings of their own.
+    call.keys(HALF, extents(1, KV_HEADS, 20, dim), dim as i64);
+    call.value = vec![shaped(Layout::Tnd, extents(1, KV_HEADS, 13, dim))];
+    (call.q_lens, call.kv_lens) = (Some(vec![3, 7]), Some(vec![8, 12]));
+    call.lse(of);
+    let query = |(b, head, row, d): Place| ((3 * b + row) * HEADS + head) * dim + d;
+    let key = |(b, head, j, d): Place| ((8 * b + j) * KV_HEADS + head) * dim + d;
+    let formulas = Formulas {
+        rows: vec![3, 4],
+        keys: vec![8, 4],
+        dims: (dim, dim),
+        query: |data: &Data, place| half(data, Parameter::Query, query(place)),
+        key: |data: &Data, place| half(data, Parameter::Key, key(place)),
+        value: |data: &Data, place| half(data, Parameter::Value, key(place)),
+        out: query,
+    };
+    formulas.hold(&call);
+    call.with(None, |problem, data| {
+        data.run(problem, Level::detect());
+        let untouched = |parameter, size| {
+            let bytes = data.bytes(parameter);
+            assert_eq!(bytes.len(), 9 * HEADS * size);
+            bytes[7 * HEADS * size..].iter().all(|&byte| byte == 0xff)
+        };
+        assert!(untouched(Parameter::AttentionOut, 2 * dim));
+        assert!(untouched(Parameter::SoftmaxLse, 4));
+    });
+}
+
+#[test]
+fn blocks_and_heads_of_a_cache_may_lie_apart_from_9_2_on() {
+    let (dim, block_size) = (64, 128);
+    let (mut call, columns) = paged(Cache::BnNBsD, HALF, block_size, dim, &[150, 70]);
+    call.target.cann = Cann::V9_2;
+    let spread = |desc: &TensorDesc, head: i64| TensorDesc {
+        strides: ascend_spec::Dims::of([3 * head, head, dim as i64, 1]),
+        ..*desc
+    };
+    let (key_head, value_head) = (9_000, 8_200);
+    call.key = vec![spread(&call.key[0], key_head)];
+    call.value = vec![spread(&call.value[0], value_head)];
+    let element = |data: &Data, (b, head, j, d): Place, of_head: i64| {
+        let (id, token) = block(data, (b, j), columns, block_size);
+        (3 * id + head) * of_head as usize + token * dim + d
+    };
+    let formulas = Formulas {
+        rows: vec![ROWS; 2],
+        keys: vec![150, 70],
+        dims: (dim, dim),
+        query: |data: &Data, place| half(data, Parameter::Query, bnsd(place, HEADS, ROWS, dim)),
+        key: |data: &Data, place| half(data, Parameter::Key, element(data, place, key_head)),
+        value: |data: &Data, place| half(data, Parameter::Value, element(data, place, value_head)),
+        out: |place| bnsd(place, HEADS, ROWS, dim),
+    };
+    formulas.hold(&call);
+}

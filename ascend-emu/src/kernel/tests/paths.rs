@@ -85,6 +85,11 @@ proptest! {
     }
 
     #[test]
+    fn fp8_agrees_with_the_oracle(seed: u64, level: usize, single: bool) {
+        agree(&ascend950::accepted(ascend950::fp8, seed), level, single)?;
+    }
+
+    #[test]
     fn slopes_agree_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::sloped(seed), level, single)?;
     }

@@ -120,7 +120,7 @@ impl Checker {
             "the rest",
         ],
         [
-            "9.0, 9.1",
+            "9.0 on",
             "half precision",
             "most packed rows without rotary parts",
             "quantised calls; single rows of 256, or of 80 with a prefix, with as many key heads as query heads",

@@ -3,14 +3,14 @@
 use super::resolve::{Verdict, resolve};
 use super::routing::Routing;
 use super::rules::{
-    Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised, output,
-    packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
+    Facts, antiquant, api_layer, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised,
+    output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
 };
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
-use crate::attention_problem::{MaskUse, Work};
+use crate::attention_problem::{AttentionProblem, MaskUse, Work};
 use crate::layout::Extents;
 use crate::rule::require;
-use crate::{Cann, DType, Level, SparseMode, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Layout, Level, SparseMode, Target, TensorDesc, Violation};
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
@@ -56,9 +56,20 @@ impl<'a> FiaCall<'a> {
 
     /// As [`FiaCall::check`], but the changes of a fix are not tried.
     fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
+        if !api_layer::judges(version, target) {
+            return self.passed_on(version, target);
+        }
+        match api_layer::arguments(self)? {
+            true => Ok(self.without_work(target)),
+            false => self.passed_on(version, target).map_err(api_layer::returned),
+        }
+    }
+
+    /// The verdict on a call that the API layer passes on.
+    fn passed_on(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
         let facts = self.facts(version, target)?;
-        if version == Version::V5 && target.cann == Cann::V9_1 && !target.is_950() {
-            // The API layer of this version and release checks strides, whichever checks follow.
+        if version == Version::V5 && target.cann >= Cann::V9_1 && !target.is_950() {
+            // V5 checks strides, whichever checks follow. From 9.2 on the layer of V1 to V4 makes tensors contiguous.
             unified::lists::contiguous(&facts)?;
         }
         let verdict = match facts.checker {
@@ -71,7 +82,24 @@ impl<'a> FiaCall<'a> {
             Checker::SplitFuse => split_fused(&facts),
             Checker::Unified => checked_as_one(&facts),
         }?;
+        if api_layer::judges(version, target) {
+            api_layer::outputs(&facts)?;
+        }
         resolve(&facts, verdict)
+    }
+
+    /// A call that ends before anything of it is looked at, because its output is empty.
+    fn without_work(&'a self, target: Target) -> CheckedCall<'a> {
+        let dtype = self.attention_out.map_or(DType::Float16, |out| out.dtype);
+        CheckedCall {
+            call: self,
+            target,
+            checker: Checker::Prefill,
+            route: Route::Prefill,
+            layout: Layout::parse(self.input_layout).unwrap_or(Layout::Bnsd),
+            cache: None,
+            problem: AttentionProblem::blank(dtype),
+        }
     }
 
     /// The verdict of the prefill or the decode path on the call, whichever path FusedInferAttentionScore would
@@ -378,7 +406,9 @@ fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Violation> {
         return nothing(Work::Fill);
     }
     lists::ranks(f)?;
-    lists::contiguous(f)?;
+    if f.is_950() || !f.since(Cann::V9_2) {
+        lists::contiguous(f)?;
+    }
     rope::paired(f)?;
     form::layout(f)?;
     lists::dtypes(f)?;

@@ -166,6 +166,31 @@ pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
     })
 }
 
+/// Dequantisation of the keys of a paged cache by one scale for each row and head, `[blocks, heads, rows]`.
+pub(super) fn rows_of_blocks(f: &Facts<'_>) -> Option<ScaleOffset> {
+    let desc = described(f.call, TensorRole::KeyScale)?;
+    let [batch, head, row] = *desc.strides.first_chunk()?;
+    let view = View {
+        batch,
+        head,
+        row,
+        ..scalar(0)
+    };
+    let scale = grid(f.call, TensorRole::KeyScale, view, Counts::Stored)?;
+    Some(ScaleOffset {
+        scale,
+        offset: None,
+    })
+}
+
+/// Dequantisation of the values by one scale for each head.
+pub(super) fn value_heads(f: &Facts<'_>) -> Option<ScaleOffset> {
+    Some(ScaleOffset {
+        scale: by_head(f.call, TensorRole::ValueScale)?,
+        offset: None,
+    })
+}
+
 /// One scale for all of key or value.
 pub(super) fn whole(f: &Facts<'_>, role: TensorRole) -> Option<ScaleOffset> {
     let scale = grid(f.call, role, scalar(0), Counts::Tokens)?;

@@ -69,7 +69,8 @@ fn problem<'a>(
         kv_heads: size(f.kv_heads),
         query_rows: size(f.q.rows),
         key_rows: if f.packed() && !f.paged() {
-            size(f.k.rows)
+            // From 9.2 on the split-fuse path takes keys and values with different numbers of padding rows.
+            size(f.k.rows.min(f.v.rows))
         } else {
             size(f.key_rows)
         },
@@ -258,6 +259,16 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Vi
             problem.probability_scale =
                 quantisation::whole(f, TensorRole::WeightScale).map(|grid| grid.scale);
         }
+        Kind::Fp8 => {
+            if f.call.quant_scale1.is_some() {
+                return Err(Violation::unsupported(
+                    "quantScale1 with the modes 3, 3 and 2, whose use no document describes",
+                ));
+            }
+            problem.query_quantisation = Some(quantisation::query(f).ok_or_else(small)?);
+            problem.key_quantisation = Some(quantisation::rows_of_blocks(f).ok_or_else(small)?);
+            problem.value_quantisation = Some(quantisation::value_heads(f).ok_or_else(small)?);
+        }
         Kind::Tensor => {
             let scale = |role| Some(quantisation::whole(f, role)?.scale);
             problem.int8_query = Some(Int8Query {
@@ -286,6 +297,13 @@ fn fitting(f: &Facts<'_>) -> Result<(), Violation> {
     if f.key.dtype != f.value.dtype {
         return Err(Violation::unsupported(
             "caches of key and value with different types",
+        ));
+    }
+    let caches = [Some(f.key), Some(f.value), f.call.key_rope.as_ref()];
+    let strided = |desc: &&TensorDesc| !desc.is_contiguous() && desc.strides.last() != Some(&1);
+    if f.cache == Some(Cache::Nz) && caches.into_iter().flatten().any(|desc| strided(&desc)) {
+        return Err(Violation::unsupported(
+            "an NZ cache whose runs of 32 bytes are strided",
         ));
     }
     let hidden = f.value.shape.last().copied().unwrap_or(0);

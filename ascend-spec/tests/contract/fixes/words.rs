@@ -36,7 +36,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          antiquant.scale_dtype atten_mask.dtype_registered attention_out.quantised batch_mat_mul.dtype \
          batch_mat_mul.float_units batch_mat_mul.mixed_dtypes batch_mat_mul.out_dtype dtype.registered flash.dtype \
          flash.out_dtype flash.pse_dtype flash.pse_slopes flash.rope_dtype flash.sink_dtype flash.sink_dtype_slopes \
-         gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
+         fp8.form gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
          learnable_sink.dtype_of_target mla.output mla.quantised_cache mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
          prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
@@ -72,13 +72,13 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.rope_paired flash.rope_rows flash.scale_finite flash.scale_inverse flash.scale_zero flash.sink_shape \
          flash.softmax_out_ignored flash.softmax_out_layout_known flash.softmax_shape flash.sparse_mode \
          flash.start_index_lone flash.tokens_ignored flash.tokens_negative flash.tokens_without_mask \
-         flash.value_dim format.plain gather.block gather.cache_shape gather.contiguous gather.format gather.rank \
+         flash.value_dim fp8.quant_scale1 fp8.scales format.plain gather.block gather.cache_shape gather.contiguous gather.format gather.rank \
          gather.required gather.seq_lens gather.seq_offset gather.tokens gather.unit head_dim.aligned \
          head_dim.aligned_rows head_dim.different head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned \
          head_dim.value incre.required key.batch key.list_batch key.list_batch_empty key.list_batch_unchecked \
-         key.list_count key.list_ignored key.list_layout key.list_length key.list_shape key.list_short \
+         key.list_count key.list_ignored key.list_layout key.list_length key.list_shape key.list_short key.list_sizes \
          key.list_single_length key.rank learnable_sink.head_dim learnable_sink.layout learnable_sink.shape \
-         mla.cache mla.full_quant_scales mla.heads mla.lengths mla.paged mla.tree_mask mxfp8.quant_scale1 \
+         mla.cache mla.full_quant_scales mla.heads mla.lengths mla.other_heads mla.paged mla.tree_mask mxfp8.quant_scale1 \
          mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required packed.value_rows \
          padding_size.alone padding_size.decode padding_size.lengths padding_size.range padding_size.shape \
          padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable prompt.format \
@@ -104,7 +104,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "several values would do, and the call does not say which was meant",
         "actual_seq_lengths.range actual_seq_lengths_kv.range antiquant.mixed_modes antiquant.nz_sparse_mode \
          antiquant.packed antiquant_mode.ignored block_table.row_short packed.kv_range split_fuse.ends \
-         cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix gather.cache_mode incre.decode_rules \
+         cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix fp8.cache gather.cache_mode incre.decode_rules \
          incre.input_layout incre.registered inner_precise.int8_cache inner_precise.known inner_precise.meaning \
          inner_precise.range inner_precise.unchecked input_layout.form input_layout.heads_first \
          input_layout.prefill input_layout.quantised mla.block_size mla.full_quant mla.full_quant_950 \
@@ -114,7 +114,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant.left_over_mode quant.output_band quant.output_band_tokens quant.output_layout quant.output_rope \
          quant.per_block quant.per_tensor_kernel query.hidden_size query.rows_max ring.input_layout ring.shapes \
          rms_norm.epsilon rms_norm.finite_epsilon scatter_mode.known softmax_lse.ignored sparse_mode.form \
-         sparse_mode.full_quant split_fuse.heads_divide split_fuse.mask tokens.both_negative tokens.empty_band \
+         sparse_mode.full_quant split_fuse.heads_divide split_fuse.kv_rows \
+         split_fuse.mask split_fuse.q_rows tokens.both_negative tokens.empty_band \
          tree_mask.form update.empty_row",
     ),
 ];

@@ -10,6 +10,7 @@ mod packed;
 mod paged;
 mod pse;
 mod quant;
+mod release_9_2;
 mod targets;
 
 use crate::{fixes, recorded};
@@ -128,6 +129,7 @@ fn broken() -> Broken {
         paged::calls,
         pse::calls,
         quant::calls,
+        release_9_2::calls,
         targets::calls,
     ] {
         calls(&mut broken, &good);

@@ -3,6 +3,7 @@
 //! Each file declares its rules as data and, below them, the code that applies them.
 
 pub mod antiquant;
+pub mod api_layer;
 pub mod ascend950;
 pub mod contents;
 pub mod entry;
@@ -34,6 +35,7 @@ use std::ops::Range;
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         entry::RULES,
+        api_layer::RULES,
         heads::RULES,
         lists::RULES,
         lengths::RULES,
@@ -59,6 +61,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
         unified::features::RULES,
         ascend950::RULES,
         ascend950::antiquant::RULES,
+        ascend950::fp8::RULES,
         ascend950::full_quant::RULES,
         ascend950::mxfp8::RULES,
         contents::RULES,

@@ -5,7 +5,7 @@ use crate::allowed::Named;
 use crate::attention_problem::MaskUse;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{Dims, SparseMode, Violation};
+use crate::{Cann, Dims, SparseMode, Violation};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -18,6 +18,14 @@ rules! {
     MASK = "split_fuse.mask", TILING_ERROR, V1, "split-fuse path, mask",
         "sparse mode 0 comes without a mask, modes 3 and 4 with the compressed one in two to four axes",
         "use mode 3 for causal attention, mode 4 for a window, mode 0 without a mask for neither";
+    Q_ROWS = "split_fuse.q_rows", TILING_ERROR, V1, "9.2, split-fuse path, lengths" in Scope::A2_A3.since(V9_2),
+        "from 9.2 on the last entry of actualSeqLengths is at most the number of packed query rows: those after it are \
+         padding",
+        "trim actualSeqLengths to the rows of the query";
+    KV_ROWS = "split_fuse.kv_rows", TILING_ERROR, V1, "9.2, split-fuse path, lengths" in Scope::A2_A3.since(V9_2),
+        "from 9.2 on the last entry of actualSeqLengthsKv is at most the number of packed key rows and of packed value \
+         rows",
+        "trim actualSeqLengthsKv to the rows of key and value";
     SINK = "split_fuse.sink", TILING_ERROR, V4, "split-fuse path, learnableSink" in Scope::A2_A3.since(V9_0),
         "a learnable sink has the query's dtype and innerPrecise 0",
         "convert the sink, and set innerPrecise to 0";
@@ -60,12 +68,20 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 /// Checks the lengths; only their last entries are compared.
 fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
-    packed::q_total(q, f.q.rows)?;
+    let last = |ends: &[i64]| ends.last().copied().unwrap_or(0);
+    let padded = f.since(Cann::V9_2);
+    match padded {
+        true => Q_ROWS.takes(Named("last entry", last(q)), ..=f.q.rows)?,
+        false => packed::q_total(q, f.q.rows)?,
+    }
     if kv.is_empty() {
         return Err(packed::ARRAYS.broken("an empty array", "both arrays"));
     }
     if f.paged() {
         return paged::cache_rows(f, &paged::CACHE_SHAPE);
+    }
+    if padded {
+        return KV_ROWS.takes(Named("last entry", last(kv)), ..=f.k.rows.min(f.v.rows));
     }
     packed::ROWS.takes(
         Named(format_args!("key {}, value", f.k.rows), f.v.rows),

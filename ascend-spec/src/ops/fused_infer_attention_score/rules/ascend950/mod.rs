@@ -1,13 +1,14 @@
 //! Quantised calls on Ascend 950: the parts of the unified checker that no other product has.
 
 pub mod antiquant;
+pub mod fp8;
 pub mod full_quant;
 pub mod mxfp8;
 
 use super::Facts;
 use crate::ops::fused_infer_attention_score::{Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Violation};
+use crate::{Cann, DType, Layout, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -20,7 +21,7 @@ rules! {
         "convert the mask to BOOL: the operator is registered for it everywhere";
     LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
         "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several \
-         rows, and TND but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; \
+         rows, and TND but for INT8 keys; MXFP8 TND; from 9.2 on the modes 3, 3 and 2 NTD_TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; \
          with them the eight of the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
         "use one of these layouts";
     HEADS = "num_heads.full_quant", TILING_ERROR, V5, "Ascend 950, full quantisation",
@@ -53,6 +54,8 @@ pub(crate) enum Kind {
     Absorbed,
     /// Query, key and value in groups of 32 with a shared exponent.
     MxFp8,
+    /// Query, key and value of FLOAT8_E4M3FN, with a scale for each row and head.
+    Fp8,
     /// Query, key and value of INT8, with a factor for each tensor.
     Tensor,
 }
@@ -81,6 +84,7 @@ impl Facts<'_> {
             _ if self.query.dtype.is_half() => Kind::Half,
             (6, 6, 8) => Kind::MxFp8,
             (3, 0, 0) if self.rope() => Kind::Absorbed,
+            (3, 3, 2) if self.since(Cann::V9_2) => Kind::Fp8,
             _ => Kind::Tensor,
         }
     }
@@ -97,7 +101,9 @@ fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
         (Kind::Antiquant, Float8E4M3Fn, Float8E4M3Fn) => {
             mask.dtype == Bool || (mask.dtype == UInt8 && f.query.dtype == Float16)
         }
-        (Kind::Absorbed | Kind::MxFp8 | Kind::Tensor, HiFloat8, Float16) => mask.dtype == Bool,
+        (Kind::Absorbed | Kind::MxFp8 | Kind::Fp8 | Kind::Tensor, HiFloat8, Float16) => {
+            mask.dtype == Bool
+        }
         _ => true,
     };
     require!(
@@ -119,6 +125,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         Kind::Antiquant => antiquant::check(f),
         Kind::Absorbed => full_quant::absorbed(f),
         Kind::MxFp8 => mxfp8::check(f),
+        Kind::Fp8 => fp8::check(f),
         Kind::Tensor => full_quant::tensor(f),
     }
 }
@@ -152,6 +159,7 @@ fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
             _ => f.classic_layout(),
         },
         Kind::MxFp8 => layout == Layout::Tnd,
+        Kind::Fp8 => layout == Layout::NtdTnd,
         Kind::Tensor => f.classic_layout(),
         // The checks of the form of attention cover the rest.
         Kind::Absorbed => !(int8 && matches!(layout, Layout::Bnsd | Layout::BnsdNbsd)),

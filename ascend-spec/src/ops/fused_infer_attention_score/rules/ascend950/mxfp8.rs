@@ -1,11 +1,12 @@
 //! MXFP8 on Ascend 950: E4M3 elements, 32 of which share an exponent.
 
 use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
+use crate::allowed::Named;
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::rules::paged::blocks;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, TensorDesc, Violation};
+use crate::{Cann, DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -14,7 +15,7 @@ rules! {
          and innerPrecise is 0 or 1",
         "convert the tensors, and pad their head dimension with zeros to 64 or 128";
     CACHE = "mxfp8.cache", TILING_ERROR, V5, "Ascend 950, A5 and A6",
-        "caches are BnNBsD or NZ, of blocks of 512 or 1024 tokens",
+        "caches are BnNBsD or NZ, of blocks of 512 or 1024 tokens, from 9.2 on also of 64, 128 or 256",
         "use blocks of 512 tokens";
     SCALES = "mxfp8.scales", TILING_ERROR, V5, "Ascend 950, MXFP8, scale shapes",
         "dequantScaleQuery, keyAntiquantScale and valueAntiquantScale are FLOAT8_E8M0, one for 32 elements, in pairs",
@@ -53,15 +54,14 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         f.out.dtype,
         "BF16, or FLOAT16 without rotary parts",
     );
-    require!(
-        match f.cache {
-            None => true,
-            Some(cache) => cache != Cache::BnBsH && matches!(call.block_size, 512 | 1024),
-        },
-        CACHE,
-        format_args!("{} with blockSize {}", f.key.shape, call.block_size),
-        "BnNBsD or NZ of 512 or 1024",
-    );
+    let sizes: &[i64] = match f.since(Cann::V9_2) {
+        true => &[64, 128, 256, 512, 1024],
+        false => &[512, 1024],
+    };
+    if let Some(cache) = f.cache {
+        require!(cache != Cache::BnBsH, CACHE, f.key.shape, "BnNBsD, NZ",);
+        CACHE.takes(Named("blockSize", call.block_size), sizes)?;
+    }
     UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
     UNUSED.leaves_out(call, &[Parameter::DeqScale1, Parameter::DeqScale2])?;
     UNUSED.leaves_out(call, &Parameter::OUTPUT_QUANTISATION)?;

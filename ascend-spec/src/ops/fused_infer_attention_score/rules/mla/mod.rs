@@ -2,12 +2,13 @@
 
 mod sliding;
 
+use super::ascend950::Kind;
 use super::{Facts, packed};
 use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, SparseMode, TensorDesc, Violation};
+use crate::{Cann, DType, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -35,8 +36,13 @@ rules! {
         "the absorbed form has one key head",
         "set numKeyValueHeads to 1";
     HEADS = "mla.heads", TILING_ERROR, V3, "checks F18, G3.7" in Scope::ALL,
-        "the absorbed form has 1, 2, 4, ... or 128 query heads",
+        "the absorbed form has 1, 2, 4, ... or 128 query heads; on Ascend 950 from 9.2 on any number up to 128 where \
+         nothing is quantised",
         "pad the heads with zeros to a power of two";
+    OTHER_HEADS = "mla.other_heads",
+        TILING_ERROR, V5, "9.2, absorbed form, heads" in Scope::ASCEND_950.since_on_950(V9_2),
+        "a number of query heads that is no power of two goes with no quantised output and no mask of sparse mode 0",
+        "pad the heads with zeros to a power of two, or use mode 3";
     ROWS = "mla.rows", TILING_ERROR, V3, "checks F4, F19, G3.7",
         "the absorbed form has at most 16 query rows a sequence, from 9.1 on 32 with an INT8 query",
         "split long queries, or run them as prefill with rotary parts";
@@ -419,6 +425,16 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
 
 /// Checks the number of query heads of the absorbed form.
 pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
+    let heads = f.call.num_heads;
+    let every = f.is_950() && f.since(Cann::V9_2) && f.kind() == Kind::Half;
+    if every && heads.count_ones() != 1 {
+        HEADS.takes(heads, 1..=128)?;
+        let masked = f.call.mode() == SparseMode::DefaultMask.acl() && f.call.mask().is_some();
+        return OTHER_HEADS.forbids([
+            ("a quantised output", !f.out.dtype.is_half()),
+            ("a mask of sparse mode 0", masked),
+        ]);
+    }
     HEADS.takes(f.call.num_heads, [1, 2, 4, 8, 16, 32, 64, 128])
 }
 

@@ -1,10 +1,11 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
+use super::Form;
 use crate::allowed::{Rank, Shown};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
-use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
 
@@ -12,7 +13,9 @@ rules! {
     in Scope::UNIFIED;
     STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
         "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks \
-         the call; on Ascend 950 the first two axes of paged MXFP8 ones may be strided",
+         the call, and from 9.2 on for no other; blocks of a paged cache may lie apart on Ascend 950 with MXFP8 and \
+         from 9.2 on without quantisation, but for BnBsH their heads too, and for V5 on Atlas A2 and A3 from 9.2 on in \
+         the split-fuse path and the absorbed form",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
@@ -87,15 +90,13 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
 pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    // The first two axes of these caches, blocks and heads or rows, may be strided.
-    let apart = match f.paged() && f.kind() == Kind::MxFp8 {
-        true => 2,
-        false => 0,
-    };
     use Parameter::{Key, KeyAntiquantScale, KeyRope, Value, ValueAntiquantScale};
     let strided = |parameter: Parameter| {
+        let apart = strided_axes(f, parameter);
         let mut tensors = call.tensors(parameter).iter().enumerate();
-        tensors.find(|(_, desc)| !desc.is_contiguous_from(apart))
+        tensors.find(|(_, desc)| {
+            !desc.is_contiguous_from(apart) || (f.since(Cann::V9_2) && !is_spread(desc, apart))
+        })
     };
     let looked_at = [Key, Value, KeyRope, KeyAntiquantScale, ValueAntiquantScale];
     let found = |parameter: &Parameter| strided(*parameter).is_some();
@@ -116,6 +117,39 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
         );
     }
     Ok(())
+}
+
+/// How many axes of a parameter's tensors, from the first on, may have any stride: of a paged cache its blocks, or its
+/// blocks and heads.
+fn strided_axes(f: &Facts<'_>, parameter: Parameter) -> usize {
+    use Parameter::{Key, KeyAntiquantScale, KeyRope, Value};
+    let Some(cache) = f.cache else {
+        return 0;
+    };
+    let newer = f.since(Cann::V9_2);
+    let cached = matches!(parameter, Key | Value | KeyRope);
+    match (f.is_950(), f.kind()) {
+        (true, Kind::MxFp8) => 2,
+        (true, Kind::Half) if newer && cached => match cache {
+            Cache::BnBsH => 1,
+            Cache::BnNBsD | Cache::Nz => 2,
+        },
+        (true, Kind::Fp8) if cached || parameter == KeyAntiquantScale => 2,
+        (false, Kind::Half) if newer && cached => {
+            let absorbed = f.checker == Checker::Unified
+                && f.form() == Form::Absorbed
+                && f.kv_heads == 1
+                && f.call.learnable_sink.is_none();
+            usize::from(absorbed || f.checker == Checker::SplitFuse)
+        }
+        _ => 0,
+    }
+}
+
+/// Whether the entries of the first `axes` axes lie one after another, not at one place.
+fn is_spread(desc: &TensorDesc, axes: usize) -> bool {
+    let mut sized = desc.shape.iter().zip(desc.strides.iter()).take(axes);
+    sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
 }
 
 /// Checks the dtypes of query, key, value and output.

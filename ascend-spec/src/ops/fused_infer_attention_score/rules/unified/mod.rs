@@ -20,13 +20,13 @@ use crate::Cann;
 
 impl Facts<'_> {
     /// Whether the unified checks of Ascend 950 apply.
-    pub(super) fn is_950(&self) -> bool {
+    pub(in crate::ops::fused_infer_attention_score) fn is_950(&self) -> bool {
         self.target.is_950()
     }
 
-    /// Whether the checks are those of release `cann` or a later one. On Ascend 950 the checks are those of 9.1.
-    pub(super) fn since(&self, cann: Cann) -> bool {
-        self.is_950() || self.target.cann >= cann
+    /// Whether the checks are those of release `cann` or a later one. On Ascend 950 the checks of 9.0 are those of 9.1.
+    pub(in crate::ops::fused_infer_attention_score) fn since(&self, cann: Cann) -> bool {
+        self.target.cann >= cann || (self.is_950() && cann <= Cann::V9_1)
     }
 
     /// Query rows of the longest sequence.
