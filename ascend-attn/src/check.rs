@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::area::Area;
 use super::output::Output;
 use super::targets::Targets;
-use super::{Stop, explain, replay, text_file};
+use super::{Stop, replay, rule_text, text_file};
 
 /// Say what the operator would make of calls, without running them
 ///
@@ -203,7 +203,7 @@ impl Totals {
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     if let Some(id) = &arguments.explain {
-        return explain::rule(id, output);
+        return rule_text::print(id, output);
     }
     let asked = Targets::of(arguments.soc.as_deref(), arguments.cann.as_deref())?;
     let files = replay::collect(&arguments.files, &[replay::CASES, replay::CALLS])?;

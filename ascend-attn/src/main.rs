@@ -14,6 +14,7 @@ mod output;
 mod platform;
 mod replay;
 mod report;
+mod rule_text;
 mod targets;
 mod text_file;
 mod triangle;

@@ -1,8 +1,7 @@
-//! `ascend-attn explain`: which rules fit what a failed call printed; and `ascend-attn check --explain`.
+//! `ascend-attn explain`: which rules fit what a failed call printed.
 
 mod ranking;
 mod reading;
-mod rule;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -14,8 +13,6 @@ use super::output::Output;
 use super::{Stop, check, text_file};
 use ranking::Ranked;
 use reading::Reading;
-
-pub(super) use rule::rule;
 
 /// Say which rules fit what a failed call printed
 ///
