@@ -2,6 +2,7 @@
 
 use crate::config::{check, config, validate};
 use crate::fault;
+use crate::finding_kind::FindingKind;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::Lock;
 use crate::machine::Behaviour;
@@ -9,7 +10,7 @@ use crate::machine::Chip;
 use crate::machines::{behaviour_at, soc_name_at};
 use crate::runtime::stream::{ContextNumber, STREAMS, Settings, Stream, refuse_default};
 use crate::sanitizer::allocation_table;
-use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::sanitizer::{Suspicion, report};
 use crate::status::{
     CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
     REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
