@@ -13,6 +13,7 @@ mod generate;
 mod marked;
 mod module_cycles;
 mod module_tree;
+mod operator_headers;
 mod operator_tables;
 mod operators_task;
 mod rule_tables;
@@ -109,6 +110,7 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
         None => emu_libs::build(&root(), release)?,
     };
     let laid_out = emu_libs::lay_out(&root(), folder, &library, cann)?;
+    operator_headers::write(&root(), &folder.join("include"))?;
     if !toolkit {
         return Ok(laid_out);
     }
