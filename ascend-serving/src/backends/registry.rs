@@ -9,7 +9,7 @@ use ascend_attention::{Device, Element, Violation};
 use crate::batch::{AttentionState, Causality, MaskKind};
 use crate::error::Result;
 
-use super::backend::AttentionBackend;
+use super::backend::{AttentionBackend, checked_program};
 use super::batched_queries::BatchedQueries;
 use super::chunked_local::ChunkedLocal;
 use super::fused::Fused;
@@ -221,7 +221,7 @@ impl<T: Element> Backends<T> {
             return Err(no_backend(&[], None));
         };
         let (recorded, _) = self.first_that_serves(step, first, |backend| {
-            let program = |step| StepProgram::of_backend(&**backend, step, first);
+            let program = |step| checked_program(&**backend, step, first);
             let form = program(step)?;
             form.check_recordable(backend.name())?;
             for other in steps {
