@@ -63,8 +63,8 @@
 //! `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. All findings spoil results except those of copies,
 //! events, stalled replays and leaks. [`check_scope`] ends no device.
 //!
-//! `ASCEND_EMU_CHECK=strict,-pageable_copy,-leak` leaves kinds of findings out, by [`FindingKind::name`]: they go on as in
-//! `compat`, without a warning, and are counted in the line at the end of the process.
+//! `ASCEND_EMU_CHECK=strict,-pageable_copy,-leak` leaves kinds of findings out, by [`FindingKind::name`]: they go on
+//! as in `compat`, without a warning, and are counted in the line at the end of the process.
 //!
 //! In `compat` stderr names each kind of finding at each place once for each tensor, up to 16 tensors; a line at the
 //! end of the process has the number of findings of each kind. A race is found from what was queued and waited for,

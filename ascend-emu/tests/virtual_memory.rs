@@ -153,7 +153,7 @@ fn addresses_are_reserved_before_a_device_is_chosen() {
     .unwrap();
 }
 
-/// As an allocator does whose threads set no device, or whose device was reset: each step in a thread without a context.
+/// As an allocator does whose threads set no device, or whose device was reset: each step without a context.
 #[test]
 fn memory_is_made_mapped_and_freed_without_a_context() {
     let _turn = alone();

@@ -1,6 +1,6 @@
 /*
- * A library that calls an operator which the emulation lacks (with CLIENT), and the program that uses it: prints what the
- * operator answers, and whether it is found by its name in CANN's library.
+ * A library that calls an operator which the emulation lacks (with CLIENT), and the program that uses it: prints what
+ * the operator answers, and whether it is found by its name in CANN's library.
  */
 #include <stdint.h>
 

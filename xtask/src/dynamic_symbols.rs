@@ -1,5 +1,5 @@
-//! The dynamic symbols of libraries and programs: their names, and taking names out of a library, so that neither loaders
-//! nor linkers find them in it.
+//! The dynamic symbols of libraries and programs: their names, and taking names out of a library, so that neither
+//! loaders nor linkers find them in it.
 
 /// Type of the section of symbols that a loader reads.
 const DYNAMIC_SYMBOLS: u64 = 11;
