@@ -23,9 +23,10 @@ const SHARED: [(&str, &str); 8] = [
 ];
 
 /// Headers that are not named after their operator in snake case.
-const SPELT: [(&str, &str); 10] = [
+const SPELT: [(&str, &str); 11] = [
     ("ArgMax", "argmax"),
     ("ArgMin", "argmin"),
+    ("GeGluV3", "geglu"),
     ("IsClose", "isclose"),
     ("IsFinite", "isfinite"),
     ("IsNegInf", "isneginf"),
@@ -140,7 +141,7 @@ fn declarations(operator: &Operator<'_>) -> Result<String, String> {
         parameters,
     } = operator;
     let mut text = format!(
-        "\n/** Phase one of what PyTorch calls for {caller} */\naclnnStatus aclnn{name}GetWorkspaceSize(\n"
+        "\n/** Phase one; what calls it: {caller} */\naclnnStatus aclnn{name}GetWorkspaceSize(\n"
     );
     for (parameter, kind) in parameters {
         let c = c_type(kind)
