@@ -84,11 +84,12 @@ fn operators(table: &str) -> Result<Vec<Operator<'_>>, String> {
 /// The C type of a kind of parameters, up to the parameter's name.
 fn c_type(kind: &str) -> Option<&'static str> {
     Some(match kind {
-        "In" | "OptionalIn" => "const aclTensor *",
+        "In" | "InPacked" | "OptionalIn" => "const aclTensor *",
         "Ins" => "const aclTensorList *",
         "Out" | "OptionalOut" | "InOut" | "InOutShared" => "aclTensor *",
         "Scalar" | "OptionalScalar" => "const aclScalar *",
         "Ints" => "const aclIntArray *",
+        "Text" => "char *",
         "Type" => "aclDataType ",
         "Flag" => "bool ",
         "i8" => "int8_t ",
