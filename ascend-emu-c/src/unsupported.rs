@@ -7,7 +7,9 @@
 //! older CANN, and they go another way.
 
 use ascend_emu::{not_emulated, refused};
-use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
+use ascend_sys::bindings::{
+    ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACLNN_ERR_RUNTIME_ERROR,
+};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -64,6 +66,25 @@ pub unsafe extern "C" fn aclopCompileAndExecute(op_type: *const c_char) -> i32 {
     let operator = unsafe { CStr::from_ptr(op_type) }.to_string_lossy();
     let message = format_args!("{name}: the operator {operator} is not emulated");
     refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message)
+}
+
+/// Refuses a call of an operator that is not emulated. The library that `xtask absent` makes for a client has the
+/// operators that the client links and that are missing here, and each of them calls this.
+///
+/// # Safety
+///
+/// `operator` is null or leads to a text that ends with a zero.
+// SAFETY: the name is this library's own, and no other crate in it defines it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ascend_emu_not_emulated(operator: *const c_char) -> i32 {
+    let name = "ascend_emu_not_emulated";
+    if operator.is_null() {
+        return not_emulated(name, ACLNN_ERR_RUNTIME_ERROR);
+    }
+    // SAFETY: the caller's promise.
+    let operator = unsafe { CStr::from_ptr(operator) }.to_string_lossy();
+    let message = format_args!("not emulated: {operator}");
+    refused(name, ACLNN_ERR_RUNTIME_ERROR, message)
 }
 
 thread_local! {

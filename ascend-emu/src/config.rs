@@ -1,6 +1,7 @@
 //! Configuration from the environment variables that [`ascend_sys::VARIABLES`] lists.
 
 use crate::fault_plan::Plan;
+use crate::finding_kind::{FindingKind, FindingKinds};
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure, warn};
@@ -25,14 +26,43 @@ pub enum Check {
     Compat,
     /// Every finding is an error of the call that shows it.
     Strict,
+    /// As [`Strict`](Check::Strict), but findings of some kinds are only counted: for programs that nobody can change.
+    StrictWithout(FindingKinds),
+}
+
+impl Check {
+    /// Whether findings are errors, except for the kinds that the mode leaves out.
+    pub fn is_strict(self) -> bool {
+        self != Check::Compat
+    }
+
+    /// Whether findings of a kind are only counted: they are neither errors nor told on stderr.
+    pub fn leaves_out(self, kind: FindingKind) -> bool {
+        matches!(self, Check::StrictWithout(kinds) if kinds.contains(kind))
+    }
+
+    /// The values of `ASCEND_EMU_CHECK`.
+    fn allowed() -> String {
+        let kinds: Vec<_> = FindingKind::ALL.iter().map(|kind| kind.name()).collect();
+        format!(
+            "compat, strict, or strict without some kinds of findings, such as `strict,-pageable_copy,-leak`, of {}",
+            kinds.join(", ")
+        )
+    }
 }
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Check::Compat => "compat",
-            Check::Strict => "strict",
-        })
+        match self {
+            Check::Compat => f.write_str("compat"),
+            Check::Strict => f.write_str("strict"),
+            Check::StrictWithout(kinds) => {
+                f.write_str("strict")?;
+                kinds
+                    .iter()
+                    .try_for_each(|kind| write!(f, ",-{}", kind.name()))
+            }
+        }
     }
 }
 
@@ -40,9 +70,15 @@ impl FromStr for Check {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "compat" => Ok(Check::Compat),
-            "strict" => Ok(Check::Strict),
+        let mut parts = text.split(',').map(str::trim);
+        let mode = parts.next();
+        let left_out = parts
+            .map(|part| part.strip_prefix('-').ok_or(())?.parse())
+            .collect::<Result<Vec<FindingKind>, ()>>()?;
+        match (mode, left_out.as_slice()) {
+            (Some("compat"), []) => Ok(Check::Compat),
+            (Some("strict"), []) => Ok(Check::Strict),
+            (Some("strict"), kinds) => Ok(Check::StrictWithout(kinds.iter().copied().collect())),
             _ => Err(()),
         }
     }
@@ -141,7 +177,7 @@ impl Config {
                 _ => Err(refuse(name, &text, &format!("{least} to {most}"))),
             }
         };
-        let check = read(&var, "ASCEND_EMU_CHECK", "compat, strict", |text| {
+        let check = read(&var, "ASCEND_EMU_CHECK", &Check::allowed(), |text| {
             text.trim().parse().ok()
         })?;
         let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| {
@@ -259,7 +295,7 @@ pub fn check() -> Check {
 
 /// Whether memory that the calling thread allocates is handed out full of NaN.
 pub(crate) fn poisons() -> bool {
-    check() == Check::Strict || config().poison
+    check().is_strict() || config().poison
 }
 
 /// Chooses the check mode of the calling thread's calls until the result is dropped, whatever `ASCEND_EMU_CHECK` says.
@@ -268,6 +304,9 @@ pub(crate) fn poisons() -> bool {
 /// let strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
 /// // calls on this thread are checked strictly
 /// drop(strict);
+/// // so are these, but for copies that the program cannot do otherwise
+/// let without = "strict,-pageable_copy".parse();
+/// let _rest = ascend_emu::check_scope(without.expect("the name of a kind"));
 /// ```
 pub fn check_scope(check: Check) -> CheckScope {
     CheckScope {
@@ -341,6 +380,21 @@ mod tests {
     }
 
     #[test]
+    fn strict_leaves_out_the_kinds_that_are_named() {
+        let config = read_set(&[("ASCEND_EMU_CHECK", "strict, -leak,-pageable_copy")]).unwrap();
+        let (check, leak) = (config.check, FindingKind::Leak);
+        assert!(check.is_strict() && check.leaves_out(leak));
+        assert!(!check.leaves_out(FindingKind::HostRace) && !Check::Strict.leaves_out(leak));
+        assert_eq!(check.to_string(), "strict,-pageable_copy,-leak");
+        assert_eq!(check.to_string().parse(), Ok(check));
+        // What is not the name of a kind is answered with the names.
+        let failure = read_set(&[("ASCEND_EMU_CHECK", "strict,-races")]).unwrap_err();
+        for kind in FindingKind::ALL {
+            assert!(failure.message.contains(kind.name()), "{}", failure.message);
+        }
+    }
+
+    #[test]
     fn releases_are_named_as_they_name_themselves() {
         for (text, cann) in [
             ("8.1", Cann::V8_1),
@@ -359,6 +413,10 @@ mod tests {
     fn a_wrong_value_names_variable_and_alternatives() {
         for (name, value) in [
             ("ASCEND_EMU_CHECK", "Strict"),
+            ("ASCEND_EMU_CHECK", "strict,pageable_copy"),
+            ("ASCEND_EMU_CHECK", "strict,-races"),
+            ("ASCEND_EMU_CHECK", "strict,"),
+            ("ASCEND_EMU_CHECK", "compat,-leak"),
             ("ASCEND_EMU_LINTS", "on"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),

@@ -5,7 +5,7 @@
 //! of the call that failed, such as a queue of tasks on another thread, cannot take what is left in memory for a
 //! result. [`check_scope`](crate::check_scope) fails no device.
 
-use crate::config::{Check, config};
+use crate::config::config;
 use crate::lock::Lock;
 use crate::status::{AICORE_EXCEPTION, Failure, Outcome, failure};
 use std::cell::Cell;
@@ -114,7 +114,7 @@ pub(crate) fn enter_device(device: Option<i32>) {
 
 /// Ends the calling thread's device with a finding; the first one counts.
 pub(crate) fn fail_device(finding: &str) {
-    if let (Some(device), Check::Strict) = (device_of_thread(), config().check) {
+    if let Some(device) = device_of_thread().filter(|_| config().check.is_strict()) {
         let mut failed = FAILED.lock();
         failed.entry(device).or_insert_with(|| finding.to_owned());
     }
@@ -127,7 +127,7 @@ pub(crate) fn check_thread_device(name: &str) -> Outcome {
 
 /// Refuses a wait for work of a device that has failed.
 pub(crate) fn check_device(name: &str, device: Option<i32>) -> Outcome {
-    if config().check != Check::Strict {
+    if !config().check.is_strict() {
         return Ok(());
     }
     let failed = FAILED.lock();

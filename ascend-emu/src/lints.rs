@@ -5,9 +5,10 @@
 //! none unless `ASCEND_EMU_LINTS` asks for them. Programs in C and Python check nothing: the shared library turns
 //! [reports](report_lints) on.
 
-use crate::config::{Check, Lints, check, config};
+use crate::config::{Lints, check, config};
+use crate::finding_kind::FindingKind;
 use crate::lock::Lock;
-use crate::sanitizer::{self, FindingKind, Suspicion};
+use crate::sanitizer::{self, Suspicion};
 use crate::status::{ACLNN_INNER, Failure, Outcome, failure, warn};
 use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
 use ascend_spec::{Level, TensorDesc, Violation, each_lint};
@@ -61,7 +62,7 @@ fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
         false => String::new(),
     };
     let text = format!("{symbol}: {lint}{reach}; the call's tensors: {tensors}");
-    if mode == Lints::Error || (rule.overruns && check() == Check::Strict) {
+    if mode == Lints::Error || (rule.overruns && check().is_strict()) {
         return Err(failure!(ACLNN_INNER, "{text}"));
     }
     let mut hasher = DefaultHasher::new();

@@ -16,7 +16,7 @@ use ascend_sys::bindings::{
 };
 use bench::*;
 use std::ffi::c_void;
-use std::ptr::{null, null_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The unit of physical memory.
@@ -151,6 +151,63 @@ fn addresses_are_reserved_before_a_device_is_chosen() {
     })
     .join()
     .unwrap();
+}
+
+/// As an allocator does whose threads set no device, or whose device was reset: each step without a context.
+#[test]
+fn memory_is_made_mapped_and_freed_without_a_context() {
+    let _turn = alone();
+    let bench = Bench::new();
+    let elsewhere = |step: &(dyn Fn() -> usize + Sync)| {
+        std::thread::scope(|scope| scope.spawn(step).join().unwrap())
+    };
+    let granularity = elsewhere(&|| {
+        let (mut property, mut unit) = (on_device(1), 0);
+        let option = aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        ok(unsafe { aclrtMemGetAllocationGranularity(&mut property, option, &mut unit) });
+        unit
+    });
+    assert_eq!(granularity, UNIT);
+    let range = elsewhere(&|| reserve(2 * UNIT).expose_provenance());
+    let range = with_exposed_provenance_mut::<c_void>(range);
+    let handle = elsewhere(&|| physical(UNIT).expose_provenance());
+    let (at, handle_number) = (range.expose_provenance(), handle);
+    elsewhere(&|| {
+        map(
+            with_exposed_provenance_mut(at),
+            UNIT,
+            with_exposed_provenance_mut(handle_number),
+        );
+        0
+    });
+    // The memory is the device's, whatever thread made it.
+    assert_eq!(
+        allocation_at(range).unwrap().location,
+        MemoryLocation::Device(0)
+    );
+    ok(unsafe { aclrtMemset(range, 4096, 3, 4096) });
+    assert_eq!(download::<u8>(range, 4096), [3; 4096]);
+    drop(bench);
+    elsewhere(&|| {
+        unmap(with_exposed_provenance_mut(at));
+        drop_physical(with_exposed_provenance_mut(handle_number));
+        release(with_exposed_provenance_mut(at));
+        0
+    });
+    // What has no context to check against is still checked.
+    elsewhere(&|| {
+        fails(
+            unsafe { aclrtUnmapMem(with_exposed_provenance_mut(at)) },
+            107_000,
+            &["virPtr"],
+        );
+        fails(
+            unsafe { aclrtMallocPhysical(&mut null_mut(), UNIT, &on_device(9), 0) },
+            107_001,
+            &["device 9"],
+        );
+        0
+    });
 }
 
 #[test]

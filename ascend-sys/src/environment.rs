@@ -70,8 +70,8 @@ variables! {
         "the release of CANN whose operators are emulated";
     "ASCEND_EMU_OPERATOR" Emulation, "`V1` to `V5`", "that of the release",
         "the newest version of FusedInferAttentionScore; newer ones are missing";
-    "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`", "`compat`",
-        "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it";
+    "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`, `strict,-KIND,...`", "`compat`",
+        "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it, except for the kinds of findings named behind a `-`";
     "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",
         "whether device memory is handed out full of NaN in `compat` too, as always in `strict`";
     "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`",

@@ -54,4 +54,7 @@ aclnnStatus aclnnFinalize(void);
 }
 #endif
 
+/* As in the toolkit, whoever includes this header has the descriptors too. They need what stands above. */
+#include "aclnn/acl_meta.h"
+
 #endif

@@ -1,4 +1,5 @@
-//! Takes names out of a shared library, so that neither loaders nor linkers find them in it.
+//! The dynamic symbols of libraries and programs: their names, and taking names out of a library, so that neither
+//! loaders nor linkers find them in it.
 
 /// Type of the section of symbols that a loader reads.
 const DYNAMIC_SYMBOLS: u64 = 11;
@@ -28,6 +29,20 @@ pub(crate) fn hide(elf: &mut [u8], hides: impl Fn(&str) -> bool) -> Result<Vec<S
     }
     hidden.sort_unstable();
     Ok(hidden)
+}
+
+/// The names of the symbols that a file defines, or of those that it takes from others.
+///
+/// # Errors
+/// If the bytes are no 64-bit little-endian ELF file.
+pub(crate) fn names(elf: &[u8], defined: bool) -> Result<Vec<String>, String> {
+    let symbols = symbols(elf).ok_or("not a 64-bit little-endian ELF file")?;
+    let wanted = |at: usize| {
+        let section = elf.get(at + 6..at + 8);
+        section.is_some_and(|section| (section != [0, 0]) == defined)
+    };
+    let symbols = symbols.into_iter().filter(|(at, _)| wanted(*at));
+    Ok(symbols.map(|(_, name)| name).collect())
 }
 
 /// Offsets and names of all dynamic symbols; `None` if the file is of another kind, or broken.

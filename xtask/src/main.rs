@@ -1,5 +1,6 @@
 //! Development tasks of this workspace; run without arguments for the list.
 
+mod absent_operators;
 #[cfg(feature = "bindgen")]
 mod bindgen_task;
 mod dynamic_symbols;
@@ -13,6 +14,7 @@ mod generate;
 mod marked;
 mod module_cycles;
 mod module_tree;
+mod operator_headers;
 mod operator_tables;
 mod operators_task;
 mod rule_tables;
@@ -46,6 +48,8 @@ tasks:
                              CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1, 9.2) the libraries
                              lack the entry points that the release lacks; with --toolkit the packages' folders,
                              version files and set_env.sh as well, for programs that look for an installed CANN
+  absent DIR FILE...         make a library in such a DIR with the operators that these programs and libraries link and
+                             the emulation lacks; each says so when it is called (needs a C compiler)
 ";
 
 fn main() -> ExitCode {
@@ -68,6 +72,9 @@ fn main() -> ExitCode {
         ["figures", "--check"] => figures_task::check(&root()),
         ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),
         ["module-cycles", crates @ ..] => module_cycles::check(&root(), crates, false),
+        ["absent", folder, clients @ ..] if !clients.is_empty() => {
+            absent_operators::write(Path::new(folder), clients)
+        }
         ["emu-libs", rest @ ..] => emulator(rest),
         _ => Err(USAGE.to_owned()),
     };
@@ -109,6 +116,7 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
         None => emu_libs::build(&root(), release)?,
     };
     let laid_out = emu_libs::lay_out(&root(), folder, &library, cann)?;
+    operator_headers::write(&root(), &folder.join("include"))?;
     if !toolkit {
         return Ok(laid_out);
     }

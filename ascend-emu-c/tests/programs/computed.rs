@@ -90,6 +90,12 @@ fn the_environment_chooses() {
         // Reading past an allocation.
         (&habits, "ASCEND_EMU_CHECK", "strict", "out of bounds"),
         (&habits, "ASCEND_EMU_CHECK", "lax", "compat, strict"),
+        (
+            &habits,
+            "ASCEND_EMU_CHECK",
+            "strict,-races",
+            "pageable_copy, unwritten_read",
+        ),
         (&two_phase, "ASCEND_EMU_FAULT", "malloc:2=207001", "207001"),
         (&two_phase, "ASCEND_EMU_FAULT", "launch:1=507015", "507015"),
         (&two_phase, "ASCEND_EMU_FAULT", "sync:1=507014", "507014"),

@@ -10,8 +10,15 @@ mod dynamic_symbols;
 #[path = "../../../xtask/src/emu_libs.rs"]
 mod emu_libs;
 
+#[path = "../../../xtask/src/absent_operators.rs"]
+mod absent_operators;
+#[path = "../../../xtask/src/operator_headers.rs"]
+mod operator_headers;
+
+mod absent;
 mod computed;
 mod exports;
+mod headers;
 mod misuse;
 mod recording;
 mod trace;

@@ -91,6 +91,15 @@ fn a_device_that_failed_strictly_answers_waits_and_copies_with_that_until_it_is_
     assert_eq!(lines[6..], ["host 3", "again 0 ", "host 7", "done"]);
     let told = stderr(&strict);
     assert!(told.contains("host memory that is not pinned"), "{told}");
+    // A client that nobody can change is checked for the rest, and told of no kind that is left out.
+    let mut without = command(&program, libraries.path());
+    without.env("ASCEND_EMU_CHECK", "strict,-free_in_use,-pageable_copy");
+    let without = succeed(&mut without);
+    let told = stderr(&without);
+    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(told.contains("memory freed while in use (1)"), "{told}");
+    let without = String::from_utf8(without.stdout).unwrap();
+    assert_eq!(without.matches(" 0 \n").count(), 7, "{without}");
     // Otherwise it goes on as hardware does.
     let printed = succeed(&mut command(&program, libraries.path())).stdout;
     let printed = String::from_utf8(printed).unwrap();

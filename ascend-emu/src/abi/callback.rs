@@ -2,7 +2,7 @@
 
 use super::{deadline, refuse};
 use crate::runtime::callback::{self, HostCall};
-use crate::runtime::context::{initialized, stream};
+use crate::runtime::context::{stream, usable};
 use crate::runtime::task::Task;
 use crate::status::{NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn aclrtUnSubscribeReport(threadId: u64, stream: aclrtStre
 pub unsafe extern "C" fn aclrtProcessReport(timeout: i32) -> aclError {
     const NAME: &str = "aclrtProcessReport";
     acl(|| {
-        initialized()?;
+        usable()?;
         if timeout == 0 {
             let what = format!("{NAME}: timeout");
             return Err(refuse(&what, 0, "-1 (for ever), or milliseconds from 1 on"));

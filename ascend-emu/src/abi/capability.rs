@@ -1,7 +1,7 @@
 //! Capabilities of a device.
 
 use super::{answer, not_null, refuse, store};
-use crate::runtime::context::{self, device_exists, initialized, known_device, machine};
+use crate::runtime::context::{self, device_exists, known_device, machine, usable};
 use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_spec::Soc;
@@ -12,7 +12,7 @@ use std::ffi::c_char;
 
 /// Converts the number of a device from an unsigned one.
 fn device(name: &str, id: u32) -> Outcome {
-    initialized()?;
+    usable()?;
     let id = i32::try_from(id)
         .map_err(|_| refuse(&format!("{name}: deviceId"), id, "the number of a device"))?;
     device_exists(id)

@@ -4,6 +4,7 @@ use super::{not_null, refuse};
 use crate::config::check;
 use crate::fault;
 use crate::fault_plan::Site;
+use crate::finding_kind::FindingKind;
 use crate::injection::strike;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
@@ -11,7 +12,7 @@ use crate::runtime::capture::forbid_unsafe;
 use crate::runtime::context::{current, stream};
 use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table;
-use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::sanitizer::{Suspicion, report};
 use crate::status::{
     CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl,
     failure,

@@ -186,7 +186,7 @@ pub unsafe extern "C" fn aclrtDeviceCanAccessPeer(
     peerDeviceId: i32,
 ) -> aclError {
     answer!(canAccessPeer, {
-        context::initialized()?;
+        context::usable()?;
         pair("aclrtDeviceCanAccessPeer", deviceId, peerDeviceId)?;
         1
     })

@@ -4,7 +4,7 @@ use super::copy::Side;
 use super::{answer, not_null, refuse, store};
 use crate::config::check;
 use crate::memory::DeviceMemory;
-use crate::runtime::context::{current, initialized};
+use crate::runtime::context::{current, usable};
 use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn aclrtPointerGetAttributes(
     acl(|| {
         not_null("ptr", ptr)?;
         not_null("attributes", attributes)?;
-        initialized()?;
+        usable()?;
         let memory = DeviceMemory::get()?;
         let location = allocation_table::lookup(ptr.addr()).map(|allocation| allocation.location);
         let (type_, id) = match location {

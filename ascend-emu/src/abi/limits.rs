@@ -3,7 +3,7 @@
 
 use super::{answer, store};
 use crate::lock::Lock;
-use crate::runtime::context::{chip, current, initialized, known_device, stream};
+use crate::runtime::context::{chip, current, known_device, stream, usable};
 use crate::runtime::core_limits::{self as limits, CoreKind, CoreLimits};
 use crate::runtime::event::limit_waits;
 use crate::status::acl;
@@ -130,7 +130,7 @@ fn set(microseconds: u64) -> u64 {
 
 pub unsafe extern "C" fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError {
     acl(|| {
-        initialized()?;
+        usable()?;
         set(u64::from(timeout) * 1_000_000);
         Ok(())
     })
@@ -141,14 +141,14 @@ pub unsafe extern "C" fn aclrtSetOpExecuteTimeOutV2(
     actualTimeout: *mut u64,
 ) -> aclError {
     answer!(actualTimeout, {
-        initialized()?;
+        usable()?;
         set(timeout)
     })
 }
 
 pub unsafe extern "C" fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> aclError {
     acl(|| {
-        initialized()?;
+        usable()?;
         // SAFETY: the caller's promise.
         unsafe { store("interval", interval, UNIT) }
     })
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn aclrtGetOpTimeOutInterval(interval: *mut u64) -> aclErr
 
 pub unsafe extern "C" fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> aclError {
     acl(|| {
-        initialized()?;
+        usable()?;
         let milliseconds = u32::try_from(*LIMIT.lock() / 1000).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise.
         unsafe { store("timeoutMs", timeoutMs, milliseconds) }
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn aclrtGetOpExecuteTimeout(timeoutMs: *mut u32) -> aclErr
 
 pub unsafe extern "C" fn aclrtSetOpWaitTimeout(timeout: u32) -> aclError {
     acl(|| {
-        initialized()?;
+        usable()?;
         limit_waits(timeout);
         Ok(())
     })

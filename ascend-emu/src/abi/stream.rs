@@ -5,7 +5,7 @@ use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capturable_event::EVENTS;
-use crate::runtime::context::{current, stream};
+use crate::runtime::context::{current, stream, stream_of_any_context};
 use crate::runtime::stream::Settings;
 use crate::status::{Failure, INTERNAL, NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_sys::bindings::{
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn aclrtDestroyStreamForce(stream: aclrtStream) -> aclErro
 }
 
 fn synchronize(name: &'static str, raw: aclrtStream, deadline: Option<Instant>) -> Outcome {
-    let stream = stream(name, raw)?;
+    let stream = stream_of_any_context(raw)?;
     let outcome = stream.synchronize(name, deadline);
     strike(Site::Sync)?;
     outcome?;
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn aclrtStreamQuery(
 ) -> aclError {
     const NAME: &str = "aclrtStreamQuery";
     answer!(status, {
-        let over = self::stream(NAME, stream)?.query(NAME)?;
+        let over = stream_of_any_context(stream)?.query(NAME)?;
         if over {
             aclrtStreamStatus::ACL_STREAM_STATUS_COMPLETE
         } else {

@@ -1,11 +1,12 @@
-//! Virtual memory: ranges of addresses, and the physical memory that is mapped to them.
+//! Virtual memory: ranges of addresses, and the physical memory that is mapped to them. Both belong to the process, and
+//! physical memory names its device: like CANN, these functions ask for no current context.
 
 use super::{answer, not_null, refuse};
 use crate::config::check;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::memory::Ranges;
-use crate::runtime::context::{current, device_exists, initialized};
+use crate::runtime::context::{current, device_exists, usable};
 use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
@@ -24,8 +25,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
 ) -> aclError {
     const NAME: &str = "aclrtReserveMemAddress";
     answer!(virPtr, {
-        // Addresses belong to the process: clients reserve some before they set a device, to test whether that works.
-        initialized()?;
+        usable()?;
         let device = current().ok().map(|context| context.device);
         if size == 0 {
             return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
 pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError {
     acl(|| {
         not_null("virPtr", virPtr)?;
-        initialized()?;
+        usable()?;
         allocation_table::release_range("aclrtReleaseMemAddress", virPtr.addr())
     })
 }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn aclrtReleaseMemAddress(virPtr: *mut c_void) -> aclError
 unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(i32, usize)> {
     use aclrtMemAttr as Attr;
     not_null("prop", prop)?;
-    current()?;
+    usable()?;
     // SAFETY: not null, so valid for reading.
     let prop = unsafe { prop.read_unaligned() };
     let one = |what: &str, value: u32| {
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
 
 pub unsafe extern "C" fn aclrtFreePhysical(handle: aclrtDrvMemHandle) -> aclError {
     acl(|| {
-        current()?;
+        usable()?;
         allocation_table::free_physical(handle)
     })
 }
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn aclrtMapMem(
     const NAME: &str = "aclrtMapMem";
     acl(|| {
         not_null("virPtr", virPtr)?;
-        current()?;
+        usable()?;
         if offset != 0 {
             return Err(refuse(&format!("{NAME}: offset"), offset, "0"));
         }
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn aclrtMapMem(
 pub unsafe extern "C" fn aclrtUnmapMem(virPtr: *mut c_void) -> aclError {
     acl(|| {
         not_null("virPtr", virPtr)?;
-        current()?;
+        usable()?;
         allocation_table::unmap(check(), "aclrtUnmapMem", virPtr.addr())
     })
 }

@@ -5,8 +5,8 @@
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
 use crate::kernel::{self, BlockIds, Buffers};
-use crate::sanitizer::FindingKind;
 use ascend_spec::DType;
 use ascend_spec::attention_problem::{
     AttentionProblem, BiasRows, MaskUse, SequenceLengths, TensorRole, Work,
@@ -38,8 +38,8 @@ impl fmt::Display for RepeatedBlock {
     }
 }
 
-/// An element of a position bias that is plus or minus infinity.
-struct InfiniteBias {
+/// An element of a position bias that is plus or minus infinity, or NaN.
+struct NonFiniteBias {
     sequence: usize,
     head: usize,
     row: usize,
@@ -47,9 +47,9 @@ struct InfiniteBias {
     value: f32,
 }
 
-impl fmt::Display for InfiniteBias {
+impl fmt::Display for NonFiniteBias {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let InfiniteBias {
+        let NonFiniteBias {
             sequence,
             head,
             row,
@@ -60,9 +60,9 @@ impl fmt::Display for InfiniteBias {
             f,
             "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, "
         )?;
-        f.write_str(match *value > 0.0 {
-            true => "which makes NaN of the whole row; give a finite number",
-            false => {
+        f.write_str(match *value == f32::NEG_INFINITY {
+            false => "which makes NaN of the whole row; give a finite number",
+            true => {
                 "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite \
                  number of the type"
             }
@@ -89,29 +89,116 @@ impl fmt::Display for HiddenRow {
     }
 }
 
-/// The first infinity of a row of elements `step` apart: its index and its value.
-///
-/// # Safety
-///
-/// Each of the elements may be read; alignment is not required.
-unsafe fn first_infinite(
+/// A row of a position bias that has the lowest number of its type for every key.
+struct HidingBias {
+    sequence: usize,
+    head: usize,
+    row: usize,
+    value: f32,
+}
+
+impl fmt::Display for HidingBias {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HidingBias {
+            sequence,
+            head,
+            row,
+            value,
+        } = self;
+        write!(
+            f,
+            "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs \
+             keys by differences, so that the row becomes a mean of hidden values; hide keys with attenMask, and leave \
+             out rows that see none"
+        )
+    }
+}
+
+/// What is wrong with a position bias.
+#[derive(Default)]
+struct BiasFaults {
+    non_finite: Option<NonFiniteBias>,
+    hiding: Option<HidingBias>,
+}
+
+/// The elements of a row, `step` elements of the type apart.
+#[derive(Clone, Copy)]
+struct BiasRow {
     dtype: DType,
     first: *const u8,
     step: isize,
     count: usize,
-) -> Option<(usize, f32)> {
+}
+
+impl BiasRow {
+    /// The number at an index.
+    ///
+    /// # Safety
+    ///
+    /// The element may be read; alignment is not required.
+    unsafe fn at(self, index: usize) -> f32 {
+        let place = index as isize * self.step;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let half = || {
+                let element = self.first.cast::<u16>().wrapping_offset(place);
+                element.read_unaligned()
+            };
+            match self.dtype {
+                DType::Float16 => f16::from_bits(half()).to_f32(),
+                DType::Bf16 => bf16::from_bits(half()).to_f32(),
+                _ => {
+                    let element = self.first.cast::<f32>().wrapping_offset(place);
+                    element.read_unaligned()
+                }
+            }
+        }
+    }
+
+    /// The lowest finite number of the type, if every element is it.
+    ///
+    /// # Safety
+    ///
+    /// Each of the elements may be read; alignment is not required.
+    unsafe fn hides_all(self) -> Option<f32> {
+        let lowest = match self.dtype {
+            DType::Float16 => f16::MIN.to_f32(),
+            DType::Bf16 => bf16::MIN.to_f32(),
+            DType::Float => f32::MIN,
+            _ => return None,
+        };
+        // Most rows see their first key or their last.
+        let mut ends = [0, self.count - 1].into_iter().chain(0..self.count);
+        // SAFETY: the caller's promise, for each of the elements.
+        ends.all(|index| unsafe { self.at(index) } == lowest)
+            .then_some(lowest)
+    }
+}
+
+/// The first infinity or NaN of a row: its index and its value.
+///
+/// # Safety
+///
+/// Each of the elements may be read; alignment is not required.
+unsafe fn first_non_finite(row: BiasRow) -> Option<(usize, f32)> {
     /// Looks at chunks without a branch for each element, so that compilers vectorise the loop.
-    fn find(count: usize, infinite: impl Fn(usize) -> bool) -> Option<usize> {
+    fn find(count: usize, non_finite: impl Fn(usize) -> bool) -> Option<usize> {
         const CHUNK: usize = 64;
         let chunks = (0..count).step_by(CHUNK);
         let mut chunks = chunks.map(|start| start..count.min(start + CHUNK));
         let any = |chunk: &Range<usize>| {
             chunk
                 .clone()
-                .fold(false, |any, index| any | infinite(index))
+                .fold(false, |any, index| any | non_finite(index))
         };
-        chunks.find(any)?.find(|&index| infinite(index))
+        chunks.find(any)?.find(|&index| non_finite(index))
     }
+    let BiasRow {
+        dtype,
+        first,
+        step,
+        count,
+    } = row;
     let place = |index: usize| index as isize * step;
     // SAFETY: the caller's promise, for each of the elements.
     unsafe {
@@ -127,19 +214,14 @@ unsafe fn first_infinite(
                 .wrapping_offset(place(index))
                 .read_unaligned()
         };
-        // All bits of the exponent, and none of the mantissa.
+        // All bits of the exponent.
         let found = match dtype {
-            DType::Float16 => find(count, |index| half(index) & 0x7fff == 0x7c00),
-            DType::Bf16 => find(count, |index| half(index) & 0x7fff == 0x7f80),
-            DType::Float => find(count, |index| float(index).is_infinite()),
+            DType::Float16 => find(count, |index| half(index) & 0x7c00 == 0x7c00),
+            DType::Bf16 => find(count, |index| half(index) & 0x7f80 == 0x7f80),
+            DType::Float => find(count, |index| !float(index).is_finite()),
             _ => None,
         }?;
-        let value = match dtype {
-            DType::Float16 => f16::from_bits(half(found)).to_f32(),
-            DType::Bf16 => bf16::from_bits(half(found)).to_f32(),
-            _ => float(found),
-        };
-        Some((found, value))
+        Some((found, row.at(found)))
     }
 }
 
@@ -188,7 +270,16 @@ impl Bytes<'_> {
         })
     }
 
-    fn infinite_bias(&self) -> Option<InfiniteBias> {
+    /// Looks through a position bias for the first number that is not finite and the first row that it hides every key
+    /// of.
+    fn bias_faults(&self) -> BiasFaults {
+        let mut faults = BiasFaults::default();
+        // What cannot be read has no faults.
+        let _ = self.look_for_bias_faults(&mut faults);
+        faults
+    }
+
+    fn look_for_bias_faults(&self, faults: &mut BiasFaults) -> Option<()> {
         let Bytes(problem, buffers) = self;
         let bias = problem.bias?;
         let mut touched = None;
@@ -259,21 +350,39 @@ impl Bytes<'_> {
                     continue;
                 }
                 let first = base.wrapping_offset((first * size) as isize);
-                // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
-                let found = unsafe { first_infinite(dtype, first, step as isize, end - start) };
-                if let Some((key, value)) = found {
-                    let key = start + key;
-                    return Some(InfiniteBias {
+                let elements = BiasRow {
+                    dtype,
+                    first,
+                    step: step as isize,
+                    count: end - start,
+                };
+                // A bias that ends before the keys do hides none of those behind it.
+                if faults.hiding.is_none() && end == seen.end as usize {
+                    // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
+                    faults.hiding = unsafe { elements.hides_all() }.map(|value| HidingBias {
                         sequence,
                         head,
                         row,
-                        key,
                         value,
                     });
                 }
+                if faults.non_finite.is_none() {
+                    // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
+                    let found = unsafe { first_non_finite(elements) };
+                    faults.non_finite = found.map(|(key, value)| NonFiniteBias {
+                        sequence,
+                        head,
+                        row,
+                        key: start + key,
+                        value,
+                    });
+                }
+                if faults.hiding.is_some() && faults.non_finite.is_some() {
+                    return Some(());
+                }
             }
         }
-        None
+        Some(())
     }
 
     fn hidden_row(&self) -> Option<HiddenRow> {
@@ -336,7 +445,7 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
     let shown = Bytes(problem, buffers);
     // SAFETY: the caller's promise.
     let bad = unsafe { kernel::bad_block(problem, buffers) };
-    let (repeated, infinite) = (shown.repeated_block(), shown.infinite_bias());
+    let (repeated, bias) = (shown.repeated_block(), shown.bias_faults());
     let hidden = shown.hidden_row();
     let found = [
         (
@@ -350,9 +459,14 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
             repeated.as_ref().map(|text| text as _),
         ),
         (
-            FindingKind::InfiniteBias,
+            FindingKind::NonFiniteBias,
             TensorRole::Bias,
-            infinite.as_ref().map(|text| text as _),
+            bias.non_finite.as_ref().map(|text| text as _),
+        ),
+        (
+            FindingKind::HiddenRow,
+            TensorRole::Bias,
+            bias.hiding.as_ref().map(|text| text as _),
         ),
         (
             FindingKind::HiddenRow,

@@ -3,10 +3,11 @@
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::config::Check;
 use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator};
-use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::sanitizer::{Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
 use ascend_spec::operator::{Argument, ArgumentList};

@@ -7,13 +7,13 @@ use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::sanitizer::FindingKind;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{

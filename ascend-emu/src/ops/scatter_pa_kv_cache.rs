@@ -7,11 +7,11 @@ use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
 use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::sanitizer::FindingKind;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, Pieces, ScatterProblem, SlotFault, Version, slot_faults,

@@ -2,6 +2,7 @@
 
 use crate::config::{check, config, validate};
 use crate::fault;
+use crate::finding_kind::FindingKind;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::Lock;
 use crate::machine::Behaviour;
@@ -9,7 +10,7 @@ use crate::machine::Chip;
 use crate::machines::{behaviour_at, soc_name_at};
 use crate::runtime::stream::{ContextNumber, STREAMS, Settings, Stream, refuse_default};
 use crate::sanitizer::allocation_table;
-use crate::sanitizer::{FindingKind, Suspicion, report};
+use crate::sanitizer::{Suspicion, report};
 use crate::status::{
     CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
     REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
@@ -104,15 +105,15 @@ thread_local! {
     static CURRENT: Cell<Option<Id>> = const { Cell::new(None) };
 }
 
+/// What the first call of a process that needs the runtime does, whether it is `aclInit` or not.
+fn prepare() -> Outcome {
+    validate()?;
+    watch_forks().map_err(|error| failure!(INTERNAL, "pthread_atfork failed with error {error}"))
+}
+
 /// `aclInit`.
 pub(crate) fn initialize() -> Outcome {
-    validate()?;
-    watch_forks().map_err(|error| {
-        failure!(
-            INTERNAL,
-            "aclInit: pthread_atfork failed with error {error}"
-        )
-    })?;
+    prepare()?;
     match PHASE.compare_exchange(BEFORE, DURING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(()),
         Err(DURING) => Err(failure!(
@@ -135,11 +136,11 @@ pub(crate) fn finalize() -> Outcome {
     }
 }
 
-/// Refuses calls before `aclInit` and after `aclFinalize`.
-pub(crate) fn initialized() -> Outcome {
+/// Refuses calls after `aclFinalize`. Before `aclInit` CANN's runtime answers already: some clients set a device first.
+pub(crate) fn usable() -> Outcome {
     match PHASE.load(Ordering::Acquire) {
         DURING => Ok(()),
-        BEFORE => Err(failure!(UNINITIALIZED, "aclInit was not called")),
+        BEFORE => prepare(),
         _ => Err(failure!(UNINITIALIZED, "aclFinalize was already called")),
     }
 }
@@ -155,15 +156,15 @@ pub(crate) fn device_exists(device: i32) -> Outcome {
     ))
 }
 
-/// Refuses a call before `aclInit`, and the number of a device that does not exist.
+/// Refuses a call after `aclFinalize`, and the number of a device that does not exist.
 pub(crate) fn known_device(device: i32) -> Outcome {
-    initialized()?;
+    usable()?;
     device_exists(device)
 }
 
 /// `aclrtSetDevice` of the machine with an index.
 pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
-    initialized()?;
+    usable()?;
     device_exists(device)?;
     let mut devices = DEVICES.lock();
     let state = devices.entry((device, index)).or_default();
@@ -180,7 +181,7 @@ pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
 /// With the last use the default context ends, with its streams, and, unless the device has other contexts, so does
 /// its memory.
 pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
-    initialized()?;
+    usable()?;
     device_exists(device)?;
     let primary = {
         let mut devices = DEVICES.lock();
@@ -220,7 +221,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
 
 /// `aclrtGetPrimaryCtxState`: whether a device has a default context, on any machine.
 pub(crate) fn has_primary(device: i32) -> Outcome<bool> {
-    initialized()?;
+    usable()?;
     device_exists(device)?;
     let devices = DEVICES.lock();
     let mut states = devices.range((device, 0)..=(device, usize::MAX));
@@ -229,7 +230,7 @@ pub(crate) fn has_primary(device: i32) -> Outcome<bool> {
 
 /// `aclrtDeviceTaskAbort`.
 pub(crate) fn abort_device(device: i32) -> Outcome {
-    initialized()?;
+    usable()?;
     device_exists(device)?;
     for context in CONTEXTS.all(|context| context.device == device) {
         for stream in context.all_streams() {
@@ -242,7 +243,7 @@ pub(crate) fn abort_device(device: i32) -> Outcome {
 
 /// `aclrtCreateContext` of the machine with an index: the context becomes the thread's.
 pub(crate) fn create(device: i32, index: usize) -> Outcome<Id> {
-    initialized()?;
+    usable()?;
     device_exists(device)?;
     let id = CONTEXTS.insert(Context::new(device, index, true));
     CURRENT.set(Some(id));
@@ -252,7 +253,7 @@ pub(crate) fn create(device: i32, index: usize) -> Outcome<Id> {
 
 /// `aclrtDestroyContext`.
 pub(crate) fn destroy(raw: *const c_void) -> Outcome {
-    initialized()?;
+    usable()?;
     if !CONTEXTS.get(raw)?.explicit {
         return Err(failure!(
             PARAM_INVALID,
@@ -269,7 +270,7 @@ pub(crate) fn destroy(raw: *const c_void) -> Outcome {
 
 /// `aclrtSetCurrentContext`.
 pub(crate) fn set_current(raw: *const c_void) -> Outcome {
-    initialized()?;
+    usable()?;
     let device = CONTEXTS.get(raw)?.device;
     CURRENT.set(Some(Id::of_raw(raw)));
     fault::enter_device(Some(device));
@@ -278,7 +279,7 @@ pub(crate) fn set_current(raw: *const c_void) -> Outcome {
 
 /// The calling thread's context and its handle.
 pub(crate) fn current_with_id() -> Outcome<(Id, Arc<Context>)> {
-    initialized()?;
+    usable()?;
     let id = CURRENT.try_with(Cell::get).ok().flatten().ok_or_else(|| {
         failure!(
             CONTEXT_NULL,
@@ -330,6 +331,17 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
         ));
     }
     Ok(stream)
+}
+
+/// The stream of a handle, whichever context it belongs to; null is the default stream of the calling thread's context,
+/// which the thread needs in either case. CANN waits for such a stream in its own context, and does not look at the
+/// context when it queries one.
+pub(crate) fn stream_of_any_context(raw: *const c_void) -> Outcome<Arc<Stream>> {
+    let context = current()?;
+    if raw.is_null() {
+        return context.default_stream();
+    }
+    STREAMS.get(raw)
 }
 
 impl Context {

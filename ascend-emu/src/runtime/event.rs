@@ -2,9 +2,10 @@
 
 use crate::config::Check;
 use crate::fault::{self, StreamFaults};
+use crate::finding_kind::FindingKind;
 use crate::lock::{Lock, Signal, expired};
-use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
+use crate::sanitizer::{Suspicion, report};
 use crate::status::{EVENT_SYNC_TIMEOUT, Outcome, PARAM_INVALID, TIMESTAMP_INVALID, failure};
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;

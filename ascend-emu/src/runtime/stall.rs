@@ -2,9 +2,10 @@
 //! value that no queued work writes.
 
 use crate::config::check;
+use crate::finding_kind::FindingKind;
 use crate::lock::Lock;
 use crate::runtime::event::Event;
-use crate::sanitizer::{FindingKind, StreamId, Suspicion, allocation_table, report};
+use crate::sanitizer::{StreamId, Suspicion, allocation_table, report};
 use crate::status::{Outcome, STREAM_SYNC_TIMEOUT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -20,9 +20,10 @@ pub(crate) use virtual_memory::{
     allocate_physical, free_physical, map, release_range, reserve, totals as virtual_totals, unmap,
 };
 
-use super::finding::{FindingKind, Suspicion, report_all};
+use super::finding::{Suspicion, report_all};
 use super::vector_clock::StreamOrder;
 use crate::config::{Check, config, poisons};
+use crate::finding_kind::FindingKind;
 use crate::lock::Lock;
 use crate::memory::{Arena, DeviceMemory};
 use crate::status::{Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};

@@ -2,113 +2,11 @@
 
 use crate::config::Check;
 use crate::fault;
+use crate::finding_kind::FindingKind;
 use crate::lock::Lock;
 use crate::status::{Failure, Outcome, warn};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-
-/// Kinds of misuse.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum FindingKind {
-    /// Memory was freed while queued work uses it, or without a synchronisation after that work.
-    FreeInUse,
-    /// Work refers to memory that was freed.
-    UseAfterFree,
-    /// Work or a copy reaches past the end of an allocation.
-    OutOfBounds,
-    /// The host reads or writes memory that queued work uses, without a synchronisation in between.
-    HostRace,
-    /// Two streams use the same bytes, at least one writing, without an event in between.
-    StreamRace,
-    /// An asynchronous copy with host memory that is not pinned.
-    PageableCopy,
-    /// An operator reads rows of a paged cache, or a whole tensor, that nothing has written since the memory was
-    /// handed out.
-    UnwrittenRead,
-    /// A copy takes memory to the host of which nothing has written a byte since it was handed out.
-    UnwrittenCopy,
-    /// A block table names a block that the cache does not have.
-    BlockTable,
-    /// A row of a block table names a block twice.
-    RepeatedBlock,
-    /// A position bias holds an infinity.
-    InfiniteBias,
-    /// A mask hides from each row its own key and all keys before it, and so every key from the last row, like a
-    /// causal mask whose sense is inverted.
-    HiddenRow,
-    /// Softmax statistics are read in another memory order than they were written in.
-    SoftmaxOrder,
-    /// A slot mapping names a slot that the cache does not have.
-    SlotOutOfRange,
-    /// A slot mapping names a slot twice.
-    DuplicateSlot,
-    /// A merge gets a row without keys in either part, which makes the row, or its next merge, NaN.
-    EmptyRow,
-    /// A synchronisation with an event that was never recorded.
-    UnrecordedEvent,
-    /// The host waits for a replayed graph, which waits for an event that nothing queued will record.
-    StalledReplay,
-    /// A device was reset while memory on it was still allocated.
-    Leak,
-    /// A call with which the operator ends the host process, by a division by zero or through a wrong pointer.
-    HostCrash,
-}
-
-impl FindingKind {
-    /// Whether results after the finding are meaningless. A finding about a wait for something other than work leaves
-    /// them right.
-    fn spoils_results(self) -> bool {
-        !matches!(
-            self,
-            FindingKind::PageableCopy
-                | FindingKind::UnwrittenCopy
-                | FindingKind::InfiniteBias
-                | FindingKind::UnrecordedEvent
-                | FindingKind::StalledReplay
-                | FindingKind::Leak
-        )
-    }
-
-    /// Whether it is a warning in either mode, because right programs may do it.
-    fn only_warns(self) -> bool {
-        matches!(
-            self,
-            FindingKind::PageableCopy | FindingKind::UnwrittenCopy | FindingKind::InfiniteBias
-        )
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            FindingKind::FreeInUse => "memory freed while in use",
-            FindingKind::UseAfterFree => "use after free",
-            FindingKind::OutOfBounds => "out of bounds",
-            FindingKind::HostRace => "host access without synchronisation",
-            FindingKind::StreamRace => "race between streams",
-            FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
-            FindingKind::UnwrittenRead => "read of unwritten memory",
-            FindingKind::UnwrittenCopy => "copy of unwritten memory",
-            FindingKind::BlockTable => "block out of range",
-            FindingKind::RepeatedBlock => "block named twice",
-            FindingKind::InfiniteBias => "infinity in a position bias",
-            FindingKind::HiddenRow => "row whose every key is hidden",
-            FindingKind::SoftmaxOrder => "softmax statistics in another order",
-            FindingKind::SlotOutOfRange => "slot out of range",
-            FindingKind::DuplicateSlot => "slot named twice",
-            FindingKind::EmptyRow => "row without keys in a merge",
-            FindingKind::UnrecordedEvent => "event never recorded",
-            FindingKind::StalledReplay => "replay that waits for ever",
-            FindingKind::Leak => "memory leaked",
-            FindingKind::HostCrash => "end of the host process",
-        }
-    }
-}
-
-impl fmt::Display for FindingKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// One misuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,7 +105,7 @@ pub fn findings() -> Vec<Finding> {
 }
 
 /// Keeps a finding. In compat mode, and for warnings, stderr names it once for each kind, site and tensor, and the
-/// call goes on; in strict mode the call fails with `code`.
+/// call goes on; in strict mode the call fails with `code`. A kind that the mode leaves out is counted, and no more.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {
         kind,
@@ -215,38 +113,34 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
         tensor,
         message,
     } = suspicion;
-    let check = if kind.only_warns() {
-        Check::Compat
-    } else {
-        check
-    };
+    let left_out = check.leaves_out(kind);
+    let fails = check.is_strict() && !kind.only_warns();
     let finding = Finding { kind, message };
     let text = finding.to_string();
     let (first, last) = {
         let mut log = LOG.lock();
         log.get_or_insert_default().add(finding, site, tensor)
     };
-    match check {
-        Check::Strict => {
-            if kind.spoils_results() {
-                fault::fail_device(&text);
-            }
-            Err(Failure::new(code, text))
-        }
-        Check::Compat => {
-            if first {
-                let further = match last {
-                    true => format!(
-                        "; of further tensors at {}, {} it is counted, not named",
-                        site.0, site.1
-                    ),
-                    false => String::new(),
-                };
-                warn(format_args!("{text}{further}"));
-            }
-            Ok(())
-        }
+    if left_out {
+        return Ok(());
     }
+    if fails {
+        if kind.spoils_results() {
+            fault::fail_device(&text);
+        }
+        return Err(Failure::new(code, text));
+    }
+    if first {
+        let further = match last {
+            true => format!(
+                "; of further tensors at {}, {} it is counted, not named",
+                site.0, site.1
+            ),
+            false => String::new(),
+        };
+        warn(format_args!("{text}{further}"));
+    }
+    Ok(())
 }
 
 /// Keeps several findings. In strict mode the call fails with the first one.

@@ -6,6 +6,6 @@ mod finding;
 mod vector_clock;
 
 pub use allocation_table::{Allocation, MemoryLocation, allocation_at};
-pub use finding::{Finding, FindingKind, findings};
+pub use finding::{Finding, findings};
 pub(crate) use finding::{Suspicion, report};
 pub(crate) use vector_clock::{Operation, StreamId, StreamProgress, VectorClock, merge};

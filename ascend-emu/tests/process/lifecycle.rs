@@ -5,30 +5,35 @@ use ascend_emu::abi::*;
 use ascend_emu::{FindingKind, findings, live};
 use std::ptr::{null, null_mut};
 
-/// Calls before `aclInit`, and before a device is chosen.
+/// Calls before `aclInit`, of which a device needs none, and before a device is chosen.
 pub(crate) fn begin() {
     let mut at = null_mut();
     unsafe {
         for (status, code) in [
-            (aclrtSetDevice(0), 100_001),
-            (aclrtMalloc(&mut at, 32, HUGE_FIRST), 100_001),
-            (aclrtCreateStream(&mut at), 100_001),
-            (aclrtSynchronizeDevice(), 100_001),
-            (aclFinalize(), 100_001),
+            (aclrtMalloc(&mut at, 32, HUGE_FIRST), 107_002),
+            (aclrtCreateStream(&mut at), 107_002),
+            (aclrtSynchronizeDevice(), 107_002),
         ] {
             fails(status, code, &[]);
         }
-        fails(
-            aclrtSynchronizeDevice(),
-            100_001,
-            &["aclInit was not called"],
-        );
+        fails(aclFinalize(), 100_001, &["aclInit was not called"]);
+        ok(aclrtSetDevice(0));
+        let early = malloc(32);
+        let stream = stream();
+        ok(aclrtMemsetAsync(early, 32, 7, 32, stream));
+        sync(stream);
+        assert_eq!(download::<u8>(early, 32), [7; 32]);
         fails(
             aclInit(c"/nowhere/acl.json".as_ptr()),
             100_003,
             &["/nowhere/acl.json"],
         );
         init();
+        // The device, its memory and its streams stay as they were.
+        assert_eq!(download::<u8>(early, 32), [7; 32]);
+        free(early);
+        destroy(stream);
+        ok(aclrtResetDevice(0));
         fails(aclInit(null()), 100_002, &["already called"]);
         ok(aclnnInit(null()));
         ok(aclnnFinalize());

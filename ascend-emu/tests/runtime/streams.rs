@@ -7,7 +7,7 @@ use ascend_sys::bindings::{
     aclrtStreamStatus,
 };
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -171,7 +171,7 @@ fn streams_belong_to_a_context() {
             &["another context"],
         );
         fails(
-            aclrtSynchronizeStream(stream),
+            aclrtMemsetAsync(null_mut(), 0, 0, 0, stream),
             107_003,
             &["another context"],
         );
@@ -193,6 +193,51 @@ fn streams_belong_to_a_context() {
         107_017,
         &["already destroyed"],
     );
+}
+
+/// Waits and queries take a stream of any context, and leave the thread's context as it is.
+#[test]
+fn streams_of_another_context_are_waited_for_and_queried() {
+    let first = Bench::new();
+    let (stream, gate) = (stream(), Gate::new());
+    let at = malloc(4096);
+    gate.hold(stream);
+    set(at, 5, stream);
+    let second = Bench::new();
+    let mut context = null_mut();
+    unsafe {
+        ok(aclrtGetCurrentContext(&mut context));
+        assert!(!complete(stream));
+        fails(
+            aclrtSynchronizeStreamWithTimeout(stream, 5),
+            507_046,
+            &["aclrtSynchronizeStreamWithTimeout"],
+        );
+        first.enter();
+        gate.open();
+        second.enter();
+        ok(aclrtSynchronizeStream(stream));
+        ok(aclrtSynchronizeStreamWithTimeout(stream, 1000));
+        assert!(complete(stream));
+        let mut now = null_mut();
+        ok(aclrtGetCurrentContext(&mut now));
+        assert_eq!(now, context);
+        // What the wait has ordered may be read.
+        assert_eq!(download::<u8>(at, 64), [5; 64]);
+        // A thread without a context is refused, as in CANN.
+        let handle = stream.expose_provenance();
+        let alone = thread::spawn(move || {
+            let stream = with_exposed_provenance_mut(handle);
+            fails(aclrtSynchronizeStream(stream), 107_002, &["no context"]);
+        });
+        alone.join().unwrap();
+    }
+    first.enter();
+    free(at);
+    gate.destroy();
+    destroy(stream);
+    drop(second);
+    drop(first);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use super::{AllocationTable, Owner, Region, settle, with};
 use crate::config::Check;
 use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
 use crate::operator::Access;
-use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{Suspicion, report_all};
 use crate::sanitizer::vector_clock::{Operation, StreamId, StreamProgress, VectorClock};
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use smallvec::SmallVec;

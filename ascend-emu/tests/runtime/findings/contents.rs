@@ -222,27 +222,67 @@ fn mask(hides: impl Fn(usize, usize) -> bool) -> Vec<u8> {
 }
 
 #[test]
-fn an_infinity_in_a_position_bias() {
+fn an_infinity_or_nan_in_a_position_bias() {
     let _bench = Bench::new();
-    let _strict = check_scope(Check::Strict);
     let mut bias = vec![f16::from_f32(-3.0); ROWS * KEYS];
     bias[7] = f16::MIN;
+    let strict = check_scope(Check::Strict);
     assert_eq!(prefill(None, Some(&bias)), 0);
     let warned = || {
         let all = findings().into_iter();
-        let of_bias = all.filter(|of| of.kind == FindingKind::InfiniteBias);
+        let of_bias = all.filter(|of| of.kind == FindingKind::NonFiniteBias);
         of_bias.map(|of| of.message).collect::<Vec<_>>()
     };
     assert!(warned().is_empty());
-    bias[2 * KEYS + 5] = f16::NEG_INFINITY;
-    // Hardware makes NaN of some of them only: a warning in strict mode too.
-    assert_eq!(prefill(None, Some(&bias)), 0);
-    let said = warned().concat();
-    assert!(
-        said.contains("sequence 0, head 0, row 2, key 5 is -inf"),
-        "{said}"
+    let mut last = bias.clone();
+    for (value, text) in [
+        (f16::NEG_INFINITY, "-inf, which hardware may make NaN"),
+        (f16::INFINITY, "inf, which makes NaN"),
+        (f16::NAN, "NaN, which makes NaN"),
+    ] {
+        last[2 * KEYS + 5] = value;
+        let place = format!("sequence 0, head 0, row 2, key 5 is {text}");
+        fails(
+            prefill(None, Some(&last)),
+            507_015,
+            &[&place, "infinity or NaN in a position bias"],
+        );
+    }
+    drop(strict);
+    last[2 * KEYS + 5] = f16::NEG_INFINITY;
+    let before = warned().len();
+    assert_eq!(before, 3);
+    // Otherwise it is a warning: the key is hidden, as it is on some hardware.
+    assert_eq!(prefill(None, Some(&last)), 0);
+    assert!(warned()[before].contains("attenMask"));
+    // Nor does it stop a client that nobody can change; other kinds still do.
+    let _rest = check_scope("strict,-non_finite_bias".parse().unwrap());
+    assert_eq!(prefill(None, Some(&last)), 0);
+    assert_eq!(warned().len(), before + 2);
+    last[ROWS * KEYS - KEYS..].fill(f16::MIN);
+    fails(
+        prefill(None, Some(&last)),
+        507_015,
+        &["every key is hidden"],
     );
-    assert!(said.contains("attenMask"), "{said}");
+}
+
+#[test]
+fn a_position_bias_that_hides_every_key_of_a_row() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let mut bias = vec![f16::ZERO; ROWS * KEYS];
+    // All keys but one of row 3: what a causal bias does.
+    bias[3 * KEYS..4 * KEYS].fill(f16::MIN);
+    bias[3 * KEYS + 9] = f16::ZERO;
+    assert_eq!(prefill(None, Some(&bias)), 0);
+    bias[3 * KEYS + 9] = f16::MIN;
+    let said = [
+        "row whose every key is hidden",
+        "row 3 is -65504 for every key",
+        "hide keys with attenMask",
+    ];
+    fails(prefill(None, Some(&bias)), 507_015, &said);
 }
 
 #[test]
