@@ -112,7 +112,7 @@ pub enum Error {
         instead: &'static str,
     },
     /// CANN's libraries cannot be loaded.
-    #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_BACKEND=emulated)")]
+    #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_PLATFORM=emulated)")]
     Load(#[from] LoadError),
     /// The installed CANN lacks a function.
     #[error(transparent)]

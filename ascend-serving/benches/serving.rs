@@ -13,9 +13,9 @@ use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors,
-    PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
-    StepPlan,
+    BatchSettings, Causality, FusedAttention, GroupedAttention, GroupedRequest, LayerGroup,
+    LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
+    StepContext, StepPlan,
 };
 use divan::Bencher;
 
@@ -108,7 +108,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     let cache =
         PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative)
             .unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(8, 2, 128), cache, backends);
     let check = (check == "always").then(RangeCheck::always);
     attention.set_range_check(check).unwrap();
@@ -254,7 +254,7 @@ impl SharedPrefix {
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    SharedPrefix::new(&device, sizes).bench(bencher, &Fused);
+    SharedPrefix::new(&device, sizes).bench(bencher, &FusedAttention);
 }
 
 /// Each request reads its prefix, by the operator's decode path.
@@ -268,6 +268,6 @@ fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    let gate = SharedPrefixGate::ALWAYS;
-    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { gate });
+    let thresholds = SharedPrefixThresholds::ALWAYS;
+    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { thresholds });
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_serving::prelude::*;
-use ascend_trianglemix::{TriangleGate, TriangleLayers, TriangleMixPrefill};
+use ascend_trianglemix::{TriangleLayers, TriangleMixBackend, TriangleThresholds};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -24,12 +24,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = device.stream()?;
 
     // The deeper half of the layers leaves the middle out, whenever a chunk has enough of it.
-    let triangle = TriangleMixPrefill {
+    let triangle = TriangleMixBackend {
         layers: TriangleLayers::from_start(LAYERS / 2, LAYERS)?,
         sizes: TriangleMix::GUIDE_LONG_CONTEXT,
-        gate: TriangleGate {
+        thresholds: TriangleThresholds {
             min_saved_pairs: 100_000,
-            ..TriangleGate::MEASURED
+            ..TriangleThresholds::MEASURED
         },
     };
     let sizes = triangle.sizes;
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let backends = Backends::none()
         .with(triangle)
         .with(PagedDecode)
-        .with(Fused);
+        .with(FusedAttention);
     let mut attention = Attention::new(shape, cache, backends);
 
     // Tokens are numbers. The prompt's are 0, 1, ...; those of the request that decodes begin far behind.

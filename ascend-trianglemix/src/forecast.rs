@@ -159,13 +159,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::rows::TriangleGate;
+    use crate::rows::TriangleThresholds;
 
     fn prefill(shape: AttentionShape) -> TrianglePrefill {
         TrianglePrefill {
             shape,
             sizes: TriangleMix::new(1, 2, 3),
-            gate: TriangleGate::ALWAYS,
+            thresholds: TriangleThresholds::ALWAYS,
         }
     }
 

@@ -10,7 +10,7 @@ use ascend_attention::{CausalOrigin, Element, Error, Mask, Output, Plan, Stream,
 use ascend_serving::kv::PageTable;
 use ascend_serving::{AttentionShape, Result, StepMemory};
 
-use crate::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
+use crate::rows::{Piece, RowSpan, TriangleChoice, TriangleThresholds, row_spans};
 
 /// Prefill of one prompt, or of a chunk of it, in a layer with TriangleMix.
 ///
@@ -24,11 +24,11 @@ use crate::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 ///
 /// The two parts of the middle rows are disjoint, because row `S` is the first whose window begins after the sinks.
 /// All masks are the compressed one. Keys and values are dense: the packed keys and values of the prompt up to the
-/// last row. [`TriangleMixPrefill`](crate::TriangleMixPrefill) does the same over a paged cache, and for batches of
+/// last row. [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of
 /// several requests.
 ///
 /// It computes dense attention while the prompt's length is not known, for single rows (decoding), and where the
-/// [`TriangleGate`] decides so.
+/// [`TriangleThresholds`] decide so.
 #[derive(Clone, Copy, Debug)]
 pub struct TrianglePrefill {
     /// The heads.
@@ -36,7 +36,7 @@ pub struct TrianglePrefill {
     /// Sinks, window and last rows.
     pub sizes: TriangleMix,
     /// When to leave keys out.
-    pub gate: TriangleGate,
+    pub thresholds: TriangleThresholds,
 }
 
 /// One call over contiguous rows.
@@ -95,7 +95,7 @@ impl TrianglePrefill {
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
         let TriangleChoice::Sparse { rows, .. } =
-            self.gate.choose(self.sizes, (0, prompt_len), prompt)
+            self.thresholds.choose(self.sizes, (0, prompt_len), prompt)
         else {
             return 0;
         };
@@ -112,7 +112,7 @@ impl TrianglePrefill {
     }
 
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, within what packed calls take ([`Fused`](ascend_serving::Fused)). One plan serves all
+    /// `[first_row + rows, Nkv, D]`, within what packed calls take ([`FusedAttention`](ascend_serving::FusedAttention)). One plan serves all
     /// layers with TriangleMix.
     ///
     /// # Errors
@@ -140,7 +140,9 @@ impl TrianglePrefill {
                 .into());
             }
         }
-        let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
+        let choice = self
+            .thresholds
+            .choose(self.sizes, (first_row, rows), prompt_len);
         let requests = vec![(0..rows, first_row, choice)];
         self.plan_rows(
             stream,
@@ -176,10 +178,10 @@ impl TrianglePrefill {
             source,
             tensors,
         };
-        let groups = row_groups(requests, window);
-        let segments = groups.iter().map(|group| match group {
-            RowGroup::Causal(pieces) => parts.causal(pieces),
-            RowGroup::Middle(piece) => parts.middle(piece),
+        let spans = row_spans(requests, window);
+        let segments = spans.iter().map(|span| match span {
+            RowSpan::Causal(pieces) => parts.causal(pieces),
+            RowSpan::Middle(piece) => parts.middle(piece),
         });
         Ok(TrianglePlan {
             segments: segments.collect::<Result<_>>()?,

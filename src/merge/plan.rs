@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::ops::attention_update::{self, Given};
+use crate::ops::attention_update::{self, LaunchTensors};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -198,7 +198,7 @@ impl MergeState {
     }
 
     /// The parts as the rows that the operator takes.
-    fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<Given> {
+    fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<LaunchTensors> {
         let flat = |tensor: &AnyTensor, desc: &TensorDesc| {
             let shape = desc
                 .shape
@@ -213,7 +213,7 @@ impl MergeState {
         for part in parts {
             tensors.push(flat(part.attention, &rows.out)?);
         }
-        Ok(Given {
+        Ok(LaunchTensors {
             outputs: 0,
             tensors,
         })
@@ -419,7 +419,7 @@ impl MergeOperation {
         lse: impl Iterator<Item = Result<AnyTensor>>,
         output: &Output<T>,
         lse_out: &Tensor<f32>,
-    ) -> Result<Given> {
+    ) -> Result<LaunchTensors> {
         let (rows, dim) = (self.problem.rows, self.problem.dim);
         let mut given = SmallVec::new();
         given.push(output.attention.reshape([rows, dim])?.into());
@@ -430,7 +430,7 @@ impl MergeOperation {
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
-        Ok(Given {
+        Ok(LaunchTensors {
             outputs: 2,
             tensors: given,
         })

@@ -18,7 +18,7 @@ fn backends(steps: &str, arguments: &[&str]) -> Output {
     let file = folder.path().join("steps.jsonl");
     fs::write(&file, steps).unwrap();
     let mut command = program();
-    command.args(["backends", "--backend", "emulated"]);
+    command.args(["backends", "--platform", "emulated"]);
     command.args(["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]);
     command.args(arguments).arg(file).output().unwrap()
 }
@@ -65,7 +65,7 @@ fn steps_of_a_file_are_compared_one_by_one() {
         (&summary["compared"], &summary["elements"]),
         (&1.into(), &1024.into())
     );
-    assert_eq!(summary["backend"], "emulated");
+    assert_eq!(summary["platform"], "emulated");
     assert_eq!(summary["equal"], objects[0]["equal"]);
     assert_eq!(summary["furthest"], objects[0]["furthest"]);
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 fn determinism(arguments: &[&str]) -> Output {
     let mut command = program();
     command
-        .args(["determinism", "--backend", "emulated"])
+        .args(["determinism", "--platform", "emulated"])
         .args(arguments);
     command.output().unwrap()
 }
@@ -104,7 +104,7 @@ fn causal(folder: &Path) -> String {
         case.arguments.set_tensor(parameter, tensor);
     }
     case.arguments.sparse_mode = 3;
-    case.mask = ascend_attention::case::MaskKind::Compressed;
+    case.mask = ascend_attention::case::MaskSource::Compressed;
     write(folder, "causal.safetensors", &case)
 }
 

@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Parameter};
 use ascend_attention::f16;
 use serde_json::Value;
 
@@ -31,12 +31,12 @@ fn vectors(name: &str) -> PathBuf {
     Path::new(ROOT).join("tests/vectors").join(name)
 }
 
-/// The program with an environment that says nothing about a backend.
+/// The program with an environment that chooses no platform.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-attn"));
     command
         .current_dir(ROOT)
-        .env_remove("ASCEND_BACKEND")
+        .env_remove("ASCEND_PLATFORM")
         .env_remove("ASCEND_HOME_PATH")
         .env_remove("ASCEND_TOOLKIT_HOME")
         .env_remove("ASCEND_RECORD");
@@ -51,7 +51,7 @@ fn program() -> Command {
 fn emulated(arguments: &[&str]) -> Output {
     program()
         .arg("run")
-        .args(["--backend", "emulated"])
+        .args(["--platform", "emulated"])
         .args(arguments)
         .output()
         .unwrap()
@@ -87,7 +87,7 @@ fn the_repositorys_cases_pass() {
     assert_eq!(last_line(&output), "7 passed, 0 failed");
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
     assert_eq!(lines.len(), 9);
-    assert!(lines[0].starts_with("backend emulated, "), "{}", lines[0]);
+    assert!(lines[0].starts_with("platform emulated, "), "{}", lines[0]);
     for (line, name) in lines[1..7].iter().zip(0..6) {
         assert!(line.starts_with(&format!("minilm_layer{name} ")), "{line}");
         assert!(
@@ -247,7 +247,7 @@ fn a_case_that_another_rule_refuses_than_recorded_fails() {
             && stdout.contains(", recorded head_dim.equal)"),
         "{stdout}"
     );
-    // The backend's chip and release are said.
+    // The chip and the release of the platform are said.
     let first = stdout.lines().next().unwrap();
     assert!(first.contains(" with CANN "), "{first}");
 }
@@ -277,7 +277,7 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
     let mut case = small();
     // The operator ignores the window of mode 0 without a mask.
     case.arguments.sparse_mode = 0;
-    case.mask = MaskKind::None;
+    case.mask = MaskSource::None;
     case.arguments.pre_tokens = 5;
     case.expected.clear();
     let path = write(folder.path(), "window.safetensors", &case);
@@ -335,7 +335,7 @@ fn json_has_an_object_for_each_case_and_a_summary() {
         (&summary["passed"], &summary["failed"]),
         (&1.into(), &1.into())
     );
-    assert_eq!(summary["backend"], "emulated");
+    assert_eq!(summary["platform"], "emulated");
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
         &["run"],
         &["run", "absent.safetensors"],
         &["run", empty.path().to_str().unwrap()],
-        &["run", "--backend", "gpu", "x"],
+        &["run", "--platform", "gpu", "x"],
         &["unknown"],
     ] {
         let output = program().args(arguments).output().unwrap();
@@ -428,7 +428,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
     }
     let output = program()
         .args(["run", vectors("real").to_str().unwrap()])
-        .env("ASCEND_BACKEND", "gpu")
+        .env("ASCEND_PLATFORM", "gpu")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -448,11 +448,11 @@ fn the_variable_chooses_the_backend_of_auto() {
                 .to_str()
                 .unwrap(),
         ])
-        .env("ASCEND_BACKEND", "emulated")
+        .env("ASCEND_PLATFORM", "emulated")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stdout).starts_with("backend emulated"));
+    assert!(text(&output.stdout).starts_with("platform emulated"));
 }
 
 #[test]
@@ -501,7 +501,7 @@ fn doctor_works_without_an_npu() {
         format!("{path}/lib64/libascendcl.so"),
         "emulation: available".to_owned(),
         "versions V1 V2 V3 V4 V5".to_owned(),
-        "backend auto: ".to_owned(),
+        "platform auto: ".to_owned(),
     ] {
         assert!(report.contains(&part), "no {part:?} in:\n{report}");
     }
@@ -535,7 +535,7 @@ fn a_trace_shows_every_call_of_a_run() {
     let path = write(folder.path(), "case.safetensors", &small());
     for times in 1..3 {
         let output = program()
-            .args(["run", "--backend", "emulated", &path])
+            .args(["run", "--platform", "emulated", &path])
             .env("ASCEND_EMU_TRACE", &file)
             .output()
             .unwrap();
@@ -561,7 +561,7 @@ fn a_trace_shows_every_call_of_a_run() {
         assert!(of("aclrtSetDevice") >= times && of("aclrtGetSocName") >= times);
     }
     let output = program()
-        .args(["run", "--backend", "emulated", &path])
+        .args(["run", "--platform", "emulated", &path])
         .env("ASCEND_EMU_TRACE", folder.path())
         .output()
         .unwrap();
@@ -575,7 +575,7 @@ fn a_reader_that_goes_away_is_no_panic() {
     for arguments in [
         &[
             "run",
-            "--backend",
+            "--platform",
             "emulated",
             vectors("real").to_str().unwrap(),
         ][..],
@@ -632,7 +632,7 @@ fn files_without_an_end_are_refused() {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(said.contains(why), "{arguments:?}: {said}");
     };
-    let run = ["run", "--backend", "emulated"];
+    let run = ["run", "--platform", "emulated"];
     for (name, why) in [
         ("zeros", "no regular file"),
         ("pipe", "no regular file"),

@@ -232,7 +232,7 @@ impl<T: Element> StepProgram<T> {
                 "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
             ),
             "calls that the captured size fixes",
-            "register a backend such as `Fused` behind it, or compute the step without a graph",
+            "register a backend such as `FusedAttention` behind it, or compute the step without a graph",
         ))
     }
 
@@ -244,7 +244,7 @@ impl<T: Element> StepProgram<T> {
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, which copies or waits between its calls"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
+                "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
                  the step without a graph",
             )),
         }

@@ -39,7 +39,7 @@ use super::step_memory::StepMemory;
 /// prompt of all its keys. Windows that hide keys take a mask of a byte for each pair of rows.
 ///
 /// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple
-/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`Fused`](crate::Fused) copies
+/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`FusedAttention`](crate::FusedAttention) copies
 /// nothing; Ascend 950 has neither.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptAndIncre;
@@ -134,7 +134,7 @@ impl Neighbours {
 
 /// A call of a step, planned.
 #[derive(Debug)]
-enum Planned {
+enum PlannedCall {
     Incre(Box<PlannedIncre>),
     Prompt {
         plan: Arc<PromptPlan>,
@@ -152,7 +152,7 @@ struct PlannedIncre {
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
     /// The stream on which calls take turns with the memory of copied rows.
-    calls: Vec<(Range<usize>, Planned)>,
+    calls: Vec<(Range<usize>, PlannedCall)>,
     copied: Mutex<CopiedRows<T>>,
 }
 
@@ -160,7 +160,7 @@ fn plan_incre<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
     of: &Neighbours,
-) -> Result<Planned> {
+) -> Result<PlannedCall> {
     let layout = layout(first.cache);
     let block_table = step.block_table.rows(of.requests.clone())?;
     let query = rows(layout, &first.query.narrow(0, of.tokens.clone())?)?;
@@ -173,7 +173,7 @@ fn plan_incre<T: Element>(
         .scale(step.shape.scale)
         .actual_seq_lengths_kv(lengths)
         .plan(inputs.paged(&block_table))?;
-    Ok(Planned::Incre(Box::new(PlannedIncre {
+    Ok(PlannedCall::Incre(Box::new(PlannedIncre {
         plan,
         layout,
         block_table,
@@ -213,13 +213,13 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         if first.learnable_sink.is_some() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,
                 "a layer with sinks",
                 "layers without",
-                "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
+                "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
             )
             .into());
         }
@@ -265,7 +265,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
                             plan
                         }
                     };
-                    Planned::Prompt { plan, prompts }
+                    PlannedCall::Prompt { plan, prompts }
                 }
             };
             calls.push((of.tokens, planned));
@@ -288,8 +288,8 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 impl<T: Element> StepStage<T> for StepCalls<T> {
     fn memory(&self) -> StepMemory {
         let calls = self.calls.iter().map(|(_, planned)| match planned {
-            Planned::Incre(of) => of.plan.workspace_bytes(),
-            Planned::Prompt { plan, .. } => plan.workspace_bytes(),
+            PlannedCall::Incre(of) => of.plan.workspace_bytes(),
+            PlannedCall::Prompt { plan, .. } => plan.workspace_bytes(),
         });
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
     }
@@ -306,14 +306,14 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
             let query = layer.query.narrow(0, tokens.clone())?;
             let attention = output.narrow(0, tokens.clone())?;
             match planned {
-                Planned::Incre(of) => {
+                PlannedCall::Incre(of) => {
                     let query = rows(of.layout, &query)?;
                     let mut attention = rows(of.layout, &attention)?;
                     let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
                     let inputs = inputs.paged(&of.block_table);
                     of.plan.launch_into(stream, inputs, &mut attention)?;
                 }
-                Planned::Prompt { plan, prompts } => {
+                PlannedCall::Prompt { plan, prompts } => {
                     let own = || KeyRows::of_step(layer)?.narrow(tokens.clone());
                     let keys = match prompts.of.copies_keys() {
                         true => copied.bring_keys(stream, prompts, layer.cache, own)?,

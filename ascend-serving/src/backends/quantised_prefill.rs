@@ -15,7 +15,7 @@ use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
 use super::dense_rows::DenseRows;
-use super::fused::Fused;
+use super::fused_attention::FusedAttention;
 use super::program::{StepProgram, StepStage};
 use super::quantised_decode::single_tokens;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
@@ -23,7 +23,7 @@ use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
-/// (TND) attends to both, as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens copy
+/// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without cached tokens copy
 /// nothing and are that call alone.
 ///
 /// In layers without a window or sinks, the requests at the beginning of a mixed step that add one token to cached
@@ -125,12 +125,12 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let of = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
-            return Fused.program(step, first);
+            return FusedAttention.program(step, first);
         }
         of.cache
             .check_contiguous(metadata.settings().block_size())?;

@@ -7,7 +7,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
+use crate::batch::{AttentionMetadata, Causality, LayerMask, MaskedRequest, NamedMask};
 use crate::error::Result;
 use crate::rules;
 
@@ -260,7 +260,7 @@ impl StepCall {
             CallMask::Operator(mask) => mask.tensor().is_none(),
             CallMask::Named(..) => false,
         };
-        let MaskKind::Causality(causality) = step.mask else {
+        let LayerMask::Causality(causality) = step.mask else {
             return Ok(());
         };
         let shown = match causality.over(step.metadata.longest()) {

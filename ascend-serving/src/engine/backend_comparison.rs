@@ -91,7 +91,7 @@ pub struct StepComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedStep {
-    /// The backend that served the step: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
+    /// The backend that served the step: that of the first layer, if a [`HybridBackend`](crate::HybridBackend) has several.
     pub backend: &'static str,
     /// Time on the host's clock from the beginning of the step, planning included, until the stream has finished its
     /// last layer: the fastest of [the runs](BackendTrial::runs).
@@ -177,7 +177,7 @@ impl BackendComparison {
 /// # fn main() -> ascend_serving::Result<()> {
 /// # #[cfg(feature = "emulation")] {
 /// use ascend_attention::{Runtime, bf16};
-/// use ascend_serving::{AttentionShape, BackendTrial, Backends, Fused, PagedDecode, RecordedBatch, compare_backends};
+/// use ascend_serving::{AttentionShape, BackendTrial, Backends, FusedAttention, PagedDecode, RecordedBatch, compare_backends};
 ///
 /// let step = RecordedBatch::from_json(
 ///     r#"{"version":1,
@@ -187,7 +187,7 @@ impl BackendComparison {
 /// )?;
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let trial = BackendTrial::new(AttentionShape::new(4, 2, 64), 2);
-/// let backends = [Backends::none().with(Fused), Backends::none().with(PagedDecode)];
+/// let backends = [Backends::none().with(FusedAttention), Backends::none().with(PagedDecode)];
 /// let found = compare_backends::<bf16>(&stream, &trial, backends, &[step])?;
 /// assert_eq!(found.elements(), 2 * 2 * 4 * 64); // layers, tokens, heads, elements of a head
 /// assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));

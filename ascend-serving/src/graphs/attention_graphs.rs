@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ascend_attention::graph::Update;
 use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
-use crate::batch::{AttentionMetadata, MaskKind};
+use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
     Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
     RangeFinding, same_groups,
@@ -27,7 +27,7 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 ///
 /// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
-/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as [`Fused`](crate::Fused) and
+/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as [`FusedAttention`](crate::FusedAttention) and
 /// [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
@@ -94,7 +94,7 @@ impl<T: Element> Attention<T> {
     pub fn capture(
         &self,
         stream: &Stream,
-        mask: impl Into<MaskKind>,
+        mask: impl Into<LayerMask>,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
         let mask = mask.into();
@@ -106,7 +106,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`Attention::capture`].
-    pub fn capture_layers<M: Into<MaskKind>>(
+    pub fn capture_layers<M: Into<LayerMask>>(
         &self,
         stream: &Stream,
         mask: impl Fn(usize) -> M,

@@ -7,9 +7,10 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    CrossAttention, DraftTree, Error, Fused, GraphLimits, GroupedAttention, GroupedMetadata,
-    GroupedRequest, GroupedSequence, LayerGroup, PagedDecode, PrefixCache, QuantisedDecode,
-    QuantisedPrefill, StatePolicy, TreeRequest, TreeVerification, Violation, rules,
+    CrossAttention, DraftTree, Error, FusedAttention, GraphLimits, GroupedAttention,
+    GroupedMetadata, GroupedRequest, GroupedSequence, LayerGroup, PagedDecode, PrefixCache,
+    QuantisedDecode, QuantisedPrefill, StatePolicy, TreeRequest, TreeVerification, Violation,
+    rules,
 };
 
 use crate::harness;
@@ -32,7 +33,7 @@ impl Engine {
             true => Backends::none()
                 .with(QuantisedDecode)
                 .with(QuantisedPrefill),
-            false => Backends::none().with(Fused).with(PagedDecode),
+            false => Backends::none().with(FusedAttention).with(PagedDecode),
         };
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         Self { stream, attention }
@@ -396,7 +397,7 @@ fn windows_slide() {
     let group = |layers: Vec<usize>, causality| {
         let shape = CacheShape::new(layers.len(), 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
-        let backends = Backends::none().with(Fused);
+        let backends = Backends::none().with(FusedAttention);
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         LayerGroup::new(layers, causality, attention)
     };

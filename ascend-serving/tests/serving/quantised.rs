@@ -16,7 +16,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, GraphLimits, MaskKind, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
+    Error, GraphLimits, LayerMask, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
     rules,
 };
 use proptest::prelude::*;
@@ -240,7 +240,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let sinks = stream.upload(&[bf16::ONE], [1]).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
     let none = NamedMask::new("all", |_, _, _| true);
-    let causal = || MaskKind::from(Causality::Causal);
+    let causal = || LayerMask::from(Causality::Causal);
     let with_sinks = limits.clone().learnable_sinks([sinks]);
     let several = limits.clone().tokens_each(2);
     for (mask, limits, rules) in [

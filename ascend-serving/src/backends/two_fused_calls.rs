@@ -13,13 +13,13 @@ use super::step_context::{LayerTensors, StepContext};
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,
 /// then one of the rest, with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in
-/// one call, as [`Fused`](crate::Fused) does, elsewhere.
+/// one call, as [`FusedAttention`](crate::FusedAttention) does, elsewhere.
 ///
 /// The decodes come first in the batch. Other steps are refused: register a backend for them after this one.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FusedInTwo;
+pub struct TwoFusedCalls;
 
-impl<T: Element> AttentionBackend<T> for FusedInTwo {
+impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
     fn name(&self) -> &'static str {
         "fused_in_two"
     }
@@ -29,7 +29,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;

@@ -26,7 +26,7 @@ use super::step_memory::{StepMemory, tensor_bytes};
 ///
 /// The operator rounds the probabilities to FLOAT8_E4M3FN, too.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MxFp8;
+pub struct MxFp8Attention;
 
 /// The queries of a layer in groups of 32.
 struct MxFp8Query {
@@ -121,7 +121,7 @@ fn mxfp8_cache<'a, T: Element>(
     })
 }
 
-impl<T: Element> AttentionBackend<T> for MxFp8 {
+impl<T: Element> AttentionBackend<T> for MxFp8Attention {
     fn name(&self) -> &'static str {
         "mxfp8"
     }
@@ -135,14 +135,14 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let (of, scales) = mxfp8_cache(first)?;
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
             return Err(Violation::new(
                 &rules::BACKEND_MX_FP8,
-                format_args!("{causality:?}, {} sinks", first.with_sinks()),
+                format_args!("{causality:?}, {} sinks", first.describe_sinks()),
                 "causal layers of MXFP8 without window and sinks",
                 "give such layers a cache of their own with scales of channels or tokens",
             )

@@ -21,9 +21,9 @@ use super::step_context::{LayerTensors, StepContext};
 /// | 9.0 | | and others up to 256 of any number of key heads | |
 /// | 9.1 | | and over NZ caches others than 64 and 128 | |
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Fused;
+pub struct FusedAttention;
 
-impl<T: Element> AttentionBackend<T> for Fused {
+impl<T: Element> AttentionBackend<T> for FusedAttention {
     fn name(&self) -> &'static str {
         "fused"
     }
@@ -33,7 +33,7 @@ impl<T: Element> AttentionBackend<T> for Fused {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         Ok(StepCall::of_step(step)?.into())
     }
 }
