@@ -67,6 +67,9 @@ ascend_attention::spec::library_rules! {
     STEP_HEADS = "step.heads",
         "query, key and value of a layer have the heads and the head dimension of the attention",
         "make the `AttentionShape` with the heads of the layer's tensors";
+    STEP_CONTIGUOUS = "step.contiguous",
+        "query, key and value of a layer are contiguous",
+        "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
         "all layers of a step with one mask bring sinks or none does, and all bring latents or none does",
         "bring sinks in every layer or in none, and latents alike; begin a step of its own for layers of another "

@@ -137,7 +137,8 @@ pub(crate) struct StepRows {
 }
 
 impl StepRows {
-    /// Refuses a tensor of a layer with other rows, other heads, or another head dimension where there is only one.
+    /// Refuses a tensor of a layer with other rows, other heads, or another head dimension where there is only one, and
+    /// one that is not contiguous.
     pub(crate) fn check<T: Element>(
         self,
         name: &str,
@@ -179,8 +180,17 @@ impl StepRows {
                 format_args!(
                     "[{rows}, {heads}, {dim}], as the `AttentionShape` and the cache have it"
                 ),
-                "make the `AttentionShape` with the heads of these tensors; of heads that were filled up it has the filled \
-                 size, and the scale of the true one",
+                "bring query, key and value in this order, or make the `AttentionShape` and the cache with the heads of \
+                 these tensors; of heads that were filled up it has the filled size, and the scale of the true one",
+            ));
+        }
+        if !tensor.is_contiguous() {
+            return Err(Violation::new(
+                &rules::STEP_CONTIGUOUS,
+                format_args!("{name} {} in layer {layer}", tensor.desc()),
+                "row-major strides",
+                "project query, key and value into tensors of their own, or copy them by `Tensor::contiguous`, which \
+                 waits for the stream",
             ));
         }
         Ok(())

@@ -287,7 +287,7 @@ impl<'a, T: Number> Engine<'a, T> {
         let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
             let by_decode = ["quantised_decode", "graphs"].contains(&served)
-                || served == "hybrid" && decodes && layer == 0;
+                || served == "hybrid" && decodes && (layer == 0 || self.model.graphs);
             let width = self.shape.heads * DIM;
             let mut news = turns
                 .iter()
@@ -410,6 +410,32 @@ fn the_schedules_reach_both_backends() {
     ] {
         reach_both_backends(&ascend_950().unwrap(), stored, by_token);
     }
+}
+
+/// A step that is padded past the captured sizes: both layers of the hybrid decode in the blocks, without a graph.
+#[test]
+fn layers_that_graphs_could_record_decode_in_blocks_without_them() {
+    let model = Model {
+        kv_heads: 1,
+        group: 1,
+        window: None,
+        per_head: false,
+        block_size: 128,
+        blocks: 4,
+        dump: false,
+        chunked: false,
+        mtp: false,
+        hybrid: true,
+        by_token: false,
+        stored: QuantisedType::Int8,
+        graphs: true,
+    };
+    let first = (vec![Act::Chunk(0, 1)], 0);
+    let padded = vec![
+        Act::Chunk(1986001782267073812, 1),
+        Act::Chunk(3680820876020673326, 1),
+    ];
+    run::<bf16>(&harness::stream(), model, &[first, (padded, 4)]).unwrap();
 }
 
 fn reach_both_backends(stream: &Stream, stored: QuantisedType, by_token: bool) {

@@ -142,13 +142,15 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
         stream.upload(&ones, axes).unwrap()
     };
     let good = of([2, 1, DIM]);
-    for (axes, broken) in [
-        ([3, 1, DIM], &rules::STEP_TOKENS),
-        ([1, 1, DIM], &rules::STEP_TOKENS),
-        ([2, 2, DIM], &rules::STEP_HEADS),
-        ([2, 1, 128], &rules::STEP_HEADS),
+    // Part of a projection that computes query, key and value at once.
+    let part = of([2, 3, DIM]).narrow(1, 1..2).unwrap();
+    for (other, broken) in [
+        (of([3, 1, DIM]), &rules::STEP_TOKENS),
+        (of([1, 1, DIM]), &rules::STEP_TOKENS),
+        (of([2, 2, DIM]), &rules::STEP_HEADS),
+        (of([2, 1, 128]), &rules::STEP_HEADS),
+        (part.clone(), &rules::STEP_CONTIGUOUS),
     ] {
-        let other = of(axes);
         for [query, key, value] in [
             [&other, &good, &good],
             [&good, &other, &good],
@@ -160,6 +162,10 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
             assert!(step.selected().is_none());
         }
     }
+    let copy = part.contiguous(&stream).unwrap();
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    step.forward(0, (&copy, &copy, &copy)).unwrap();
+    drop(step);
     let padded = settings_of(32, 128, Causality::Causal);
     let mut metadata = AttentionMetadata::new(&[request(5, 2, &[3])], padded).unwrap();
     metadata.pad_to(8).unwrap();
