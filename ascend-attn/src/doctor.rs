@@ -339,7 +339,8 @@ impl Findings {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), json!(value)))
             .collect();
-        let unknown = |of: &UnknownVariable| json!({ "name": of.name, "meant": of.meant });
+        let unknown =
+            |variable: &UnknownVariable| json!({ "name": variable.name, "meant": variable.meant });
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "environment": variables,

@@ -191,9 +191,9 @@ impl SharedPrefix {
         let shape = AttentionShape::new(16, 4, 128);
         // Shared blocks are counted for each request.
         let blocks = requests * (prefix / 128 + 1) + 1;
-        let of = CacheShape::new(1, shape.kv_heads, shape.head_dim);
+        let cache_shape = CacheShape::new(1, shape.kv_heads, shape.head_dim);
         let pad = PadPolicy::SkipNegative;
-        let cache = PagedKvCache::new(device, blocks, 128, of, pad).unwrap();
+        let cache = PagedKvCache::new(device, blocks, 128, cache_shape, pad).unwrap();
         let mut donor = Sequence::new(cache.pool());
         let _ = donor.grow(prefix).unwrap();
         let sequence = |_| {

@@ -109,7 +109,7 @@ pub fn full() -> AttentionCase {
         tensor(DType::Bf16, &[1, 2, 5, 8]),
     ];
     case.arguments.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
-    let inputs = Parameter::tensors().filter(|of| of.info().kind == Kind::Tensor);
+    let inputs = Parameter::tensors().filter(|parameter| parameter.info().kind == Kind::Tensor);
     for (parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
         case.arguments
             .set_tensor(parameter, tensor(*dtype, &[2, 3]));

@@ -230,7 +230,7 @@ pub fn attends(
     let inputs = [random(1, rows), random(2, keys), random(3, keys)];
     let [query, key, value] = inputs
         .each_ref()
-        .map(|of| stream.upload(&of.data, [1, 2, of.rows, 16]).unwrap());
+        .map(|rows| stream.upload(&rows.data, [1, 2, rows.rows, 16]).unwrap());
     let mask_bytes = mask.tensor_bytes();
     let plan = FusedInferAttention::new(Layout::Bnsd)
         .heads(2)

@@ -173,7 +173,7 @@ impl TrianglePrefill {
         let saved_pairs = requests.iter().map(saved).sum();
         let window = usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX);
         let parts = Parts {
-            of: self,
+            prefill: self,
             stream,
             source,
             tensors,
@@ -194,7 +194,7 @@ impl TrianglePrefill {
 
 /// The inputs from which the calls of a prefill are made.
 struct Parts<'a, T: Element> {
-    of: &'a TrianglePrefill,
+    prefill: &'a TrianglePrefill,
     stream: &'a Stream,
     source: KeySource<'a>,
     tensors: [&'a Tensor<T>; 3],
@@ -203,7 +203,7 @@ struct Parts<'a, T: Element> {
 impl<T: Element> Parts<'_, T> {
     /// Prepares one call over contiguous pieces.
     fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
-        self.of.shape.check()?;
+        self.prefill.shape.check()?;
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
@@ -211,7 +211,12 @@ impl<T: Element> Parts<'_, T> {
             .iter()
             .map(|piece| piece.rows.end.saturating_sub(start));
         let q = &Cumulative::new(ends.collect())?;
-        let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
+        let call = self
+            .prefill
+            .shape
+            .call(Layout::Tnd)
+            .mask(mask)
+            .softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
         let (keys, plan) = match self.source {
             KeySource::Packed(starts) => {
@@ -273,7 +278,7 @@ impl<T: Element> Parts<'_, T> {
     /// Prepares rows whose window begins after the sinks. The last row is at the last key, so that the band is the
     /// window.
     fn middle(&self, piece: &Piece) -> Result<Segment> {
-        let sizes = self.of.sizes;
+        let sizes = self.prefill.sizes;
         let window = i64::try_from(sizes.sliding_window_size).unwrap_or(i64::MAX);
         let sinks = usize::try_from(sizes.num_sink_tokens).unwrap_or(usize::MAX);
         let band = self.stream.device().masks().band(window, 0)?;
@@ -307,7 +312,7 @@ impl<T: Element> Parts<'_, T> {
 /// Bytes of two outputs, and of the log-sum-exps of their merge.
 fn merged_bytes<T: Element>(near: &Output<T>, far: &Output<T>) -> usize {
     let bytes = |elements: usize, each: usize| elements.saturating_mul(each);
-    let lse = |of: &Output<T>| of.softmax_lse.as_ref().map_or(0, |lse| lse.len());
+    let lse = |output: &Output<T>| output.softmax_lse.as_ref().map_or(0, |lse| lse.len());
     let elements = near.attention.len().saturating_add(far.attention.len());
     let sums = [lse(near), lse(near), lse(far)]
         .into_iter()

@@ -90,12 +90,12 @@ impl TriangleThresholds {
         let Some(prompt_len) = prompt_len else {
             return dense(WhyDense::PromptUnknown);
         };
-        let of = TriangleRows {
+        let triangle_rows = TriangleRows {
             first_row: first_row as u64,
             rows: rows as u64,
             prompt_len: prompt_len as u64,
         };
-        let prompt_len = of.prompt_len;
+        let prompt_len = triangle_rows.prompt_len;
         let Some(first) = sizes.first_sparse_row(prompt_len) else {
             return dense(WhyDense::NothingLeftOut);
         };
@@ -108,7 +108,9 @@ impl TriangleThresholds {
             return dense(WhyDense::NothingLeftOut);
         }
         let rows = sparse.end.saturating_sub(sparse.start);
-        let saved_pairs = sizes.geometry(TrianglePart::Middle, of).visible();
+        let saved_pairs = sizes
+            .geometry(TrianglePart::Middle, triangle_rows)
+            .visible();
         if rows < self.min_sparse_rows || saved_pairs < self.min_saved_pairs {
             let pairs = saved_pairs;
             return dense(WhyDense::BelowThresholds { rows, pairs });

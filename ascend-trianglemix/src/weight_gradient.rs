@@ -180,16 +180,20 @@ impl<T: Number> WeightGradientSample<T> {
     fn start<'p>(
         &self,
         stream: &Stream,
-        of: &'p Product,
+        product: &'p Product,
         plans: &mut Vec<ProductPlan>,
         buffer: DeviceBuffer<T>,
         host: HostBuffer<T>,
     ) -> Result<QueuedProduct<'p, T>> {
-        let gradient = self.output_gradient.narrow(0, of.rows.clone())?;
-        let gradient = gradient.narrow(1, of.heads.clone())?.permute([1, 0, 2])?;
-        let value = self.value.narrow(0, of.keys.clone())?;
-        let value = value.narrow(1, of.kv_heads.clone())?.permute([1, 2, 0])?;
-        let shape = [of.heads.len(), of.rows.len(), of.keys.len()];
+        let gradient = self.output_gradient.narrow(0, product.rows.clone())?;
+        let gradient = gradient
+            .narrow(1, product.heads.clone())?
+            .permute([1, 0, 2])?;
+        let value = self.value.narrow(0, product.keys.clone())?;
+        let value = value
+            .narrow(1, product.kv_heads.clone())?
+            .permute([1, 2, 0])?;
+        let shape = [product.heads.len(), product.rows.len(), product.keys.len()];
         let known = plans.iter().position(|planned| planned.shape == shape);
         let at = match known {
             Some(at) => at,
@@ -204,7 +208,7 @@ impl<T: Number> WeightGradientSample<T> {
         plan.launch_into(stream, (&gradient, &value), &mut out)?;
         let whole = Tensor::from_buffer(&buffer, [host.len()])?;
         Ok(QueuedProduct {
-            of,
+            product,
             transfer: whole.download_async(stream, host)?,
             buffer,
         })
@@ -228,7 +232,7 @@ struct Product {
 
 /// A product that was queued.
 struct QueuedProduct<'p, T: Number> {
-    of: &'p Product,
+    product: &'p Product,
     transfer: Transfer<T>,
     buffer: DeviceBuffer<T>,
 }
@@ -244,7 +248,7 @@ impl<T: Number> QueuedProduct<'_, T> {
         let host = self.transfer.wait()?;
         let Product {
             heads, rows, keys, ..
-        } = self.of;
+        } = self.product;
         let each_row = heads.clone().flat_map(|_| rows.clone());
         for (row, products) in each_row.zip(host.chunks(keys.len())) {
             cells.clear();
@@ -305,8 +309,8 @@ impl Tiles {
             groups,
             ..
         } = self;
-        let cut = move |of: usize, step: usize| {
-            let firsts = (0..of).step_by(step.max(1));
+        let cut = move |count: usize, step: usize| {
+            let firsts = (0..count).step_by(step.max(1));
             firsts.map(move |first| first..first.saturating_add(step).min(tokens))
         };
         (0..groups).flat_map(move |group| {

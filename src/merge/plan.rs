@@ -185,14 +185,14 @@ impl MergeState {
             .fix("bring the output and the log-sum-exps of one call")
         };
         let heads = lse.shape.get(1).copied().ok_or_else(refused)?;
-        let of = self.layout.output().extents(&out.shape, heads);
-        let of = of.filter(|of| self.layout.lse_shape(*of) == lse.shape);
-        let of = of.ok_or_else(refused)?;
+        let extents = self.layout.output().extents(&out.shape, heads);
+        let extents = extents.filter(|extents| self.layout.lse_shape(*extents) == lse.shape);
+        let extents = extents.ok_or_else(refused)?;
         let count = lse.elements().and_then(|rows| i64::try_from(rows).ok());
         let count = count.ok_or_else(refused)?;
         let flat = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).ok_or_else(refused);
         Ok(Rows {
-            out: flat(out.dtype, &[count, of.dim])?,
+            out: flat(out.dtype, &[count, extents.dim])?,
             lse: flat(lse.dtype, &[count])?,
         })
     }
@@ -452,8 +452,9 @@ impl MergeOperation {
             all.push(lse);
         }
         let none = |row: &usize| {
-            let of = |lse: &Vec<f32>| lse.get(*row).copied();
-            all.iter().all(|lse| of(lse) == Some(f32::NEG_INFINITY))
+            let lse_of_row = |lse: &Vec<f32>| lse.get(*row).copied();
+            all.iter()
+                .all(|lse| lse_of_row(lse) == Some(f32::NEG_INFINITY))
         };
         let empty: Vec<usize> = (0..self.problem.rows).filter(none).collect();
         if let Some(first) = all.first_mut() {

@@ -102,13 +102,14 @@ impl<P: Parameter> PreparedCall<P> {
         } = phase_one(api, &mut descriptors)?;
         // SAFETY: the caller made the executor of these descriptors.
         let executor = unsafe { Executor::new(context, phases.name, executor, descriptors) }?;
-        let of = |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
+        let planned_tensor =
+            |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
         let addresses = tensors.iter().map(|tensor| Some(tensor.address.addr()));
         let addressed = usize::try_from(workspace_bytes);
         Ok(Self {
             context: Arc::clone(context),
             function: phases.name,
-            planned: tensors.iter().map(of).collect(),
+            planned: tensors.iter().map(planned_tensor).collect(),
             fixed: fixed
                 .iter()
                 .map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses()))
@@ -148,7 +149,7 @@ impl<P: Parameter> PreparedCall<P> {
             fixed.any(|(parameter, _)| argument.parameter == *parameter)
         };
         let given = call.each_tensor();
-        let tensors = standing_in(given.filter(|(of, _)| !is_fixed(*of)), stand_in);
+        let tensors = standing_in(given.filter(|(argument, _)| !is_fixed(*argument)), stand_in);
         // SAFETY: the caller of this function promises the same of phase one.
         unsafe { Self::new(context, phases, &tensors, fixed, phase_one) }
     }
@@ -192,13 +193,15 @@ impl<P: Parameter> PreparedCall<P> {
     /// A tensor that stays the same for all launches.
     pub(crate) fn fixed(&self, parameter: P) -> Option<&AnyTensor> {
         let mut fixed = self.fixed.iter();
-        let fixed = fixed.find(|(of, ..)| *of == parameter);
+        let fixed = fixed.find(|(argument, ..)| *argument == parameter);
         fixed.map(|(_, tensor, _)| tensor)
     }
 
     /// The tensors that stay the same for all launches.
     pub(crate) fn each_fixed(&self) -> impl Iterator<Item = (P, &AnyTensor)> {
-        self.fixed.iter().map(|(of, tensor, _)| (*of, tensor))
+        self.fixed
+            .iter()
+            .map(|(argument, tensor, _)| (*argument, tensor))
     }
 
     /// The descriptor of a tensor that launches provide.

@@ -240,7 +240,10 @@ impl Runtime {
     #[cfg(feature = "emulation")]
     fn emulation(machine: Option<ascend_emu::Machine>) -> Result<Self> {
         let mut known = lock(&EMULATED);
-        if let Some((_, runtime)) = known.iter().find(|(of, _)| *of == machine) {
+        if let Some((_, runtime)) = known
+            .iter()
+            .find(|(known_machine, _)| *known_machine == machine)
+        {
             return Ok(runtime.clone());
         }
         let functions = match &machine {

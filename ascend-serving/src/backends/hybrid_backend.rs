@@ -303,11 +303,14 @@ mod tests {
             LayerSet::new([0, 2], "fused").during(Phase::Decode, "paged_decode"),
         ];
         let hybrid = HybridBackend::new(3, registry(), sets).unwrap();
-        let of = |layer, phase| hybrid.backend(layer, phase).unwrap();
+        let backend = |layer, phase| hybrid.backend(layer, phase).unwrap();
         for phase in Phase::ALL {
             let decodes = phase == Phase::Decode;
             let other = if decodes { "paged_decode" } else { "fused" };
-            assert_eq!([0, 1, 2].map(|l| of(l, phase)), [other, "fused", other]);
+            assert_eq!(
+                [0, 1, 2].map(|l| backend(l, phase)),
+                [other, "fused", other]
+            );
         }
         assert_eq!(hybrid.backend(3, Phase::Decode), None);
     }

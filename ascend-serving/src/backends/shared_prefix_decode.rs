@@ -127,8 +127,8 @@ impl SharedPrefixDecode {
         let lengths = metadata.kv_lengths().lengths();
         // The last token of the longest request sees the fewest of the shared blocks.
         let seen = |prefix: &SharedPrefixRequests| {
-            let of = lengths.get(prefix.requests.clone()).unwrap_or_default();
-            let longest = of.iter().copied().max().unwrap_or(0);
+            let lengths = lengths.get(prefix.requests.clone()).unwrap_or_default();
+            let longest = lengths.iter().copied().max().unwrap_or(0);
             let hidden = longest.saturating_sub(window.get());
             prefix.blocks.saturating_sub(hidden.div_ceil(block_size))
         };

@@ -250,7 +250,7 @@ pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
-        Some(of) if of.of_groups().is_none() => Ok(of),
+        Some(layer_cache) if layer_cache.of_groups().is_none() => Ok(layer_cache),
         Some(_) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",

@@ -156,8 +156,8 @@ impl BackendComparison {
         let mut times = [Duration::ZERO; 2];
         for step in &self.steps {
             if let [Ok(first), Ok(second)] = &step.sides {
-                for (sum, of) in times.iter_mut().zip([first, second]) {
-                    *sum = sum.saturating_add(of.time);
+                for (sum, served) in times.iter_mut().zip([first, second]) {
+                    *sum = sum.saturating_add(served.time);
                 }
             }
         }
@@ -213,8 +213,8 @@ pub fn compare_backends<T: Number>(
     if trial.layers == 0 {
         return Err(Error::invalid("trial.layers", 0, "1 or more").fix("try at least one layer"));
     }
-    let cache = |of: &RecordedBatch| {
-        let settings = of.settings;
+    let cache = |recorded: &RecordedBatch| {
+        let settings = recorded.settings;
         (settings.blocks(), settings.block_size(), settings.pad())
     };
     let (blocks, block_size, pad) = cache(first);
@@ -234,10 +234,10 @@ pub fn compare_backends<T: Number>(
     for backends in backends {
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
         for layer in 0..trial.layers {
-            let of = cache.layer(layer)?;
+            let layer_cache = cache.layer(layer)?;
             for (tensor, numbers) in [
-                (&of.key, Numbers::CachedKey),
-                (&of.value, Numbers::CachedValue),
+                (&layer_cache.key, Numbers::CachedKey),
+                (&layer_cache.value, Numbers::CachedValue),
             ] {
                 let filled: Tensor<T> =
                     trial.tensor(stream, numbers, (0, layer), tensor.shape())?;
@@ -349,10 +349,14 @@ struct Places {
 }
 
 fn tokens_of(requests: &[BatchRequest<'_>]) -> Vec<(usize, usize)> {
-    let of = |(request, batch): (usize, &BatchRequest<'_>)| {
+    let request_tokens = |(request, batch): (usize, &BatchRequest<'_>)| {
         (0..batch.new).map(move |token| (request, token))
     };
-    requests.iter().enumerate().flat_map(of).collect()
+    requests
+        .iter()
+        .enumerate()
+        .flat_map(request_tokens)
+        .collect()
 }
 
 impl StepComparison {
@@ -417,13 +421,13 @@ impl BackendTrial {
             ..
         } = self.shape;
         let rows = |layer| {
-            let of = |numbers, heads| {
+            let random_rows = |numbers, heads| {
                 self.tensor(stream, numbers, (step, layer), &[tokens, heads, head_dim])
             };
             Ok([
-                of(Numbers::Query, heads)?,
-                of(Numbers::Key, kv_heads)?,
-                of(Numbers::Value, kv_heads)?,
+                random_rows(Numbers::Query, heads)?,
+                random_rows(Numbers::Key, kv_heads)?,
+                random_rows(Numbers::Value, kv_heads)?,
             ])
         };
         (0..self.layers).map(rows).collect()

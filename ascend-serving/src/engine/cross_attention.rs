@@ -148,10 +148,10 @@ impl<T: Element> CrossAttention<T> {
         let tokens = requests
             .iter()
             .zip(grown)
-            .map(|((of, _), cached)| StepTokens {
-                stamp: of.stamp(),
+            .map(|((request, _), cached)| StepTokens {
+                stamp: request.stamp(),
                 cached,
-                len: of.len(),
+                len: request.len(),
             });
         let progress = StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate())?;
         Ok(Encoding {

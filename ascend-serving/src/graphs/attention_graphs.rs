@@ -279,7 +279,7 @@ impl<T: Element> AttentionGraphs<T> {
         let mut too_long = None;
         for rows in self.graphs.sizes() {
             let requests = self.each.requests(rows);
-            if !step.iter().all(|of| of.can_be_padded(requests, rows)) {
+            if !step.iter().all(|part| part.can_be_padded(requests, rows)) {
                 continue;
             }
             match self.within_limits(step, rows) {
@@ -484,7 +484,10 @@ fn check_sinks(
         sink.check_device("learnable_sinks", stream.device())?;
     }
     for group in 0..groups {
-        let own = places.iter().zip(sinks).filter(|(of, _)| of.group == group);
+        let own = places
+            .iter()
+            .zip(sinks)
+            .filter(|(place, _)| place.group == group);
         let [with, without] = own.fold([0usize; 2], |[with, without], (_, sink)| match sink {
             Some(_) => [with.saturating_add(1), without],
             None => [with, without.saturating_add(1)],

@@ -143,9 +143,9 @@ impl CapturedGroup {
         let mut alike = self.seen.iter().zip(programs);
         let alike = alike.find(|(mask, program)| program.all_alike || mask.named().is_some());
         let mut requests = metadata.masked_requests();
-        let other = requests.find(|of| match (of.place, alike) {
-            (_, Some(_)) => of.new != each,
-            (Some(_), None) => of.new > each,
+        let other = requests.find(|request| match (request.place, alike) {
+            (_, Some(_)) => request.new != each,
+            (Some(_), None) => request.new > each,
             (None, None) => false,
         });
         let Some(MaskedRequest { place, new, .. }) = other else {

@@ -102,8 +102,10 @@ impl StepBackend {
 }
 
 fn check(backend: StepBackend, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
-    let (name, cache) = (format!("{of:?}"), |stream: &Stream| of.cache(stream));
-    step_memory::check(&name, of.backends(), cache, of.mask(), requests)
+    let (name, cache) = (format!("{backend:?}"), |stream: &Stream| {
+        backend.cache(stream)
+    });
+    step_memory::check(&name, backend.backends(), cache, backend.mask(), requests)
 }
 
 proptest! {
