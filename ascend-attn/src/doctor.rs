@@ -18,7 +18,7 @@ const VARIABLES_PAGE: &str = "docs/src/environment.md";
 /// Report what was found of CANN on this machine, which platform would be used, and what to set
 ///
 /// Looks at the toolkit, the driver, the libraries (every path tried, and why not), the devices and the versions of
-/// the operator that the installed CANN has, and at the variables that nobody reads, which are often misspelt.
+/// the operator that the installed CANN has, and at the variables that are not read, which are often misspelt.
 /// Changes nothing, and works on machines without an NPU; the exit code is 0 whatever is found, unless --require asks
 /// for a platform.
 #[derive(clap::Args)]

@@ -55,7 +55,7 @@ fn plan_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     });
 }
 
-/// The same of a model with full and windowed layers: metadata of both groups.
+/// The metadata of a step of a model with full and windowed layers, for both groups.
 #[divan::bench(args = [1, 32, 256])]
 fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
@@ -163,7 +163,7 @@ fn plan_chunked_step(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// A layer of a decode step on the emulation: requests with so many shared tokens in front of 40 of their own.
+/// A layer of a decode step on the emulation: requests with this number of shared tokens in front of 40 of their own.
 struct SharedPrefix {
     shape: AttentionShape,
     stream: Stream,

@@ -41,7 +41,7 @@ fn layers_of_a_step<T: Element + Default>(
 
 /// Layers of a round.
 const LAYERS: usize = 4;
-/// Tokens of a block: caches of so many layers are small.
+/// Tokens of a block: the caches of this number of layers are small.
 const BLOCK: usize = 32;
 
 /// A step queues each layer once, so that there is one for each round.

@@ -15,9 +15,9 @@ pub enum PresetSource {
     Port,
 }
 
-/// Layers and sizes that somebody names for a model; [`PresetSource`] says who.
+/// The layers and sizes that a [`PresetSource`] names for a model.
 ///
-/// For other models nobody names any: their layers are measured with [`TriangleProbe`](crate::TriangleProbe), and
+/// No source names layers of other models: they are measured with [`TriangleProbe`](crate::TriangleProbe), and
 /// until then all of them stay dense. A depth that is right for one model says little about the next: half of the
 /// layers in one of the paper's models, under a third in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

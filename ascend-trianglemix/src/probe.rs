@@ -334,13 +334,13 @@ mod tests {
         for middle in [-1.0, f64::NAN, f64::INFINITY] {
             assert!(probe.record_parts(0, measure, sums(middle)).is_err());
         }
-        assert!(probe.record_parts(1, measure, of(1.0)).is_err());
+        assert!(probe.record_parts(1, measure, sums(1.0)).is_err());
         assert_eq!(probe.measure(), None);
-        probe.record_parts(0, measure, of(2.0)).unwrap();
-        probe.record_parts(0, measure, of(4.0)).unwrap();
+        probe.record_parts(0, measure, sums(2.0)).unwrap();
+        probe.record_parts(0, measure, sums(4.0)).unwrap();
         assert_eq!(probe.contributions()[0].middle, 3.0);
         let other = ProbeMeasure::AttentionMass;
-        assert!(probe.record_parts(0, other, of(1.0)).is_err());
+        assert!(probe.record_parts(0, other, sums(1.0)).is_err());
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(super) struct Arguments {
     /// Layers
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     layers: usize,
-    /// How the cache lies
+    /// The layout of the cache
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Element type

@@ -7,7 +7,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-/// Two requests decode, one of them with a cached prompt; then a third brings a prompt.
+/// Two requests decode, one of them with a cached prompt; then a third request has a prompt.
 const STEPS: [&str; 2] = [
     r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":130,"new":1,"drafts":0,"row":[4,2]},{"cached":7,"new":1,"drafts":0,"row":[3]}]}"#,
     r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":131,"new":1,"drafts":0,"row":[4,2]},{"cached":0,"new":9,"drafts":0,"row":[6]}]}"#,

@@ -1,4 +1,4 @@
-//! Variables that nobody reads, bad values, and what `doctor` says of both.
+//! Unknown variables, bad values, and what `doctor` says of both.
 
 use super::{harness, program, text};
 

@@ -191,8 +191,8 @@ impl NamedMask {
     /// The mask, on the device, of requests with equally many new tokens, over `columns` key positions.
     ///
     /// # Errors
-    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask and of an
-    /// upload.
+    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask; as for
+    /// [`Stream::upload`](ascend_attention::Stream::upload).
     pub(crate) fn of(
         &self,
         device: &Device,

@@ -192,7 +192,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Copies a table to the device, after checking that every entry is a block of this cache.
     ///
     /// # Errors
-    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); the errors of an upload.
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); as for [`Stream::upload`].
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();

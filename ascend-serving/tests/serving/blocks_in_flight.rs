@@ -45,7 +45,7 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
     gate.hold(&other);
     drop(ended);
     let mut next = Sequence::new(&pool);
-    // The step may still queue launches: nobody knows when it is over.
+    // The step may still queue launches: its end is not known.
     let open = cache.grow(&stream, &mut next, 32).unwrap_err();
     assert!(open.breaks(&rules::POOL_WAITING), "{open}");
     drop(step);

@@ -39,7 +39,7 @@ impl Engine {
         Self { stream, attention }
     }
 
-    /// Over so many blocks of 128 tokens.
+    /// A cache of this number of blocks of 128 tokens.
     fn new(blocks: usize) -> Self {
         Self::over(|stream, shape| {
             PagedKvCache::new(stream.device(), blocks, 128, shape, PAD).unwrap()
@@ -136,7 +136,7 @@ fn both_kinds(mut test: impl FnMut(Engine)) {
     }));
 }
 
-/// A new user makes room for a prompt and decodes behind it, or grows twice. What lies in between is another request's.
+/// A new user makes room for a prompt and decodes behind it, or grows twice. The block between its own is another request's.
 #[test]
 fn a_gap_is_refused_and_its_fix_computes_it() {
     both_kinds(|mut engine| {

@@ -223,7 +223,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
     assert_eq!(key.iter().filter(|x| **x == f16::ONE).count(), 2 * 2 * 64);
 }
 
-/// One step of requests with so many cached and new tokens each, whose queries, keys and values are ones.
+/// One step of requests with these numbers of cached and new tokens, whose queries, keys and values are ones.
 fn batch(
     stream: &Stream,
     blocks: usize,

@@ -39,7 +39,7 @@ struct Model {
     /// A chunk of whole blocks.
     blocks: NonZeroUsize,
     prefix: usize,
-    /// The mask that the step has, and those of the layers that bring one.
+    /// The mask that the step has, and those of the layers that have their own.
     of_step: usize,
     of_layers: [Option<usize>; LAYERS],
 }
@@ -272,7 +272,7 @@ fn every_kind_of_step(stream: &Stream) {
     engine.end();
 }
 
-/// An attention of layers with a single head, and a sequence of so many tokens.
+/// An attention of layers with a single head, and a sequence of this number of tokens.
 fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention<bf16>, Sequence) {
     let of = CacheShape::new(LAYERS, 1, DIM);
     let pad = PadPolicy::SkipNegative;
@@ -509,7 +509,7 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut seen = Vec::new();
     for new in [5, 5, 6, 5] {
-        // Steps of one layer, whose cached keys nobody looks at.
+        // Steps of one layer, whose cached keys are not compared.
         attention.cache().mark_computed(&sequence, 200).unwrap();
         let request = BatchRequest::of(&sequence, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();

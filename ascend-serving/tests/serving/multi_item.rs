@@ -49,7 +49,7 @@ proptest! {
         let cache = PagedKvCache::<bf16>::new(stream.device(), 24, 128, of, PadPolicy::SkipNegative).unwrap();
         let mut attention = Attention::new(shape, cache, Backends::none().with(NamedMaskAttention).with(FusedAttention));
         let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
-        // All requests go on in each step: those that are through take one more token, which nobody looks at.
+        // All requests go on in each step: those that are through take one more token, which is not compared.
         let longest = prompts.iter().map(MultiItemPrompt::tokens).max().unwrap();
         let policy = StatePolicy::new(true, None);
         let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(policy);

@@ -524,7 +524,7 @@ fn prompts_of_a_family_are_hits_in_full_and_windowed_layers() {
     }
 }
 
-/// The same blocks under several salts are evicted with the last of them.
+/// Blocks that are known under several salts are evicted with the last of them.
 #[test]
 fn blocks_that_several_salts_hold_are_evicted() {
     let pool = BlockPool::new(4, 4, PadPolicy::SkipNegative).unwrap();

@@ -115,7 +115,7 @@ proptest! {
         let tokens = slots.len() + 2;
         let keys = harness::numbers(seed, tokens * channels);
         let values = harness::numbers(seed + 1, tokens * channels);
-        // Padding brings whatever was there.
+        // The rows of padding hold any values.
         slots.extend([-1, -1]);
         let (key, value) = (upload(&stream, &keys, heads), upload(&stream, &values, heads));
         let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
@@ -529,7 +529,7 @@ fn values_that_no_call_reads_make_no_cache() {
     }
 }
 
-/// The scales that a call over the cache brings for keys and for values.
+/// The scales of keys and of values that a call over the cache has.
 fn scales_of(stream: &Stream, cache: &PagedKvCache<bf16>) -> [Vec<f32>; 2] {
     let layer = cache.quantised_layer(0).unwrap();
     match layer.quantisation() {

@@ -250,7 +250,7 @@ fn what_cannot_be_quantised_is_found() {
     assert_eq!(told, [(LayerTensor::Key, 2, 1, 9)]);
 }
 
-/// More steps than findings are kept of, with nobody who takes them.
+/// More steps than findings are kept of, which are never taken.
 #[test]
 fn the_first_findings_are_kept() {
     let stream = harness::stream();

@@ -51,7 +51,7 @@ pub fn nz(seed: u64) -> Call {
     call
 }
 
-/// The same for packed rows, which 9.0 and later take, with scales of channels alone.
+/// Calls with quantised keys over packed rows, which 9.0 and later take, with scales of channels alone.
 pub fn packed_nz(seed: u64) -> Call {
     let random = &mut Random(seed);
     let batch = 1 + random.below(3);

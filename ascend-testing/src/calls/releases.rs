@@ -19,7 +19,7 @@ const LAYOUTS: [Layout; 9] = [
     Layout::NtdTnd,
 ];
 
-/// Those of the absorbed form.
+/// The layouts of the absorbed form of latent attention.
 const LATENT: [Layout; 8] = [
     Layout::Bsh,
     Layout::Bsnd,

@@ -116,7 +116,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
         reason.starts_with("mla: backend.latent") && reason.contains(why),
         "{reason}"
     );
-    // Tokens that lie in parts cannot be gathered.
+    // Tokens whose elements are not contiguous cannot be gathered.
     let step = (Cache::Nz, 17, 5);
     let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
     assert!(reason.contains("given cache: "), "{reason}");

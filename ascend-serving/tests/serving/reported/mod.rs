@@ -56,7 +56,7 @@ fn rows(stream: &Stream, tokens: usize) -> Tensor<bf16> {
     stream.upload(&ones, [tokens, 1, DIM]).unwrap()
 }
 
-/// The rule by which a step is refused whose tensors have so many rows.
+/// The rule by which a step is refused whose tensors have this number of rows.
 fn refused(metadata: &AttentionMetadata, tokens: [usize; 2]) -> String {
     let stream = harness::stream();
     let mut engine = engine(&stream);

@@ -161,7 +161,7 @@ impl Layer<'_> {
         Ok(served)
     }
 
-    /// Who serves the step on each release: the packed call, the decode path behind it, or nobody.
+    /// Who serves the step on each release: the packed call, the decode path behind it, or no backend.
     fn on_each<T: Half>(&self) -> [Option<&'static str>; 4] {
         Cann::ALL.map(|cann| {
             let backends = Backends::<T>::none().with(FusedAttention).with(PagedDecode);

@@ -107,7 +107,7 @@ fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
     }
 }
 
-/// The same over the step's own keys.
+/// The parameters of a packed call over the step's own keys.
 fn dense(tokens: i64) -> Said {
     let keys = bf16s([tokens, KV_HEADS as i64, DIM as i64]);
     Said {
