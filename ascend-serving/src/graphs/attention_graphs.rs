@@ -9,7 +9,7 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
     Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
-    RangeFinding, same_groups,
+    RangeFinding, same_groups, take_findings,
 };
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
@@ -209,7 +209,7 @@ impl<T: Element> AttentionGraphs<T> {
     where
         T: Number,
     {
-        self.range_checker = check.into().map(RangeChecker::new).transpose()?;
+        self.range_checker = RangeChecker::make(check)?;
         Ok(())
     }
 
@@ -219,8 +219,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// # Errors
     /// As for [`Attention::range_findings`](crate::Attention::range_findings).
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
+        take_findings(&mut self.range_checker, false)
     }
 
     /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
@@ -228,8 +227,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// # Errors
     /// As for [`AttentionGraphs::range_findings`].
     pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(true))
+        take_findings(&mut self.range_checker, true)
     }
 
     /// The captured sizes, in requests, ascending.
