@@ -1,6 +1,6 @@
 //! `ascend-attn backends`: steps from files, what is compared, and exit codes.
 
-use super::{last_line, program, text};
+use super::{command, last_line, text};
 
 use std::fs;
 use std::process::Output;
@@ -17,9 +17,10 @@ fn backends(steps: &str, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steps.jsonl");
     fs::write(&file, steps).unwrap();
-    let mut command = program();
-    command.args(["backends", "--platform", "emulated"]);
-    command.args(["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]);
+    let mut command = command(
+        "backends",
+        &["--heads", "4", "--kv-heads", "2", "--head-dim", "64"],
+    );
     command.args(arguments).arg(file).output().unwrap()
 }
 

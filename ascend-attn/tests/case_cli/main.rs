@@ -48,13 +48,18 @@ fn program() -> Command {
     command
 }
 
+/// A command of the program on the emulation, with these arguments.
+fn command(name: &str, arguments: &[&str]) -> Command {
+    let mut command = program();
+    command
+        .args([name, "--platform", "emulated"])
+        .args(arguments);
+    command
+}
+
+/// What `run` on the emulation does with these arguments.
 fn emulated(arguments: &[&str]) -> Output {
-    program()
-        .arg("run")
-        .args(["--platform", "emulated"])
-        .args(arguments)
-        .output()
-        .unwrap()
+    command("run", arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -440,7 +445,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
 }
 
 #[test]
-fn the_variable_chooses_the_backend_of_auto() {
+fn the_variable_chooses_the_platform_of_auto() {
     let output = program()
         .args([
             "run",
@@ -534,8 +539,7 @@ fn a_trace_shows_every_call_of_a_run() {
     let file = folder.path().join("calls.jsonl");
     let path = write(folder.path(), "case.safetensors", &small());
     for times in 1..3 {
-        let output = program()
-            .args(["run", "--platform", "emulated", &path])
+        let output = command("run", &[&path])
             .env("ASCEND_EMU_TRACE", &file)
             .output()
             .unwrap();
@@ -545,23 +549,22 @@ fn a_trace_shows_every_call_of_a_run() {
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        let of = |function: &str| {
+        let calls_of = |function: &str| {
             lines
                 .iter()
                 .filter(|line| line["function"] == function)
                 .count()
         };
         // A second process goes on where the first has ended.
-        assert_eq!(of("aclInit"), times);
+        assert_eq!(calls_of("aclInit"), times);
         let phase_two = lines.iter().filter(|line| {
             let name = line["function"].as_str().unwrap();
             name.starts_with("aclnnFused") && !name.ends_with("WorkspaceSize")
         });
         assert_eq!(phase_two.count(), times);
-        assert!(of("aclrtSetDevice") >= times && of("aclrtGetSocName") >= times);
+        assert!(calls_of("aclrtSetDevice") >= times && calls_of("aclrtGetSocName") >= times);
     }
-    let output = program()
-        .args(["run", "--platform", "emulated", &path])
+    let output = command("run", &[&path])
         .env("ASCEND_EMU_TRACE", folder.path())
         .output()
         .unwrap();

@@ -1,6 +1,6 @@
 //! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
 
-use super::{program, text, vectors, write};
+use super::{command, text, vectors, write};
 use approx::abs_diff_eq;
 
 use std::fs;
@@ -11,9 +11,7 @@ use ascend_attention::case::{AttentionCase, CaseTensor, MaskSource, Parameter};
 use serde_json::{Value, json};
 
 fn triangle(arguments: &[&str]) -> std::process::Output {
-    let mut command = program();
-    command.arg("triangle").args(arguments);
-    command.args(["--platform", "emulated"]).output().unwrap()
+    command("triangle", arguments).output().unwrap()
 }
 
 #[track_caller]

@@ -1,8 +1,10 @@
-//! Any step by one packed call of FusedInferAttentionScore.
+//! Steps by packed calls of FusedInferAttentionScore: any step by one, mixed steps also by two.
 
-use ascend_attention::Element;
+use ascend_attention::{Element, Violation};
 
+use crate::batch::StepPart;
 use crate::error::Result;
+use crate::rules;
 
 use super::backend::AttentionBackend;
 use super::program::StepProgram;
@@ -35,5 +37,56 @@ impl<T: Element> AttentionBackend<T> for FusedAttention {
     ) -> Result<StepProgram<T>> {
         first.refuse_latent()?;
         Ok(StepCall::of_step(step)?.into())
+    }
+}
+
+/// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,
+/// then one of the rest, with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in
+/// one call, as [`FusedAttention`](crate::FusedAttention) does, elsewhere.
+///
+/// The decodes come first in the batch. Other steps are refused: register a backend for them after this one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TwoFusedCalls;
+
+impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
+    fn name(&self) -> &'static str {
+        "fused_in_two"
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<StepProgram<T>> {
+        first.refuse_latent()?;
+        let metadata = step.metadata;
+        let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
+        let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
+        if !mixed || !metadata.decodes_lead() {
+            return Err(Violation::new(
+                &rules::BACKEND_TWO_CALLS,
+                format_args!(
+                    "{:?} of {decodes} decodes and {prefills} prefills{}",
+                    metadata.state(),
+                    if metadata.decodes_lead() {
+                        ""
+                    } else {
+                        ", one of the prefills in front of a decode"
+                    },
+                ),
+                "decodes, then prefills, at least one of them behind cached tokens",
+                "put the decodes first, and register a backend for other steps behind this one",
+            )
+            .into());
+        }
+        let masks = step.stream.device().masks();
+        let mask = step.mask.causality()?.mask(&masks)?;
+        let call = |part: StepPart| {
+            StepCall::packed(part.q_ends, part.kv_lengths)
+                .rows(part.tokens)
+                .requests(part.requests)
+                .mask(mask.clone())
+        };
+        Ok(StepProgram::new(StepPart::split(metadata).map(call)))
     }
 }
