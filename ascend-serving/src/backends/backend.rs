@@ -9,7 +9,7 @@ use super::program::StepProgram;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask};
 
 /// Refuses a quantised cache on behalf of a backend that does not support its scales.
-pub(super) fn knows_cache<T: Element>(
+fn knows_cache<T: Element>(
     backend: &(impl AttentionBackend<T> + ?Sized),
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
@@ -51,4 +51,19 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>>;
+}
+
+/// The program of a backend, checked: what its calls compute and read is the step's.
+///
+/// # Errors
+/// The reason why the backend cannot serve the step, or why it may not compute it so.
+pub(crate) fn checked_program<T: Element>(
+    backend: &(impl AttentionBackend<T> + ?Sized),
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<StepProgram<T>> {
+    knows_cache(backend, step, first)?;
+    let program = backend.program(step, first)?;
+    program.check(step, first)?;
+    Ok(program)
 }

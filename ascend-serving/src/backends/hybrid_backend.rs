@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::backend::AttentionBackend;
+use super::backend::{AttentionBackend, checked_program};
 use super::program::{LayerPrograms, StepProgram};
 use super::refused_backend::refused_part;
 use super::registry::Backends;
@@ -250,7 +250,7 @@ impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
                 "{name}, for the phase {phase:?} of the layers {:?}",
                 set.layers
             );
-            let program = StepProgram::of_backend(backend, step, &first);
+            let program = checked_program(backend, step, &first);
             let program = program.map_err(|why| refused_part(&part, why, step.stream.device()))?;
             programs.push((part, program));
         }

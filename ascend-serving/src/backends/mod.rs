@@ -27,6 +27,7 @@ mod step_memory;
 mod step_plan;
 
 pub use backend::AttentionBackend;
+pub(crate) use backend::checked_program;
 pub use batched_queries::BatchedQueries;
 pub use cascade_prefill::CascadePrefill;
 pub use chunked_local_attention::ChunkedLocalAttention;

@@ -10,7 +10,6 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, knows_cache};
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
 use super::step_memory::{MemoryLimit, StepMemory};
@@ -104,21 +103,6 @@ impl<T: Element> StepProgram<T> {
         }
     }
 
-    /// The program of a backend, checked: what its calls compute and read is the step's.
-    ///
-    /// # Errors
-    /// The reason why the backend cannot serve the step, or why it may not compute it so.
-    pub(crate) fn of_backend(
-        backend: &(impl AttentionBackend<T> + ?Sized),
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<Self> {
-        knows_cache(backend, step, first)?;
-        let program = backend.program(step, first)?;
-        program.check(step, first)?;
-        Ok(program)
-    }
-
     /// A program of several, one of which computes a layer.
     pub(super) fn by_layer(programs: LayerPrograms<Self>) -> Self {
         Self {
@@ -155,7 +139,7 @@ impl<T: Element> StepProgram<T> {
 
     /// Refuses a program whose calls compute rows twice or not at all, read keys that their requests do not have, show
     /// keys that are hidden, or count sinks twice. The programs of a program by layer are checked by themselves.
-    fn check(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
+    pub(super) fn check(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
         if self.by_layer.is_some() {
             return Ok(());
         }

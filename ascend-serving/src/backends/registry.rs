@@ -9,7 +9,7 @@ use ascend_attention::{Device, Element, Violation};
 use crate::batch::{AttentionState, Causality, LayerMask};
 use crate::error::Result;
 
-use super::backend::AttentionBackend;
+use super::backend::{AttentionBackend, checked_program};
 use super::batched_queries::BatchedQueries;
 use super::chunked_local_attention::ChunkedLocalAttention;
 use super::fused_attention::FusedAttention;
@@ -224,7 +224,7 @@ impl<T: Element> Backends<T> {
             return Err(no_backend(&[], None));
         };
         let (recorded, _) = self.plan_first(step, first, |backend| {
-            let program = |step| StepProgram::of_backend(&**backend, step, first);
+            let program = |step| checked_program(&**backend, step, first);
             let form = program(step)?;
             form.check_recordable(backend.name())?;
             for other in steps {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::rules;
 use crate::sharing::PlannedStream;
 
-use super::backend::AttentionBackend;
+use super::backend::{AttentionBackend, checked_program};
 use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, packed_shape};
 use super::refused_backend::refused_part;
 use super::step_call::{CallKeys, CallMask, StepCall};
@@ -140,7 +140,7 @@ impl<T: Element> StepPlan<T> {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<Self> {
-        let program = StepProgram::of_backend(backend, step, first)?;
+        let program = checked_program(backend, step, first)?;
         Self::of_program(program, step, first, None)
     }
 

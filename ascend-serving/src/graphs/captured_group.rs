@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, StepProgram};
+use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
@@ -386,7 +386,7 @@ impl CapturedGroup {
             let cache = (&captured.cache, captured.quantised.as_ref());
             let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
             let step = self.context(stream, metadata, mask, table);
-            let program = StepProgram::of_backend(&**backend, &step, &layer)?;
+            let program = checked_program(&**backend, &step, &layer)?;
             form.check_form(&program, backend.name())?;
             let masks = plan.host_masks(&program, table)?;
             Ok(ReplayedProgram { program, masks })
