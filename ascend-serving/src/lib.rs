@@ -71,7 +71,8 @@
 //! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
 //! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8Attention`]: over quantised caches.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
-//! - [`NamedMaskAttention`], [`ChunkedLocalAttention`]: named masks; attention within chunks, by the virtual requests of a [`LocalBatch`].
+//! - [`NamedMaskAttention`], [`ChunkedLocalAttention`]: named masks; attention within chunks, by the virtual requests
+//!   of a [`LocalBatch`].
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
 //! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
 //! - [`HybridBackend`]: chooses a backend by layer and by kind of step.

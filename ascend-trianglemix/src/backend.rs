@@ -17,15 +17,15 @@ use crate::rules;
 
 /// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`FusedAttention`] in the others.
 ///
-/// A request whose [`prompt_len`](ascend_serving::BatchRequest::prompt_len) is known leaves keys out in every chunk of its
-/// prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
+/// A request whose [`prompt_len`](ascend_serving::BatchRequest::prompt_len) is known leaves keys out in every chunk of
+/// its prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
 /// its prompt is short or of unknown length, and where the [`TriangleThresholds`] decide so. Neighbouring rows that are
 /// computed alike share calls. [`TriangleMixBackend::choices`] reports what becomes of each request, and why.
 ///
 /// A step in which no request leaves anything out is refused with the reasons, so that the next backend serves it;
 /// windows and sinks are refused too. Over a paged cache, the call over the windows begins with a whole block, and
-/// the band hides the keys before the window: what is computed is exactly the triangle. [`FusedAttention`] lists what packed
-/// calls take in each release.
+/// the band hides the keys before the window: what is computed is exactly the triangle. [`FusedAttention`] lists what
+/// packed calls take in each release.
 ///
 /// ```
 /// use ascend_attention::bf16;

@@ -3,8 +3,8 @@
 //! [`TriangleMix`](ascend_attention::spec::geometry::TriangleMix).
 //!
 //! - [`TriangleMixBackend`]: the backend for steps of [`ascend_serving`]; [`TrianglePrefill`]: the prefill of one
-//!   prompt. [`TriangleThresholds`] decide when leaving keys out is worth the additional calls, [`TriangleChoice`] reports
-//!   it.
+//!   prompt. [`TriangleThresholds`] decide when leaving keys out is worth the additional calls, [`TriangleChoice`]
+//!   reports it.
 //! - [`TriangleLayers`]: the layers that leave keys out; [`TrianglePreset`]: those that are published for a model.
 //! - [`TriangleProbe`]: measures which layers can do without the middle, from a [`LayerSample`] on the host or a
 //!   [`WeightGradientSample`] on a device.

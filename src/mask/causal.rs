@@ -80,7 +80,8 @@ impl Masks<'_> {
     /// it is NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
     ///
     /// # Errors
-    /// As for [`Stream::upload`](crate::Stream::upload); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that no mask has.
+    /// As for [`Stream::upload`](crate::Stream::upload); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type
+    /// that no mask has.
     pub fn mla(&self, dtype: ascend_spec::DType) -> Result<AnyTensor> {
         self.mla_matrix(match dtype {
             ascend_spec::DType::Float16 => MaskForm::infinite(dtype)?,

@@ -97,8 +97,8 @@ pub(crate) fn product<T: Real>(a: View<'_, T>, b: View<'_, T>) -> Vec<T> {
     let mut out = vec![T::ZERO; a.rows * b.columns];
     let [a_row, a_column, b_row, b_column, width] =
         [a.row, a.column, b.row, b.column, b.columns].map(|stride| stride as isize);
-    // SAFETY: the elements of both matrices are within their numbers, as was just checked; `out` has a place for each element of the
-    // product.
+    // SAFETY: the elements of both matrices are within their numbers, as was just checked; `out` has a place for each
+    // element of the product.
     unsafe {
         T::GEMM(
             a.rows,

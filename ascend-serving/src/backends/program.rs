@@ -173,8 +173,8 @@ impl<T: Element> StepProgram<T> {
         .into())
     }
 
-    /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge compute
-    /// all rows, and a stage may compute those that no call does.
+    /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge
+    /// compute all rows, and a stage may compute those that no call does.
     fn check_rows(&self, tokens: usize) -> Result<(), Violation> {
         if self.merge.is_some() && self.calls.iter().all(|call| call.rows.is_none()) {
             return Ok(());

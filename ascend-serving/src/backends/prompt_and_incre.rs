@@ -39,8 +39,8 @@ use super::step_memory::StepMemory;
 /// prompt of all its keys. Windows that hide keys take a mask of a byte for each pair of rows.
 ///
 /// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple
-/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`FusedAttention`](crate::FusedAttention) copies
-/// nothing; Ascend 950 has neither.
+/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where
+/// [`FusedAttention`](crate::FusedAttention) copies nothing; Ascend 950 has neither.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptAndIncre;
 

@@ -23,8 +23,8 @@ use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
-/// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without cached tokens copy
-/// nothing and are that call alone.
+/// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without
+/// cached tokens copy nothing and are that call alone.
 ///
 /// In layers without a window or sinks, the requests at the beginning of a mixed step that add one token to cached
 /// ones are a call of their own, which reads their cached tokens in their blocks as

@@ -62,10 +62,11 @@ impl<T: Element> Backends<T> {
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
-    /// [`FusedAttention`](crate::FusedAttention), [`PagedDecode`](crate::PagedDecode), [`BatchedQueries`](crate::BatchedQueries),
-    /// [`NamedMaskAttention`](crate::NamedMaskAttention), [`ChunkedLocalAttention`](crate::ChunkedLocalAttention), [`QuantisedDecode`](crate::QuantisedDecode),
-    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8Attention`](crate::MxFp8Attention), [`Mla`](crate::Mla) and
-    /// [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
+    /// [`FusedAttention`](crate::FusedAttention), [`PagedDecode`](crate::PagedDecode),
+    /// [`BatchedQueries`](crate::BatchedQueries), [`NamedMaskAttention`](crate::NamedMaskAttention),
+    /// [`ChunkedLocalAttention`](crate::ChunkedLocalAttention), [`QuantisedDecode`](crate::QuantisedDecode),
+    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8Attention`](crate::MxFp8Attention), [`Mla`](crate::Mla)
+    /// and [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
     /// Others are added behind ([`Backends::with`]) or in front ([`Backends::append`]): those that divide keys, share
     /// prefixes or choose by layer.

@@ -63,9 +63,9 @@ pub struct SharedPrefixRequests {
 /// keys after them; and the two results are merged on the device.
 ///
 /// Shared blocks are found in the block table: full blocks of the same number in the same columns of *neighbouring*
-/// rows. Of all divisions of the rows into neighbours the one that saves most is taken. An engine with many prefixes sorts its
-/// batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests that share nothing are in the
-/// same step.
+/// rows. Of all divisions of the rows into neighbours the one that saves most is taken. An engine with many prefixes
+/// sorts its batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests that share nothing
+/// are in the same step.
 ///
 /// Under a window that hides keys, only those shared blocks are read once that every token of its requests sees whole;
 /// each request reads the shared blocks before them together with its own later keys. One packed call has one window,

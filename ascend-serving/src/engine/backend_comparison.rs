@@ -91,7 +91,8 @@ pub struct StepComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedStep {
-    /// The backend that served the step: that of the first layer, if a [`HybridBackend`](crate::HybridBackend) has several.
+    /// The backend that served the step: that of the first layer, if a [`HybridBackend`](crate::HybridBackend) has
+    /// several.
     pub backend: &'static str,
     /// Time on the host's clock from the beginning of the step, planning included, until the stream has finished its
     /// last layer: the fastest of [the runs](BackendTrial::runs).

@@ -27,8 +27,9 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 ///
 /// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
-/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as [`FusedAttention`](crate::FusedAttention) and
-/// [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
+/// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
+/// them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -329,27 +330,28 @@ impl<T: Element> AttentionGraphs<T> {
     /// named masks into that size's buffers, which waits for the stream. Blocks given back from now on are handed out
     /// again when the stream has passed the end of the step.
     ///
-    /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the longest request that was declared.
+    /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the
+    /// longest request that was declared.
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens
     /// than were declared (with a named mask also of fewer); the refusal of a captured backend, and
-    /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more
-    /// keys or blocks than were declared; [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE),
-    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata
-    /// of another cache or other masks, [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went
-    /// back to the pool since it was made, [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of
-    /// the pool has copied a block and this one has not ([`Attention::queue_pending_copies`]);
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as for [`Attention::begin`];
-    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
+    /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys or blocks than were declared;
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata of another cache or other masks,
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
+    /// has not ([`Attention::queue_pending_copies`]); [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
+    /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata
-    /// is unchanged then.
+    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata is
+    /// unchanged then.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the

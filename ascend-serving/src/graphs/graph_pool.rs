@@ -216,8 +216,8 @@ impl<B> GraphPool<B> {
         self.start(stream, size, progress, lengths, fill)
     }
 
-    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that [follows](Self::follow) the
-    /// step before.
+    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
+    /// [follows](Self::follow) the step before.
     pub(super) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,

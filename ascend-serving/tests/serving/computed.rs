@@ -136,7 +136,8 @@ fn both_kinds(mut test: impl FnMut(Engine)) {
     }));
 }
 
-/// A new user makes room for a prompt and decodes behind it, or grows twice. The block between its own is another request's.
+/// A new user makes room for a prompt and decodes behind it, or grows twice. The block between its own is another
+/// request's.
 #[test]
 fn a_gap_is_refused_and_its_fix_computes_it() {
     both_kinds(|mut engine| {
