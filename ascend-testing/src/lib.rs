@@ -1,5 +1,5 @@
 //! The harness, data and references that the tests of this workspace share. Each crate's tests take the features for
-//! what lies below that crate.
+//! what is below that crate.
 
 #![allow(
     missing_debug_implementations,

@@ -145,9 +145,9 @@ mod tests {
     fn chunks_cover_all_rows_and_their_number_is_bounded() {
         assert_eq!(chunks(7, 3).collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
         assert_eq!(chunks(0, 3).count(), 0);
-        let of = |count: usize| variation("many", Ok((0..count).map(|_| Call::Again).collect()));
-        assert!(of(MOST_CALLS).calls.is_ok());
-        let why = of(MOST_CALLS + 1).calls.err().unwrap();
+        let calls = |count: usize| variation("many", Ok((0..count).map(|_| Call::Again).collect()));
+        assert!(calls(MOST_CALLS).calls.is_ok());
+        let why = calls(MOST_CALLS + 1).calls.err().unwrap();
         assert!(why.starts_with("it would take 1025 calls"), "{why}");
     }
 }

@@ -13,8 +13,8 @@ use crate::rules;
 
 use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
 
-/// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the
-/// layer's sinks, if there are any.
+/// A call of a [`StepProgram`](crate::StepProgram): which query rows it takes, over which keys, with which lengths and
+/// mask. It takes the layer's sinks, if there are any.
 #[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is part of a program"]
 pub struct StepCall {
