@@ -288,6 +288,19 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
+/// Prints the verdict on the calls of one file, as `check FILE` does.
+pub(super) fn verdict_on(file: &Path, output: &mut Output) -> Result<ExitCode, Stop> {
+    let arguments = Arguments {
+        files: vec![file.to_owned()],
+        cann: None,
+        soc: None,
+        json: false,
+        summary: false,
+        explain: None,
+    };
+    run(&arguments, output)
+}
+
 /// Is called with a call, or with the error of a file or line that should describe one.
 type Take<'t> = dyn FnMut(&CallLocation<'_>, Result<Read, String>) -> Result<(), Stop> + 't;
 

@@ -53,6 +53,7 @@ enum Command {
     Bench(bench::Arguments),
     Determinism(determinism::Arguments),
     Doctor(doctor::Arguments),
+    Explain(explain::Arguments),
     Mask(Box<mask::Arguments>),
     Triangle(Box<triangle::Arguments>),
 }
@@ -125,6 +126,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments, &mut output),
         Command::Determinism(arguments) => determinism::run(&arguments, &mut output),
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
+        Command::Explain(arguments) => explain::run(&arguments, &mut output),
         Command::Mask(arguments) => mask::run(&arguments, &mut output),
         Command::Triangle(arguments) => triangle::run(&arguments, &mut output),
     };

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests end them by a panic")]
 
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Parameter};
 
@@ -506,4 +507,51 @@ fn a_line_without_inner_precise_says_what_it_is_taken_for() {
         .map(|line| line.contains("inner_precise is not given and taken for 1"))
         .collect();
     assert_eq!(said, [true, false], "{text}");
+}
+
+/// What `ascend-attn explain` says of a text on standard input.
+fn explained(arguments: &[&str], text: &str) -> (i32, String) {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
+        .current_dir(ROOT)
+        .arg("explain")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = program.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    let Output { status, stdout, .. } = program.wait_with_output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap())
+}
+
+#[test]
+fn what_a_failed_call_printed_is_explained_by_rules() {
+    let log = "RuntimeError: NPU function error: call aclnnFusedInferAttentionScoreV3 failed, error code is 561002\n\
+               EZ9999: numHeads 10 cannot be divided by numKeyValueHeads 4";
+    let (code, text) = explained(&[], log);
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.starts_with(
+            "found: fused_infer_attention_score, 561002 (ACLNN_ERR_INNER_TILING_ERROR)\n"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("num_key_value_heads.divides: "), "{text}");
+    assert!(
+        text.contains("  fix:       ")
+            && text.contains("  checked:   aclnnFusedInferAttentionScore"),
+        "{text}"
+    );
+    let (code, text) = explained(&["--rules", "1"], log);
+    assert_eq!((code, text.matches("must hold").count()), (0, 1), "{text}");
+    let (code, text) = explained(&[], "error code 561002");
+    assert!(
+        code == 1 && text.contains("no rule fits") && text.contains("--call"),
+        "{text}"
+    );
+    // The call itself says which rule it breaks.
+    let (code, text) = explained(&["--call", &sample()], "561002");
+    assert!(code == 1 && text.contains(" passed, 0 failed"), "{text}");
 }

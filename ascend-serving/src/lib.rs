@@ -197,4 +197,7 @@ mod pages {
 
     #[doc = include_str!("../../docs/src/host-tensors.md")]
     struct HostTensors;
+
+    #[doc = include_str!("../../docs/src/serving.md")]
+    struct Serving;
 }

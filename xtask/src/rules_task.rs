@@ -14,9 +14,9 @@ const HEAD: &str = "\
 
 Made from the code by `cargo run -p xtask -- rules`; do not edit.
 
-A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulator inside it, with
+A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulation inside it, with
 CANN's status. A *lint* is a call that the operator takes and then ignores, misreads or overruns an argument of: the
-emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. A call that breaks a lint
+emulation takes it too, the safe layer stops it unless the caller allows the lint by its id. A call that breaks a lint
 which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. Each operator has a
 section, FusedInferAttentionScore the first. *Since* is its version, or the function that has the rule. The last column names the
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`

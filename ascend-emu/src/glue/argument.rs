@@ -43,16 +43,23 @@ impl Argument {
         refuse(self.operator, self.name, value, allowed)
     }
 
-    /// Whether a launch writes only the parts that indices name, and reports these itself.
+    /// Whether a launch writes only the parts that indices or flags name, and reports these itself.
     pub(super) fn writes_parts(&self) -> bool {
-        self.role == Role::Update
-            && ["aclnnIndexPutImpl", "aclnnScatterNdUpdate"].contains(&self.operator)
+        self.role != Role::Read
+            && [
+                "aclnnIndexPutImpl",
+                "aclnnInplaceIndexCopy",
+                "aclnnKvRmsNormRopeCache",
+                "aclnnScatterNdUpdate",
+            ]
+            .contains(&self.operator)
     }
 
-    /// Checks what every tensor must satisfy.
-    pub(super) fn check(&self) -> Outcome {
+    /// Checks what every tensor must satisfy. INT4 is allowed where elements may be packed.
+    pub(super) fn check(&self, packed: bool) -> Outcome {
         let desc = &self.desc;
-        if desc.dtype.size().is_none() {
+        let packed = packed && desc.dtype == DType::Int4;
+        if desc.dtype.size().is_none() && !packed {
             return Err(self.refuse(desc.dtype, NAMES));
         }
         if !desc.format.is_plain() {
@@ -114,6 +121,16 @@ impl Argument {
             Ok(())
         } else {
             Err(self.refuse(self.desc.shape, format_args!("{shape:?}")))
+        }
+    }
+
+    /// Refuses an output of a reduction whose shape is not `shape`. As in CANN, two shapes of one element are equal.
+    pub(super) fn expect_reduced(&self, shape: &[usize]) -> Outcome {
+        let one = self.elements() == 1 && shape.iter().all(|&size| size == 1);
+        if one {
+            Ok(())
+        } else {
+            self.expect_shape(shape)
         }
     }
 

@@ -108,6 +108,39 @@ pub(super) fn clamp(
     )
 }
 
+/// Replaces the numbers that are not above a threshold by another number. NaN stays NaN.
+pub(super) fn threshold(
+    input: Argument,
+    threshold: Number,
+    value: Number,
+    out: Argument,
+) -> Outcome<Work> {
+    // Integers are compared with and replaced by integers.
+    let [threshold, value] = match input.domain()? {
+        Domain::Int => [threshold, value].map(|number| Number::Int(number.int())),
+        Domain::Real => [threshold, value].map(|number| number.beside(input.dtype())),
+    };
+    numeric(
+        [input],
+        &[],
+        out,
+        move |[own]| {
+            if own > threshold.int() {
+                own
+            } else {
+                value.int()
+            }
+        },
+        move |[own]| {
+            if own <= threshold.real() {
+                value.real()
+            } else {
+                own
+            }
+        },
+    )
+}
+
 /// Clamps numbers between the elements of two tensors.
 pub(super) fn clamp_between(
     input: Argument,

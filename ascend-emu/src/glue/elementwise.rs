@@ -266,6 +266,11 @@ pub(super) fn relu(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
 
+/// The sigmoid linear unit: a number times its logistic function.
+pub(super) fn silu(value: f64) -> f64 {
+    value / (1.0 + (-value).exp())
+}
+
 unsafe extern "C" {
     /// The error function of C's mathematical library.
     // SAFETY: the signature is that of C, and any number is allowed.
@@ -283,18 +288,23 @@ pub(super) fn gelu_tanh(value: f64) -> f64 {
     0.5 * value * (1.0 + (root * (value + 0.044715 * value.powi(3))).tanh())
 }
 
-/// The Gaussian error linear unit, with the approximation that a number names.
-pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<Work> {
+/// The Gaussian error linear unit with the approximation that a number names.
+pub(super) fn gelu_of(operator: &str, approximate: i64) -> Outcome<fn(f64) -> f64> {
     match approximate {
-        0 => real(gelu_erf)(input, out),
-        1 => real(gelu_tanh)(input, out),
+        0 => Ok(gelu_erf),
+        1 => Ok(gelu_tanh),
         _ => Err(super::argument::refuse(
-            input.operator,
+            operator,
             "approximate",
             approximate,
             "0 (none), 1 (tanh)",
         )),
     }
+}
+
+/// Applies the Gaussian error linear unit with the approximation that a number names.
+pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<Work> {
+    real(gelu_of(input.operator, approximate)?)(input, out)
 }
 
 /// The quotient for a rounding mode.

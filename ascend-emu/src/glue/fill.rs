@@ -59,10 +59,9 @@ pub(super) fn fill_tensor(target: Argument, value: Argument) -> Outcome<Work> {
     })
 }
 
-/// Writes numbers that are `step` apart; the output's length is their number. For integers, `start` and `step` lose
-/// their fractions first.
+/// Writes numbers that are `step` apart in row-major order; the output has as many elements as there are numbers. For
+/// integers, `start` and `step` lose their fractions first.
 pub(super) fn arange(start: Number, _end: Number, step: Number, out: Argument) -> Outcome<Work> {
-    out.expect_rank(1)?;
     let domain = out.domain()?;
     work(move |views| {
         let out = views.of(&out);
@@ -310,6 +309,29 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
             part.copy_from(&from);
             Ok(())
         })
+    })
+}
+
+/// Copies a tensor with its axes in another order.
+pub(super) fn permute(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
+    let axes: Vec<usize> = (dims.iter())
+        .map(|&dim| from.axis("dims", dim))
+        .collect::<Outcome<_>>()?;
+    let own = from.shape();
+    if axes.len() != own.len() || (0..own.len()).any(|axis| !axes.contains(&axis)) {
+        return Err(refuse(
+            from.operator,
+            "dims",
+            format_args!("{dims:?}"),
+            format_args!("each of {} axes once", own.len()),
+        ));
+    }
+    let shape: Vec<usize> = axes.iter().map(|&axis| own[axis]).collect();
+    out.expect_shape(&shape)?;
+    out.expect_dtype(from.dtype())?;
+    work(move |views| {
+        views.of(&out).copy_from(&views.of(&from).permute(&axes));
+        Ok(())
     })
 }
 

@@ -1,11 +1,14 @@
 //! Matrix products, in double precision.
 
-use super::argument::{Argument, Shape, broadcast};
+use super::argument::{Argument, Shape, broadcast, refuse};
 use super::call::{Work, work};
 use super::number::Number;
+use super::reduce;
 use super::view::View;
-use crate::host_memory::try_repeat;
+use crate::host_memory::{HostMemoryExhausted, try_repeat};
+use crate::runtime::context;
 use crate::status::Outcome;
+use ascend_spec::Soc;
 use rayon::prelude::*;
 
 /// Receives a matrix of the product, with its place in the stack.
@@ -85,21 +88,30 @@ impl Product {
         View::places(&self.stack, &mut |place| {
             let matrix = |view: &View| view.part(0, place).read::<f64>();
             let (left, right) = (matrix(&a)?, matrix(&b)?);
-            let mut product = try_repeat(0.0, self.rows.saturating_mul(self.columns))?;
-            if self.inner > 0 && self.columns > 0 {
-                let rows = product.par_chunks_mut(self.columns);
-                rows.zip(left.par_chunks(self.inner))
-                    .for_each(|(row, left)| {
-                        for (&factor, right) in left.iter().zip(right.chunks(self.columns)) {
-                            for (sum, &value) in row.iter_mut().zip(right) {
-                                *sum += factor * value;
-                            }
-                        }
-                    });
-            }
-            take(place, &product)
+            let sizes = [self.rows, self.inner, self.columns];
+            take(place, &product_of(sizes, &left, &right)?)
         })
     }
+}
+
+/// Multiplies two matrices, whose sizes are the rows of the first, what both share, and the columns of the second.
+pub(super) fn product_of(
+    [rows, inner, columns]: [usize; 3],
+    left: &[f64],
+    right: &[f64],
+) -> Result<Vec<f64>, HostMemoryExhausted> {
+    let mut product = try_repeat(0.0, rows.saturating_mul(columns))?;
+    if inner > 0 && columns > 0 {
+        let rows = product.par_chunks_mut(columns);
+        rows.zip(left.par_chunks(inner)).for_each(|(row, left)| {
+            for (&factor, right) in left.iter().zip(right.chunks(columns)) {
+                for (sum, &value) in row.iter_mut().zip(right) {
+                    *sum += factor * value;
+                }
+            }
+        });
+    }
+    Ok(product)
 }
 
 /// Multiplies two tensors by the rules of `torch.matmul`. The argument that chooses the kind of arithmetic is
@@ -111,7 +123,11 @@ pub(super) fn matmul(
     _cube_math_type: i8,
 ) -> Outcome<Work> {
     let product = Product::new(&a, &b)?;
-    out.expect_shape(&product.shape())?;
+    let shape = product.shape();
+    match shape.is_empty() {
+        true => out.expect_reduced(&shape)?,
+        false => out.expect_shape(&shape)?,
+    }
     for argument in [a, b, out] {
         argument.domain()?;
     }
@@ -131,6 +147,129 @@ pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -
         b.expect_rank(rank)?;
         matmul(a, b, out, cube_math_type)
     }
+}
+
+/// Multiplies stacks of matrices whose axes are in another order; the stack is the second axis of the output. With a
+/// factor above 1, the stack is cut into so many groups: the first axis of the output, while the columns of a group's
+/// matrices stand side by side.
+#[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+pub(super) fn transposed_batches(
+    a: Argument,
+    b: Argument,
+    bias: Option<Argument>,
+    scale: Option<Argument>,
+    order_a: Vec<i64>,
+    order_b: Vec<i64>,
+    order_out: Vec<i64>,
+    _cube_math_type: i8,
+    groups: i32,
+    out: Argument,
+) -> Outcome<Work> {
+    /// What a size must be less than.
+    const MOST: usize = 1 << 16;
+    let operator = a.operator;
+    let soc = context::machine().target.soc;
+    if let Some(given) = [bias, scale].iter().flatten().next() {
+        return Err(given.refuse(given.desc, "null"));
+    }
+    for tensor in [a, b] {
+        tensor.expect_rank(3)?;
+        reduce::expect_real(&tensor)?;
+        if tensor.elements() == 0 {
+            return Err(tensor.refuse(tensor.desc.shape, "at least one element"));
+        }
+    }
+    reduce::expect_real(&out)?;
+    let axes = |name: &str, order: &[i64], allowed: &[[usize; 3]]| {
+        let chosen = allowed.iter().find(|axes| {
+            axes.iter()
+                .map(|&axis| axis as i64)
+                .eq(order.iter().copied())
+        });
+        chosen.copied().ok_or_else(|| {
+            refuse(
+                operator,
+                name,
+                format_args!("{order:?}"),
+                format_args!("{allowed:?}"),
+            )
+        })
+    };
+    let of_b: &[[usize; 3]] = match soc {
+        Soc::Ascend950 => &[[0, 1, 2], [0, 2, 1]],
+        _ => &[[0, 1, 2]],
+    };
+    let axes_a = axes("permX1", &order_a, &[[0, 1, 2], [1, 0, 2]])?;
+    let axes_b = axes("permX2", &order_b, of_b)?;
+    axes("permY", &order_out, &[[1, 0, 2]])?;
+    let [stack, rows, inner] = axes_a.map(|axis| a.shape()[axis]);
+    let [own_stack, height, columns] = axes_b.map(|axis| b.shape()[axis]);
+    if (own_stack, height) != (stack, inner) {
+        return Err(b.refuse(
+            b.desc.shape,
+            format_args!(
+                "{stack} factors for {} with {inner} rows each",
+                a.desc.shape
+            ),
+        ));
+    }
+    if soc != Soc::Ascend950 {
+        if !inner.is_multiple_of(128) || !columns.is_multiple_of(128) {
+            let allowed = "rows and columns that are multiples of 128";
+            return Err(b.refuse(b.desc.shape, allowed));
+        }
+        // A line of the first factor, whose stack is inside of its rows if its axes are in another order.
+        let line = if axes_a[0] == 0 {
+            inner
+        } else {
+            inner.saturating_mul(stack)
+        };
+        if line >= MOST {
+            let allowed = format_args!(
+                "rows of less than {MOST} elements, the stack's together if it is the second axis"
+            );
+            return Err(a.refuse(a.desc.shape, allowed));
+        }
+        if stack >= MOST || columns >= MOST {
+            return Err(b.refuse(b.desc.shape, format_args!("sizes below {MOST}")));
+        }
+    }
+    let count = usize::try_from(groups)
+        .ok()
+        .filter(|&count| count > 0 && stack.is_multiple_of(count));
+    let Some(count) = count else {
+        let allowed = format_args!("a divisor of {stack}");
+        return Err(refuse(operator, "batchSplitFactor", groups, allowed));
+    };
+    let each = stack / count;
+    out.expect_shape(&match count {
+        1 => [rows, stack, columns],
+        _ => [count, rows, each * columns],
+    })?;
+    let product = Product {
+        stack: Shape::from_slice(&[stack]),
+        rows,
+        inner,
+        columns,
+        vectors: [false, false],
+    };
+    work(move |views| {
+        let (a, b) = (views.of(&a).permute(&axes_a), views.of(&b).permute(&axes_b));
+        let to = views.of(&out);
+        product.compute(&a, &b, &mut |place, values| {
+            let number = place[0];
+            match count {
+                1 => to.at(1, number).write(values),
+                _ => {
+                    let group = to.at(0, number / each);
+                    group
+                        .narrow(1, number % each * columns, columns)
+                        .write(values);
+                }
+            }
+            Ok(())
+        })
+    })
 }
 
 /// Adds `beta` times a tensor and `alpha` times the product of two others.

@@ -1,4 +1,5 @@
-//! The small operators that PyTorch code calls around attention: copies, arithmetic, indices, sums, products.
+//! The small operators that PyTorch code calls around attention: copies, arithmetic, indices, sums, products. A few
+//! are called by programs in C alone.
 //!
 //! They let programs run that use attention from Python: plain loops over strided views, in `f64` and `i64` whatever
 //! the element types are, rounded once at the end. They are not written for speed, and their results may differ from
@@ -15,8 +16,8 @@
 //! room for the largest result; phase two waits for the launch and gives the tensor of the output's handle its shape.
 //!
 //! Element types are FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64 and BOOL; where elements are
-//! neither computed with nor converted, all types of whole bytes are allowed. Random numbers depend only on seed,
-//! offset and place, and differ from hardware's for the same seed.
+//! neither computed with nor converted, all types of whole bytes are allowed; weights may be INT4. Random numbers
+//! depend only on seed, offset and place, and differ from hardware's for the same seed.
 
 mod argument;
 mod call;
@@ -24,20 +25,25 @@ mod choose;
 mod compare;
 mod elementwise;
 mod fill;
+mod gate;
 mod join;
+mod latent;
 mod matmul;
 mod model;
 mod number;
 mod parameter;
+mod parts;
+mod quantised;
 mod reduce;
+mod rotary;
 mod search;
 mod select;
 mod table;
 mod view;
 
 pub use parameter::{
-    Flag, In, InOut, InOutShared, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar,
-    Type,
+    Flag, In, InOut, InOutShared, InPacked, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar,
+    Out, Scalar, Text, Type,
 };
 
 use crate::for_each_glue_function;

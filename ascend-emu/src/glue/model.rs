@@ -1,96 +1,14 @@
-//! Small operators of models, used beside attention: rotary positions, norms, quantised rows, updated parts.
+//! Small operators of models, used beside attention: norms, quantised rows, updated parts.
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
+use super::number::rounded;
 use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
 use crate::host_memory::{try_repeat, try_with_capacity};
 use crate::status::Outcome;
 use ascend_spec::DType;
-
-/// The pairs of elements of a line that a rotation turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rotation {
-    /// Elements half a line apart are a pair.
-    Half,
-    /// Neighbours are a pair.
-    Neighbours,
-    /// Neighbours are a pair, and are half a line apart in the output.
-    NeighboursApart,
-}
-
-impl Rotation {
-    /// The places of the first and of the second element of a pair in the input, and in the output.
-    fn pair(self, pair: usize, half: usize) -> ([usize; 2], [usize; 2]) {
-        let (apart, side_by_side) = ([pair, pair + half], [2 * pair, 2 * pair + 1]);
-        match self {
-            Rotation::Half => (apart, apart),
-            Rotation::Neighbours => (side_by_side, side_by_side),
-            Rotation::NeighboursApart => (side_by_side, apart),
-        }
-    }
-}
-
-/// Rotates the pairs of elements of each line of the last axis by angles, given by their cosines and sines for each
-/// place of the output.
-pub(super) fn rotate(
-    rotation: Rotation,
-) -> impl Fn(Argument, Argument, Argument, Argument) -> Outcome<Work> {
-    move |input, cos, sin, out| {
-        let shape = input.shape();
-        let width = shape.last().copied().unwrap_or(1);
-        if !width.is_multiple_of(2) {
-            return Err(input.refuse(input.desc.shape, "a last dimension that is even"));
-        }
-        out.expect_shape(&shape)?;
-        for factor in [cos, sin] {
-            factor.expect_broadcast(&shape)?;
-        }
-        for argument in [input, cos, sin, out] {
-            expect_real(&argument)?;
-        }
-        work(move |views| {
-            let whole = |argument: &Argument| views.of(argument).broadcast(&shape).read::<f64>();
-            let (from, cos, sin) = (whole(&input)?, whole(&cos)?, whole(&sin)?);
-            let mut turned = whole(&input)?;
-            for start in (0..from.len()).step_by(width.max(1)) {
-                for pair in 0..width / 2 {
-                    let ([a, b], to) = rotation.pair(pair, width / 2);
-                    let [a, b] = [from[start + a], from[start + b]];
-                    let [first, second] = to.map(|place| start + place);
-                    turned[first] = a * cos[first] - b * sin[first];
-                    turned[second] = b * cos[second] + a * sin[second];
-                }
-            }
-            views.of(&out).write(&turned);
-            Ok(())
-        })
-    }
-}
-
-/// [`rotate`] by the number of its mode.
-pub(super) fn rotate_by_mode(
-    input: Argument,
-    cos: Argument,
-    sin: Argument,
-    mode: i64,
-    out: Argument,
-) -> Outcome<Work> {
-    let rotation = match mode {
-        0 => Rotation::Half,
-        1 => Rotation::Neighbours,
-        _ => {
-            return Err(refuse(
-                input.operator,
-                "mode",
-                mode,
-                "0 (halves), 1 (neighbours)",
-            ));
-        }
-    };
-    rotate(rotation)(input, cos, sin, out)
-}
 
 /// Normalises each line of the last axes, which `normalized_shape` names: subtracts its mean and divides by its
 /// standard deviation, then multiplies by a weight and adds a bias, if there are any. The optional outputs are the
@@ -165,6 +83,67 @@ pub(super) fn layer_norm(
         }
         Ok(())
     })
+}
+
+/// Adds two tensors, and divides each line of the last axes of the sum, those of `gamma`, by its root mean square, then
+/// multiplies it by `gamma`. The other outputs are the reciprocal root mean square of each line, and the sum, which is
+/// rounded to its element type before it is normalised.
+#[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
+pub(super) fn add_rms_norm(
+    a: Argument,
+    b: Argument,
+    gamma: Argument,
+    epsilon: f64,
+    out: Argument,
+    scales: Argument,
+    sum: Argument,
+) -> Outcome<Work> {
+    let (shape, last) = (a.shape(), gamma.shape());
+    let first = (shape.len().checked_sub(last.len()))
+        .filter(|&first| first < shape.len() && shape[first..] == last[..])
+        .filter(|_| gamma.elements() > 0);
+    let Some(first) = first else {
+        return Err(gamma.refuse(
+            gamma.desc.shape,
+            format_args!("the last dimensions of {}, with elements", a.desc.shape),
+        ));
+    };
+    expect_real(&a)?;
+    expect_real(&gamma)?;
+    for tensor in [b, out, sum] {
+        tensor.expect_shape(&shape)?;
+        tensor.expect_dtype(a.dtype())?;
+    }
+    let mut lines = shape.clone();
+    lines[first..].fill(1);
+    scales.expect_shape(&lines)?;
+    scales.expect_dtype(DType::Float)?;
+    let (count, width) = (lines.iter().product(), last.iter().product::<usize>());
+    work(move |views| {
+        let mut values = views.of(&a).read::<f64>()?;
+        for (value, other) in values.iter_mut().zip(views.of(&b).read::<f64>()?) {
+            *value = rounded(*value + other, a.dtype());
+        }
+        views.of(&sum).write(&values);
+        let gamma = views.of(&gamma).read::<f64>()?;
+        let mut found = try_with_capacity(count)?;
+        for line in values.chunks_mut(width.max(1)) {
+            found.push(normalise_by_root_mean_square(line, &gamma, epsilon));
+        }
+        views.of(&out).write(&values);
+        views.of(&scales).write(&found);
+        Ok(())
+    })
+}
+
+/// Divides a line by its root mean square and multiplies it by `gamma`; returns the reciprocal root mean square.
+pub(super) fn normalise_by_root_mean_square(line: &mut [f64], gamma: &[f64], epsilon: f64) -> f64 {
+    let squares: f64 = line.iter().map(|value| value * value).sum();
+    let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
+    for (value, gamma) in line.iter_mut().zip(gamma) {
+        *value *= scale * gamma;
+    }
+    scale
 }
 
 /// Quantises each line of the last axis to INT8, and writes its scale.

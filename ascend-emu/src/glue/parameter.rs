@@ -5,6 +5,7 @@
 
 use super::argument::{Argument, Role};
 use super::number::Number;
+use crate::c_pointer::optional_text;
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
@@ -12,6 +13,7 @@ use crate::trace;
 use crate::trace::value::{KnownType, Value, value};
 use ascend_spec::{DType, TensorDesc};
 use ascend_sys::bindings::{aclDataType, aclIntArray, aclScalar, aclTensor, aclTensorList};
+use std::ffi::c_char;
 
 /// Declares types that stand for a pointer or a number of C.
 macro_rules! c_types {
@@ -32,6 +34,8 @@ macro_rules! c_types {
 c_types! {
     /// `const aclTensor *` that is read.
     In(*const aclTensor);
+    /// `const aclTensor *` that is read, and whose elements may be of less than a byte.
+    InPacked(*const aclTensor);
     /// `const aclTensor *` that is read, or null.
     OptionalIn(*const aclTensor);
     /// `const aclTensorList *` whose tensors are read.
@@ -52,6 +56,8 @@ c_types! {
     Ints(*const aclIntArray);
     /// `aclDataType`.
     Type(aclDataType);
+    /// `char *` that is read, or null.
+    Text(*const c_char);
 }
 
 /// `bool`, as the byte that C passes.
@@ -76,6 +82,8 @@ pub(super) struct Arguments {
     pub outputs: usize,
     /// Positions of the lists among the inputs.
     pub lists: Vec<usize>,
+    /// Whether elements of the tensor that is read now may be of less than a byte.
+    packed: bool,
 }
 
 impl Arguments {
@@ -87,6 +95,7 @@ impl Arguments {
             inputs: 0,
             outputs: 0,
             lists: Vec::new(),
+            packed: false,
         }
     }
 
@@ -120,7 +129,7 @@ impl Arguments {
             role,
             handle,
         };
-        argument.check()?;
+        argument.check(self.packed)?;
         self.tensors.push(argument);
         Ok(argument)
     }
@@ -203,6 +212,17 @@ impl Parameter for In {
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.input(name, self.0)
+    }
+}
+
+impl Parameter for InPacked {
+    type Value = Argument;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
+        call.packed = true;
+        let argument = call.input(name, self.0);
+        call.packed = false;
+        argument
     }
 }
 
@@ -341,6 +361,15 @@ impl Parameter for Type {
                 self.0.0
             )
         })
+    }
+}
+
+impl Parameter for Text {
+    type Value = Option<String>;
+
+    fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<Option<String>> {
+        // SAFETY: the contract of `abi`, which the callers of phase one keep: a text is null or ends with NUL.
+        Ok(unsafe { optional_text(self.0) })
     }
 }
 

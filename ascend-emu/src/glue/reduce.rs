@@ -54,7 +54,7 @@ impl Axes {
             .filter(|(axis, _)| keep || self.kept.contains(axis))
             .map(|(axis, &size)| if self.kept.contains(&axis) { size } else { 1 })
             .collect();
-        out.expect_shape(&shape)
+        out.expect_reduced(&shape)
     }
 
     /// Permutes a view so that the kept axes come first and the reduced axes after them.

@@ -7,6 +7,7 @@ use super::reduce::{Axes, greatest, least};
 use super::view::View;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use crate::status::Outcome;
+use ascend_spec::DType;
 
 /// What to find in a line.
 #[derive(Clone, Copy)]
@@ -169,6 +170,21 @@ pub(super) fn sort(
     let count = None;
     let sought = SoughtElement::First { descending, count };
     find(input, axes, Some(values), places, sought)
+}
+
+/// Finds the places of the elements of each line in order. Equal elements always keep theirs.
+pub(super) fn order(
+    input: Argument,
+    dim: i64,
+    descending: bool,
+    places: Argument,
+) -> Outcome<Work> {
+    places.expect_shape(&input.shape())?;
+    places.expect_dtype(DType::Int64)?;
+    let axes = Axes::new(&input, "dim", &[dim])?;
+    let count = None;
+    let sought = SoughtElement::First { descending, count };
+    find(input, axes, None, places, sought)
 }
 
 /// Finds the `k` greatest or least elements of each line, always in order.

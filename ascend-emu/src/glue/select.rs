@@ -191,39 +191,6 @@ fn combine(to: &View, from: &View, how: Option<(Reduction, Domain)>) {
     }
 }
 
-/// Selects the parts of a tensor at positions of one axis.
-pub(super) fn index_select(
-    input: Argument,
-    dim: i64,
-    index: Argument,
-    out: Argument,
-) -> Outcome<Work> {
-    let axis = input.axis("dim", dim)?;
-    index.expect_index()?;
-    if index.rank() > 1 {
-        return Err(index.refuse(index.desc.shape, "at most 1 dimension"));
-    }
-    let mut shape = input.shape();
-    if let Some(size) = shape.get_mut(axis) {
-        *size = index.elements();
-    }
-    out.expect_shape(&shape)?;
-    out.expect_convertible(&input)?;
-    work(move |views| {
-        let (from, to) = (views.of(&input), views.of(&out));
-        let size = from.shape().get(axis).copied().unwrap_or(1);
-        for (count, position) in views.of(&index).read::<i64>()?.into_iter().enumerate() {
-            let place = place_on(&index, axis, position, size)?;
-            if from.rank() == 0 {
-                to.copy_from(from);
-            } else {
-                to.at(axis, count).copy_from(&from.at(axis, place));
-            }
-        }
-        Ok(())
-    })
-}
-
 /// Selects rows of a table.
 pub(super) fn embedding(table: Argument, indices: Argument, out: Argument) -> Outcome<Work> {
     table.expect_rank(2)?;

@@ -4,7 +4,7 @@
 /// module, and the function that checks a call and says what a launch does.
 ///
 /// The parameters are those of CANN's documentation of `aclnn<name>GetWorkspaceSize` before `workspaceSize`. What
-/// calls it is written as PyTorch code that reaches it through `torch_npu`.
+/// calls it is written as PyTorch code that reaches it through `torch_npu`, or in words where no such code does.
 #[macro_export]
 macro_rules! for_each_glue_function {
     ($with:ident) => {
@@ -20,6 +20,10 @@ macro_rules! for_each_glue_function {
             fn aclnnStack(tensors: Ins, dim: i64, out: Out) = join::stack;
             /// `Tensor.repeat`.
             fn aclnnRepeat(self_: In, repeats: Ints, out: Out) = fill::repeat;
+            /// ggml's permuted tensors.
+            fn aclnnPermute(self_: In, dims: Ints, out: Out) = fill::permute;
+            /// ggml's parts of tensors.
+            fn aclnnSlice(self_: In, dim: i64, start: i64, end: i64, step: i64, out: Out) = parts::slice;
             /// `torch.flip`.
             fn aclnnFlip(self_: In, dims: Ints, out: Out) = fill::flip;
             /// `torch.nn.functional.pad`.
@@ -67,7 +71,11 @@ macro_rules! for_each_glue_function {
             fn aclnnIndexPutImpl(selfRef: InOutShared, indices: Ins, values: In, accumulate: Flag, unsafe_: Flag) =
                 select::index_put;
             /// `torch.index_select`.
-            fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = select::index_select;
+            fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = parts::index_select;
+            /// ggml's rows of tables.
+            fn aclnnGatherV2(self_: In, dim: i64, index: In, out: Out) = parts::gather;
+            /// `Tensor.index_copy_`.
+            fn aclnnInplaceIndexCopy(selfRef: InOut, dim: i64, index: In, source: In) = parts::index_copy;
             /// `torch.gather`.
             fn aclnnGather(self_: In, dim: i64, index: In, out: Out) = select::gather;
             /// `torch.nn.functional.embedding`.
@@ -278,6 +286,11 @@ macro_rules! for_each_glue_function {
             /// `torch.clamp` with tensors.
             fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) =
                 choose::clamp_between;
+            /// `torch.nn.functional.threshold`.
+            fn aclnnThreshold(self_: In, threshold: Scalar, value: Scalar, out: Out) = choose::threshold;
+            /// `torch.threshold_`.
+            fn aclnnInplaceThreshold(selfRef: InOut, threshold: Scalar, value: Scalar) =
+                |own, threshold, value| choose::threshold(own, threshold, value, own);
             /// `torch.nan_to_num`.
             fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = choose::nan_to_num;
             /// `torch.where`.
@@ -309,7 +322,7 @@ macro_rules! for_each_glue_function {
             /// `torch.sigmoid`.
             fn aclnnSigmoid(self_: In, out: Out) = element::real(|value| 1.0 / (1.0 + (-value).exp()));
             /// `torch.nn.functional.silu`.
-            fn aclnnSilu(self_: In, out: Out) = element::real(|value| value / (1.0 + (-value).exp()));
+            fn aclnnSilu(self_: In, out: Out) = element::real(element::silu);
             /// `torch.nn.functional.relu`.
             fn aclnnRelu(self_: In, out: Out) = element::unary(|value| value.max(0), element::relu);
             /// `Tensor.relu_`.
@@ -405,6 +418,8 @@ macro_rules! for_each_glue_function {
             /// `torch.sort`, `torch.argsort`.
             fn aclnnSort(self_: In, stable: Flag, dim: i64, descending: Flag, valuesOut: Out, indicesOut: Out) =
                 search::sort;
+            /// ggml's orders of rows.
+            fn aclnnArgsort(self_: In, dim: i64, descending: Flag, out: Out) = search::order;
             /// `torch.topk`.
             fn aclnnTopk(
                 self_: In, k: i64, dim: i64, largest: Flag, sorted: Flag, valuesOut: Out, indicesOut: Out
@@ -417,11 +432,38 @@ macro_rules! for_each_glue_function {
                 out: Out,
                 meanOutOptional: OptionalOut, rstdOutOptional: OptionalOut
             ) = model::layer_norm;
+            /// `torch_npu.npu_add_rms_norm`: vLLM-Ascend, SGLang.
+            fn aclnnAddRmsNorm(x1: In, x2: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out, xOut: Out) =
+                model::add_rms_norm;
+            /// `torch_npu.npu_swiglu`: vLLM-Ascend, SGLang.
+            fn aclnnSwiGlu(x: In, dim: i64, out: Out) = gate::swiglu;
+            /// `torch_npu.npu_geglu`.
+            fn aclnnGeGluV3(self_: In, dim: i64, approximate: i64, activateLeft: Flag, out: Out, outGelu: Out) =
+                gate::geglu;
             /// `torch_npu.npu_rotary_mul`: vLLM-Ascend.
-            fn aclnnRotaryPositionEmbedding(x: In, cos: In, sin: In, mode: i64, out: Out) = model::rotate_by_mode;
+            fn aclnnRotaryPositionEmbedding(x: In, cos: In, sin: In, mode: i64, out: Out) = rotary::rotate_by_mode;
             /// `torch_npu.npu_interleave_rope`: vLLM-Ascend, of latent queries and keys.
             fn aclnnInterleaveRope(x: In, cos: In, sin: In, out: Out) =
-                model::rotate(model::Rotation::NeighboursApart);
+                rotary::rotate(rotary::Rotation::NeighboursApart);
+            /// `torch_npu.npu_apply_rotary_pos_emb` of releases before the second version.
+            fn aclnnApplyRotaryPosEmb(queryRef: InOut, keyRef: InOut, cos: In, sin: In, layout: i64) =
+                |query, key, cos, sin, layout| rotary::rotate_in_place(query, key, cos, sin, layout, None);
+            /// `torch_npu.npu_apply_rotary_pos_emb`: vLLM-Ascend, SGLang.
+            fn aclnnApplyRotaryPosEmbV2(
+                queryRef: InOut, keyRef: InOut, cos: In, sin: In, layout: i64, rotaryMode: Text
+            ) = rotary::rotate_in_place;
+            /// `torch_npu.npu_mrope`: vLLM-Ascend.
+            fn aclnnRopeWithSinCosCache(
+                positions: In, queryIn: In, keyIn: In, cosSinCache: In, mropeSection: Ints, headSize: i64,
+                isNeoxStyle: Flag, queryOut: Out, keyOut: Out
+            ) = rotary::rotate_by_table;
+            /// `torch_npu.npu_kv_rmsnorm_rope_cache`: vLLM-Ascend, latent keys and values.
+            fn aclnnKvRmsNormRopeCache(
+                kv: In, gamma: In, cos: In, sin: In, index: In, kCacheRef: InOut, ckvCacheRef: InOut,
+                kRopeScaleOptional: OptionalIn, ckvScaleOptional: OptionalIn, kRopeOffsetOptional: OptionalIn,
+                cKvOffsetOptional: OptionalIn, epsilon: f64, cacheModeOptional: Text, isOutputKv: Flag, kRopeOut: Out,
+                cKvOut: Out
+            ) = latent::normalise_rotate_and_cache;
             /// `torch_npu.npu_dynamic_quant`: vLLM-Ascend, of latent queries.
             fn aclnnDynamicQuant(x: In, smoothScales: OptionalIn, yOut: Out, scaleOut: Out) =
                 model::quantise_lines;
@@ -433,6 +475,17 @@ macro_rules! for_each_glue_function {
             fn aclnnMatmul(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::matmul;
             /// `torch.mm`.
             fn aclnnMm(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::ranked(2);
+            /// `torch_npu.npu_transpose_batchmatmul`: vLLM-Ascend, of latent values.
+            fn aclnnTransposeBatchMatMul(
+                x1: In, x2: In, bias: OptionalIn, scale: OptionalIn, permX1: Ints, permX2: Ints, permY: Ints,
+                cubeMathType: i8, batchSplitFactor: i32, out: Out
+            ) = matmul::transposed_batches;
+            /// `torch_npu.npu_weight_quant_batchmatmul`, ggml's products of quantised weights.
+            fn aclnnWeightQuantBatchMatmulV2(
+                x: In, weight: InPacked, antiquantScale: In, antiquantOffsetOptional: OptionalIn,
+                quantScaleOptional: OptionalIn, quantOffsetOptional: OptionalIn, biasOptional: OptionalIn,
+                antiquantGroupSize: i32, y: Out
+            ) = quantised::multiply_dequantised;
             /// `torch.dot`.
             fn aclnnDot(self_: In, tensor: In, out: Out) = |a, b, out| matmul::ranked(1)(a, b, out, 0);
             /// `torch.mv`.

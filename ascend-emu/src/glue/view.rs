@@ -168,6 +168,22 @@ impl View {
         view
     }
 
+    /// A view of `count` places of an axis that are `step` apart, from place `start` on.
+    pub(super) fn every(&self, axis: usize, start: usize, count: usize, step: usize) -> View {
+        let Some(gaps) = count.checked_sub(1) else {
+            return self.narrow(axis, 0, 0);
+        };
+        let span = gaps.checked_mul(step).and_then(|gaps| gaps.checked_add(1));
+        assert!(span.is_some(), "places beyond any axis");
+        let mut view = self.narrow(axis, start, span.unwrap_or(1));
+        view.shape[axis] = count;
+        if gaps > 0 {
+            // The places are on the axis, so that the distance of two neighbours is within the tensor.
+            view.steps[axis] = view.steps[axis].wrapping_mul(step as isize);
+        }
+        view
+    }
+
     /// A view of one place of an axis, without that axis.
     pub(super) fn at(&self, axis: usize, index: usize) -> View {
         let mut view = self.narrow(axis, index, 1);
@@ -465,7 +481,6 @@ impl Views {
             })
         };
         let view = |(argument, range): (&Argument, &Range<usize>)| {
-            let size = argument.desc.dtype.size().unwrap_or(1);
             let mut start = memory.host(range.start);
             if argument.role == Role::Read && shared(range) {
                 let mut copy = try_repeat(0u8, range.len())?;
@@ -474,6 +489,16 @@ impl Views {
                 start = copy.as_mut_ptr();
                 copies.push(copy);
             }
+            let Some(size) = argument.desc.dtype.size() else {
+                // The bytes of elements that share them.
+                return Ok(View {
+                    first: start,
+                    dtype: DType::UInt8,
+                    size: 1,
+                    shape: Shape::from_slice(&[range.len()]),
+                    steps: Steps::from_slice(&[1]),
+                });
+            };
             let shape: Shape = argument
                 .desc
                 .shape

@@ -1,8 +1,8 @@
 //! Corners of quantised keys, values and queries in the decode path.
 
 use crate::corners::{answers, bf16, half, int8, of, with};
-use ascend_spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_spec::{DType, TensorDesc};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 fn float(shape: &[i64]) -> Option<TensorDesc> {
     Some(of(DType::Float, shape))
@@ -289,14 +289,9 @@ fn the_rotary_part_of_a_quantised_query_has_the_axes_of_the_query() {
 }
 
 #[test]
-fn a_half_precision_query_over_quantised_latents_holds_the_rules_of_the_absorbed_form() {
-    // F14b, F17, F18.
+fn rotary_parts_of_a_half_precision_query_over_a_quantised_cache_are_refused_by_every_release() {
     let cache = [int8(&[20, 128, 512])];
     let nz = [int8(&[20, 1, 16, 128, 32])];
-    let short = [int8(&[20, 64, 512])];
-    let by_heads = [int8(&[20, 1, 128, 512])];
-    let dense = [int8(&[2, 64, 1, 512])];
-    let narrow = [int8(&[20, 128, 128])];
     let call = FiaCall {
         query: Some(bf16(&[2, 1, 4, 512])),
         attention_out: Some(bf16(&[2, 1, 4, 512])),
@@ -313,122 +308,28 @@ fn a_half_precision_query_over_quantised_latents_holds_the_rules_of_the_absorbed
         value_antiquant_scale: Some(bf16(&[1])),
         ..FiaCall::new("BSND")
     };
-    let rows = |rows, heads| FiaCall {
-        query: Some(bf16(&[2, rows, heads, 512])),
-        attention_out: Some(bf16(&[2, rows, heads, 512])),
-        query_rope: Some(bf16(&[2, rows, heads, 64])),
-        num_heads: heads,
-        ..call.clone()
-    };
-    let several = rows(4, 4);
-    answers(&[
-        ("accepted", "single rows", call.clone()),
-        (
-            "accepted",
-            "several rows",
-            with(&several, |c| (c.sparse_mode, c.atten_mask) = (3, causal())),
-        ),
-        (
-            "mla.sparse_mode",
-            "several rows without a mask",
-            several.clone(),
-        ),
-        (
-            "mla.sparse_mode",
-            "several rows in mode 4",
-            with(&several, |c| (c.sparse_mode, c.atten_mask) = (4, causal())),
-        ),
-        (
-            "mla.sparse_mode",
-            "a mask for single rows",
-            with(&call, |c| (c.sparse_mode, c.atten_mask) = (3, causal())),
-        ),
-        (
-            "mla.sparse_mode",
-            "mode 9",
-            with(&call, |c| c.sparse_mode = 9),
-        ),
-        ("mla.heads", "three heads", rows(1, 3)),
-        (
-            "rope.absorbed_dims",
-            "two key heads",
-            with(&call, |c| c.num_key_value_heads = 2),
-        ),
-        (
-            "rope.absorbed_dims",
-            "a rope of one axis",
-            with(&call, |c| c.query_rope = Some(bf16(&[7]))),
-        ),
-        (
-            "rope.absorbed_dims",
-            "a rope of 32",
-            with(&call, |c| c.query_rope = Some(bf16(&[2, 1, 4, 32]))),
-        ),
-        (
-            "rope.shape",
-            "a rope of other rows",
-            with(&call, |c| c.query_rope = Some(bf16(&[2, 2, 4, 64]))),
-        ),
-        (
-            "mla.block_size",
-            "blocks of 64",
-            with(&call, |c| {
-                (c.key, c.value, c.block_size) = (&short, &short, 64);
-                c.key_rope = Some(bf16(&[20, 64, 64]));
-            }),
-        ),
-        (
-            "mla.softmax_lse",
-            "a log-sum-exp",
-            with(&call, |c| c.softmax_lse_flag = true),
-        ),
-        (
-            "mla.alone",
-            "a bias",
-            with(&call, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 512]))),
-        ),
-        (
-            "padding_size.decode",
-            "left padding",
-            with(&call, |c| c.kv_padding_size = Some(of(DType::Int64, &[1]))),
-        ),
-        (
-            "rope.absorbed_dims",
-            "dimension 128",
-            FiaCall {
-                query: Some(bf16(&[2, 1, 4, 128])),
-                attention_out: Some(bf16(&[2, 1, 4, 128])),
-                key: &narrow,
-                value: &narrow,
-                ..call.clone()
-            },
-        ),
-        (
-            "mla.paged",
-            "no block table",
-            with(&call, |c| {
-                (c.key, c.value, c.block_table) = (&dense, &dense, None);
-                c.key_rope = Some(bf16(&[2, 64, 1, 64]));
-                c.actual_seq_lengths_kv = Some(&[40, 50]);
-            }),
-        ),
-        (
-            "accepted",
-            "NZ",
-            with(&call, |c| {
-                (c.key, c.value) = (&nz, &nz);
-                c.key_rope = Some(bf16(&[20, 1, 4, 128, 16]));
-            }),
-        ),
-        (
-            "mla.cache",
-            "a value of other axes",
-            with(&call, |c| c.value = &by_heads),
-        ),
-        (
-            "mla.cache",
-            "a rope of other blocks",
-            with(&call, |c| c.key_rope = Some(bf16(&[19, 128, 64]))),
-        ),
-    ]);
+    let calls = [
+        call.clone(),
+        with(&call, |c| {
+            c.query = Some(bf16(&[2, 4, 4, 512]));
+            c.attention_out = Some(bf16(&[2, 4, 4, 512]));
+            c.query_rope = Some(bf16(&[2, 4, 4, 64]));
+            (c.sparse_mode, c.atten_mask) = (3, causal());
+        }),
+        with(&call, |c| {
+            (c.key, c.value) = (&nz, &nz);
+            c.key_rope = Some(bf16(&[20, 1, 4, 128, 16]));
+        }),
+        with(&call, |c| {
+            c.attention_out = Some(int8(&[2, 1, 4, 512]));
+            c.quant_scale2 = Some(of(DType::Float, &[1]));
+        }),
+    ];
+    for call in &calls {
+        for cann in Cann::ALL {
+            let verdict = call.check(Version::V4, Target::new(Soc::AtlasA2, cann));
+            let refusal = verdict.unwrap_err();
+            assert_eq!(refusal.rule.id, "mla.quantised_cache", "{cann}: {refusal}");
+        }
+    }
 }

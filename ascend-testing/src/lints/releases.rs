@@ -171,6 +171,11 @@ pub(super) fn unified(found: &mut Found<'_>) {
         &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))),
         ASCEND_950,
     );
+    found.breaks_on(
+        "pse_shift.one_row_taken",
+        &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))),
+        A2,
+    );
     let odd = [of(DType::Bf16, &[2, 64, 4, 7])];
     found.breaks_on(
         "head_dim.unaligned",
@@ -229,6 +234,26 @@ pub(super) fn trees(found: &mut Found<'_>) {
     found.breaks_on(
         "tree_mask.size",
         &with(&packed, |c| c.atten_mask = mask(&[12])),
+        A2,
+    );
+    let latents = [bf16(&[4, 128, 512])];
+    let absorbed = FiaCall {
+        query: Some(bf16(&[2, 3, 4, 512])),
+        key: &latents,
+        value: &latents,
+        query_rope: Some(bf16(&[2, 3, 4, 64])),
+        key_rope: Some(bf16(&[4, 128, 64])),
+        num_key_value_heads: 1,
+        block_table: Some(of(DType::Int32, &[2, 2])),
+        block_size: 128,
+        actual_seq_lengths_kv: Some(&[3, 200]),
+        attention_out: Some(bf16(&[2, 3, 4, 512])),
+        ..tree.clone()
+    };
+    assert_eq!(lints_on(&absorbed, Version::V5, A2), [""; 0]);
+    found.breaks_on(
+        "tree_mask.more_rows",
+        &with(&absorbed, |c| c.actual_seq_lengths_kv = Some(&[2, 200])),
         A2,
     );
     let cache = [int8(&[4, 1, 16, 128, 32])];

@@ -30,7 +30,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     (
         "key",
         "dtype",
-        "dtype.registered value.dtype_of_key head_dim.aligned",
+        "dtype.registered value.dtype_of_key head_dim.aligned mla.quantised_cache",
     ),
     (
         "key value",

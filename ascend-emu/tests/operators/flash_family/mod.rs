@@ -1,7 +1,7 @@
 //! The operators around FlashAttentionScore, prompt and incremental attention through their C functions.
 
 #[macro_use]
-mod call;
+pub(crate) mod call;
 #[macro_use]
 mod case;
 mod cuts;

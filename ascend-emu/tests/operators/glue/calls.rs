@@ -263,6 +263,7 @@ macro_rules! nothing {
 
 nothing! {
     In: In(null());
+    InPacked: InPacked(null());
     OptionalIn: OptionalIn(null());
     Ins: Ins(null());
     Out: Out(null());
@@ -273,6 +274,7 @@ nothing! {
     OptionalScalar: OptionalScalar(null());
     Ints: Ints(null());
     Type: Type(aclDataType::ACL_FLOAT);
+    Text: Text(null());
     Flag: Flag(0);
     i8: 0;
     i32: 0;

@@ -106,6 +106,16 @@ pub(crate) fn rows() -> Vec<Row> {
             "aclnnArange",
             [Real(0.5), Int(3), Real(1.5), i64([2], [0, 1]).written()],
         ),
+        // Any shape of so many elements.
+        row(
+            "aclnnArange",
+            [
+                Int(0),
+                Int(6),
+                Int(1),
+                f32([1, 2, 1, 3], [0, 1, 2, 3, 4, 5]).written(),
+            ],
+        ),
         row(
             "aclnnEye",
             [Int(3), Int(2), f32([3, 2], [1, 0, 0, 1, 0, 0]).written()],
@@ -192,6 +202,21 @@ pub(crate) fn rows() -> Vec<Row> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn numbers_apart_are_written_to_any_view(
+        view in shape().prop_flat_map(|shape| view_of(shape, false)),
+        dtype in dtype(),
+    ) {
+        let _bench = Bench::new();
+        let out = Tensor::new(dtype, view, &[5.0]);
+        let (mut want, places) = (out.buffer(), out.view.places());
+        for (&place, number) in places.iter().zip(0..) {
+            want[place as usize] = decode(dtype, &encode(dtype, f64::from(number)));
+        }
+        ok(call!(aclnnArange(int(0), int(places.len() as i64), int(1), out.out())));
+        prop_assert_eq!(out.buffer(), want);
+    }
 
     #[test]
     fn copies_of_any_views_convert_each_element(

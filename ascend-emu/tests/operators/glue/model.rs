@@ -7,6 +7,7 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::glue::*;
 use ascend_sys::bindings::aclDataType;
+use proptest::prelude::*;
 use std::ptr::{null, null_mut};
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -43,6 +44,31 @@ pub(crate) fn rows() -> Vec<Row> {
                 f16([1, 2], [-0.5, 0.5]).written(),
                 Absent,
                 Absent,
+            ],
+        ),
+        // The sum of both has the mean square 4 in the first row, 9 in the second.
+        row(
+            "aclnnAddRmsNorm",
+            [
+                f16([2, 2], [1, -1, 3, 4]).read(),
+                f16([2, 2], [1, -1, 0, -1]).read(),
+                f16([2], [10, 20]).read(),
+                Real(0.0),
+                f16([2, 2], [10, -20, 10, 20]).written(),
+                f32([2, 1], [1.0 / 2.0, 1.0 / 3.0]).written(),
+                f16([2, 2], [2, -2, 3, 3]).written(),
+            ],
+        ),
+        row(
+            "aclnnAddRmsNorm",
+            [
+                f32([1, 2], [1, 0]).read(),
+                f32([1, 2], [0, 1]).read(),
+                f32([1, 2], [4, 8]).read(),
+                Real(3.0),
+                f32([1, 2], [2, 4]).written(),
+                f32([1, 1], [0.5]).written(),
+                f32([1, 2], [1, 1]).written(),
             ],
         ),
         row(
@@ -101,6 +127,49 @@ pub(crate) fn rows() -> Vec<Row> {
             ],
         ),
     ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn sums_of_any_views_are_normalised(
+        (views, first) in (prop::collection::vec(1..5i64, 1..4), 0..3usize).prop_flat_map(|(shape, first)| {
+            let first = first % shape.len();
+            let mut lines = shape.clone();
+            lines[first..].fill(1);
+            let input = || view_of(shape.clone(), true);
+            let output = || view_of(shape.clone(), false);
+            let gamma = view_of(shape[first..].to_vec(), true);
+            ((input(), input(), gamma, output(), view_of(lines, false), output()), Just(first))
+        }),
+        dtype in prop::sample::select(vec![
+            aclDataType::ACL_FLOAT, aclDataType::ACL_FLOAT16, aclDataType::ACL_BF16,
+        ]),
+        (values, epsilon) in (prop::collection::vec(-4.0..4.0f64, 1..30), 0.01..1.0f64),
+    ) {
+        let _bench = Bench::new();
+        let (a, b, gamma, out, scales, sum) = views;
+        let [a, b, gamma, out, sum] = [a, b, gamma, out, sum].map(|view| Tensor::new(dtype, view, &values));
+        let scales = Tensor::new(aclDataType::ACL_FLOAT, scales, &[5.0]);
+        ok(call!(aclnnAddRmsNorm(
+            a.input(), b.input(), gamma.input(), epsilon, out.out(), scales.out(), sum.out()
+        )));
+        let added: Vec<f64> = a.values().iter().zip(b.values())
+            .map(|(a, b)| decode(dtype, &encode(dtype, a + b)))
+            .collect();
+        prop_assert_eq!(&sum.values(), &added);
+        let width = a.view.shape[first..].iter().product::<i64>() as usize;
+        let (gamma, out, scales) = (gamma.values(), out.values(), scales.values());
+        for (line, (sums, got)) in added.chunks(width).zip(out.chunks(width)).enumerate() {
+            let root = (sums.iter().map(|value| value * value).sum::<f64>() / width as f64 + epsilon).sqrt();
+            prop_assert!((scales[line] * root - 1.0).abs() < 1e-6);
+            for (place, &got) in got.iter().enumerate() {
+                let want = sums[place] / root * gamma[place];
+                prop_assert!((got - want).abs() <= 8e-3 * want.abs() + 1e-6, "{} is not {}", got, want);
+            }
+        }
+    }
 }
 
 #[test]

@@ -384,3 +384,75 @@ fn lines_have_norms() {
     )));
     assert_eq!(dot.values(), [-2.0]);
 }
+
+/// As in CANN, two shapes of one element are equal.
+#[test]
+fn one_number_is_written_to_any_shape_of_one_element() {
+    let _bench = Bench::new();
+    let x = Tensor::floats(&[4], &[3.0, 5.0, -1.0, 2.0]);
+    let shapes: [&[i64]; 3] = [&[], &[1], &[1, 1]];
+    for (shape, keep) in shapes
+        .into_iter()
+        .flat_map(|shape| [(shape, 0), (shape, 1)])
+    {
+        let out = Tensor::floats(shape, &[0.5]);
+        let gives = |status: i32, want: f64| {
+            ok(status);
+            assert_eq!(out.values(), [want], "{shape:?}");
+        };
+        let (float, all, keep) = (Type(aclDataType::ACL_FLOAT), || ints(&[0]), Flag(keep));
+        let result = || out.out();
+        let x = || x.input();
+        gives(
+            call!(aclnnReduceSum(x(), all(), keep, float, result())),
+            9.0,
+        );
+        gives(call!(aclnnMean(x(), all(), keep, float, result())), 2.25);
+        gives(call!(aclnnProd(x(), float, result())), -30.0);
+        gives(call!(aclnnProdDim(x(), 0, keep, float, result())), -30.0);
+        gives(call!(aclnnMax(x(), result())), 5.0);
+        gives(call!(aclnnMin(x(), result())), -1.0);
+        gives(call!(aclnnAmax(x(), all(), keep, result())), 5.0);
+        gives(call!(aclnnAmin(x(), all(), keep, result())), -1.0);
+        gives(
+            call!(aclnnVarCorrection(x(), all(), 0, keep, result())),
+            4.6875,
+        );
+        gives(
+            call!(aclnnLinalgVectorNorm(
+                x(),
+                real(1.0),
+                all(),
+                keep,
+                float,
+                result()
+            )),
+            11.0,
+        );
+        gives(call!(aclnnDot(x(), x(), result())), 39.0);
+        let truth = Tensor::packed(aclDataType::ACL_BOOL, shape, &[0.0]);
+        ok(call!(aclnnAny(x(), all(), keep, truth.out())));
+        assert_eq!(truth.values(), [1.0]);
+        let place = Tensor::ints(shape, &[9]);
+        ok(call!(aclnnArgMax(x(), 0, keep, place.out())));
+        assert_eq!(place.values(), [1.0]);
+        ok(call!(aclnnMinDim(x(), 0, keep, result(), place.out())));
+        assert_eq!((out.values(), place.values()), (vec![-1.0], vec![2.0]));
+    }
+    // Shapes of more elements, or of none, are those of the result alone.
+    for shape in [&[2][..], &[0]] {
+        let out = Tensor::floats(shape, &[0.5]);
+        fails(
+            call!(aclnnMax(x.input(), out.out())),
+            161_002,
+            &["aclnnMax: out: given"],
+        );
+    }
+    let rows = Tensor::floats(&[2, 2], &[1.0]);
+    let out = Tensor::floats(&[1, 2], &[0.5]);
+    fails(
+        call!(aclnnAmax(rows.input(), ints(&[0]), Flag(0), out.out())),
+        161_002,
+        &["aclnnAmax: out: given [1, 2], allowed: [2]"],
+    );
+}

@@ -4,6 +4,7 @@ use super::tensors::*;
 use crate::bench::*;
 use ascend_emu::glue::*;
 use ascend_sys::bindings::aclDataType;
+use std::ffi::CString;
 use std::ptr::{null, null_mut};
 
 /// A tensor's type, shape and elements, the last axis fastest.
@@ -31,6 +32,7 @@ pub(crate) enum Argument {
     Real(f64),
     Ints(Vec<i64>),
     Type(aclDataType),
+    Text(&'static str),
     /// An optional argument that is not given.
     Absent,
 }
@@ -163,6 +165,7 @@ impl Memory {
 enum Given {
     Tensor(Tensor),
     List(Vec<Tensor>),
+    Text(CString),
     Plain(Argument),
 }
 
@@ -182,6 +185,7 @@ impl Given {
                 let junk = junk(room.iter().product::<i64>() as usize);
                 Given::Tensor(Memory::Packed.tensor(data.dtype, room, &junk))
             }
+            Argument::Text(text) => Given::Text(CString::new(*text).unwrap()),
             plain => Given::Plain(plain.clone()),
         }
     }
@@ -256,6 +260,7 @@ macro_rules! take {
 
 take! {
     In: { Given::Tensor(tensor) => tensor.input() }
+    InPacked: { Given::Tensor(tensor) => InPacked(tensor.handle) }
     OptionalIn: {
         Given::Tensor(tensor) => OptionalIn(tensor.handle),
         Given::Plain(Argument::Absent) => OptionalIn(null()),
@@ -279,6 +284,8 @@ take! {
     }
     Ints: { Given::Plain(Argument::Ints(values)) => ints(values) }
     Type: { Given::Plain(Argument::Type(dtype)) => Type(*dtype) }
+    // The text lives as long as the call, which reads it.
+    Text: { Given::Text(text) => Text(text.as_ptr()) }
     Flag: { Given::Plain(Argument::Int(value)) => Flag((*value).try_into().unwrap()) }
     i8: { Given::Plain(Argument::Int(value)) => (*value).try_into().unwrap() }
     i32: { Given::Plain(Argument::Int(value)) => (*value).try_into().unwrap() }
@@ -331,16 +338,21 @@ fn rows() -> Vec<Row> {
     [
         super::fill::rows(),
         super::join::rows(),
+        super::parts::rows(),
         super::select::rows(),
         super::compare::rows(),
         super::bits::rows(),
         super::elementwise::rows(),
         super::choose::rows(),
+        super::gate::rows(),
         super::functions::rows(),
         super::reduce::rows(),
         super::search::rows(),
         super::model::rows(),
+        super::rotary::rows(),
+        super::latent::rows(),
         super::matmul::rows(),
+        super::quantised::rows(),
     ]
     .concat()
 }

@@ -41,15 +41,6 @@ pub(crate) fn rows() -> Vec<Row> {
             ],
         ),
         row(
-            "aclnnIndexSelect",
-            [
-                bf16([2, 3], matrix).read(),
-                Int(1),
-                i32([2], [2, 0]).read(),
-                bf16([2, 2], [3, 1, 6, 4]).written(),
-            ],
-        ),
-        row(
             "aclnnGather",
             [
                 i32([2, 3], matrix).read(),

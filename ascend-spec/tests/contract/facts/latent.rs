@@ -377,6 +377,13 @@ fn absorbed_with_an_int8_query() {
             masked(int8("TND", 4), 9, mask(&[7])),
         ),
         (
+            "packed tree of more rows than keys",
+            "rrra",
+            with(&masked(int8("TND", 4), 9, mask(&[32])), |call| {
+                call.actual_seq_lengths_kv = Some(&[3, 64]);
+            }),
+        ),
+        (
             "TND_NTD tree",
             "rrra",
             masked(int8("TND_NTD", 4), 9, mask(&[32])),
@@ -389,6 +396,12 @@ fn trees() {
     let split = |layout| probe(layout, [2, 4, 4, 4, 64, 128]).bf16();
     let tree = |call: Call, shape: &[i64]| masked(call, 9, mask(shape));
     let absorbed = |layout| absorbed(layout, 4).paged_rope(128, 3);
+    let short = |layout| probe(layout, [2, 4, 4, 4, 3, 128]).bf16();
+    let ends_of = |rows: &[i64], keys: &[i64]| FiaCall {
+        actual_seq_lengths: Some(kept(rows.to_vec())),
+        actual_seq_lengths_kv: Some(kept(keys.to_vec())),
+        ..tree(split("TND").rope(), &[32])
+    };
     let few = |lengths: &[i64]| FiaCall {
         actual_seq_lengths: Some(kept(vec![4, 4])),
         actual_seq_lengths_kv: Some(kept(lengths.to_vec())),
@@ -427,8 +440,49 @@ fn trees() {
                 &[2, 4, 4],
             ),
         ),
-        ("more rows than keys", "rrrr", few(&[4, 3])),
+        // With a batch axis the rows of the tensors are compared, not the lengths.
+        ("lengths of more rows than keys", "rrra", few(&[4, 3])),
         ("more rows than no keys", "rrra", few(&[4, 0])),
+        (
+            "more rows than keys",
+            "rrrr",
+            tree(short("BSND").rope(), &[2, 4, 4]),
+        ),
+        (
+            "more rows than keys by hidden size",
+            "rrrr",
+            tree(short("BSH").rope(), &[2, 4, 4]),
+        ),
+        (
+            "packed, as many keys in one sequence",
+            "rrra",
+            ends_of(&[4, 8], &[4, 128]),
+        ),
+        (
+            "packed, more rows than keys in one sequence",
+            "rrrr",
+            ends_of(&[4, 8], &[3, 128]),
+        ),
+        (
+            "packed, no keys in one sequence",
+            "rrra",
+            ends_of(&[4, 8], &[0, 128]),
+        ),
+        // Over a paged cache nothing is compared.
+        (
+            "paged, more rows than keys",
+            "rrra",
+            with(&tree(absorbed("BSND"), &[2, 4, 4]), |call| {
+                call.actual_seq_lengths_kv = Some(&[3, 100]);
+            }),
+        ),
+        (
+            "paged and packed, more rows than keys",
+            "rrra",
+            with(&tree(absorbed("TND"), &[32]), |call| {
+                call.actual_seq_lengths_kv = Some(&[3, 100]);
+            }),
+        ),
         (
             "tokens",
             "rrra",

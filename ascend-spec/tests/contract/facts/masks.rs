@@ -182,6 +182,60 @@ fn of_several_rows() {
                 },
             ),
             (
+                "the least preTokens beside the most nextTokens, mode 0",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::from(i32::MIN),
+                    next_tokens: i64::from(i32::MAX),
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the most preTokens beside the least nextTokens, mode 0",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::MAX,
+                    next_tokens: i64::MIN,
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the least preTokens beside one nextToken less than the most, mode 0",
+                ["rrrr", "rrrr"],
+                FiaCall {
+                    pre_tokens: i64::MIN,
+                    next_tokens: i64::from(i32::MAX) - 1,
+                    ..more(0, &[16, 64])
+                },
+            ),
+            (
+                "the least preTokens beside the most nextTokens, mode 4",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::from(i32::MIN),
+                    next_tokens: i64::from(i32::MAX),
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
+                "the most preTokens beside the least nextTokens, mode 4",
+                ["raaa", "rraa"],
+                FiaCall {
+                    pre_tokens: i64::MAX,
+                    next_tokens: i64::MIN,
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
+                "the least preTokens beside one nextToken less than the most, mode 4",
+                ["rrrr", "rrrr"],
+                FiaCall {
+                    pre_tokens: i64::MIN,
+                    next_tokens: i64::from(i32::MAX) - 1,
+                    ..more(4, &[2048, 2048])
+                },
+            ),
+            (
                 "an empty band of mode 0 without a mask",
                 ["aaaa"; 2],
                 FiaCall {
@@ -391,4 +445,13 @@ fn a_triangle_over_single_rows_is_advised_away() {
         assert!(said.contains("fix: expand the mask"), "{said}");
     }
     hold(&[("as advised", "aaaa", one(0, None))]);
+}
+
+#[test]
+fn the_last_axis_alone_of_an_empty_mask_is_looked_at_over_a_cache_from_9_1_on() {
+    let call = probe("BNSD", [2, 4, 2, 16, 100, 64]).paged(128, 3);
+    hold(&[
+        ("wide", "--ra", masked(call.clone(), 0, mask(&[0, 128]))),
+        ("narrow", "--rr", masked(call, 0, mask(&[0, 127]))),
+    ]);
 }

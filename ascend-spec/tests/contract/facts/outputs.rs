@@ -185,3 +185,112 @@ fn reordered_outputs_are_compared_in_part_from_9_1_on() {
         ),
     ]);
 }
+
+#[test]
+fn the_last_axis_of_outputs_of_heads_of_192_and_128_is_free_over_a_cache_from_9_1_on() {
+    let p = |layout| probe(layout, [2, 4, 2, 16, 64, 192]).bf16().value(128);
+    let out = |call: FiaCall<'static>, shape: &[i64]| FiaCall {
+        attention_out: of(DType::Bf16, shape),
+        ..call
+    };
+    let paged = |layout| p(layout).paged(128, 3);
+    let sink = |call| FiaCall {
+        learnable_sink: of(DType::Bf16, &[4]),
+        ..call
+    };
+    hold(&[
+        ("as implied", "-aaa", out(paged("BNSD"), &[2, 4, 16, 128])),
+        ("wider", "rrra", out(paged("BNSD"), &[2, 4, 16, 144])),
+        ("the query's", "rrra", out(paged("BNSD"), &[2, 4, 16, 192])),
+        ("BSH", "rrra", out(paged("BSH"), &[2, 16, 513])),
+        ("TND", "rrra", out(paged("TND"), &[32, 4, 127])),
+        (
+            "TND with a sink",
+            "rrra",
+            sink(out(paged("TND"), &[32, 4, 127])),
+        ),
+        ("NTD", "rrra", out(paged("NTD"), &[4, 32, 127])),
+        ("other rows", "rrrr", out(paged("BNSD"), &[2, 4, 15, 128])),
+        ("other heads", "rrrr", out(paged("TND"), &[32, 5, 128])),
+        (
+            "another axis",
+            "rrrr",
+            out(paged("BNSD"), &[2, 4, 16, 128, 1]),
+        ),
+        ("dense", "rrrr", out(p("BNSD").call(), &[2, 4, 16, 144])),
+        (
+            "dense, a remainder of the hidden size",
+            "rrra",
+            out(p("BSH").call(), &[2, 16, 515]),
+        ),
+        (
+            "dense, another hidden size",
+            "rrrr",
+            out(p("BSH").call(), &[2, 16, 516]),
+        ),
+        (
+            "one head dimension",
+            "rrrr",
+            out(
+                probe("BNSD", [2, 4, 2, 16, 64, 128]).paged(128, 3),
+                &[2, 4, 16, 144],
+            ),
+        ),
+    ]);
+}
+
+#[test]
+fn an_output_offset_needs_a_key_for_each_of_several_rows() {
+    let p = |layout, rows, keys| probe(layout, [2, 4, 2, rows, keys, 128]).bf16();
+    let offset = |p: Probe| FiaCall {
+        attention_out: p
+            .call()
+            .attention_out
+            .map(|out| TensorDesc::packed(DType::Int8, out.shape)),
+        quant_scale2: of(DType::Float, &[1]),
+        quant_offset2: of(DType::Float, &[1]),
+        sparse_mode: 3,
+        atten_mask: of(DType::Bool, &[2048, 2048]),
+        ..p.call()
+    };
+    let scale = |call| FiaCall {
+        quant_offset2: None,
+        ..call
+    };
+    hold(&[
+        ("as many keys", "aaaa", offset(p("BNSD", 16, 16))),
+        ("more rows than keys", "rrrr", offset(p("BNSD", 16, 15))),
+        (
+            "without the offset",
+            "aaaa",
+            scale(offset(p("BNSD", 16, 15))),
+        ),
+        // Of packed sequences the ends are compared.
+        ("packed", "rrra", offset(p("NTD", 16, 16))),
+        (
+            "packed, more rows than keys",
+            "rrrr",
+            offset(p("NTD", 16, 15)),
+        ),
+        ("packed, single rows", "rrra", offset(p("NTD", 1, 1))),
+    ]);
+}
+
+#[test]
+fn scales_that_a_half_precision_output_ignores_have_a_dtype_all_the_same() {
+    let scaled = |dtype| FiaCall {
+        quant_scale2: of(dtype, &[1]),
+        ..probe("BNSD", [2, 4, 2, 16, 64, 128]).call()
+    };
+    let offset = |dtype| FiaCall {
+        quant_offset2: of(dtype, &[1]),
+        ..probe("BNSD", [2, 4, 2, 16, 64, 128]).call()
+    };
+    hold(&[
+        ("FLOAT", "--ra", scaled(DType::Float)),
+        ("BF16 under FLOAT16", "--ra", scaled(DType::Bf16)),
+        ("FLOAT16", "--rr", scaled(DType::Float16)),
+        ("an offset of FLOAT", "---a", offset(DType::Float)),
+        ("an offset of FLOAT16", "---r", offset(DType::Float16)),
+    ]);
+}

@@ -307,7 +307,7 @@ fn position_bias() {
             ),
             (
                 "one row for all",
-                ["rrrr"; 2],
+                ["rrra"; 2],
                 biased(p("BSND", 16).call(), &[1, 4, 1, 64]),
             ),
             (

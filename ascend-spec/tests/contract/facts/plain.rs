@@ -355,3 +355,65 @@ fn strided_keys_are_refused_from_9_1_on() {
         ),
     ]);
 }
+
+#[test]
+fn biases_padding_and_prefixes_of_the_unified_checker() {
+    let bias = |call: FiaCall<'static>, shape: &[i64]| FiaCall {
+        pse_shift: of(DType::Float16, shape),
+        ..call
+    };
+    let rows = probe("BNSD", [2, 4, 2, 16, 100, 64]);
+    let one = probe("BNSD", [2, 4, 2, 1, 100, 64]);
+    let wide = probe("BNSD", [2, 4, 2, 16, 100, 192]).value(128);
+    let padded = |p: Probe, shape: &[i64]| FiaCall {
+        actual_seq_lengths_kv: Some(kept(vec![50, 60])),
+        kv_padding_size: of(DType::Int64, shape),
+        ..p.call()
+    };
+    let prefixed = |p: Probe| {
+        let prefix = Probe { batch: 1, ..p }.call();
+        FiaCall {
+            key_shared_prefix: prefix.key.first().copied(),
+            value_shared_prefix: prefix.value.first().copied(),
+            ..p.call()
+        }
+    };
+    hold(&[
+        ("a bias", "--aa", bias(rows.call(), &[1, 4, 16, 100])),
+        // From 9.1 on a bias of one row serves all, and over a cache it covers the blocks of the longest sequence.
+        ("a row of bias", "--ra", bias(rows.call(), &[1, 4, 1, 100])),
+        (
+            "a bias of fewer rows",
+            "--rr",
+            bias(rows.call(), &[1, 4, 15, 100]),
+        ),
+        (
+            "a bias as wide as the blocks",
+            "--ra",
+            bias(rows.paged(128, 3), &[1, 4, 16, 128]),
+        ),
+        (
+            "a narrower bias",
+            "--rr",
+            bias(rows.paged(128, 3), &[1, 4, 16, 127]),
+        ),
+        (
+            "a bias as wide as the table",
+            "--aa",
+            bias(rows.paged(128, 3), &[1, 4, 16, 256]),
+        ),
+        ("192 and 128", "--aa", wide.call()),
+        (
+            "192 and 128 with a bias",
+            "--rr",
+            bias(wide.call(), &[1, 4, 16, 100]),
+        ),
+        ("a prefix", "--aa", prefixed(rows)),
+        ("192 and 128 with a prefix", "--rr", prefixed(wide)),
+        ("padding", "--aa", padded(rows, &[1])),
+        ("192 and 128 with padding", "--ra", padded(wide, &[1])),
+        ("no padding", "--rr", padded(rows, &[0])),
+        ("no padding, one row", "--aa", padded(one, &[0])),
+        ("two paddings, one row", "--ar", padded(one, &[2])),
+    ]);
+}

@@ -183,7 +183,7 @@ fn outputs() {
         ),
         (
             "an offset with rows without keys",
-            "rrra",
+            "rrrr",
             offset(behind(out(p("BNSD", 64), float(&[1]))), float(&[1])),
         ),
         (

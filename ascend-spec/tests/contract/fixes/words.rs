@@ -37,7 +37,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          batch_mat_mul.float_units batch_mat_mul.mixed_dtypes batch_mat_mul.out_dtype dtype.registered flash.dtype \
          flash.out_dtype flash.pse_dtype flash.pse_slopes flash.rope_dtype flash.sink_dtype flash.sink_dtype_slopes \
          gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
-         learnable_sink.dtype_of_target mla.output mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
+         learnable_sink.dtype_of_target mla.output mla.quantised_cache mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
          prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
@@ -82,7 +82,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required packed.value_rows \
          padding_size.alone padding_size.decode padding_size.lengths padding_size.range padding_size.shape \
          padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable prompt.format \
-         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.one_row \
+         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.one_row pse_shift.one_row_taken \
          pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored pse_type.known \
          pse_type.square pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales \
          quant_offset2.like_scale quant_scale2.channel quant_scale2.grid quant_scale2.required \
@@ -94,7 +94,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          shared_prefix.shape shared_prefix.unified_alone slot_mapping.range slot_mapping.shape slot_mapping.unique \
          softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask \
          split_fuse.causal_rows split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided \
-         tree_mask.ignored tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
+         tree_mask.ignored tree_mask.more_rows tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
          rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \
          rms_norm.y_shape update.format update.head_dim update.infinite_lse update.local_out_shape update.lse_out \
          update.lse_shape update.required value.rank_of_key value.rows_of_key value.shape_of_key \

@@ -68,8 +68,26 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
         value: &empty,
         ..prefill.clone()
     };
+    let latents = [int8(&[20, 128, 512])];
+    let roped = FiaCall {
+        query: Some(bf16(&[2, 1, 4, 512])),
+        attention_out: Some(bf16(&[2, 1, 4, 512])),
+        query_rope: Some(bf16(&[2, 1, 4, 64])),
+        key: &latents,
+        value: &latents,
+        key_rope: Some(bf16(&[20, 128, 64])),
+        num_heads: 4,
+        num_key_value_heads: 1,
+        block_table: desc(DType::Int32, &[2, 4]),
+        block_size: 128,
+        actual_seq_lengths_kv: Some(&[40, 500]),
+        key_antiquant_scale: Some(bf16(&[1])),
+        value_antiquant_scale: Some(bf16(&[1])),
+        ..FiaCall::new("BSND")
+    };
     for (id, call) in [
         ("antiquant.mixed_modes", mixed),
+        ("mla.quantised_cache", roped),
         ("quant.int8_query_empty", without_keys),
     ] {
         broken.on(Version::V4, Soc::AtlasA2, id, &call);

@@ -30,11 +30,12 @@ rules! {
          the keys and nextTokens together are no less than the rows",
         "widen the band, which counts from the bottom right corner";
     ROWS = "flash.packed_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 3 and 7",
-        "in modes 3 and 7 no packed sequence has more rows than keys",
+        "in mode 3 no packed sequence has more rows than keys, in mode 7 none that has keys",
         "pass mode 4, or sequences with as many keys as rows";
     CUT = "flash.cut_sequence", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 7 and 8",
         "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), \
-         nextTokens is not positive in mode 7, and the keys and nextTokens together are no less than the rows",
+         nextTokens is not positive in mode 7, and the keys and nextTokens together are no less than the rows; a cut \
+         sequence without keys may have any rows in mode 7, not in mode 8",
         "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the \
          last key";
     WINDOW_UNMASKED = "flash.tokens_without_mask",
@@ -145,18 +146,25 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
             given,
             "preTokens of at least 0 and -nextTokens, nextTokens of at least Sq - Skv",
         ),
-        SparseMode::RightDownCausal => fewer_rows(lengths)?,
+        SparseMode::RightDownCausal => fewer_rows(lengths.each())?,
         SparseMode::RightDownCausalBand => {
-            fewer_rows(lengths)?;
+            // The host looks at no sequence without rows or without keys, whose output is 0: mode 3 alone refuses
+            // rows without keys, and mode 8 those of its cut sequence.
+            fewer_rows(filled)?;
             let (rows, keys) = cut_sequence();
+            let least = if keys > 0 {
+                rows.saturating_sub(keys)
+            } else {
+                i64::MIN
+            };
             require!(
-                pre >= keys && next <= 0 && reaches(keys, next, rows),
+                pre >= keys && (least..=0).contains(&next),
                 CUT,
                 given,
-                format_args!(
-                    "preTokens of {keys} or more, nextTokens from {} to 0",
-                    rows.saturating_sub(keys)
-                ),
+                match keys {
+                    0 => "preTokens of 0 or more, nextTokens of 0 or less".to_owned(),
+                    _ => format!("preTokens of {keys} or more, nextTokens from {least} to 0"),
+                },
             );
         }
         SparseMode::BandLeftUpCausal => {
@@ -176,8 +184,9 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
     Ok(())
 }
 
-fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Violation> {
-    let wide = lengths.each().find(|&(rows, keys)| rows > keys);
+/// Checks the rows and keys of sequences.
+fn fewer_rows(mut sequences: impl Iterator<Item = (i64, i64)>) -> Result<(), Violation> {
+    let wide = sequences.find(|&(rows, keys)| rows > keys);
     let (rows, keys) = wide.unwrap_or_default();
     require!(
         wide.is_none(),

@@ -94,8 +94,7 @@ pub(crate) fn checked_by_unified(f: &Facts<'_>) -> bool {
 
 /// Whether the padding of a single row's keys is used rather than ignored.
 fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
-    let ignored = size.is_empty() && f.is_950();
-    f.call.actual_seq_lengths_kv.is_some() && !f.kv_list && !ignored && !f.paged()
+    f.call.actual_seq_lengths_kv.is_some() && !f.kv_list && !size.is_empty() && !f.paged()
 }
 
 /// Whether the padding of the keys takes effect.

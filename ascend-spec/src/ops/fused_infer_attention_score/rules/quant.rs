@@ -44,7 +44,7 @@ rules! {
     BAND = "quant.output_band", TILING_ERROR, V1, "check E4.8",
         "an INT8 output with sparse mode 4 has no negative token",
         "use a band around the diagonal";
-    ROWS = "quant_offset2.rows", TILING_ERROR, V1, "check E4.9",
+    ROWS = "quant_offset2.rows", TILING_ERROR, V1, "check E4.9; post-quantisation, rows",
         "quantOffset2 goes with calls in which every query row sees a key",
         "drop the offset, or the rows";
     INT4_OUT = "quant.int4_output", TILING_ERROR, V1, "check F9",
@@ -118,8 +118,14 @@ pub(crate) fn rows(f: &Facts<'_>, mode: SparseMode, pre: i64, next: i64) -> Resu
         return Ok(());
     }
     let prefix = super::prefix::length(f);
+    // Of packed sequences the operator takes the ends for the lengths.
+    let read = |entries: Option<&[i64]>, b: usize, len: i64| match entries {
+        Some(entries) if f.packed() => entries.get(b).copied().unwrap_or(len),
+        _ => len,
+    };
     for b in f.sequences() {
-        let (q, kv) = (f.q_len(b), f.kv_len(b).saturating_add(prefix));
+        let q = read(f.call.actual_seq_lengths, b, f.q_len(b));
+        let kv = read(f.call.actual_seq_lengths_kv, b, f.kv_len(b)).saturating_add(prefix);
         let (pre, next) = match mode {
             SparseMode::RightDownCausal => (pre, kv - q),
             SparseMode::Band => (

@@ -289,6 +289,21 @@ fn quantised_pages() {
         }
     };
     let channel: (DType, &[i64]) = (Float16, &[2, 128]);
+    let paged_rows = |rows, scales: i64| {
+        let p = probe("BNSD", [2, 8, 2, rows, 100, 128]);
+        let half = p.paged(128, 4);
+        let small = TensorDesc::packed(DType::Float4E2M1, half.key[0].shape);
+        let scale = of(DType::Float8E8M0, &[1, 2, 2, scales, 4]);
+        FiaCall {
+            key: kept(vec![small]),
+            value: kept(vec![small]),
+            key_antiquant_scale: scale,
+            value_antiquant_scale: scale,
+            key_antiquant_mode: 6,
+            value_antiquant_mode: 6,
+            ..half
+        }
+    };
     hold(&[
         (
             "INT8, blocks of 32",
@@ -350,6 +365,35 @@ fn quantised_pages() {
             "scales in blocks by head of E4M3",
             'r',
             paged("BNSD", Float8E4M3Fn, 128, 4, 5, (Float, &[4, 2, 128])),
+        ),
+        // The table has two columns, of which the keys need one.
+        (
+            "a mask as wide as the table",
+            'a',
+            masked(
+                paged("BNSD", Int4, 128, 4, 0, channel),
+                0,
+                of(DType::Bool, &[2, 1, 1, 256]),
+            ),
+        ),
+        (
+            "a mask as wide as the keys' blocks",
+            'r',
+            masked(
+                paged("BNSD", Int4, 128, 4, 0, channel),
+                0,
+                of(DType::Bool, &[2, 1, 1, 128]),
+            ),
+        ),
+        (
+            "a mask as wide as the table, several rows",
+            'a',
+            masked(paged_rows(4, 256), 1, of(DType::Bool, &[2, 1, 4, 256])),
+        ),
+        (
+            "a mask as wide as the keys' blocks, several rows",
+            'r',
+            masked(paged_rows(4, 256), 1, of(DType::Bool, &[2, 1, 4, 128])),
         ),
         (
             "by token, the whole table",

@@ -106,6 +106,10 @@ pub(super) fn tokens(broken: &mut Broken) {
         attention_out: half(&[45, 4, 64]),
         ..packed()
     };
+    let keys = |ends: &'static [i64]| FlashAttentionCall {
+        actual_seq_lengths_kv: Some(ends),
+        ..packed()
+    };
     broken.by(
         "flash.packed_band",
         161_001,
@@ -141,6 +145,34 @@ pub(super) fn tokens(broken: &mut Broken) {
             with(masked(8, packed()), pre, next),
         );
     }
+    // Rows without keys: mode 7 looks at no such sequence, mode 3 at all, mode 8 at the cut one, which is the first.
+    let keyless_first = || keys(&[0, 45]);
+    let keyless_last = || keys(&[45, 45]);
+    let taken = |call: Call| {
+        let verdict = call.check(Version::VarLenV1, TARGET);
+        assert!(verdict.is_ok(), "{verdict:?}");
+    };
+    for call in [keyless_first(), keyless_last()] {
+        broken.by("flash.packed_rows", 161_001, masked(3, call));
+    }
+    taken(with(masked(7, keyless_first()), 45, -25));
+    for next in [0, -30, i64::MIN] {
+        taken(with(masked(7, keyless_last()), 0, next));
+    }
+    for (mode, pre, next) in [(7, -1, 0), (7, 0, 1)] {
+        broken.by(
+            "flash.cut_sequence",
+            161_001,
+            with(masked(mode, keyless_last()), pre, next),
+        );
+    }
+    taken(with(masked(8, keyless_last()), 45, -35));
+    taken(with(masked(8, keyless_first()), 0, 10));
+    broken.by(
+        "flash.cut_sequence",
+        161_001,
+        with(masked(8, keyless_first()), 0, 9),
+    );
     broken.lint("flash.tokens_without_mask", with(dense(), 100, 0));
     broken.lint("flash.tokens_ignored", with(masked(3, dense()), 10, 0));
 }

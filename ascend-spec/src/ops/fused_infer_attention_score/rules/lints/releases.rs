@@ -60,6 +60,11 @@ rules! {
         V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask has an element for each row and each of the last keys, as many as rows",
         "pass [B, S, S], or for packed sequences the squares of their rows one after another";
+    TREE_KEYS = "tree_mask.more_rows",
+        Overrun("where the mask of such a sequence begins is written nowhere"),
+        V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
+        "in sparse mode 9 no sequence that has keys has more rows than keys",
+        "count the rows of the tree as keys too";
     TREE_SHAPE = "tree_mask.shape",
         Lint("each element is read where the mask's last two axes put it"),
         V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
@@ -67,7 +72,8 @@ rules! {
         "shape the mask by the query's rows";
     TREE_IGNORED = "tree_mask.ignored",
         Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
-        "the tree mask of packed INT8 queries has one axis with the squares of their rows one after another",
+        "the tree mask of packed INT8 queries has one axis with the squares of their rows one after another, and no \
+         sequence that has keys has more rows than keys",
         "pass a mask of that size: the operator leaves another one out, and every row sees every key";
     SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
         "a learnable sink comes with no left padding, shared prefix, position bias, quantised keys or INT8 output",
@@ -85,6 +91,11 @@ rules! {
         V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "no tensor of a list has batch 0",
         "give a sequence without keys the length 0";
+    BIAS_ROW_ATLAS = "pse_shift.one_row_taken",
+        Overrun("what is read behind the one row is written nowhere"),
+        V1, "pseShift, one row" in Scope::A2_A3.since(V9_1),
+        "a position bias of several query rows has a row for each",
+        "expand the bias to every query row";
     BIAS_ROW = "pse_shift.one_row", Lint("one row is read for all"), V5, "Ascend 950, pseShift" in Scope::ASCEND_950,
         "a position bias has a row for each query row",
         "expand the bias to every query row";
@@ -147,7 +158,11 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         .and_then(|()| UNALIGNED.takes(value, MultiplesOf(16)))
         .report(report);
     if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
-        BIAS_ROW.takes(1, p.problem.query_rows).report(report);
+        let rule = match p.target.is_950() {
+            true => &BIAS_ROW,
+            false => &BIAS_ROW_ATLAS,
+        };
+        rule.takes(1, p.problem.query_rows).report(report);
     }
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
@@ -228,6 +243,17 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
             format_args!("[{batch}, {rows}, {rows}], packed [{squares}]")
         };
     }
+    let lengths = |b| (p.problem.q_len(b), p.problem.kv_len(b));
+    let mut sequences = p.problem.distinct_sequences().map(lengths);
+    let longer = sequences.find(|&(rows, keys)| keys > 0 && rows > keys);
+    let (more, keys) = longer.unwrap_or_default();
+    lint!(
+        report,
+        longer.is_none(),
+        TREE_KEYS,
+        format_args!("{more} rows, {keys} keys"),
+        "at least as many keys as rows",
+    );
     lint!(report, inside, TREE_SIZE, mask.shape, documents!());
     lint!(
         report,

@@ -67,6 +67,9 @@ rules! {
     ALONE = "mla.alone", TILING_ERROR, V3, "check G2.3",
         "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
         "drop the argument and set its mode to 0";
+    QUANTISED_CACHE = "mla.quantised_cache", TILING_ERROR, V3, "checks F14d, G2.2; decode path, latent attention",
+        "rotary parts of a half-precision query go with no quantised cache in the decode path",
+        "keep the cache in the query's dtype, or quantise the query to INT8 as well";
     LENGTHS = "mla.lengths", TILING_ERROR, V3, "checks F19, G3.8, G4.1",
         "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each \
          sequence",

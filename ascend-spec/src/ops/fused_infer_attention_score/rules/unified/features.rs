@@ -14,19 +14,20 @@ use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
 rules! {
     in Scope::UNIFIED;
     BIAS_LAYOUT = "pse_shift.layout", TILING_ERROR, V1, "checks E2.9, I3; Ascend 950, pseShift",
-        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, and for several rows on Atlas A2 and A3 with a head \
-         dimension that is a multiple of 16",
-        "use a layout with a batch axis that keeps its order";
+        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, with one head dimension, and for several rows on Atlas A2 \
+         and A3 with a head dimension that is a multiple of 16",
+        "use a layout with a batch axis that keeps its order, and pad the value with zeros to the query's head \
+         dimension";
     BIAS_TYPE = "pse_type.zero", TILING_ERROR, V5, "position bias; Ascend 950, pseType" in Scope::UNIFIED.since(V9_1),
         "pseType is 0",
         "pass a bias tensor: slopes are gone";
     PADDING_ALONE = "padding_size.unified_alone", TILING_ERROR, V1, "check I3; Ascend 950, left padding",
         "left padding goes with BSH, BSND, BNSD and BNSD_BSND and with no shared prefix or absorbed form, until 9.0 \
-         with no tensor list",
+         with no tensor list and one head dimension",
         "pad on the right and give the lengths";
     PREFIX_ALONE = "shared_prefix.unified_alone", TILING_ERROR, V2, "check I13; Ascend 950, shared prefix",
-        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with no paging, and for several rows with no tensor \
-         list",
+        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with one head dimension and no paging, and for \
+         several rows with no tensor list",
         "copy the prefix into each sequence's keys";
     PREFIX_OUT = "shared_prefix.output", TILING_ERROR, V5, "Ascend 950, shared prefix" in Scope::ASCEND_950,
         "of the quantised outputs INT8 alone goes with a shared prefix",
@@ -47,9 +48,12 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let several = !f.single && !f.is_950();
     require!(
-        f.classic_layout() && (!several || f.q.dim % 16 == 0),
+        f.classic_layout() && f.form() != super::Form::Combined && (!several || f.q.dim % 16 == 0),
         BIAS_LAYOUT,
-        format_args!("{} with head dimension {}", f.layout, f.q.dim),
+        format_args!(
+            "{} with head dimensions {} and {}",
+            f.layout, f.q.dim, f.v.dim
+        ),
         "BSH, BSND, BNSD, BNSD_BSND",
     );
     let dtype = match f.query.dtype {
@@ -63,7 +67,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
         Axis::From(bias_width(f)),
     );
     let (each_row, one_row) = ([b, n, Axis::From(f.q.rows), j], [b, n, Axis::Of(1), j]);
-    let allowed: &[&[Axis]] = match f.is_950() {
+    let allowed: &[&[Axis]] = match f.since(Cann::V9_1) {
         true => &[&each_row, &one_row],
         false => &[&each_row],
     };
@@ -73,7 +77,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
 /// Number of keys that a position bias covers.
 fn bias_width(f: &Facts<'_>) -> i64 {
     let given = f.call.actual_shared_prefix_len.and_then(<[i64]>::first);
-    let rows = match f.paged() && f.is_950() && f.kind() != Kind::Antiquant {
+    let rows = match f.paged() && f.since(Cann::V9_1) && f.kind() != Kind::Antiquant {
         true => f.mask_width(),
         false => f.key_rows,
     };
@@ -102,6 +106,10 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
         ),
         ("a tensor list", f.kv_list && !f.since(Cann::V9_1)),
         ("the absorbed form", f.form() == super::Form::Absorbed),
+        (
+            "a value of another head dimension",
+            f.form() == super::Form::Combined && !f.since(Cann::V9_1),
+        ),
     ])?;
     PADDING_ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes = [
@@ -134,6 +142,10 @@ pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
         (
             "a layout other than BSH, BSND, BNSD and BNSD_BSND",
             !f.classic_layout(),
+        ),
+        (
+            "a value of another head dimension",
+            f.form() == super::Form::Combined,
         ),
         ("blockTable", f.paged()),
         ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),

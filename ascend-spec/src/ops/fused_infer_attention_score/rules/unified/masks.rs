@@ -36,7 +36,8 @@ rules! {
         "the tree mask of sparse mode 9 has one axis or three",
         "pass [B, S, S], or for packed sequences the squares of their rows one after another";
     TREE_ROWS = "tree_mask.rows", TILING_ERROR, V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
-        "in sparse mode 9 with actualSeqLengths no sequence that has keys has more query rows than keys",
+        "in sparse mode 9 without a block table the query has no more rows than the key: with a batch axis by the \
+         tensors, whatever the lengths, in packed layouts in each sequence that has keys",
         "count the rows of the tree as keys too";
 }
 
@@ -105,8 +106,8 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     };
     if !one {
         let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
-        // From 9.1 on an output offset is allowed with rows without keys.
-        if !f.since(Cann::V9_1) && !f.single {
+        // From 9.1 on only calls with several rows a sequence are asked.
+        if !f.is_950() && !f.single && (f.most_rows() > 1 || !f.since(Cann::V9_1)) {
             quant::rows(f, mode, pre, next)?;
         }
     }
@@ -118,21 +119,34 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     Ok((mode, usage))
 }
 
-/// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
-/// cache.
+/// Checks a mask without elements. It counts as none, but until 9.0 its shape is checked, and later its last axis over
+/// a paged cache.
 fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
-    let looked_at = !f.is_950() && (!f.since(Cann::V9_1) || f.paged());
-    match f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) {
-        Some(given) if looked_at && !mode.takes_compressed_mask() => full(f, given).map(drop),
-        _ => Ok(()),
+    let Some(given) = f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) else {
+        return Ok(());
+    };
+    if mode.takes_compressed_mask() {
+        return Ok(());
     }
+    if !f.since(Cann::V9_1) {
+        return full(f, given).map(drop);
+    }
+    let keys = f.mask_width();
+    require!(
+        !f.paged() || given.shape.last().is_none_or(|&last| last >= keys),
+        FULL,
+        given.shape,
+        format_args!("a last axis of {keys} or more"),
+    );
+    Ok(())
 }
 
 /// Number of keys that a full mask covers.
 pub(super) fn width(f: &Facts<'_>) -> i64 {
     let prefix = prefix::length(f);
     if f.paged() {
-        return match f.since(Cann::V9_1) {
+        // Over quantised keys the operator takes the block table's size for the number of keys.
+        return match f.since(Cann::V9_1) && f.kind() != Kind::Antiquant {
             true => f.mask_width(),
             false => f.key_rows,
         };
@@ -196,13 +210,15 @@ fn triangle(mask: &TensorDesc) -> bool {
 fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Violation> {
     let call = f.call;
     let unbounded = (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED);
+    // The parser bounds both counts before they are compared, so that the widest count on one side makes up for any
+    // count on the other.
+    let most = i64::from(i32::MAX);
+    let given = [call.pre_tokens, call.next_tokens].map(|tokens| tokens.clamp(-most, most));
     let (pre, next) = match mode {
         _ if f.single => return Ok(unbounded),
-        SparseMode::DefaultMask if masked && !padding::given(f) => {
-            (call.pre_tokens, call.next_tokens)
-        }
+        SparseMode::DefaultMask if masked && !padding::given(f) => given.into(),
         SparseMode::LeftUpCausal | SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, 0),
-        SparseMode::Band => (call.pre_tokens, call.next_tokens),
+        SparseMode::Band => given.into(),
         _ => return Ok(unbounded),
     };
     mask::band(f, mode, (pre, next))?;
@@ -232,16 +248,34 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
         mask.shape,
         "[B, S, S], or one axis",
     );
-    // Without query lengths nothing is compared.
-    let lengths = f.call.actual_seq_lengths.is_some();
-    let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
-    if let Some(b) = f.sequences().find(longer).filter(|_| lengths) {
-        return Err(TREE_ROWS.broken(
-            format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
-            "at least as many keys as rows",
-        ));
-    }
+    tree_rows(f)?;
     Ok(drafts(f, mask))
+}
+
+/// Rows and keys of the first packed sequence that has keys and more rows than those.
+pub(crate) fn longer(f: &Facts<'_>) -> Option<(i64, i64)> {
+    let lengths = |b| (f.q_len(b), f.kv_len(b));
+    let mut sequences = f.sequences().map(lengths);
+    sequences.find(|&(rows, keys)| keys != 0 && rows > keys)
+}
+
+/// Checks that no query has more rows than keys. The operator compares the lengths of packed sequences, and with a
+/// batch axis the rows of the tensors alone; over a paged cache it compares nothing.
+fn tree_rows(f: &Facts<'_>) -> Result<(), Violation> {
+    if f.paged() {
+        return Ok(());
+    }
+    let (rows, keys) = match f.packed() {
+        true => longer(f).unwrap_or_default(),
+        false => (f.q.rows, f.key_rows),
+    };
+    require!(
+        rows <= keys,
+        TREE_ROWS,
+        format_args!("{rows} rows, {keys} keys"),
+        "at least as many keys as rows",
+    );
+    Ok(())
 }
 
 /// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a

@@ -3,9 +3,9 @@
 use super::Form;
 use crate::layout::{Axes, Extents};
 use crate::ops::fused_infer_attention_score::rules::{Facts, output};
-use crate::ops::fused_infer_attention_score::{Parameter, Version};
+use crate::ops::fused_infer_attention_score::{Checker, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Change, NewArgument, Violation};
+use crate::{Cann, Change, Dims, NewArgument, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -15,13 +15,12 @@ rules! {
 }
 
 /// Checks the shape of the output. From 9.1 on only some of its axes are checked where input and output have
-/// different axis orders.
+/// different axis orders, or query and value different head dimensions.
 pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     let extents = output::expected(f.q, f.v.dim);
     let want = f.layout.out_shape(extents);
-    let same_order = f.layout.input() == f.layout.output();
-    let fits = match f.since(Cann::V9_1) && !same_order {
-        true => looked_at(f, extents),
+    let fits = match f.since(Cann::V9_1) && f.checker == Checker::Unified {
+        true => looked_at(f, extents, want),
         false => f.out.shape == want,
     };
     require!(
@@ -34,15 +33,31 @@ pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether a reordered output fits in the axes that are checked: heads and rows; of BSH queries only the hidden size;
-/// and the head dimension where the value is no cache.
-fn looked_at(f: &Facts<'_>, extents: Extents) -> bool {
+/// Whether an output fits in the axes that are checked. In the order of the query these are all but the last, and
+/// that one too unless query and value have different head dimensions; otherwise heads and rows, of BSH queries only
+/// the hidden size. The head dimension is compared with the value's where that is one dense tensor.
+fn looked_at(f: &Facts<'_>, extents: Extents, want: Dims) -> bool {
     let heads = f.call.num_heads;
+    let dense = !f.paged() && !f.kv_list;
+    let free = f.form() == Form::Combined || f.dims_differ();
+    if f.layout.input() == f.layout.output() {
+        let axis = want.rank().saturating_sub(1);
+        let before = |shape: &Dims| shape.with(axis, 0);
+        let last = f.out.shape.last().copied().unwrap_or(0);
+        let dim = match f.layout.output() {
+            // The operator drops the remainder.
+            Axes::Bsh => last / heads.max(1),
+            _ => last,
+        };
+        return before(&f.out.shape) == before(&want)
+            && match free {
+                true => !dense || dim == extents.dim,
+                false => want.last() == Some(&last),
+            };
+    }
     let Some(out) = f.layout.output().extents(&f.out.shape, heads) else {
         return false;
     };
-    let dense = !f.paged() && !f.kv_list;
-    let free = f.form() == Form::Combined || f.dims_differ();
     (!dense || out.dim == extents.dim)
         && match f.layout.input() {
             Axes::Bsh if free => true,

@@ -84,10 +84,12 @@ pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.out.dtype.is_half() {
-        // On Ascend 950 their dtype is checked all the same.
+        // From 9.1 on scale and offset are ignored, but their dtype is checked all the same.
         let given = [&call.quant_scale2, &call.quant_offset2];
-        let given = given.into_iter().flatten().filter(|_| f.is_950());
-        return given.into_iter().try_for_each(|scale| dtype(f, scale));
+        let mut given = given.into_iter().flatten().filter(|_| f.since(Cann::V9_1));
+        return given.try_for_each(|unused| {
+            quant::OUT_DTYPE.takes(unused.dtype, [DType::Float, DType::Bf16])
+        });
     }
     let Some(scale) = &call.quant_scale2 else {
         // 9.0 alone does not require a scale.

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use ascend_attention::spec::{Level, Span};
 use ascend_trianglemix::rules::every_rule;
 
-use super::Stop;
-use super::output::Output;
+use crate::Stop;
+use crate::output::Output;
 
 /// Most names that are suggested for an unknown one.
 const SUGGESTIONS: usize = 4;
@@ -15,7 +15,7 @@ const SUGGESTIONS: usize = 4;
 const ALIKE: f64 = 0.8;
 
 /// Prints what a rule or lint requires, what follows if it is broken, where it comes from, and how to fix a call.
-pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
+pub(crate) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     let Some(rule) = every_rule().find(|rule| rule.id == id) else {
         return Err(Stop::Trouble(unknown(id)));
     };
