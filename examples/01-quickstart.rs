@@ -1,6 +1,6 @@
 //! One attention call from host memory to a checked answer: `cargo run --example 01-quickstart`.
 //!
-//! Runs on an NPU if there is one, otherwise on the CPU emulation; `ASCEND_BACKEND=npu|emulated` chooses.
+//! Runs on an NPU if there is one, otherwise on the CPU emulation; `ASCEND_PLATFORM=npu|emulated` chooses.
 
 use ascend_attention::prelude::*;
 

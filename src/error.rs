@@ -112,7 +112,7 @@ pub enum Error {
         instead: &'static str,
     },
     /// CANN's libraries cannot be loaded.
-    #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_BACKEND=emulated)")]
+    #[error("{0}; to run on the CPU instead, use the emulation (ASCEND_PLATFORM=emulated)")]
     Load(#[from] LoadError),
     /// The installed CANN lacks a function.
     #[error(transparent)]
@@ -198,7 +198,7 @@ macro_rules! shown {
 }
 
 shown! {
-    Violation(of),
+    Violation(error),
     Acl { function, status, message },
     Aclnn { function, status, message },
     NullHandle { function, message },
@@ -206,13 +206,13 @@ shown! {
     Timeout { function, status, message },
     StreamsExhausted { function, status, message },
     Capturing { what, instead },
-    Load(of),
-    MissingSymbol(of),
+    Load(error),
+    MissingSymbol(error),
     OperatorVersion { needed, why, library, since },
     OtherTarget { wanted, device, instead },
     MissingOperator { operator, library, since, instead },
     UnknownProduct { name },
-    Unreleased(of),
+    Unreleased(error),
     NoEmulation {},
 }
 

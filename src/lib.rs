@@ -104,7 +104,7 @@
 //!
 //! # Environment
 //!
-//! [`sys::VARIABLES`] lists every variable with its values: `ASCEND_BACKEND` chooses the platform of
+//! [`sys::VARIABLES`] lists every variable with its values: `ASCEND_PLATFORM` chooses the platform of
 //! [`Runtime::auto`], `ASCEND_HOME_PATH` the toolkit, `ASCEND_RECORD` a folder for calls that are refused or fail
 //! ([`case::RECORD_VARIABLE`]), `ASCEND_EMU_CHECK=strict` makes errors of what the emulation finds, races among them,
 //! and `ASCEND_EMU_SOC` and `ASCEND_EMU_CANN` the emulated product and release, which [`Runtime::emulated_as`]

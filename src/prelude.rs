@@ -1,6 +1,6 @@
 //! What most programs use, for `use ascend_attention::prelude::*`.
 //!
-//! It has no `Error`, `Result`, `Violation`, `rules` and `MaskKind`, which other crates here have as well: a program
+//! It has no `Error`, `Result`, `Violation` and `rules`, which other crates here have as well: a program
 //! can import the preludes of `ascend_attention` and `ascend_serving` together, beside names of its own.
 //!
 //! ```

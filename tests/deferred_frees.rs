@@ -311,7 +311,7 @@ fn a_fault_that_a_reclaim_is_told_is_told_by_the_next_synchronisation() {
     still_works(&stream);
 }
 
-/// CANN goes on with a stream after a fault, unless it is told not to.
+/// CANN goes on with a stream after a fault, unless the stream's failure mode says otherwise.
 #[test]
 fn after_a_fault_memory_of_work_that_goes_on_is_not_freed() {
     let _turn = turn();

@@ -342,14 +342,14 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
 fn of_case(case: &Case, asked: &Targets) -> Result<Vec<Checked>, Stop> {
     let arguments = case.describe();
     let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-    let of = (case.expect, case.soc_name.is_some(), own);
+    let expectation = (case.expect, case.soc_name.is_some(), own);
     let targets = asked.of_case(case.soc_name.as_deref(), case.cann)?;
     let one = |target| {
         let version = case.version(&arguments, target);
         let call = (&arguments, Some(case));
         let mut checked = check(
             case.name.clone(),
-            (expected(of, target), case.soc_name.is_some()),
+            (expected(expectation, target), case.soc_name.is_some()),
             call,
             Some(version),
             target,
@@ -414,8 +414,11 @@ fn check(
             if checked.status == FIND_KERNEL_ERROR && !names_soc {
                 checked.expected = None;
             }
-            if let AnyArguments::FusedInferAttentionScore(of) = arguments {
-                checked.taken_by = of.call().taken_by(attention_version(version), target, &[]);
+            if let AnyArguments::FusedInferAttentionScore(call_arguments) = arguments {
+                checked.taken_by =
+                    call_arguments
+                        .call()
+                        .taken_by(attention_version(version), target, &[]);
             }
             checked.message = Some(match checked.taken_by {
                 Some(other) => format!("{violation}; {other} takes the call"),

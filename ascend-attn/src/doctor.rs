@@ -15,10 +15,10 @@ use super::output::{self, Output};
 /// The page of the book that lists all variables.
 const VARIABLES_PAGE: &str = "docs/src/environment.md";
 
-/// Report what was found of CANN on this machine, which backend would be used, and what to set
+/// Report what was found of CANN on this machine, which platform would be used, and what to set
 ///
 /// Looks at the toolkit, the driver, the libraries (every path tried, and why not), the devices and the versions of
-/// the operator that the installed CANN has, and at the variables that nobody reads, which are often misspelt.
+/// the operator that the installed CANN has, and at the variables that are not read, which are often misspelt.
 /// Changes nothing, and works on machines without an NPU; the exit code is 0 whatever is found, unless --require asks
 /// for a platform.
 #[derive(clap::Args)]
@@ -194,8 +194,8 @@ impl Findings {
             let found = self.variables.iter().find(|(known, _)| *known == name);
             found.and_then(|(_, value)| value.as_deref())
         };
-        match variable("ASCEND_BACKEND") {
-            Some(value) if value != "auto" => return format!("ASCEND_BACKEND={value}"),
+        match variable("ASCEND_PLATFORM") {
+            Some(value) if value != "auto" => return format!("ASCEND_PLATFORM={value}"),
             _ => {}
         }
         match &self.npu {
@@ -250,7 +250,7 @@ impl Findings {
         }
         if self.auto.is_err() {
             advice.push(match &self.emulation {
-                Ok(_) => "set ASCEND_BACKEND=emulated to run on the CPU meanwhile".to_owned(),
+                Ok(_) => "set ASCEND_PLATFORM=emulated to run on the CPU meanwhile".to_owned(),
                 Err(Error::NoEmulation) => {
                     "build with the feature `emulation` to run on the CPU meanwhile".to_owned()
                 }
@@ -317,10 +317,10 @@ impl Findings {
         }
         lines.push(String::new());
         let auto = match &self.auto {
-            Ok(backend) => backend.clone(),
+            Ok(platform) => platform.clone(),
             Err(error) => format!("error: {}", brief(error)),
         };
-        lines.push(format!("backend auto: {auto} ({})", self.reason()));
+        lines.push(format!("platform auto: {auto} ({})", self.reason()));
         lines.extend(
             self.advice()
                 .iter()
@@ -339,7 +339,8 @@ impl Findings {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), json!(value)))
             .collect();
-        let unknown = |of: &UnknownVariable| json!({ "name": of.name, "meant": of.meant });
+        let unknown =
+            |variable: &UnknownVariable| json!({ "name": variable.name, "meant": variable.meant });
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "environment": variables,
@@ -351,7 +352,7 @@ impl Findings {
             "npu": platform(&self.npu),
             "emulation": platform(&self.emulation),
             "auto": {
-                "backend": self.auto.as_ref().ok(),
+                "platform": self.auto.as_ref().ok(),
                 "error": self.auto.as_ref().err().map(brief),
                 "reason": self.reason(),
             },

@@ -61,8 +61,8 @@ enum Command {
 
 /// What executes the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum BackendChoice {
-    /// An NPU if there is one, else the emulation; the variable ASCEND_BACKEND overrides
+enum PlatformChoice {
+    /// An NPU if there is one, else the emulation; the variable ASCEND_PLATFORM overrides
     #[default]
     Auto,
     /// The emulation on the CPU
@@ -71,7 +71,7 @@ enum BackendChoice {
     Npu,
 }
 
-impl BackendChoice {
+impl PlatformChoice {
     fn runtime(self) -> ascend_attention::Result<Runtime> {
         match self {
             Self::Auto => Runtime::auto(),

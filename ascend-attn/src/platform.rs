@@ -28,12 +28,13 @@ impl DeviceReport {
 
     /// The platform's fields in a command's last or only JSON object.
     pub(super) fn json(&self) -> Map<String, Value> {
-        let of = [
-            ("backend", json!(self.platform.to_string())),
+        let fields = [
+            ("platform", json!(self.platform.to_string())),
             ("soc", json!(self.soc)),
             ("cann", json!(self.cann.map(Cann::name))),
         ];
-        of.map(|(name, value)| (name.to_owned(), value))
+        fields
+            .map(|(name, value)| (name.to_owned(), value))
             .into_iter()
             .collect()
     }
@@ -50,7 +51,7 @@ impl DeviceReport {
 /// The first line of a command.
 impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "backend {}, {}", self.platform, self.soc)?;
+        write!(f, "platform {}, {}", self.platform, self.soc)?;
         if let Some(cann) = self.cann {
             write!(f, " with CANN {cann}")?;
         }

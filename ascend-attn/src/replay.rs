@@ -12,7 +12,7 @@ use ascend_attention::{Error, Stream};
 use super::output::Output;
 use super::platform::DeviceReport;
 use super::report::{Report, Tally};
-use super::{BackendChoice, Stop};
+use super::{PlatformChoice, Stop};
 
 /// Replay case files and compare what comes out with what they expect
 ///
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     files: Vec<PathBuf>,
     /// What executes the calls
     #[arg(long, value_enum, default_value_t)]
-    backend: BackendChoice,
+    platform: PlatformChoice,
     /// Number of the device
     #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         Some(folder) => Some(Written::into(folder, &files)?),
         None => None,
     };
-    let runtime = arguments.backend.runtime()?;
+    let runtime = arguments.platform.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let platform = DeviceReport::of(&stream);

@@ -157,13 +157,13 @@ impl Word {
     }
 }
 
-fn comparison(of: &Comparison) -> Value {
+fn comparison(compared: &Comparison) -> Value {
     json!({
-        "output": of.output,
-        "compared": of.compared,
-        "unspecified": of.unspecified,
-        "outside": of.outside,
-        "worst": of.worst.map(|worst| json!({
+        "output": compared.output,
+        "compared": compared.compared,
+        "unspecified": compared.unspecified,
+        "outside": compared.outside,
+        "worst": compared.worst.map(|worst| json!({
             "index": worst.index,
             "got": number(f64::from(worst.got)),
             "want": number(f64::from(worst.want)),

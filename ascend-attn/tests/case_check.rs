@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Parameter};
 
 /// The folder of the workspace.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -406,7 +406,7 @@ fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
     // The operator ignores the window of mode 0 without a mask.
     let mut lint = case.clone();
     lint.arguments.sparse_mode = 0;
-    lint.mask = MaskKind::None;
+    lint.mask = MaskSource::None;
     lint.arguments.pre_tokens = 5;
     lint.expect_rule = Some("tokens.without_mask".to_owned());
     let (code, text) = judged(&lint);

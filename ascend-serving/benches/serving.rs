@@ -13,9 +13,9 @@ use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors,
-    PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
-    StepPlan,
+    BatchSettings, Causality, FusedAttention, GroupedAttention, GroupedRequest, LayerGroup,
+    LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
+    StepContext, StepPlan,
 };
 use divan::Bencher;
 
@@ -55,7 +55,7 @@ fn plan_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     });
 }
 
-/// The same of a model with full and windowed layers: metadata of both groups.
+/// The metadata of a step of a model with full and windowed layers, for both groups.
 #[divan::bench(args = [1, 32, 256])]
 fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
@@ -108,7 +108,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     let cache =
         PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative)
             .unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(8, 2, 128), cache, backends);
     let check = (check == "always").then(RangeCheck::always);
     attention.set_range_check(check).unwrap();
@@ -163,7 +163,7 @@ fn plan_chunked_step(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// A layer of a decode step on the emulation: requests with so many shared tokens in front of 40 of their own.
+/// A layer of a decode step on the emulation: requests with this number of shared tokens in front of 40 of their own.
 struct SharedPrefix {
     shape: AttentionShape,
     stream: Stream,
@@ -191,9 +191,9 @@ impl SharedPrefix {
         let shape = AttentionShape::new(16, 4, 128);
         // Shared blocks are counted for each request.
         let blocks = requests * (prefix / 128 + 1) + 1;
-        let of = CacheShape::new(1, shape.kv_heads, shape.head_dim);
+        let cache_shape = CacheShape::new(1, shape.kv_heads, shape.head_dim);
         let pad = PadPolicy::SkipNegative;
-        let cache = PagedKvCache::new(device, blocks, 128, of, pad).unwrap();
+        let cache = PagedKvCache::new(device, blocks, 128, cache_shape, pad).unwrap();
         let mut donor = Sequence::new(cache.pool());
         let _ = donor.grow(prefix).unwrap();
         let sequence = |_| {
@@ -254,7 +254,7 @@ impl SharedPrefix {
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    SharedPrefix::new(&device, sizes).bench(bencher, &Fused);
+    SharedPrefix::new(&device, sizes).bench(bencher, &FusedAttention);
 }
 
 /// Each request reads its prefix, by the operator's decode path.
@@ -268,6 +268,6 @@ fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    let gate = SharedPrefixGate::ALWAYS;
-    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { gate });
+    let thresholds = SharedPrefixThresholds::ALWAYS;
+    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { thresholds });
 }

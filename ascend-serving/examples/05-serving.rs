@@ -8,10 +8,11 @@
 use std::error::Error;
 
 use ascend_serving::prelude::*;
+// Random rows in the place of a model's projections, and attention by its definition.
+use ascend_testing::tokens::{DIM, dense, packed};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
-const DIM: usize = 64;
 const LAYERS: usize = 2;
 const BLOCKS: usize = 32;
 const BLOCK_SIZE: usize = 128;
@@ -110,9 +111,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut outputs = Vec::new();
         let mut layers = attention.begin(&stream, &metadata)?;
         for layer in 0..LAYERS {
-            let query = packed(&stream, &tokens, layer, 0, HEADS)?;
-            let key = packed(&stream, &tokens, layer, 1, KV_HEADS)?;
-            let value = packed(&stream, &tokens, layer, 2, KV_HEADS)?;
+            let query = packed(&stream, &tokens, layer, 0, HEADS);
+            let key = packed(&stream, &tokens, layer, 1, KV_HEADS);
+            let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
             outputs.push(layers.forward(layer, (&query, &key, &value))?);
         }
         let served = layers
@@ -126,7 +127,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut end = 0;
             for (request, (new, _)) in running.iter().zip(&work) {
                 end += *new;
-                let want = dense(&request.tokens[..request.cached.len()], layer, shape);
+                let want = dense(
+                    &request.tokens[..request.cached.len()],
+                    layer,
+                    shape,
+                    |_| true,
+                );
                 let got = &output[(end - 1) * HEADS * DIM..][..HEADS * DIM];
                 let errors = got.iter().zip(&want).map(|(g, w)| (g.to_f64() - w).abs());
                 worst = errors.fold(worst, |worst, error| match error.is_nan() {
@@ -210,66 +216,4 @@ fn draft(tokens: &[u64]) -> [u64; 2] {
     let first = next(tokens);
     let second = next(&[tokens, &[first]].concat());
     [first, second + u64::from(second.is_multiple_of(3))]
-}
-
-/// The query (0), key (1) or value (2) of a token.
-fn row(token: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
-    let mut state = (token * 16 + layer as u64 * 4 + what).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut number = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bf16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-    };
-    (0..heads * DIM).map(|_| number()).collect()
-}
-
-fn packed(
-    stream: &Stream,
-    tokens: &[u64],
-    layer: usize,
-    what: u64,
-    heads: usize,
-) -> ascend_attention::Result<Tensor<bf16>> {
-    let rows = tokens
-        .iter()
-        .flat_map(|token| row(*token, layer, what, heads));
-    stream.upload(&rows.collect::<Vec<_>>(), [tokens.len(), heads, DIM])
-}
-
-/// Attention of the last token over all of them, by its definition.
-fn dense(tokens: &[u64], layer: usize, shape: AttentionShape) -> Vec<f64> {
-    let exact = |token: u64, what, heads| -> Vec<f64> {
-        let row = row(token, layer, what, heads);
-        row.into_iter().map(|x| x.to_f64()).collect()
-    };
-    let last = tokens.last().copied().unwrap_or(0);
-    let query = exact(last, 0, HEADS);
-    let all = |what| -> Vec<Vec<f64>> {
-        tokens
-            .iter()
-            .map(|token| exact(*token, what, KV_HEADS))
-            .collect()
-    };
-    let (keys, values) = (all(1), all(2));
-    let mut out = Vec::new();
-    for head in 0..HEADS {
-        let kv = head / (HEADS / KV_HEADS) * DIM;
-        let dot =
-            |key: &Vec<f64>| -> f64 { (0..DIM).map(|d| query[head * DIM + d] * key[kv + d]).sum() };
-        let weights: Vec<f64> = keys
-            .iter()
-            .map(|key| (shape.scale * dot(key)).exp())
-            .collect();
-        let total: f64 = weights.iter().sum();
-        for d in 0..DIM {
-            let sum: f64 = weights
-                .iter()
-                .zip(&values)
-                .map(|(w, v)| w * v[kv + d])
-                .sum();
-            out.push(sum / total);
-        }
-    }
-    out
 }

@@ -278,8 +278,8 @@ impl RankStep {
     }
 
     /// Prepares the rank's call, in sparse mode 0 without a mask, with log-sum-exps. Single rows are in BNSD, which
-    /// every release takes in FLOAT16 too, other rows in TND ([`Fused`](crate::Fused) lists what that takes). Query
-    /// `[tokens, N, D]`. One plan serves all layers.
+    /// every release takes in FLOAT16 too, other rows in TND ([`FusedAttention`](crate::FusedAttention) lists what that
+    /// takes). Query `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).

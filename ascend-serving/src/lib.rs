@@ -53,7 +53,7 @@
 //! - [`AttentionMetadata`]: what the calls of a step share, from a batch of requests.
 //! - [`AttentionState`]: the kind of a step (prefill, decode, mixed, verification), as [`StatePolicy`] names it.
 //! - [`Causality`]: which keys a token sees, and the conversion to the operator's mask.
-//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`].
+//! - [`LayerMask`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`].
 //! - [`MultiItemPrompt`]: prompts whose items are scored separately (multi-item scoring).
 //! - [`RecordedBatch`]: a batch as a line of JSON.
 //!
@@ -67,14 +67,15 @@
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
 //!   ([`Backends::standard`]).
 //! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.
-//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`], [`BatchedQueries`]: backends by FusedInferAttentionScore.
+//! - [`FusedAttention`], [`TwoFusedCalls`], [`PagedDecode`], [`BatchedQueries`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8`]: over quantised caches.
+//! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8Attention`]: over quantised caches.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
-//! - [`Masked`], [`ChunkedLocal`]: named masks; attention within chunks, by the virtual requests of a [`LocalBatch`].
+//! - [`NamedMaskAttention`], [`ChunkedLocalAttention`]: named masks; attention within chunks, by the virtual requests
+//!   of a [`LocalBatch`].
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
 //! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
-//! - [`Hybrid`]: chooses a backend by layer and by kind of step.
+//! - [`HybridBackend`]: chooses a backend by layer and by kind of step.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
 //! - [`RangeCheck`]: checks the numbers of steps, to find the first layer that overflows.
@@ -124,7 +125,7 @@ mod split_kv;
 pub use ascend_attention::Violation;
 pub use backends::*;
 pub use batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, LayerMask,
     MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
@@ -178,9 +179,10 @@ pub mod prelude {
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
         AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
-        Fused, FusedInTwo, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, Hybrid,
-        LayerGroup, LayerInputs, MaskKind, Mla, PagedDecode, PrefixCache, QuantisedDecode,
-        QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step,
+        FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence,
+        HybridBackend, LayerGroup, LayerInputs, LayerMask, Mla, PagedDecode, PrefixCache,
+        QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step,
+        TwoFusedCalls,
     };
 }
 

@@ -181,17 +181,17 @@ ascend_attention::spec::library_rules! {
         "put the decodes first, and register a backend for other steps behind this one";
     BACKEND_PROMPT_AND_INCRE = "backend.prompt_and_incre",
         "PromptFlashAttention and IncreFlashAttention get layers without sinks",
-        "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950";
+        "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950";
     BACKEND_MEMORY = "backend.memory",
         "a step needs no more memory besides the cache than the backends may take",
         "register a backend behind this one that needs less, divide the step, or give more by "
         "`Backends::memory_limit`";
     BACKEND_MASK = "backend.mask",
         "named masks go to their own backend, and it gets no others",
-        "register `Masked` in front for layers with named masks, and another backend behind it for the rest";
+        "register `NamedMaskAttention` in front for layers with named masks, and another backend behind it for the rest";
     BACKEND_CHUNK = "backend.chunk",
         "attention within chunks goes to its own backend, and it gets no other",
-        "register `ChunkedLocal` for layers with chunks, and another backend behind it for the rest";
+        "register `ChunkedLocalAttention` for layers with chunks, and another backend behind it for the rest";
     ITEM_STARTS = "item.starts",
         "the items of a prompt have tokens, and follow each other",
         "leave out empty items";
@@ -200,7 +200,7 @@ ascend_attention::spec::library_rules! {
         "let each token see itself";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
-        "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by "
+        "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8Attention`, or make the cache by "
         "`PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
@@ -222,7 +222,7 @@ ascend_attention::spec::library_rules! {
         "a set of layers names a registered backend for each kind of step",
         "register the backend before the sets are made";
     HYBRID_LAYERS = "hybrid.layers",
-        "each layer is in exactly one set of a hybrid backend",
+        "each layer is in exactly one set of a `HybridBackend`",
         "divide the layers of the model among the sets";
     GROUP_LAYERS = "group.layers",
         "each layer of the model is in exactly one group, and a step has metadata for every group",
@@ -261,7 +261,7 @@ ascend_attention::spec::library_rules! {
         "begin a step for each step of the engine";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "register a backend such as `Fused` behind it, or compute the step without a graph";
+        "register a backend such as `FusedAttention` behind it, or compute the step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";

@@ -17,9 +17,9 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocal, CrossAttention, EncoderAttention, Fused, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
-    StatePolicy,
+    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GroupedAttention,
+    GroupedRequest, LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode,
+    QuantisedDecode, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -31,7 +31,7 @@ static ALLOCATOR: allocations::Counting = allocations::Counting;
 /// masks; the first round plans them.
 fn layers_of_a_step<T: Element + Default>(
     backends: Backends<T>,
-    masks: impl Fn(usize) -> Option<MaskKind>,
+    masks: impl Fn(usize) -> Option<LayerMask>,
 ) -> usize {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
@@ -41,7 +41,7 @@ fn layers_of_a_step<T: Element + Default>(
 
 /// Layers of a round.
 const LAYERS: usize = 4;
-/// Tokens of a block: caches of so many layers are small.
+/// Tokens of a block: the caches of this number of layers are small.
 const BLOCK: usize = 32;
 
 /// A step queues each layer once, so that there is one for each round.
@@ -59,7 +59,7 @@ fn layers_over<T: Element + Default>(
     stream: &Stream,
     cache: PagedKvCache<T>,
     backends: Backends<T>,
-    masks: impl Fn(usize) -> Option<MaskKind>,
+    masks: impl Fn(usize) -> Option<LayerMask>,
 ) -> usize {
     const REQUESTS: usize = 3;
     let device = stream.device();
@@ -102,7 +102,7 @@ fn layers_over<T: Element + Default>(
 
 #[test]
 fn a_layer_of_a_decode_step_allocates_nothing() {
-    let packed = layers_of_a_step(Backends::<bf16>::none().with(Fused), |_| None);
+    let packed = layers_of_a_step(Backends::<bf16>::none().with(FusedAttention), |_| None);
     assert_eq!(packed, 0, "200 packed layers allocated {packed} times");
     let decode = layers_of_a_step(Backends::<f16>::none().with(PagedDecode), |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
@@ -156,9 +156,9 @@ fn layers_with_masks_of_their_own_allocate_nothing() {
         _ => Some(near.clone().into()),
     };
     let backends = Backends::<bf16>::none()
-        .with(Masked)
-        .with(ChunkedLocal)
-        .with(Fused);
+        .with(NamedMaskAttention)
+        .with(ChunkedLocalAttention)
+        .with(FusedAttention);
     let mixed = layers_of_a_step(backends, masks);
     assert_eq!(mixed, 0, "200 layers of four masks allocated {mixed} times");
 }
@@ -229,7 +229,7 @@ fn mixed_layers_of_a_step() -> usize {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(device, 12, BLOCK, shape, pad).unwrap();
         let shape = AttentionShape::new(4, 2, 64);
-        let attention = Attention::new(shape, cache, Backends::none().with(Fused));
+        let attention = Attention::new(shape, cache, Backends::none().with(FusedAttention));
         LayerGroup::new((first..all).step_by(2), causality, attention)
     };
     let groups = [group(0, Causality::Causal), group(1, window)];

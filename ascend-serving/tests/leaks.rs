@@ -28,28 +28,32 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextParallel, DraftTree, Fused, FusedInTwo, GraphLimits,
-    GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerInputs, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase, PrefixCache,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
-    SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification, UpProjected,
+    CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits,
+    GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
+    LayerGroup, LayerInputs, LayerMask, LayerSet, Mla, NamedMask, NamedMaskAttention, PagedDecode,
+    Phase, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
+    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeTensors,
+    TreeVerification, TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
 
 fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    schedule(stream, pools, Backends::none().with(Fused))
+    schedule(stream, pools, Backends::none().with(FusedAttention))
 }
 
 fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let registry = Backends::none()
-        .with(Fused)
-        .with(FusedInTwo)
+        .with(FusedAttention)
+        .with(TwoFusedCalls)
         .with(PagedDecode);
     let even = LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode");
     let odd = LayerSet::new([1], "fused");
-    let hybrid = Hybrid::new(LAYERS, registry, [even, odd])?;
-    let backends = Backends::none().with(FusedInTwo).with(hybrid).with(Fused);
+    let hybrid = HybridBackend::new(LAYERS, registry, [even, odd])?;
+    let backends = Backends::none()
+        .with(TwoFusedCalls)
+        .with(hybrid)
+        .with(FusedAttention);
     schedule(stream, pools, backends)
 }
 
@@ -72,11 +76,11 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let gate = SharedPrefixGate::ALWAYS;
+    let thresholds = SharedPrefixThresholds::ALWAYS;
     let backends = Backends::none()
-        .with(SharedPrefixDecode { gate })
+        .with(SharedPrefixDecode { thresholds })
         .with(CascadePrefill)
-        .with(Fused);
+        .with(FusedAttention);
     schedule(stream, pools, backends)
 }
 
@@ -231,7 +235,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
 fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let window = Causality::Window(NonZeroUsize::new(100).unwrap());
     let mut group = |layers: [usize; LAYERS], causality| -> Result<_> {
-        let backends = Backends::none().with(PagedDecode).with(Fused);
+        let backends = Backends::none().with(PagedDecode).with(FusedAttention);
         let attention = Attention::new(shape(), cache(stream, pools)?, backends);
         Ok(LayerGroup::new(layers, causality, attention))
     };
@@ -266,11 +270,13 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
 /// Layers with masks of their own in one step, two of them by rules that are made anew.
 /// Steps of two tokens a request and drafted trees, by graphs of several sizes.
 fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(Masked).with(Fused);
+    let backends = Backends::none()
+        .with(NamedMaskAttention)
+        .with(FusedAttention);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let limits = GraphLimits::new([1, 2], 200).tokens_each(2);
     let near = |_, token: usize, key: usize| key <= token && token - key < 9;
-    let near = MaskKind::from(NamedMask::new("near", near));
+    let near = LayerMask::from(NamedMask::new("near", near));
     let of_layer = |layer: usize| match layer {
         0 => Causality::Causal.into(),
         _ => near.clone(),
@@ -305,12 +311,14 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(Masked).with(Fused);
+    let backends = Backends::none()
+        .with(NamedMaskAttention)
+        .with(FusedAttention);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     let masks = ["one", "two"].map(|name| {
         let near = |_, token: usize, key: usize| key <= token && token - key < 9;
-        MaskKind::from(NamedMask::new(name, near))
+        LayerMask::from(NamedMask::new(name, near))
     });
     for new in [140, 1] {
         attention.grow(stream, &mut sequence, new)?;
@@ -338,7 +346,7 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     let cache = PagedKvCache::<f16>::new(stream.device(), BLOCKS, 128, of, pad)?;
     let pool = cache.pool().clone();
     pools.push(pool.clone());
-    let backends = Backends::none().with(Fused).with(PromptAndIncre);
+    let backends = Backends::none().with(FusedAttention).with(PromptAndIncre);
     let mut attention = Attention::new(shape(), cache, backends);
     let outcome = (|| {
         let (mut first, mut second) = (Sequence::new(&pool), Sequence::new(&pool));

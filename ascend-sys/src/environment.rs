@@ -38,7 +38,7 @@ macro_rules! variables {
     ($( $name:literal $reader:ident, $values:literal, $default:literal, $meaning:literal; )*) => {
         /// Every environment variable that these crates read. An empty value counts as not set. A value that is not
         /// allowed is refused with the allowed ones by the first call that needs it: `Runtime::auto` for
-        /// `ASCEND_BACKEND`, `aclInit` for those of the emulation, which are read once, at the first call.
+        /// `ASCEND_PLATFORM`, `aclInit` for those of the emulation, which are read once, at the first call.
         ///
         /// | variable | values | default | what it decides |
         /// |---|---|---|---|
@@ -54,7 +54,7 @@ macro_rules! variables {
 }
 
 variables! {
-    "ASCEND_BACKEND" Library, "`auto`, `npu`, `emulated`", "`auto`",
+    "ASCEND_PLATFORM" Library, "`auto`, `npu`, `emulated`", "`auto`",
         "which platform `Runtime::auto` chooses: `auto` is an NPU where there is one, otherwise the emulation";
     "ASCEND_HOME_PATH" Library, "a folder", "the loader's search path",
         "the CANN toolkit whose libraries are loaded; its `set_env.sh` sets it";
@@ -91,7 +91,7 @@ variables! {
     "ASCEND_RT_VISIBLE_DEVICES" Doctor, "numbers of devices between commas", "all",
         "CANN's own: which NPUs the process sees";
     "ASCEND_DRIVER_PATH" Doctor, "a folder", "`/usr/local/Ascend/driver`", "the NPU's driver";
-    "ASCEND_TEST_BACKEND" Tests, "`emulated`, `npu`", "`emulated`",
+    "ASCEND_TEST_PLATFORM" Tests, "`emulated`, `npu`", "`emulated`",
         "whether the tests run on the emulation in their own process, or on what the loader finds";
     "ASCEND_TEST_CHILD" Tests, "any", "not set", "set by tests for processes that they start";
     "ASCEND_VECTORS" Tests, "a folder", "none", "golden cases besides the repository's own";
@@ -244,7 +244,7 @@ mod tests {
             ("ascend_emu_check", "ASCEND_EMU_CHECK"),
             ("ASCEND_CHECK", "ASCEND_EMU_CHECK"),
             ("ASCEND_EMU_DEVICE", "ASCEND_EMU_DEVICES"),
-            ("ASCEND_BACKED", "ASCEND_BACKEND"),
+            ("ASCEND_PLATFROM", "ASCEND_PLATFORM"),
             ("ASCEND_RECORDS", "ASCEND_RECORD"),
             ("ASCEND_HOME_PATHS", "ASCEND_HOME_PATH"),
         ] {

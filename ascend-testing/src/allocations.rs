@@ -20,7 +20,7 @@ pub const MOST_ROUNDS: usize = FIRST_ROUNDS + TRIES * 50;
 
 /// Allocations of 50 rounds, after the first ones made the workspace.
 ///
-/// A queue grows where the device falls behind further than ever before, which a busy machine may bring about at any
+/// A queue grows where the device falls behind further than ever before, which a busy machine may cause at any
 /// time, and keeps its room. So rounds that allocated are tried again, a few times: what allocates in every round, or
 /// in every tenth, does so in all of them.
 pub fn in_steady_state(mut round: impl FnMut()) -> usize {

@@ -11,7 +11,7 @@ use ascend_attention::DType;
 use std::path::Path;
 
 use ascend_attention::case::{
-    AttentionCase, Case, CaseError, CaseTensor, MaskKind, Parameter, Tolerance,
+    AttentionCase, Case, CaseError, CaseTensor, MaskSource, Parameter, Tolerance,
 };
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::operator::Kind;
@@ -109,7 +109,7 @@ pub fn full() -> AttentionCase {
         tensor(DType::Bf16, &[1, 2, 5, 8]),
     ];
     case.arguments.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
-    let inputs = Parameter::tensors().filter(|of| of.info().kind == Kind::Tensor);
+    let inputs = Parameter::tensors().filter(|parameter| parameter.info().kind == Kind::Tensor);
     for (parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
         case.arguments
             .set_tensor(parameter, tensor(*dtype, &[2, 3]));
@@ -118,7 +118,7 @@ pub fn full() -> AttentionCase {
         .set_tensor(Parameter::BlockTable, tensor(DType::Int32, &[2, 0]));
     case.arguments
         .set_tensor(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
-    case.mask = MaskKind::Tensor;
+    case.mask = MaskSource::Tensor;
     let out = CaseTensor::from_f32(DType::Float, &[2], &[f32::NAN, -0.0]).unwrap();
     case.expected = vec![
         ("attention_out", out),

@@ -1,4 +1,5 @@
-//! Pieces of work that are run with one call of the C ABI failing after the other, and what may be left of them: nothing.
+//! Pieces of work that are run with one call of the C ABI failing after the other, and what may be left of them:
+//! nothing.
 
 use std::num::NonZeroUsize;
 

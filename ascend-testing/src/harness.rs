@@ -1,6 +1,6 @@
-//! What the tests share: the backend, data, and an attention of their own.
+//! What the tests share: the platform, data, and an attention of their own.
 //!
-//! `ASCEND_TEST_BACKEND=npu` runs the same tests through the dynamic loader: on hardware, or on the emulator laid out
+//! `ASCEND_TEST_PLATFORM=npu` runs the same tests through the dynamic loader: on hardware, or on the emulator laid out
 //! as a toolkit. A test that means nothing there says so by [`not_on_npu`]; the last line of the program counts them,
 //! and tells whether the toolkit was loaded.
 
@@ -21,10 +21,10 @@ use ascend_attention::{
 
 /// Whether the tests run on an NPU.
 pub fn on_npu() -> bool {
-    match std::env::var("ASCEND_TEST_BACKEND").as_deref() {
+    match std::env::var("ASCEND_TEST_PLATFORM").as_deref() {
         Ok("npu") => true,
         Err(_) | Ok("emulated" | "") => false,
-        Ok(other) => panic!("ASCEND_TEST_BACKEND={other}: npu or emulated"),
+        Ok(other) => panic!("ASCEND_TEST_PLATFORM={other}: npu or emulated"),
     }
 }
 
@@ -74,7 +74,7 @@ macro_rules! filled {
 
 ascend_attention::sys::for_each_function! { filled }
 
-/// The functions of the backend under test, for tests that put some of their own in place of some.
+/// The functions of the platform under test, for tests that put some of their own in place of some.
 pub fn functions() -> Functions {
     static TABLE: OnceLock<Functions> = OnceLock::new();
     let fill = || {
@@ -230,7 +230,7 @@ pub fn attends(
     let inputs = [random(1, rows), random(2, keys), random(3, keys)];
     let [query, key, value] = inputs
         .each_ref()
-        .map(|of| stream.upload(&of.data, [1, 2, of.rows, 16]).unwrap());
+        .map(|rows| stream.upload(&rows.data, [1, 2, rows.rows, 16]).unwrap());
     let mask_bytes = mask.tensor_bytes();
     let plan = FusedInferAttention::new(Layout::Bnsd)
         .heads(2)

@@ -1,4 +1,5 @@
-//! What the tests of this workspace share. Each crate's tests take the features for what lies below that crate.
+//! The harness, data and references that the tests of this workspace share. Each crate's tests take the features for
+//! what is below that crate.
 
 #![allow(
     missing_debug_implementations,

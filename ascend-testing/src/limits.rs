@@ -1,8 +1,9 @@
 //! Calls with drawn numbers, each of which has to answer: no panic, no allocation of absurd size, no call that never
 //! ends.
 //!
-//! Allocations of more than [`LARGEST`] bytes fail in a program whose global allocator is [`Limited`]. A function that asks first
-//! reports an error; one that does not aborts the program. A call that takes longer than [`PATIENCE`] ends it too.
+//! Allocations of more than [`LARGEST`] bytes fail in a program whose global allocator is [`Limited`]. A function that
+//! asks first reports an error; one that does not aborts the program. A call that takes longer than [`PATIENCE`] ends
+//! it too.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;

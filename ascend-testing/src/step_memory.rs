@@ -10,7 +10,7 @@ use ascend_attention::{Runtime, Stream, bf16};
 use ascend_serving::kv::{CacheWrite, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    MaskKind, StatePolicy, Step, StepMemory,
+    LayerMask, StatePolicy, Step, StepMemory,
 };
 use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq};
@@ -47,7 +47,7 @@ fn counted_stream() -> Stream {
     let mut functions = harness::functions();
     functions.aclrtMalloc = Some(counted);
     let api = Arc::new(Api::from_functions(functions, "allocations counted"));
-    // SAFETY: one function counts, and hands on to that of the backend.
+    // SAFETY: one function counts, and hands on to that of the platform.
     let runtime = unsafe { Runtime::from_api(api) }.unwrap();
     runtime.device(0).unwrap().stream().unwrap()
 }
@@ -58,12 +58,12 @@ pub fn check(
     name: &str,
     backends: Backends<bf16>,
     cache: impl FnOnce(&Stream) -> PagedKvCache<bf16>,
-    mask: MaskKind,
+    mask: LayerMask,
     requests: &[(usize, usize)],
 ) -> Result<(), TestCaseError> {
     let stream = counted_stream();
     let cache = cache(&stream);
-    let named = matches!(mask, MaskKind::Named(_));
+    let named = matches!(mask, LayerMask::Named(_));
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let mut attention = Attention::<bf16>::new(shape, cache, backends);
     let mut sequences: Vec<Sequence> = Vec::new();

@@ -103,8 +103,8 @@ pub fn run_on(
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
     let shape = AttentionShape::new(heads, kv_heads, DIM);
     let pad = PadPolicy::SkipNegative;
-    let of = CacheShape::new(LAYERS, kv_heads, DIM);
-    let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, of, pad).unwrap();
+    let cache_shape = CacheShape::new(LAYERS, kv_heads, DIM);
+    let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, cache_shape, pad).unwrap();
     let pool = cache.pool().clone();
     let mut attention = Attention::new(shape, cache, backends);
     let mut next = case.seed * 100_000;

@@ -32,7 +32,7 @@ impl Number for bf16 {
 }
 
 impl Number for f16 {
-    /// The same number, but for those below 2^-17, which lose bits.
+    /// The number in this type: exact but for numbers below 2^-17, which lose bits.
     fn of(number: bf16) -> Self {
         f16::from_f32(number.to_f32())
     }
@@ -58,7 +58,8 @@ pub fn packed<T: Number>(
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }
 
-/// A row of attention by its definition: the last of `names` asks, and sees those at the places that `sees` says.
+/// A row of dense attention by its definition: the query of the last of `names`, over the keys at the places that
+/// `sees` says.
 pub fn dense(
     names: &[u64],
     layer: usize,
@@ -68,7 +69,7 @@ pub fn dense(
     attended(names, layer, shape, &sees, &|_, numbers, _| numbers, &[])
 }
 
-/// The same with one more logit for each head, which has no value.
+/// Dense attention with one more logit for each head, a sink, which has no value.
 pub fn dense_with_sinks(
     names: &[u64],
     layer: usize,
@@ -79,7 +80,7 @@ pub fn dense_with_sinks(
     attended(names, layer, shape, &sees, &|_, numbers, _| numbers, sinks)
 }
 
-/// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and
+/// Dense attention over keys (1) and values (2) that a cache returns changed: by the place of a token, its numbers and
 /// which they are.
 pub fn dense_over(
     names: &[u64],

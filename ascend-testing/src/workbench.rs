@@ -184,7 +184,7 @@ pub fn tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclT
     tensor_of(aclFormat::ACL_FORMAT_ND, dtype, shape, data)
 }
 
-/// A tensor in the format that PyTorch's plugin gives one of so many axes.
+/// A tensor in the format that PyTorch's plugin gives a tensor of this number of axes.
 pub fn torch_tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclTensor {
     let format = match shape.len() {
         3 => aclFormat::ACL_FORMAT_NCL,

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_serving::prelude::*;
-use ascend_trianglemix::{TriangleGate, TriangleLayers, TriangleMixPrefill};
+// Random rows in the place of a model's projections, and attention by its definition.
+use ascend_testing::tokens::{DIM, dense, packed};
+use ascend_trianglemix::{TriangleLayers, TriangleMixBackend, TriangleThresholds};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
-const DIM: usize = 64;
 const LAYERS: usize = 4;
 const PROMPT: usize = 3000;
 const CHUNK: usize = 1024;
@@ -24,12 +25,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = device.stream()?;
 
     // The deeper half of the layers leaves the middle out, whenever a chunk has enough of it.
-    let triangle = TriangleMixPrefill {
+    let triangle = TriangleMixBackend {
         layers: TriangleLayers::from_start(LAYERS / 2, LAYERS)?,
         sizes: TriangleMix::GUIDE_LONG_CONTEXT,
-        gate: TriangleGate {
+        thresholds: TriangleThresholds {
             min_saved_pairs: 100_000,
-            ..TriangleGate::MEASURED
+            ..TriangleThresholds::MEASURED
         },
     };
     let sizes = triangle.sizes;
@@ -43,15 +44,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-    let of = CacheShape::new(LAYERS, KV_HEADS, DIM);
-    let cache = PagedKvCache::new(&device, 64, 128, of, PadPolicy::SkipNegative)?;
+    let cache_shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
+    let cache = PagedKvCache::<bf16>::new(&device, 64, 128, cache_shape, PadPolicy::SkipNegative)?;
     let settings =
         BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     let pool = cache.pool().clone();
     let backends = Backends::none()
         .with(triangle)
         .with(PagedDecode)
-        .with(Fused);
+        .with(FusedAttention);
     let mut attention = Attention::new(shape, cache, backends);
 
     // Tokens are numbers. The prompt's are 0, 1, ...; those of the request that decodes begin far behind.
@@ -76,9 +77,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut step = attention.begin(&stream, &metadata)?;
         let mut outputs = Vec::new();
         for layer in 0..LAYERS {
-            let query = packed(&stream, &tokens, layer, 0, HEADS)?;
-            let key = packed(&stream, &tokens, layer, 1, KV_HEADS)?;
-            let value = packed(&stream, &tokens, layer, 2, KV_HEADS)?;
+            let query = packed(&stream, &tokens, layer, 0, HEADS);
+            let key = packed(&stream, &tokens, layer, 1, KV_HEADS);
+            let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
             let begun = Instant::now();
             outputs.push(step.forward(layer, (&query, &key, &value))?);
             stream.synchronize()?;
@@ -105,10 +106,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                     let near = row - key <= sizes.sliding_window_size;
                     layer < LAYERS / 2 || own || last || near || key < sizes.num_sink_tokens
                 };
-                let seen = (0..=row).filter(|key| sees(*key));
-                let seen: Vec<u64> = seen.map(|key| key + first(own)).collect();
+                let names: Vec<u64> = (0..=row).map(|key| key + first(own)).collect();
+                let want = dense(&names, layer, shape, |place| sees(place as u64));
                 let got = &output[at * HEADS * DIM..][..HEADS * DIM];
-                for (got, want) in got.iter().zip(dense(*token, &seen, layer, shape.scale)) {
+                for (got, want) in got.iter().zip(want) {
                     let error = (got.to_f64() - want).abs();
                     worst = if error.is_nan() {
                         f64::INFINITY
@@ -129,57 +130,4 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("as expected");
     Ok(())
-}
-
-/// The query (0), key (1) or value (2) of a token: numbers made from its own.
-fn row(token: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
-    let mut state =
-        (token * 16 + layer as u64 * 4 + what + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut number = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bf16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-    };
-    (0..heads * DIM).map(|_| number()).collect()
-}
-
-fn packed(
-    stream: &Stream,
-    tokens: &[u64],
-    layer: usize,
-    what: u64,
-    heads: usize,
-) -> ascend_attention::Result<Tensor<bf16>> {
-    let rows = tokens
-        .iter()
-        .flat_map(|token| row(*token, layer, what, heads));
-    stream.upload(&rows.collect::<Vec<_>>(), [tokens.len(), heads, DIM])
-}
-
-/// Attention of a token over those that it sees.
-fn dense(token: u64, seen: &[u64], layer: usize, scale: f64) -> Vec<f64> {
-    let exact = |token: u64, what, heads| -> Vec<f64> {
-        let row = row(token, layer, what, heads);
-        row.into_iter().map(|x| x.to_f64()).collect()
-    };
-    let query = exact(token, 0, HEADS);
-    let keys: Vec<_> = seen.iter().map(|key| exact(*key, 1, KV_HEADS)).collect();
-    let values: Vec<_> = seen.iter().map(|key| exact(*key, 2, KV_HEADS)).collect();
-    let mut out = Vec::new();
-    for head in 0..HEADS {
-        let kv = head / (HEADS / KV_HEADS) * DIM;
-        let dot =
-            |key: &Vec<f64>| -> f64 { (0..DIM).map(|d| query[head * DIM + d] * key[kv + d]).sum() };
-        let weights: Vec<f64> = keys.iter().map(|key| (scale * dot(key)).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        out.extend((0..DIM).map(|d| {
-            let pairs = weights.iter().zip(&values);
-            pairs
-                .map(|(weight, value)| weight * value[kv + d])
-                .sum::<f64>()
-                / total
-        }));
-    }
-    out
 }

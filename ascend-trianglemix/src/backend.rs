@@ -6,50 +6,50 @@ use std::ops::Range;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, Causality, Fused, LayerTensors, Result, StepContext,
-    StepMemory, StepPlan, StepProgram, StepStage,
+    AttentionBackend, AttentionMetadata, Causality, FusedAttention, LayerTensors, Result,
+    StepContext, StepMemory, StepPlan, StepProgram, StepStage,
 };
 
 use crate::layers::TriangleLayers;
 use crate::prefill::{Chosen, KeySource, TrianglePlan, TrianglePrefill};
-use crate::rows::{TriangleChoice, TriangleGate, WhyDense};
+use crate::rows::{TriangleChoice, TriangleThresholds, WhyDense};
 use crate::rules;
 
-/// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`Fused`] in the others.
+/// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`FusedAttention`] in the others.
 ///
-/// A request whose [`prompt_len`](ascend_serving::BatchRequest::prompt_len) is known leaves keys out in every chunk of its
-/// prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
-/// its prompt is short or of unknown length, and where the [`TriangleGate`] decides so. Neighbouring rows that are
-/// computed alike share calls. [`TriangleMixPrefill::choices`] reports what becomes of each request, and why.
+/// A request whose [`prompt_len`](ascend_serving::BatchRequest::prompt_len) is known leaves keys out in every chunk of
+/// its prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
+/// its prompt is short or of unknown length, and where the [`TriangleThresholds`] decide so. Neighbouring rows that are
+/// computed alike share calls. [`TriangleMixBackend::choices`] reports what becomes of each request, and why.
 ///
 /// A step in which no request leaves anything out is refused with the reasons, so that the next backend serves it;
 /// windows and sinks are refused too. Over a paged cache, the call over the windows begins with a whole block, and
-/// the band hides the keys before the window: what is computed is exactly the triangle. [`Fused`] lists what packed
-/// calls take in each release.
+/// the band hides the keys before the window: what is computed is exactly the triangle. [`FusedAttention`] lists what
+/// packed calls take in each release.
 ///
 /// ```
 /// use ascend_attention::bf16;
 /// use ascend_attention::spec::geometry::TriangleMix;
-/// use ascend_serving::{Backends, Fused, PagedDecode};
-/// use ascend_trianglemix::{TriangleGate, TriangleLayers, TriangleMixPrefill};
+/// use ascend_serving::{Backends, FusedAttention, PagedDecode};
+/// use ascend_trianglemix::{TriangleThresholds, TriangleLayers, TriangleMixBackend};
 ///
-/// let triangle = TriangleMixPrefill {
+/// let triangle = TriangleMixBackend {
 ///     layers: TriangleLayers::from_start(16, 32)?,
 ///     sizes: TriangleMix::PAPER,
-///     gate: TriangleGate::MEASURED,
+///     thresholds: TriangleThresholds::MEASURED,
 /// };
-/// let backends: Backends<bf16> = Backends::none().with(triangle).with(PagedDecode).with(Fused);
+/// let backends: Backends<bf16> = Backends::none().with(triangle).with(PagedDecode).with(FusedAttention);
 /// assert!(backends.names().eq(["triangle_mix", "paged_decode", "fused"]));
 /// # Ok::<(), ascend_attention::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct TriangleMixPrefill {
+pub struct TriangleMixBackend {
     /// Layers that leave keys out.
     pub layers: TriangleLayers,
     /// Sinks, window and last rows.
     pub sizes: TriangleMix,
     /// When to leave keys out.
-    pub gate: TriangleGate,
+    pub thresholds: TriangleThresholds,
 }
 
 struct TriangleStep<T: Element> {
@@ -59,7 +59,7 @@ struct TriangleStep<T: Element> {
     reads_cache: bool,
 }
 
-impl TriangleMixPrefill {
+impl TriangleMixBackend {
     /// What becomes of each request of a step, dummies included, in the chosen layers.
     pub fn choices(&self, metadata: &AttentionMetadata) -> Vec<TriangleChoice> {
         let q = metadata.q_ends().per_request();
@@ -67,7 +67,7 @@ impl TriangleMixPrefill {
         let choose = |(at, (new, kv)): (usize, (&usize, &usize))| {
             let prompt = metadata.prompt_len(at);
             let rows = (kv.abs_diff(*new), *new);
-            self.gate.choose(self.sizes, rows, prompt)
+            self.thresholds.choose(self.sizes, rows, prompt)
         };
         lengths.enumerate().map(choose).collect()
     }
@@ -87,7 +87,7 @@ fn reasons(choices: &[TriangleChoice]) -> String {
     reasons.join(", ")
 }
 
-impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
+impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
     fn name(&self) -> &'static str {
         "triangle_mix"
     }
@@ -97,7 +97,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let choices = self.choices(metadata);
@@ -120,7 +120,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
             )
             .into());
         }
-        let dense = StepPlan::new(&Fused, step, first)?;
+        let dense = StepPlan::new(&FusedAttention, step, first)?;
         let mut starts = Vec::with_capacity(choices.len());
         let mut end = 0;
         let requests = step.metadata.new_and_cached().zip(choices);
@@ -134,7 +134,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         let prefill = TrianglePrefill {
             shape: step.shape,
             sizes: self.sizes,
-            gate: self.gate,
+            thresholds: self.thresholds,
         };
         let reads_cache = metadata.state().reads_cache();
         let source = match reads_cache {

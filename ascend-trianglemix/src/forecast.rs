@@ -159,13 +159,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::rows::TriangleGate;
+    use crate::rows::TriangleThresholds;
 
     fn prefill(shape: AttentionShape) -> TrianglePrefill {
         TrianglePrefill {
             shape,
             sizes: TriangleMix::new(1, 2, 3),
-            gate: TriangleGate::ALWAYS,
+            thresholds: TriangleThresholds::ALWAYS,
         }
     }
 
@@ -174,13 +174,16 @@ mod tests {
         let sparse = TriangleLayers::first(3).unwrap();
         let shape = AttentionShape::new(2, 1, 8);
         let block = NonZeroU64::new(4).unwrap();
-        let of = TriangleForecast::new(&prefill(shape), 16, (5, sparse), block).unwrap();
-        assert_eq!(of.dense_pairs, 136);
-        assert_eq!(of.model_pairs(), 2 * 136 + 3 * of.triangle_pairs);
-        assert_eq!(of.model(10.0, 1.0), 23.0);
-        assert_eq!(of.cache_bytes, 2 * 16 * 8 * 2 * 5);
-        assert_eq!(of.dense_flops(), 4.0 * 136.0 * 16.0);
-        assert!(of.share() < 1.0 && of.block_share() <= 1.0);
+        let forecast = TriangleForecast::new(&prefill(shape), 16, (5, sparse), block).unwrap();
+        assert_eq!(forecast.dense_pairs, 136);
+        assert_eq!(
+            forecast.model_pairs(),
+            2 * 136 + 3 * forecast.triangle_pairs
+        );
+        assert_eq!(forecast.model(10.0, 1.0), 23.0);
+        assert_eq!(forecast.cache_bytes, 2 * 16 * 8 * 2 * 5);
+        assert_eq!(forecast.dense_flops(), 4.0 * 136.0 * 16.0);
+        assert!(forecast.share() < 1.0 && forecast.block_share() <= 1.0);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! not need it, by calls of the stock operator. The source is arXiv 2507.21526; which keys a row sees is
 //! [`TriangleMix`](ascend_attention::spec::geometry::TriangleMix).
 //!
-//! - [`TriangleMixPrefill`]: the backend for steps of [`ascend_serving`]; [`TrianglePrefill`]: the prefill of one
-//!   prompt. [`TriangleGate`] decides when leaving keys out is worth the additional calls, [`TriangleChoice`] reports
-//!   it.
+//! - [`TriangleMixBackend`]: the backend for steps of [`ascend_serving`]; [`TrianglePrefill`]: the prefill of one
+//!   prompt. [`TriangleThresholds`] decide when leaving keys out is worth the additional calls, [`TriangleChoice`]
+//!   reports it.
 //! - [`TriangleLayers`]: the layers that leave keys out; [`TrianglePreset`]: those that are published for a model.
 //! - [`TriangleProbe`]: measures which layers can do without the middle, from a [`LayerSample`] on the host or a
 //!   [`WeightGradientSample`] on a device.
@@ -32,7 +32,7 @@ pub mod rules;
 mod sample;
 mod weight_gradient;
 
-pub use backend::TriangleMixPrefill;
+pub use backend::TriangleMixBackend;
 pub use comparison::{LayerComparison, OutputDifference};
 pub use forecast::TriangleForecast;
 pub use layers::TriangleLayers;
@@ -40,6 +40,6 @@ pub use masks::TriangleMasks;
 pub use prefill::{TrianglePlan, TrianglePrefill};
 pub use presets::{PresetSource, TrianglePreset};
 pub use probe::{Contribution, ProbeMeasure, TriangleProbe};
-pub use rows::{TriangleChoice, TriangleGate, WhyDense};
+pub use rows::{TriangleChoice, TriangleThresholds, WhyDense};
 pub use sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
 pub use weight_gradient::WeightGradientSample;

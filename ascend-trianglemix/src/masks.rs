@@ -18,7 +18,7 @@ pub trait TriangleMasks {
     /// [`inner_precise`](ascend_attention::FusedInferAttention::inner_precise).
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](ascend_attention::Stream::upload).
     fn triangle_mix(
         &self,
         sizes: TriangleMix,
@@ -31,7 +31,7 @@ pub trait TriangleMasks {
     /// rows, every layer is dense.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](ascend_attention::Stream::upload).
     fn triangle_layer(
         &self,
         sizes: TriangleMix,

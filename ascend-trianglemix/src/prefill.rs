@@ -10,7 +10,7 @@ use ascend_attention::{CausalOrigin, Element, Error, Mask, Output, Plan, Stream,
 use ascend_serving::kv::PageTable;
 use ascend_serving::{AttentionShape, Result, StepMemory};
 
-use crate::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
+use crate::rows::{Piece, RowSpan, TriangleChoice, TriangleThresholds, row_spans};
 
 /// Prefill of one prompt, or of a chunk of it, in a layer with TriangleMix.
 ///
@@ -24,11 +24,11 @@ use crate::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 ///
 /// The two parts of the middle rows are disjoint, because row `S` is the first whose window begins after the sinks.
 /// All masks are the compressed one. Keys and values are dense: the packed keys and values of the prompt up to the
-/// last row. [`TriangleMixPrefill`](crate::TriangleMixPrefill) does the same over a paged cache, and for batches of
+/// last row. [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of
 /// several requests.
 ///
 /// It computes dense attention while the prompt's length is not known, for single rows (decoding), and where the
-/// [`TriangleGate`] decides so.
+/// [`TriangleThresholds`] decide so.
 #[derive(Clone, Copy, Debug)]
 pub struct TrianglePrefill {
     /// The heads.
@@ -36,7 +36,7 @@ pub struct TrianglePrefill {
     /// Sinks, window and last rows.
     pub sizes: TriangleMix,
     /// When to leave keys out.
-    pub gate: TriangleGate,
+    pub thresholds: TriangleThresholds,
 }
 
 /// One call over contiguous rows.
@@ -95,7 +95,7 @@ impl TrianglePrefill {
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
         let TriangleChoice::Sparse { rows, .. } =
-            self.gate.choose(self.sizes, (0, prompt_len), prompt)
+            self.thresholds.choose(self.sizes, (0, prompt_len), prompt)
         else {
             return 0;
         };
@@ -112,8 +112,8 @@ impl TrianglePrefill {
     }
 
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, within what packed calls take ([`Fused`](ascend_serving::Fused)). One plan serves all
-    /// layers with TriangleMix.
+    /// `[first_row + rows, Nkv, D]`, within what packed calls take
+    /// ([`FusedAttention`](ascend_serving::FusedAttention)). One plan serves all layers with TriangleMix.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of keys or values than rows
@@ -140,7 +140,9 @@ impl TrianglePrefill {
                 .into());
             }
         }
-        let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
+        let choice = self
+            .thresholds
+            .choose(self.sizes, (first_row, rows), prompt_len);
         let requests = vec![(0..rows, first_row, choice)];
         self.plan_rows(
             stream,
@@ -171,15 +173,15 @@ impl TrianglePrefill {
         let saved_pairs = requests.iter().map(saved).sum();
         let window = usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX);
         let parts = Parts {
-            of: self,
+            prefill: self,
             stream,
             source,
             tensors,
         };
-        let groups = row_groups(requests, window);
-        let segments = groups.iter().map(|group| match group {
-            RowGroup::Causal(pieces) => parts.causal(pieces),
-            RowGroup::Middle(piece) => parts.middle(piece),
+        let spans = row_spans(requests, window);
+        let segments = spans.iter().map(|span| match span {
+            RowSpan::Causal(pieces) => parts.causal(pieces),
+            RowSpan::Middle(piece) => parts.middle(piece),
         });
         Ok(TrianglePlan {
             segments: segments.collect::<Result<_>>()?,
@@ -192,7 +194,7 @@ impl TrianglePrefill {
 
 /// The inputs from which the calls of a prefill are made.
 struct Parts<'a, T: Element> {
-    of: &'a TrianglePrefill,
+    prefill: &'a TrianglePrefill,
     stream: &'a Stream,
     source: KeySource<'a>,
     tensors: [&'a Tensor<T>; 3],
@@ -201,7 +203,7 @@ struct Parts<'a, T: Element> {
 impl<T: Element> Parts<'_, T> {
     /// Prepares one call over contiguous pieces.
     fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
-        self.of.shape.check()?;
+        self.prefill.shape.check()?;
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
@@ -209,7 +211,12 @@ impl<T: Element> Parts<'_, T> {
             .iter()
             .map(|piece| piece.rows.end.saturating_sub(start));
         let q = &Cumulative::new(ends.collect())?;
-        let call = self.of.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
+        let call = self
+            .prefill
+            .shape
+            .call(Layout::Tnd)
+            .mask(mask)
+            .softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
         let (keys, plan) = match self.source {
             KeySource::Packed(starts) => {
@@ -271,7 +278,7 @@ impl<T: Element> Parts<'_, T> {
     /// Prepares rows whose window begins after the sinks. The last row is at the last key, so that the band is the
     /// window.
     fn middle(&self, piece: &Piece) -> Result<Segment> {
-        let sizes = self.of.sizes;
+        let sizes = self.prefill.sizes;
         let window = i64::try_from(sizes.sliding_window_size).unwrap_or(i64::MAX);
         let sinks = usize::try_from(sizes.num_sink_tokens).unwrap_or(usize::MAX);
         let band = self.stream.device().masks().band(window, 0)?;
@@ -305,7 +312,7 @@ impl<T: Element> Parts<'_, T> {
 /// Bytes of two outputs, and of the log-sum-exps of their merge.
 fn merged_bytes<T: Element>(near: &Output<T>, far: &Output<T>) -> usize {
     let bytes = |elements: usize, each: usize| elements.saturating_mul(each);
-    let lse = |of: &Output<T>| of.softmax_lse.as_ref().map_or(0, |lse| lse.len());
+    let lse = |output: &Output<T>| output.softmax_lse.as_ref().map_or(0, |lse| lse.len());
     let elements = near.attention.len().saturating_add(far.attention.len());
     let sums = [lse(near), lse(near), lse(far)]
         .into_iter()

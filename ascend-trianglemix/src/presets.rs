@@ -15,9 +15,9 @@ pub enum PresetSource {
     Port,
 }
 
-/// Layers and sizes that somebody names for a model; [`PresetSource`] says who.
+/// The layers and sizes that a [`PresetSource`] names for a model.
 ///
-/// For other models nobody names any: their layers are measured with [`TriangleProbe`](crate::TriangleProbe), and
+/// No source names layers of other models: they are measured with [`TriangleProbe`](crate::TriangleProbe), and
 /// until then all of them stay dense. A depth that is right for one model says little about the next: half of the
 /// layers in one of the paper's models, under a third in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,17 +108,26 @@ mod tests {
 
     #[test]
     fn presets_are_what_their_sources_say() {
-        let of = |model| {
+        let preset_of = |model| {
             let preset = TrianglePreset::of_model(model).unwrap();
             (preset.triangle_layers().to_string(), preset.source)
         };
         let said = |layers: &str, source| (layers.to_owned(), source);
-        assert_eq!(of("llama-3.1-8b"), said("16-31", PresetSource::Paper));
-        assert_eq!(of("Llama-3-8B-262K"), said("16-31", PresetSource::Paper));
-        assert_eq!(of("Qwen2.5-7B"), said("20-27", PresetSource::Paper));
-        assert_eq!(of("Qwen3-8B"), said("5, 7, 10, 15-35", PresetSource::Port));
-        assert_eq!(of("Qwen3-14B"), said("0-11", PresetSource::Guide));
-        assert_eq!(of("Qwen3-32B"), said("0-15", PresetSource::Guide));
+        assert_eq!(
+            preset_of("llama-3.1-8b"),
+            said("16-31", PresetSource::Paper)
+        );
+        assert_eq!(
+            preset_of("Llama-3-8B-262K"),
+            said("16-31", PresetSource::Paper)
+        );
+        assert_eq!(preset_of("Qwen2.5-7B"), said("20-27", PresetSource::Paper));
+        assert_eq!(
+            preset_of("Qwen3-8B"),
+            said("5, 7, 10, 15-35", PresetSource::Port)
+        );
+        assert_eq!(preset_of("Qwen3-14B"), said("0-11", PresetSource::Guide));
+        assert_eq!(preset_of("Qwen3-32B"), said("0-15", PresetSource::Guide));
         assert_eq!(TrianglePreset::of_model("Qwen3-4B"), None);
     }
 

@@ -273,7 +273,13 @@ impl TriangleProbe {
     /// The `count` layers whose middle contributes the least. Layers without a sample come last.
     pub fn layers(&self, count: usize) -> TriangleLayers {
         let contributions = self.contributions();
-        let middle = |of: &Contribution| if of.samples == 0 { f64::NAN } else { of.middle };
+        let middle = |contribution: &Contribution| {
+            if contribution.samples == 0 {
+                f64::NAN
+            } else {
+                contribution.middle
+            }
+        };
         let middles: Vec<f64> = contributions.iter().map(middle).collect();
         TriangleLayers::least(&middles, count)
     }
@@ -299,11 +305,11 @@ mod tests {
             let geometry = sizes.geometry(part, TriangleRows::whole(tokens));
             geometry.visible() as f64
         };
-        let of = probe.contributions()[0];
-        assert_eq!(of.streaming, 2.0 * cells(TrianglePart::Streaming));
-        assert_eq!(of.last, 2.0 * cells(TrianglePart::Last));
-        assert_eq!(of.middle, 2.0 * cells(TrianglePart::Middle));
-        assert!(of.middle > 0.0);
+        let contribution = probe.contributions()[0];
+        assert_eq!(contribution.streaming, 2.0 * cells(TrianglePart::Streaming));
+        assert_eq!(contribution.last, 2.0 * cells(TrianglePart::Last));
+        assert_eq!(contribution.middle, 2.0 * cells(TrianglePart::Middle));
+        assert!(contribution.middle > 0.0);
         assert_eq!(probe.layers(1).indices(), [0], "layer 1 was not measured");
     }
 
@@ -320,21 +326,21 @@ mod tests {
     #[test]
     fn sums_that_are_none_are_refused() {
         let mut probe = TriangleProbe::new(1, TriangleMix::PAPER).unwrap();
-        let of = |middle| PartSums {
+        let sums = |middle| PartSums {
             middle,
             ..PartSums::default()
         };
         let measure = ProbeMeasure::WeightGradient;
         for middle in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(probe.record_parts(0, measure, of(middle)).is_err());
+            assert!(probe.record_parts(0, measure, sums(middle)).is_err());
         }
-        assert!(probe.record_parts(1, measure, of(1.0)).is_err());
+        assert!(probe.record_parts(1, measure, sums(1.0)).is_err());
         assert_eq!(probe.measure(), None);
-        probe.record_parts(0, measure, of(2.0)).unwrap();
-        probe.record_parts(0, measure, of(4.0)).unwrap();
+        probe.record_parts(0, measure, sums(2.0)).unwrap();
+        probe.record_parts(0, measure, sums(4.0)).unwrap();
         assert_eq!(probe.contributions()[0].middle, 3.0);
         let other = ProbeMeasure::AttentionMass;
-        assert!(probe.record_parts(0, other, of(1.0)).is_err());
+        assert!(probe.record_parts(0, other, sums(1.0)).is_err());
     }
 
     #[test]

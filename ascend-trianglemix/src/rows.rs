@@ -7,14 +7,14 @@ use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 
 /// When leaving keys out is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TriangleGate {
+pub struct TriangleThresholds {
     /// Fewest rows that leave keys out.
     pub min_sparse_rows: usize,
     /// Fewest pairs of row and key left out.
     pub min_saved_pairs: u128,
 }
 
-impl TriangleGate {
+impl TriangleThresholds {
     /// As measured by a port to the 910B3 with heads of 128 elements: dense attention is faster below these bounds.
     pub const MEASURED: Self = Self {
         min_sparse_rows: 128,
@@ -53,8 +53,8 @@ pub enum WhyDense {
     PromptUnknown,
     /// All rows are among the first, whose window reaches the sinks, or among the last.
     NothingLeftOut,
-    /// There are too few for the [`TriangleGate`].
-    Gate {
+    /// They are fewer than the [`TriangleThresholds`] require.
+    BelowThresholds {
         /// Rows that would leave keys out.
         rows: usize,
         /// Pairs that would be left out.
@@ -68,14 +68,14 @@ impl fmt::Display for WhyDense {
             Self::SingleRow => f.write_str("a single row"),
             Self::PromptUnknown => f.write_str("a prompt of unknown length"),
             Self::NothingLeftOut => f.write_str("rows that leave nothing out"),
-            Self::Gate { rows, pairs } => {
+            Self::BelowThresholds { rows, pairs } => {
                 write!(f, "{rows} rows that leave {pairs} keys out, too few")
             }
         }
     }
 }
 
-impl TriangleGate {
+impl TriangleThresholds {
     /// Chooses for `rows` rows from `first_row` on of a prompt whose length may be known.
     pub(crate) fn choose(
         &self,
@@ -90,12 +90,12 @@ impl TriangleGate {
         let Some(prompt_len) = prompt_len else {
             return dense(WhyDense::PromptUnknown);
         };
-        let of = TriangleRows {
+        let triangle_rows = TriangleRows {
             first_row: first_row as u64,
             rows: rows as u64,
             prompt_len: prompt_len as u64,
         };
-        let prompt_len = of.prompt_len;
+        let prompt_len = triangle_rows.prompt_len;
         let Some(first) = sizes.first_sparse_row(prompt_len) else {
             return dense(WhyDense::NothingLeftOut);
         };
@@ -108,10 +108,12 @@ impl TriangleGate {
             return dense(WhyDense::NothingLeftOut);
         }
         let rows = sparse.end.saturating_sub(sparse.start);
-        let saved_pairs = sizes.geometry(TrianglePart::Middle, of).visible();
+        let saved_pairs = sizes
+            .geometry(TrianglePart::Middle, triangle_rows)
+            .visible();
         if rows < self.min_sparse_rows || saved_pairs < self.min_saved_pairs {
             let pairs = saved_pairs;
-            return dense(WhyDense::Gate { rows, pairs });
+            return dense(WhyDense::BelowThresholds { rows, pairs });
         }
         TriangleChoice::Sparse {
             rows: sparse,
@@ -132,20 +134,20 @@ pub(crate) struct Piece {
 
 /// Contiguous rows that the same calls compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RowGroup {
+pub(crate) enum RowSpan {
     /// Dense rows, of several requests in order.
     Causal(Vec<Piece>),
     /// Rows of one request that leave keys out; the keys are those of their windows.
     Middle(Piece),
 }
 
-/// Divides the rows of a step into groups. `requests` has for each request its rows in the step, the number of its
+/// Divides the rows of a step into spans. `requests` has for each request its rows in the step, the number of its
 /// earlier rows, and what was chosen.
-pub(crate) fn row_groups(
+pub(crate) fn row_spans(
     requests: impl IntoIterator<Item = (Range<usize>, usize, TriangleChoice)>,
     window: usize,
-) -> Vec<RowGroup> {
-    let mut groups = Vec::new();
+) -> Vec<RowSpan> {
+    let mut spans = Vec::new();
     for (request, (all, first_row, choice)) in requests.into_iter().enumerate() {
         let sparse = match choice {
             TriangleChoice::Dense(_) => all.end..all.end,
@@ -166,9 +168,9 @@ pub(crate) fn row_groups(
                 rows,
                 keys,
             };
-            match groups.last_mut() {
-                Some(RowGroup::Causal(pieces)) => pieces.push(piece),
-                _ => groups.push(RowGroup::Causal(vec![piece])),
+            match spans.last_mut() {
+                Some(RowSpan::Causal(pieces)) => pieces.push(piece),
+                _ => spans.push(RowSpan::Causal(vec![piece])),
             }
         };
         causal(all.start..sparse.start);
@@ -177,21 +179,21 @@ pub(crate) fn row_groups(
         }
         let keys = position(sparse.start).saturating_sub(window)..position(sparse.end);
         let behind = sparse.end..all.end;
-        groups.push(RowGroup::Middle(Piece {
+        spans.push(RowSpan::Middle(Piece {
             request,
             rows: sparse,
             keys,
         }));
         if !behind.is_empty() {
             let keys = 0..position(behind.end);
-            groups.push(RowGroup::Causal(vec![Piece {
+            spans.push(RowSpan::Causal(vec![Piece {
                 request,
                 rows: behind,
                 keys,
             }]));
         }
     }
-    groups
+    spans
 }
 
 #[cfg(test)]
@@ -199,10 +201,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_several_requests_form_groups() {
+    fn rows_of_several_requests_form_spans() {
         let sizes = TriangleMix::new(2, 3, 4);
         let choose =
-            |first, rows, prompt| TriangleGate::ALWAYS.choose(sizes, (first, rows), prompt);
+            |first, rows, prompt| TriangleThresholds::ALWAYS.choose(sizes, (first, rows), prompt);
         // A decode, a whole prompt of 20 tokens, a chunk from the middle of a prompt of 40, a decode.
         let requests = [
             (0..1, 9, choose(9, 1, Some(5))),
@@ -216,13 +218,13 @@ mod tests {
             keys,
         };
         assert_eq!(
-            row_groups(requests, 3),
+            row_spans(requests, 3),
             [
-                RowGroup::Causal(vec![piece(0, 0..1, 0..10), piece(1, 1..7, 0..6)]),
-                RowGroup::Middle(piece(1, 7..17, 3..16)),
-                RowGroup::Causal(vec![piece(1, 17..21, 0..20)]),
-                RowGroup::Middle(piece(2, 21..31, 12..25)),
-                RowGroup::Causal(vec![piece(3, 31..32, 0..8)]),
+                RowSpan::Causal(vec![piece(0, 0..1, 0..10), piece(1, 1..7, 0..6)]),
+                RowSpan::Middle(piece(1, 7..17, 3..16)),
+                RowSpan::Causal(vec![piece(1, 17..21, 0..20)]),
+                RowSpan::Middle(piece(2, 21..31, 12..25)),
+                RowSpan::Causal(vec![piece(3, 31..32, 0..8)]),
             ]
         );
     }
@@ -230,11 +232,11 @@ mod tests {
     #[test]
     fn what_is_dense_says_why() {
         let sizes = TriangleMix::new(2, 3, 4);
-        let gate = TriangleGate {
+        let thresholds = TriangleThresholds {
             min_sparse_rows: 5,
             min_saved_pairs: 20,
         };
-        let choose = |first, rows, prompt| match gate.choose(sizes, (first, rows), prompt) {
+        let choose = |first, rows, prompt| match thresholds.choose(sizes, (first, rows), prompt) {
             TriangleChoice::Dense(why) => Some(why.to_string()),
             TriangleChoice::Sparse { .. } => None,
         };

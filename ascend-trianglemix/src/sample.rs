@@ -73,10 +73,12 @@ pub(crate) fn check_sizes(
 }
 
 /// The vector of a head in a row of `[rows, heads, dim]`.
-fn vector<R>(of: &[R], heads: usize, dim: usize, row: usize, head: usize) -> &[R] {
+fn vector<R>(vectors: &[R], heads: usize, dim: usize, row: usize, head: usize) -> &[R] {
     let first = row.saturating_mul(heads).saturating_add(head);
     let first = first.saturating_mul(dim);
-    of.get(first..first.saturating_add(dim)).unwrap_or_default()
+    vectors
+        .get(first..first.saturating_add(dim))
+        .unwrap_or_default()
 }
 
 impl<R: SampleReal> LayerSample<'_, R> {
@@ -142,37 +144,38 @@ impl<R: SampleReal> LayerSample<'_, R> {
     }
 
     fn check(&self, measure: SampleMeasure<'_, R>) -> Result<()> {
-        let of = self;
         let sizes = [
-            ("tokens", of.tokens),
-            ("heads", of.heads),
-            ("kv_heads", of.kv_heads),
-            ("dim", of.dim),
-            ("value_dim", of.value_dim),
+            ("tokens", self.tokens),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("dim", self.dim),
+            ("value_dim", self.value_dim),
         ];
-        check_sizes(&sizes, of.heads, of.kv_heads)?;
-        if !of.scale.is_finite() {
-            return Err(Error::invalid("scale", of.scale, "a finite number")
+        check_sizes(&sizes, self.heads, self.kv_heads)?;
+        if !self.scale.is_finite() {
+            return Err(Error::invalid("scale", self.scale, "a finite number")
                 .fix("give one over the root of the head dimension"));
         }
         let gradient = match measure {
-            SampleMeasure::WeightGradient(of) | SampleMeasure::ScoreGradient(of) => Some(of),
+            SampleMeasure::WeightGradient(gradient) | SampleMeasure::ScoreGradient(gradient) => {
+                Some(gradient)
+            }
             SampleMeasure::AttentionMass => None,
         };
         let slices = [
-            ("query", Some(of.query), of.heads, of.dim),
-            ("key", Some(of.key), of.kv_heads, of.dim),
-            ("value", Some(of.value), of.kv_heads, of.value_dim),
-            ("output gradient", gradient, of.heads, of.value_dim),
+            ("query", Some(self.query), self.heads, self.dim),
+            ("key", Some(self.key), self.kv_heads, self.dim),
+            ("value", Some(self.value), self.kv_heads, self.value_dim),
+            ("output gradient", gradient, self.heads, self.value_dim),
         ];
         for (name, slice, heads, dim) in slices {
             let Some(slice) = slice else { continue };
             let row = heads.checked_mul(dim);
-            if row.and_then(|row| row.checked_mul(of.tokens)) != Some(slice.len()) {
+            if row.and_then(|row| row.checked_mul(self.tokens)) != Some(slice.len()) {
                 return Err(Error::invalid(
                     name,
                     format_args!("{} elements", slice.len()),
-                    format_args!("[{}, {heads}, {dim}]", of.tokens),
+                    format_args!("[{}, {heads}, {dim}]", self.tokens),
                 )
                 .fix("bring contiguous rows of all heads"));
             }
@@ -205,8 +208,8 @@ impl<R: SampleReal> LayerSample<'_, R> {
             // Overflow to -inf would pass for a key that the row does not see.
             if score.is_finite() { score } else { f64::NAN }
         };
-        let gradients = |of: &[R], row, key| {
-            let gradient = vector(of, self.heads, self.value_dim, row, head);
+        let gradients = |gradient_rows: &[R], row, key| {
+            let gradient = vector(gradient_rows, self.heads, self.value_dim, row, head);
             let value = vector(self.value, self.kv_heads, self.value_dim, key, kv_head);
             R::dot(gradient, value)
         };
@@ -217,9 +220,9 @@ impl<R: SampleReal> LayerSample<'_, R> {
             for first in tiles() {
                 let keys = keys_of(first);
                 tile.fill(Values::Scores, &rows, &keys, scores);
-                if let SampleMeasure::ScoreGradient(of) = measure {
+                if let SampleMeasure::ScoreGradient(gradient_rows) = measure {
                     tile.fill(Values::Gradients, &rows, &keys, |row, key| {
-                        gradients(of, row, key)
+                        gradients(gradient_rows, row, key)
                     });
                 }
                 for (softmax, (scores, gradients)) in softmax.iter_mut().zip(tile.rows()) {
@@ -233,9 +236,11 @@ impl<R: SampleReal> LayerSample<'_, R> {
             if let SampleMeasure::AttentionMass | SampleMeasure::ScoreGradient(_) = measure {
                 tile.fill(Values::Scores, &rows, &keys, scores);
             }
-            if let SampleMeasure::WeightGradient(of) | SampleMeasure::ScoreGradient(of) = measure {
+            if let SampleMeasure::WeightGradient(gradient_rows)
+            | SampleMeasure::ScoreGradient(gradient_rows) = measure
+            {
                 tile.fill(Values::Gradients, &rows, &keys, |row, key| {
-                    gradients(of, row, key)
+                    gradients(gradient_rows, row, key)
                 });
             }
             for ((row, softmax), (scores, gradients)) in
@@ -279,23 +284,23 @@ mod tests {
     }
 
     /// The formulas over whole matrices, and the parts by their definition.
-    fn naive(sizes: TriangleMix, of: &LayerSample<'_, f64>, gradient: &[f64]) -> [PartSums; 3] {
-        let (n, group) = (of.tokens, of.heads / of.kv_heads);
+    fn naive(sizes: TriangleMix, sample: &LayerSample<'_, f64>, gradient: &[f64]) -> [PartSums; 3] {
+        let (n, group) = (sample.tokens, sample.heads / sample.kv_heads);
         let mut sums = [PartSums::default(); 3];
-        for head in 0..of.heads {
+        for head in 0..sample.heads {
             let kv = head / group;
             for i in 0..n {
                 let score = |j: usize| -> f64 {
-                    let products = (0..of.dim).map(|d| {
-                        of.query[(i * of.heads + head) * of.dim + d]
-                            * of.key[(j * of.kv_heads + kv) * of.dim + d]
+                    let products = (0..sample.dim).map(|d| {
+                        sample.query[(i * sample.heads + head) * sample.dim + d]
+                            * sample.key[(j * sample.kv_heads + kv) * sample.dim + d]
                     });
-                    products.sum::<f64>() * of.scale
+                    products.sum::<f64>() * sample.scale
                 };
                 let d_weight = |j: usize| -> f64 {
-                    let products = (0..of.value_dim).map(|d| {
-                        gradient[(i * of.heads + head) * of.value_dim + d]
-                            * of.value[(j * of.kv_heads + kv) * of.value_dim + d]
+                    let products = (0..sample.value_dim).map(|d| {
+                        gradient[(i * sample.heads + head) * sample.value_dim + d]
+                            * sample.value[(j * sample.kv_heads + kv) * sample.value_dim + d]
                     });
                     products.sum()
                 };
@@ -314,9 +319,9 @@ mod tests {
                     ];
                     for (sums, value) in sums.iter_mut().zip(values) {
                         match (streaming, last) {
-                            (true, _) => sums.streaming += value / of.heads as f64,
-                            (false, true) => sums.last += value / of.heads as f64,
-                            (false, false) => sums.middle += value / of.heads as f64,
+                            (true, _) => sums.streaming += value / sample.heads as f64,
+                            (false, true) => sums.last += value / sample.heads as f64,
+                            (false, false) => sums.middle += value / sample.heads as f64,
                         }
                     }
                 }
@@ -336,7 +341,7 @@ mod tests {
     }
 
     fn three<R: SampleReal>(
-        of: &LayerSample<'_, R>,
+        sample: &LayerSample<'_, R>,
         sizes: TriangleMix,
         gradient: &[R],
     ) -> [PartSums; 3] {
@@ -345,7 +350,7 @@ mod tests {
             SampleMeasure::ScoreGradient(gradient),
             SampleMeasure::AttentionMass,
         ]
-        .map(|measure| of.parts(sizes, measure).unwrap())
+        .map(|measure| sample.parts(sizes, measure).unwrap())
     }
 
     proptest! {
@@ -363,19 +368,19 @@ mod tests {
             let value = numbers(seed ^ 2, tokens * kv_heads * value_dim);
             let gradient = numbers(seed ^ 3, tokens * heads * value_dim);
             let (query, key, value) = (&query[..], &key[..], &value[..]);
-            let of = LayerSample { tokens, heads, kv_heads, dim, value_dim, scale, query, key, value };
-            let want = naive(sizes, &of, &gradient);
-            for (got, want) in three(&of, sizes, &gradient).into_iter().zip(want) {
+            let sample = LayerSample { tokens, heads, kv_heads, dim, value_dim, scale, query, key, value };
+            let want = naive(sizes, &sample, &gradient);
+            for (got, want) in three(&sample, sizes, &gradient).into_iter().zip(want) {
                 prop_assert!(close(got, want, 1e-11), "{:?} {:?}", got, want);
             }
-            let narrow = |of: &[f64]| of.iter().map(|&x| x as f32).collect::<Vec<f32>>();
+            let narrow = |sample: &[f64]| sample.iter().map(|&x| x as f32).collect::<Vec<f32>>();
             let (query, key, value, gradient) = (narrow(query), narrow(key), narrow(value), narrow(&gradient));
             let (query, key, value) = (&query[..], &key[..], &value[..]);
-            let of = LayerSample { tokens, heads, kv_heads, dim, value_dim, scale, query, key, value };
-            for (got, want) in three(&of, sizes, &gradient).into_iter().zip(want) {
+            let sample = LayerSample { tokens, heads, kv_heads, dim, value_dim, scale, query, key, value };
+            for (got, want) in three(&sample, sizes, &gradient).into_iter().zip(want) {
                 prop_assert!(close(got, want, 1e-5), "{:?} {:?}", got, want);
             }
-            let mass = of.parts(sizes, SampleMeasure::AttentionMass).unwrap();
+            let mass = sample.parts(sizes, SampleMeasure::AttentionMass).unwrap();
             prop_assert!((mass.streaming + mass.last + mass.middle - 1.0).abs() < 1e-12);
         }
     }
@@ -383,7 +388,7 @@ mod tests {
     #[test]
     fn samples_that_do_not_fit_are_refused() {
         let (data, sizes) = ([0.5f32; 24], TriangleMix::new(1, 1, 1));
-        let of = LayerSample {
+        let sample = LayerSample {
             tokens: 3,
             heads: 2,
             kv_heads: 1,
@@ -395,18 +400,39 @@ mod tests {
             value: &data[..6],
         };
         let mass = SampleMeasure::AttentionMass;
-        assert!(of.parts(sizes, mass).is_ok());
-        let refused = |of: LayerSample<'_, f32>, measure, why: &str| {
-            let error = of.parts(sizes, measure).unwrap_err().to_string();
+        assert!(sample.parts(sizes, mass).is_ok());
+        let refused = |sample: LayerSample<'_, f32>, measure, why: &str| {
+            let error = sample.parts(sizes, measure).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
-        refused(LayerSample { tokens: 0, ..of }, mass, "tokens");
-        refused(LayerSample { tokens: 4, ..of }, mass, "[4, 2, 4]");
-        refused(LayerSample { kv_heads: 3, ..of }, mass, "kv_heads");
+        refused(
+            LayerSample {
+                tokens: 0,
+                ..sample
+            },
+            mass,
+            "tokens",
+        );
+        refused(
+            LayerSample {
+                tokens: 4,
+                ..sample
+            },
+            mass,
+            "[4, 2, 4]",
+        );
+        refused(
+            LayerSample {
+                kv_heads: 3,
+                ..sample
+            },
+            mass,
+            "kv_heads",
+        );
         refused(
             LayerSample {
                 dim: usize::MAX,
-                ..of
+                ..sample
             },
             mass,
             "query",
@@ -414,18 +440,33 @@ mod tests {
         refused(
             LayerSample {
                 scale: f64::NAN,
-                ..of
+                ..sample
             },
             mass,
             "scale",
         );
-        refused(of, SampleMeasure::WeightGradient(&data), "[3, 2, 2]");
+        refused(sample, SampleMeasure::WeightGradient(&data), "[3, 2, 2]");
         let mut key = [0.5f32; 12];
         key[7] = f32::NAN;
-        refused(LayerSample { key: &key, ..of }, mass, "at 7");
+        refused(
+            LayerSample {
+                key: &key,
+                ..sample
+            },
+            mass,
+            "at 7",
+        );
         let large = [f32::MAX; 24];
         let (query, key) = (&large[..], &large[..12]);
-        refused(LayerSample { query, key, ..of }, mass, "divide");
+        refused(
+            LayerSample {
+                query,
+                key,
+                ..sample
+            },
+            mass,
+            "divide",
+        );
     }
 
     /// Two tokens of one head of 8 elements, with a scale that makes large products small.
@@ -448,9 +489,9 @@ mod tests {
         let (query, mut key) = ([1e19f32; 16], [0f32; 16]);
         let value = [1f32; 16];
         key[8..12].copy_from_slice(&[-2e19, -2e19, 3e19, 3e19]);
-        let of = two_tokens(&query, &key, &value);
+        let sample = two_tokens(&query, &key, &value);
         let sizes = TriangleMix::new(0, 0, 0);
-        let sizes_of = |measure| of.parts(sizes, measure);
+        let sizes_of = |measure| sample.parts(sizes, measure);
         for measure in [
             SampleMeasure::AttentionMass,
             SampleMeasure::ScoreGradient(&value),
@@ -460,9 +501,9 @@ mod tests {
         }
         // The scores do not count here.
         assert!(sizes_of(SampleMeasure::WeightGradient(&value)).is_ok());
-        let wide = |of: &[f32]| of.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let wide = |sample: &[f32]| sample.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let (query, key, value) = (wide(&query), wide(&key), wide(&value));
-        let of = two_tokens(&query, &key, &value);
-        assert!(of.parts(sizes, SampleMeasure::AttentionMass).is_ok());
+        let sample = two_tokens(&query, &key, &value);
+        assert!(sample.parts(sizes, SampleMeasure::AttentionMass).is_ok());
     }
 }

@@ -136,13 +136,13 @@ impl<T: Number> WeightGradientSample<T> {
         let tiles = Tiles::of(self, BYTES / 2 / size_of::<T>());
         let parts = Parts::new(sizes, self.tokens);
         let products: Vec<Product> = tiles.products().collect();
-        let mut plans: Vec<Planned> = Vec::new();
+        let mut plans: Vec<ProductPlan> = Vec::new();
         let room = tiles.elements();
         let mut cells = Vec::new();
         let mut sums = PartSums::default();
         // One of the two is computed and copied while the other one is summed up.
         let mut spare = [None, None];
-        let mut running: Option<Running<'_, T>> = None;
+        let mut running: Option<QueuedProduct<'_, T>> = None;
         for (product, half) in products.iter().zip([0, 1].into_iter().cycle()) {
             let (buffer, host) = match spare.get_mut(half).and_then(Option::take) {
                 Some(both) => both,
@@ -180,31 +180,35 @@ impl<T: Number> WeightGradientSample<T> {
     fn start<'p>(
         &self,
         stream: &Stream,
-        of: &'p Product,
-        plans: &mut Vec<Planned>,
+        product: &'p Product,
+        plans: &mut Vec<ProductPlan>,
         buffer: DeviceBuffer<T>,
         host: HostBuffer<T>,
-    ) -> Result<Running<'p, T>> {
-        let gradient = self.output_gradient.narrow(0, of.rows.clone())?;
-        let gradient = gradient.narrow(1, of.heads.clone())?.permute([1, 0, 2])?;
-        let value = self.value.narrow(0, of.keys.clone())?;
-        let value = value.narrow(1, of.kv_heads.clone())?.permute([1, 2, 0])?;
-        let shape = [of.heads.len(), of.rows.len(), of.keys.len()];
+    ) -> Result<QueuedProduct<'p, T>> {
+        let gradient = self.output_gradient.narrow(0, product.rows.clone())?;
+        let gradient = gradient
+            .narrow(1, product.heads.clone())?
+            .permute([1, 0, 2])?;
+        let value = self.value.narrow(0, product.keys.clone())?;
+        let value = value
+            .narrow(1, product.kv_heads.clone())?
+            .permute([1, 2, 0])?;
+        let shape = [product.heads.len(), product.rows.len(), product.keys.len()];
         let known = plans.iter().position(|planned| planned.shape == shape);
         let at = match known {
             Some(at) => at,
             None => {
                 let plan = self.product.plan((&gradient, &value))?;
-                plans.push(Planned { shape, plan });
+                plans.push(ProductPlan { shape, plan });
                 plans.len() - 1
             }
         };
         let mut out = Tensor::from_buffer(&buffer, shape)?;
-        let Planned { plan, .. } = &plans[at];
+        let ProductPlan { plan, .. } = &plans[at];
         plan.launch_into(stream, (&gradient, &value), &mut out)?;
         let whole = Tensor::from_buffer(&buffer, [host.len()])?;
-        Ok(Running {
-            of,
+        Ok(QueuedProduct {
+            product,
             transfer: whole.download_async(stream, host)?,
             buffer,
         })
@@ -212,7 +216,7 @@ impl<T: Number> WeightGradientSample<T> {
 }
 
 /// A plan, for products of one shape.
-struct Planned {
+struct ProductPlan {
     shape: [usize; 3],
     plan: BatchMatMulPlan,
 }
@@ -227,13 +231,13 @@ struct Product {
 }
 
 /// A product that was queued.
-struct Running<'p, T: Number> {
-    of: &'p Product,
+struct QueuedProduct<'p, T: Number> {
+    product: &'p Product,
     transfer: Transfer<T>,
     buffer: DeviceBuffer<T>,
 }
 
-impl<T: Number> Running<'_, T> {
+impl<T: Number> QueuedProduct<'_, T> {
     /// Waits for the product, adds it up, and gives its memory back.
     fn finish(
         self,
@@ -244,7 +248,7 @@ impl<T: Number> Running<'_, T> {
         let host = self.transfer.wait()?;
         let Product {
             heads, rows, keys, ..
-        } = self.of;
+        } = self.product;
         let each_row = heads.clone().flat_map(|_| rows.clone());
         for (row, products) in each_row.zip(host.chunks(keys.len())) {
             cells.clear();
@@ -305,8 +309,8 @@ impl Tiles {
             groups,
             ..
         } = self;
-        let cut = move |of: usize, step: usize| {
-            let firsts = (0..of).step_by(step.max(1));
+        let cut = move |count: usize, step: usize| {
+            let firsts = (0..count).step_by(step.max(1));
             firsts.map(move |first| first..first.saturating_add(step).min(tokens))
         };
         (0..groups).flat_map(move |group| {

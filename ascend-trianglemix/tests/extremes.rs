@@ -10,13 +10,13 @@ use ascend_attention::{Error, Result, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused,
+    FusedAttention,
 };
 use ascend_testing::draw::Draw;
 use ascend_testing::limits::{Call, Limited, device, stream, try_all};
 use ascend_trianglemix::{
-    TriangleForecast, TriangleGate, TriangleLayers, TriangleMasks, TriangleMixPrefill,
-    TrianglePrefill, TriangleProbe,
+    TriangleForecast, TriangleLayers, TriangleMasks, TriangleMixBackend, TrianglePrefill,
+    TriangleProbe, TriangleThresholds,
 };
 
 #[global_allocator]
@@ -27,8 +27,8 @@ fn ask_device<T>(made: Result<T>) {
     drop(made);
 }
 
-fn gate(draw: &mut Draw) -> TriangleGate {
-    TriangleGate {
+fn thresholds(draw: &mut Draw) -> TriangleThresholds {
+    TriangleThresholds {
         min_sparse_rows: draw.usize(),
         min_saved_pairs: u128::from(draw.u64()),
     }
@@ -71,7 +71,7 @@ const CALLS: &[Call] = &[
         let prefill = TrianglePrefill {
             shape: AttentionShape::new(1, 1, 64),
             sizes: draw.triangle().0,
-            gate: gate(draw),
+            thresholds: thresholds(draw),
         };
         let any = draw.usize();
         let first_row = draw.of(&[0, 1, 2, any]);
@@ -89,7 +89,7 @@ const CALLS: &[Call] = &[
         let prefill = TrianglePrefill {
             shape: AttentionShape::new(draw.of(&[1, 2, kv_heads]), kv_heads, dim),
             sizes: draw.triangle().0,
-            gate: gate(draw),
+            thresholds: thresholds(draw),
         };
         let block = NonZeroU64::new(draw.u64()).unwrap_or(NonZeroU64::MIN);
         let sparse = TriangleLayers::first(2).unwrap();
@@ -108,12 +108,12 @@ const CALLS: &[Call] = &[
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap();
         let settings = BatchSettings::of(&cache, Causality::Causal);
-        let triangle = TriangleMixPrefill {
+        let triangle = TriangleMixBackend {
             layers: TriangleLayers::first(2).unwrap(),
             sizes: draw.triangle().0,
-            gate: gate(draw),
+            thresholds: thresholds(draw),
         };
-        let backends = Backends::none().with(triangle.clone()).with(Fused);
+        let backends = Backends::none().with(triangle.clone()).with(FusedAttention);
         let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
         let numbers = draw.few(|draw| [draw.usize(), draw.usize(), draw.usize()]);
         let requests = numbers.iter().map(|[cached, new, prompt]| {

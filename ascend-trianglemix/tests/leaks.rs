@@ -5,25 +5,29 @@
 
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Stream, bf16};
-use ascend_serving::{Backends, Fused, Result};
+use ascend_serving::{Backends, FusedAttention, Result};
 use ascend_testing::faults::{DIM, HEADS, Pools, nothing_is_left, ones, schedule, shape};
 use ascend_testing::harness;
-use ascend_trianglemix::{TriangleGate, TriangleLayers, TriangleMixPrefill, TrianglePrefill};
+use ascend_trianglemix::{TriangleLayers, TriangleMixBackend, TrianglePrefill, TriangleThresholds};
 
 fn steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let triangle = TriangleMixPrefill {
+    let triangle = TriangleMixBackend {
         layers: TriangleLayers::first(1).unwrap(),
         sizes: TriangleMix::new(4, 16, 8),
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
-    schedule(stream, pools, Backends::none().with(triangle).with(Fused))
+    schedule(
+        stream,
+        pools,
+        Backends::none().with(triangle).with(FusedAttention),
+    )
 }
 
 fn prefills(stream: &Stream, _: &mut Pools) -> Result<()> {
     let prefill = TrianglePrefill {
         shape: shape(),
         sizes: TriangleMix::new(4, 16, 8),
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [90, 1, DIM])?;

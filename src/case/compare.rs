@@ -133,9 +133,9 @@ mod tests {
     #[test]
     fn an_error_that_no_element_shows_alone_fails_as_a_whole() {
         let (got, want) = ([1.1, -0.9, f32::NAN], [1.0, -1.0, f32::NAN]);
-        let of = |most| Comparison::new("attention_out", &got, &want, TOLERANCE, most);
-        assert!((of(None).rms - 0.1).abs() < 1e-6 && of(None).passed());
-        assert!(of(Some(0.11)).passed() && !of(Some(0.09)).passed());
+        let compared = |most| Comparison::new("attention_out", &got, &want, TOLERANCE, most);
+        assert!((compared(None).rms - 0.1).abs() < 1e-6 && compared(None).passed());
+        assert!(compared(Some(0.11)).passed() && !compared(Some(0.09)).passed());
         let zeros = Comparison::new("attention_out", &[0.1], &[0.0], TOLERANCE, Some(1.0));
         assert!(!zeros.passed());
         let wrong = Comparison::new("attention_out", &[f32::NAN], &[1.0], TOLERANCE, Some(1.0));

@@ -75,7 +75,7 @@ mod outcome;
 mod run;
 
 pub use crate::case_file::{
-    AttentionCase, Case, CaseArguments, CaseError, CaseTensor, Expect, MaskKind, OperatorCall,
+    AttentionCase, Case, CaseArguments, CaseError, CaseTensor, Expect, MaskSource, OperatorCall,
     Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Recorder, Tolerance, read_file,
     read_tensors, record_calls, tentatively, write_file,
 };

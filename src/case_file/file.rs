@@ -11,7 +11,7 @@ use super::header::Header;
 use super::metadata;
 use super::stored;
 use super::tensor::CaseTensor;
-use super::{Case, CaseArguments, CaseError, MaskKind, is_input};
+use super::{Case, CaseArguments, CaseError, MaskSource, is_input};
 
 impl Case {
     /// Most bytes of a case file.
@@ -52,7 +52,7 @@ impl Case {
         });
         let kind = metadata::value(&header.metadata, "atten_mask_kind");
         if kind.is_none() && !case.arguments.tensors("atten_mask").is_empty() {
-            case.mask = MaskKind::Tensor;
+            case.mask = MaskSource::Tensor;
         }
         case.consistent()?;
         Ok(case)

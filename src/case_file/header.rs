@@ -15,7 +15,7 @@ use super::error::CaseError;
 
 /// Key of the free-form part of a file's header.
 const METADATA: &str = "__metadata__";
-/// Bytes of the number that stands before the header.
+/// Bytes of the number in front of the header.
 const PREFIX: usize = 8;
 
 /// Names and values of a header, in the order of the file, and where the data begins.

@@ -1,4 +1,4 @@
-//! JSON: descriptions of tensors, and objects in which no name stands twice.
+//! JSON: descriptions of tensors, and objects in which no name occurs twice.
 
 use std::collections::BTreeSet;
 use std::fmt;

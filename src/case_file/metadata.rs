@@ -7,7 +7,7 @@ use ascend_spec::operator::{Kind, OwnedValue, ParameterInfo, Value};
 use ascend_spec::{Cann, DType};
 
 use super::stored::{STORED, Stored};
-use super::{Case, CaseError, Expect, MaskKind, Tolerance};
+use super::{Case, CaseError, Expect, MaskSource, Tolerance};
 
 const FORMAT: &str = "ascend-attention-case";
 const VERSION: &str = "1";
@@ -206,10 +206,10 @@ const GROUP: CaseError =
     CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
 
 /// Mask kinds with their names in files.
-const MASK_KINDS: [(MaskKind, &str); 3] = [
-    (MaskKind::None, "none"),
-    (MaskKind::Tensor, "tensor"),
-    (MaskKind::Compressed, "compressed"),
+const MASK_KINDS: [(MaskSource, &str); 3] = [
+    (MaskSource::None, "none"),
+    (MaskSource::Tensor, "tensor"),
+    (MaskSource::Compressed, "compressed"),
 ];
 
 /// Whether cases of an operator have a key.

@@ -53,7 +53,7 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     /// and writes in part ([`DeclaredOperator::keeps_elements`]): these have what they hold before the call.
     pub arguments: A,
     /// Where the mask comes from.
-    pub mask: MaskKind,
+    pub mask: MaskSource,
     /// Whether the call should run or be refused.
     pub expect: Expect,
     /// Expected outputs by name (FLOAT, NaN where not specified).
@@ -152,7 +152,7 @@ impl CaseArguments for Arguments<CaseTensor> {
 /// Where the mask of a case comes from (`atten_mask_kind`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum MaskKind {
+pub enum MaskSource {
     /// There is no mask.
     #[default]
     None,
@@ -369,7 +369,7 @@ impl<A: CaseArguments> Case<A> {
 
     /// The mask that the reader makes, if it makes one.
     pub(crate) fn template(&self) -> Option<CompressedMask> {
-        let compressed = self.mask == MaskKind::Compressed;
+        let compressed = self.mask == MaskSource::Compressed;
         compressed
             .then(|| compressed_mask(&self.arguments.by_name()))
             .flatten()
@@ -434,14 +434,16 @@ impl<A: CaseArguments> Case<A> {
         });
         self.named_target().released()?;
         match (self.mask, is_missing("atten_mask")) {
-            (MaskKind::Tensor, true) => return Err(CaseError::MissingTensor("atten_mask".into())),
-            (MaskKind::None | MaskKind::Compressed, false) => {
+            (MaskSource::Tensor, true) => {
+                return Err(CaseError::MissingTensor("atten_mask".into()));
+            }
+            (MaskSource::None | MaskSource::Compressed, false) => {
                 return wrong(
                     "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave \
                      out the other",
                 );
             }
-            (MaskKind::Compressed, true) if self.template().is_none() => {
+            (MaskSource::Compressed, true) if self.template().is_none() => {
                 return wrong(
                     "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the \
                      tensor `atten_mask`, or use modes 2 to 4, in training also 6 to 8",

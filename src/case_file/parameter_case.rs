@@ -378,7 +378,7 @@ fn single(operator: DeclaredOperator) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ascend_spec::operator::Value as Given;
+    use ascend_spec::operator::Value as ArgumentValue;
     use ascend_spec::ops::fused_infer_attention_score::Version;
 
     use super::*;
@@ -474,7 +474,7 @@ mod tests {
         );
         assert_eq!(case.arguments.tensors("attn_out").len(), 1);
         let layout = case.arguments.value("input_softmax_layout");
-        assert_eq!(layout, Some(Given::Text(Some(""))));
+        assert_eq!(layout, Some(ArgumentValue::Text(Some(""))));
         let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
         assert_eq!(again, case);
         for (from, to, says) in [

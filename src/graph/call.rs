@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ascend_sys::{Api, bindings as sys};
 
-use crate::attention::{Bound, CallLengths, Cumulative, FusedInferAttention, Plan, Reading};
+use crate::attention::{
+    CallLengths, Cumulative, FusedInferAttention, OwnedBindings, Plan, Reading,
+};
 use crate::error::{Result, acl};
 use ascend_spec::Violation;
 
@@ -52,7 +54,7 @@ pub(super) struct Varying {
     call: FusedInferAttention,
     longest: Longest,
     /// Tensors to plan with.
-    bound: Bound,
+    bound: OwnedBindings,
     /// Workspace that every launch has.
     workspace_bytes: usize,
 }
@@ -62,7 +64,7 @@ impl Varying {
     pub(super) fn new(
         call: &FusedInferAttention,
         longest: CallLengths<'_>,
-        bound: Bound,
+        bound: OwnedBindings,
     ) -> Result<(Self, Plan)> {
         let plan = longest
             .apply(call.clone())
@@ -85,7 +87,7 @@ impl Varying {
         call: &FusedInferAttention,
         rows: &Cumulative,
         limits: KeyLimits,
-        bound: Bound,
+        bound: OwnedBindings,
     ) -> Result<(Self, Plan)> {
         let mut extremes = limits.extremes(rows)?.into_iter();
         let first = extremes.next().unwrap_or_default();
@@ -175,7 +177,7 @@ impl Longest {
 pub(super) struct Launched {
     /// Index of the call among the graph's.
     pub(super) call: usize,
-    bound: Bound,
+    bound: OwnedBindings,
     workspace: Option<Arc<Memory>>,
     group: Group,
     pub(super) event: ExternalEvent,
@@ -193,7 +195,7 @@ unsafe impl Sync for Group {}
 impl Launched {
     pub(super) fn new(
         call: usize,
-        bound: Bound,
+        bound: OwnedBindings,
         workspace: Option<Arc<Memory>>,
         group: Group,
         event: ExternalEvent,
@@ -293,7 +295,7 @@ mod tests {
         let keys = PerRequest::new(vec![64]).unwrap();
         let longest = CallLengths::Batched { q: None, kv: &keys };
         let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
-        let bound = Bound::of(&inputs.tensors()).unwrap();
+        let bound = OwnedBindings::of(&inputs.tensors()).unwrap();
         let (mut varying, plan) = Varying::new(&call, longest, bound).unwrap();
         assert!(plan.workspace_bytes() > 0);
         assert!(varying.plan(longest).is_ok());

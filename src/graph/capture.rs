@@ -9,7 +9,8 @@ use std::sync::Arc;
 use ascend_sys::{Api, bindings as sys};
 
 use crate::attention::{
-    Bound, CallLengths, CallTensors, Cumulative, FusedInferAttention, Inputs, Launch, Output, Plan,
+    CallLengths, CallTensors, Cumulative, FusedInferAttention, Inputs, Launch, Output,
+    OwnedBindings, Plan,
 };
 use crate::error::{Error, Result, acl};
 use crate::memory::Element;
@@ -215,10 +216,10 @@ impl<'a> Capturing<'a> {
     fn planned(
         &self,
         tensors: CallTensors<'_>,
-        plan: impl FnOnce(Bound) -> Result<(Varying, Plan)>,
+        plan: impl FnOnce(OwnedBindings) -> Result<(Varying, Plan)>,
     ) -> Result<CapturedCall> {
         tensors.visit(|argument, tensor| tensor.on(argument.name(), self.stream.context()))?;
-        let planned = plan(Bound::of(&tensors)?)?;
+        let planned = plan(OwnedBindings::of(&tensors)?)?;
         let mut calls = self.calls.borrow_mut();
         let index = calls.len();
         calls.push(planned);
@@ -261,7 +262,7 @@ impl<'a> Capturing<'a> {
         };
         let stream = self.stream;
         let event = ExternalEvent::new(stream.context())?;
-        let bound = Bound::of(launch)?;
+        let bound = OwnedBindings::of(launch)?;
         // The workspace that the updates need comes first: the launch itself can use it too.
         let workspace = match varying.workspace_bytes() {
             0 => None,

@@ -191,7 +191,8 @@ impl MaskCache {
             }
             let made = self.make(device, key, least, making.grown_from);
             let mut state = lock(&self.0);
-            let own = |slot: &Slot| matches!(slot, Slot::Making(of) if Arc::ptr_eq(of, &pending));
+            let own =
+                |slot: &Slot| matches!(slot, Slot::Making(other) if Arc::ptr_eq(other, &pending));
             let is_own = state.slots.get(key).is_some_and(own);
             let (tensor, kept) = match made {
                 Ok(made) => made,

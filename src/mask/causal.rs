@@ -48,7 +48,7 @@ impl Masks<'_> {
     /// decoding of every length.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal(&self, origin: CausalOrigin) -> Result<Mask> {
         self.mode(origin.mode())
     }
@@ -57,7 +57,7 @@ impl Masks<'_> {
     /// sparse mode 3 with the INT8 template, as in vLLM-Ascend.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn chunked_prefill(&self) -> Result<Mask> {
         self.causal(CausalOrigin::RightDown)
     }
@@ -66,7 +66,7 @@ impl Masks<'_> {
     /// is not causal.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn pooling(&self, causal: bool) -> Result<Mask> {
         if !causal {
             return Ok(self.bidirectional());
@@ -80,7 +80,8 @@ impl Masks<'_> {
     /// it is NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
     ///
     /// # Errors
-    /// Those of an upload; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that no mask has.
+    /// As for [`Stream::upload`](crate::Stream::upload); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type
+    /// that no mask has.
     pub fn mla(&self, dtype: ascend_spec::DType) -> Result<AnyTensor> {
         self.mla_matrix(match dtype {
             ascend_spec::DType::Float16 => MaskForm::infinite(dtype)?,
@@ -91,7 +92,7 @@ impl Masks<'_> {
     /// The causal mask `[512, 512]` of latent attention in any form.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn mla_matrix(&self, form: MaskForm) -> Result<AnyTensor> {
         self.causal_matrix(CausalOrigin::LeftUp, 512, 512, form)
     }
@@ -99,7 +100,7 @@ impl Masks<'_> {
     /// A full causal mask as a contiguous tensor `[rows, keys]` of its own. For operators without sparse modes.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal_matrix(
         &self,
         origin: CausalOrigin,
@@ -116,7 +117,7 @@ impl Masks<'_> {
     /// [`Masks::causal_full`], for other operators that need packed elements [`Masks::causal_matrix`].
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal_view(
         &self,
         origin: CausalOrigin,
@@ -139,7 +140,7 @@ impl Masks<'_> {
     /// It takes `Sq * Skv` bytes where [`Masks::causal`] takes 4 MiB and less time: it is for comparisons.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal_full(&self, origin: CausalOrigin, rows: usize, keys: usize) -> Result<Mask> {
         let form = self.form();
         match self.causal_rows(origin, rows, keys, form, Mask::all_mask)? {

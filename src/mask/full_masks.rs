@@ -21,7 +21,7 @@ impl Masks<'_> {
     /// ([`HostMask::from_elements`]). The operator takes flags: other forms become INT8. It is not cached.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn custom(&self, mask: &HostMask) -> Result<Mask> {
         let tensor = if mask.form().size() == 1 {
             upload(self.device, mask)?
@@ -34,7 +34,7 @@ impl Masks<'_> {
     /// Any mask as a tensor in its own form, for operators that take it so.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn custom_matrix(&self, mask: &HostMask) -> Result<AnyTensor> {
         upload(self.device, mask)
     }
@@ -45,7 +45,7 @@ impl Masks<'_> {
     /// operators have no mode for it, so it is a full tensor of `rows * keys` bytes for sparse mode 1.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn prefix(&self, prefix: usize, rows: usize, keys: usize) -> Result<Mask> {
         let tensor = self.prefix_matrix(prefix, rows, keys, self.form())?;
         Ok(Mask::all_mask(tensor))
@@ -56,7 +56,7 @@ impl Masks<'_> {
     /// whatever the prefix.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn prefix_matrix(
         &self,
         prefix: usize,
@@ -77,7 +77,7 @@ impl Masks<'_> {
     /// [`LocalChunks::virtual_sequences`].
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn local(&self, chunk: NonZeroU64, rows: usize, keys: usize) -> Result<Mask> {
         let content = Content::Local(LocalChunks::new(chunk, rows as u64, keys as u64));
         let form = self.form();
@@ -104,7 +104,7 @@ impl Masks<'_> {
     /// The mask of one rank for sparse mode 1. It changes with every step, so that it is not cached.
     ///
     /// # Errors
-    /// Those of an upload, and of [`HostMask::context_parallel`].
+    /// As for [`Stream::upload`](crate::Stream::upload) and [`HostMask::context_parallel`].
     pub fn context_parallel(
         &self,
         sequences: &[RankRows],

@@ -52,7 +52,7 @@ impl<'a> Masks<'a> {
     /// diagonal.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn compressed(&self) -> Result<Tensor<i8>> {
         self.template(CompressedMask::Causal, MaskForm::INT8)?
             .typed()
@@ -62,7 +62,7 @@ impl<'a> Masks<'a> {
     /// `[3072, 2048]` for mode 6. Inference operators take BOOL, INT8 and UINT8, training operators BOOL and UINT8.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn template(&self, template: CompressedMask, form: MaskForm) -> Result<AnyTensor> {
         let content = Content::Template(template);
         self.get(MaskKey { content, form }, 0, AnyTensor::clone)
@@ -86,7 +86,7 @@ impl<'a> Masks<'a> {
     /// tensor `[rows, keys]` for sparse mode 1.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn geometry(&self, geometry: MaskGeometry) -> Result<Mask> {
         let content = Content::Geometry(geometry);
         let form = self.form();

@@ -76,7 +76,7 @@ impl Masks<'_> {
     /// with the compressed mask and the operator's own numbers, `pre_tokens + next_tokens + 1` keys a row.
     ///
     /// # Errors
-    /// Those of an upload. A band without keys breaks a rule when the call is planned.
+    /// As for [`Stream::upload`](crate::Stream::upload). A band without keys breaks a rule when the call is planned.
     pub fn band(&self, pre_tokens: i64, next_tokens: i64) -> Result<Mask> {
         let mask = self.mode(SparseMode::Band)?;
         Ok(mask.window(pre_tokens, next_tokens))
@@ -86,7 +86,7 @@ impl Masks<'_> {
     /// gpt-oss.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn sliding_window(&self, window: SlidingWindow) -> Result<Mask> {
         self.band(window.pre_tokens(), 0)
     }

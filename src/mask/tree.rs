@@ -20,7 +20,7 @@ impl Masks<'_> {
     /// for the walk that accepts drafts, are `CustomMask` and `DraftTree` of `ascend-serving`.
     ///
     /// # Errors
-    /// Those of an upload, and of [`HostMask::stack`].
+    /// As for [`Stream::upload`](crate::Stream::upload) and [`HostMask::stack`].
     pub fn tree(&self, trees: &[TreeGeometry<'_>], rows: usize, keys: usize) -> Result<Mask> {
         let mask = HostMask::stack(trees, rows, keys, self.form())?;
         Ok(Mask::all_mask(upload(self.device, &mask)?))
@@ -69,7 +69,7 @@ impl Masks<'_> {
     /// ```
     ///
     /// # Errors
-    /// Those of an upload, and of [`HostMask::stack`].
+    /// As for [`Stream::upload`](crate::Stream::upload) and [`HostMask::stack`].
     pub fn drafts(&self, trees: &[&TokenTree], rows: usize) -> Result<Mask> {
         let alone: Vec<_> = trees.iter().map(|tree| tree.behind(0)).collect();
         let mask = HostMask::stack(&alone, rows, rows, self.form())?;
@@ -82,7 +82,7 @@ impl Masks<'_> {
     /// A request has as many query rows as its tree has tokens.
     ///
     /// # Errors
-    /// Those of an upload, and of [`HostMask::of`].
+    /// As for [`Stream::upload`](crate::Stream::upload) and [`HostMask::of`].
     pub fn packed_drafts(&self, trees: &[&TokenTree]) -> Result<Mask> {
         let square = |tree: &&TokenTree| tree.len().saturating_mul(tree.len());
         let elements = trees.iter().map(square).fold(0, usize::saturating_add);

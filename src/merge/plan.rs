@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::ops::attention_update::{self, Given};
+use crate::ops::attention_update::{self, LaunchTensors};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -185,20 +185,20 @@ impl MergeState {
             .fix("bring the output and the log-sum-exps of one call")
         };
         let heads = lse.shape.get(1).copied().ok_or_else(refused)?;
-        let of = self.layout.output().extents(&out.shape, heads);
-        let of = of.filter(|of| self.layout.lse_shape(*of) == lse.shape);
-        let of = of.ok_or_else(refused)?;
+        let extents = self.layout.output().extents(&out.shape, heads);
+        let extents = extents.filter(|extents| self.layout.lse_shape(*extents) == lse.shape);
+        let extents = extents.ok_or_else(refused)?;
         let count = lse.elements().and_then(|rows| i64::try_from(rows).ok());
         let count = count.ok_or_else(refused)?;
         let flat = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).ok_or_else(refused);
         Ok(Rows {
-            out: flat(out.dtype, &[count, of.dim])?,
+            out: flat(out.dtype, &[count, extents.dim])?,
             lse: flat(lse.dtype, &[count])?,
         })
     }
 
     /// The parts as the rows that the operator takes.
-    fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<Given> {
+    fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<LaunchTensors> {
         let flat = |tensor: &AnyTensor, desc: &TensorDesc| {
             let shape = desc
                 .shape
@@ -213,7 +213,7 @@ impl MergeState {
         for part in parts {
             tensors.push(flat(part.attention, &rows.out)?);
         }
-        Ok(Given {
+        Ok(LaunchTensors {
             outputs: 0,
             tensors,
         })
@@ -419,7 +419,7 @@ impl MergeOperation {
         lse: impl Iterator<Item = Result<AnyTensor>>,
         output: &Output<T>,
         lse_out: &Tensor<f32>,
-    ) -> Result<Given> {
+    ) -> Result<LaunchTensors> {
         let (rows, dim) = (self.problem.rows, self.problem.dim);
         let mut given = SmallVec::new();
         given.push(output.attention.reshape([rows, dim])?.into());
@@ -430,7 +430,7 @@ impl MergeOperation {
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
-        Ok(Given {
+        Ok(LaunchTensors {
             outputs: 2,
             tensors: given,
         })
@@ -452,8 +452,9 @@ impl MergeOperation {
             all.push(lse);
         }
         let none = |row: &usize| {
-            let of = |lse: &Vec<f32>| lse.get(*row).copied();
-            all.iter().all(|lse| of(lse) == Some(f32::NEG_INFINITY))
+            let lse_of_row = |lse: &Vec<f32>| lse.get(*row).copied();
+            all.iter()
+                .all(|lse| lse_of_row(lse) == Some(f32::NEG_INFINITY))
         };
         let empty: Vec<usize> = (0..self.problem.rows).filter(none).collect();
         if let Some(first) = all.first_mut() {

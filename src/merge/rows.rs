@@ -205,11 +205,11 @@ fn fill(
     lse_out: &TensorDesc,
     rows: usize,
 ) -> Result<How> {
-    let tensor = |of: &TensorDesc| {
+    let tensor = |like: &TensorDesc| {
         let rows = i64::try_from(rows).unwrap_or(i64::MAX);
         AnyTensor::empty(
             context,
-            TensorDesc::packed(of.dtype, of.shape.with(0, rows)),
+            TensorDesc::packed(like.dtype, like.shape.with(0, rows)),
         )
     };
     let (zeros, lse) = (tensor(out)?, tensor(lse_out)?);
@@ -228,8 +228,8 @@ impl Operation for RowMergeOperation {
     type Parameter = Parameter;
 
     fn output<T: Element>(&self, plan: &RowMergePlan) -> Result<Output<T>> {
-        let new = |of: &TensorDesc| {
-            AnyTensor::empty(plan.context(), TensorDesc::packed(of.dtype, of.shape))
+        let new = |like: &TensorDesc| {
+            AnyTensor::empty(plan.context(), TensorDesc::packed(like.dtype, like.shape))
         };
         Ok(Output {
             attention: new(&self.out)?.typed()?,
@@ -238,11 +238,11 @@ impl Operation for RowMergeOperation {
     }
 
     fn workspace_bytes(&self, _: &RowMergePlan) -> usize {
-        let of = |run: &Run| match &run.how {
+        let workspace_bytes = |run: &Run| match &run.how {
             How::Merge(_, plan) => plan.workspace_bytes(),
             How::Copy(_) | How::Fill(_) => 0,
         };
-        self.runs.iter().map(of).max().unwrap_or(0)
+        self.runs.iter().map(workspace_bytes).max().unwrap_or(0)
     }
 
     fn launch<T: Element>(
@@ -281,11 +281,11 @@ impl Operation for RowMergeOperation {
                     plan.launch_into(queue, cut.as_slice(), &mut output)?;
                 }
                 How::Copy(part) => {
-                    let of = cut(1 << part, rows, parts)?;
+                    let copied = cut(1 << part, rows, parts)?;
                     for Cut {
                         attention: from,
                         softmax_lse,
-                    } in &of
+                    } in &copied
                     {
                         attention.copy_from(queue, from)?;
                         lse.copy_from(queue, softmax_lse)?;

@@ -58,12 +58,12 @@ impl AllowedLints {
 
 /// The lints of the operator with these versions.
 pub(crate) fn lints_of<V: DeclaredVersion>() -> impl Iterator<Item = &'static Rule> {
-    let of = |rule: &Rule| {
+    let is_of_operator = |rule: &Rule| {
         V::ALL
             .iter()
             .any(|version| Some(version.info()) == rule.since)
     };
-    every_rule().filter(move |rule| rule.level == Level::Lint && of(rule))
+    every_rule().filter(move |rule| rule.level == Level::Lint && is_of_operator(rule))
 }
 
 /// The lint that has this id.

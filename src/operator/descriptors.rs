@@ -97,19 +97,22 @@ impl<P: Parameter> Descriptors<P> {
     }
 
     /// Sets the numbers of the descriptors to those that the entry point `of` gives their parameters.
-    pub(crate) fn number(&mut self, of: EntryPoint<P>) {
+    pub(crate) fn number(&mut self, entry: EntryPoint<P>) {
         for tensor in &mut self.tensors {
-            tensor.numbers = Numbers::of(tensor.parameter, of);
+            tensor.numbers = Numbers::of(tensor.parameter, entry);
         }
         for list in &mut self.lists {
-            list.numbers = Numbers::of(list.parameter, of);
+            list.numbers = Numbers::of(list.parameter, entry);
         }
     }
 
     /// The numbers of a tensor or a list.
     pub(super) fn numbers(&self, parameter: P) -> Numbers {
-        let tensor = self.tensors.iter().find(|of| of.parameter == parameter);
-        let list = || self.lists.iter().find(|of| of.parameter == parameter);
+        let tensor = self
+            .tensors
+            .iter()
+            .find(|entry| entry.parameter == parameter);
+        let list = || self.lists.iter().find(|entry| entry.parameter == parameter);
         let numbers = tensor.map(|tensor| tensor.numbers);
         numbers
             .or_else(|| Some(list()?.numbers))
@@ -118,13 +121,16 @@ impl<P: Parameter> Descriptors<P> {
 
     /// A tensor; null if the call has none.
     pub(crate) fn tensor(&self, parameter: P) -> *mut aclTensor {
-        let given = self.tensors.iter().find(|of| of.parameter == parameter);
+        let given = self
+            .tensors
+            .iter()
+            .find(|entry| entry.parameter == parameter);
         given.map_or(ptr::null_mut(), |tensor| tensor.raw.as_ptr())
     }
 
     /// A list; null if the call has none.
     pub(crate) fn list(&self, parameter: P) -> *mut aclTensorList {
-        let given = self.lists.iter().find(|of| of.parameter == parameter);
+        let given = self.lists.iter().find(|entry| entry.parameter == parameter);
         given.map_or(ptr::null_mut(), |list| list.raw.as_ptr())
     }
 

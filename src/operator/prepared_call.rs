@@ -26,7 +26,7 @@ pub(crate) struct PreparedCall<P> {
     context: Arc<Context>,
     function: &'static str,
     /// The tensors that each launch provides, outputs first.
-    planned: Vec<Planned<P>>,
+    planned: Vec<PlannedTensor<P>>,
     /// The tensors that stay the same for all launches, with their addresses.
     fixed: SmallVec<[(P, AnyTensor, Range<usize>); 1]>,
     workspace_bytes: usize,
@@ -41,14 +41,14 @@ struct Work<P> {
 }
 
 /// A tensor that each launch provides.
-struct Planned<P> {
+struct PlannedTensor<P> {
     argument: Argument<P>,
     desc: TensorDesc,
     /// Bytes from the tensor's address to the end of its last element.
     bytes: usize,
 }
 
-impl<P> Planned<P> {
+impl<P> PlannedTensor<P> {
     fn new((argument, desc): (Argument<P>, &TensorDesc)) -> Self {
         Self {
             argument,
@@ -67,7 +67,7 @@ struct State<P> {
 
 /// The tensors of a launch that are as planned, and where it goes.
 #[must_use = "nothing is launched until queued"]
-pub(crate) struct Checked<'l, P, Q, T> {
+pub(crate) struct CheckedLaunch<'l, P, Q, T> {
     call: &'l PreparedCall<P>,
     queue: &'l Q,
     tensors: &'l T,
@@ -102,13 +102,14 @@ impl<P: Parameter> PreparedCall<P> {
         } = phase_one(api, &mut descriptors)?;
         // SAFETY: the caller made the executor of these descriptors.
         let executor = unsafe { Executor::new(context, phases.name, executor, descriptors) }?;
-        let of = |tensor: &Addressed<P>| Planned::new((tensor.argument, &tensor.desc));
+        let planned_tensor =
+            |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
         let addresses = tensors.iter().map(|tensor| Some(tensor.address.addr()));
         let addressed = usize::try_from(workspace_bytes);
         Ok(Self {
             context: Arc::clone(context),
             function: phases.name,
-            planned: tensors.iter().map(of).collect(),
+            planned: tensors.iter().map(planned_tensor).collect(),
             fixed: fixed
                 .iter()
                 .map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses()))
@@ -148,7 +149,7 @@ impl<P: Parameter> PreparedCall<P> {
             fixed.any(|(parameter, _)| argument.parameter == *parameter)
         };
         let given = call.each_tensor();
-        let tensors = standing_in(given.filter(|(of, _)| !is_fixed(*of)), stand_in);
+        let tensors = standing_in(given.filter(|(argument, _)| !is_fixed(*argument)), stand_in);
         // SAFETY: the caller of this function promises the same of phase one.
         unsafe { Self::new(context, phases, &tensors, fixed, phase_one) }
     }
@@ -162,7 +163,7 @@ impl<P: Parameter> PreparedCall<P> {
             context: Arc::clone(context),
             function: phases.name,
             planned: outputs_first(call.each_tensor())
-                .map(Planned::new)
+                .map(PlannedTensor::new)
                 .collect(),
             fixed: SmallVec::new(),
             workspace_bytes: 0,
@@ -192,13 +193,15 @@ impl<P: Parameter> PreparedCall<P> {
     /// A tensor that stays the same for all launches.
     pub(crate) fn fixed(&self, parameter: P) -> Option<&AnyTensor> {
         let mut fixed = self.fixed.iter();
-        let fixed = fixed.find(|(of, ..)| *of == parameter);
+        let fixed = fixed.find(|(argument, ..)| *argument == parameter);
         fixed.map(|(_, tensor, _)| tensor)
     }
 
     /// The tensors that stay the same for all launches.
     pub(crate) fn each_fixed(&self) -> impl Iterator<Item = (P, &AnyTensor)> {
-        self.fixed.iter().map(|(of, tensor, _)| (*of, tensor))
+        self.fixed
+            .iter()
+            .map(|(argument, tensor, _)| (*argument, tensor))
     }
 
     /// The descriptor of a tensor that launches provide.
@@ -228,7 +231,7 @@ impl<P: Parameter> PreparedCall<P> {
         &'l self,
         queue: &'l Q,
         tensors: &'l T,
-    ) -> Result<Checked<'l, P, Q, T>> {
+    ) -> Result<CheckedLaunch<'l, P, Q, T>> {
         self.context.admits("stream", queue.context())?;
         let mut given = 0usize;
         let mut written: SmallVec<[(P, Range<usize>); 4]> = SmallVec::new();
@@ -244,7 +247,7 @@ impl<P: Parameter> PreparedCall<P> {
                     "a call without it",
                 ));
             };
-            lies_as_planned(parameter, tensor, &planned.desc)?;
+            check_placement(parameter, tensor, &planned.desc)?;
             let start = tensor.as_raw().addr();
             let at = start..start.saturating_add(planned.bytes);
             let writes = parameter.info().output.is_some();
@@ -263,7 +266,7 @@ impl<P: Parameter> PreparedCall<P> {
         for (parameter, _, at) in &self.fixed {
             apart(&written, *parameter, at)?;
         }
-        Ok(Checked {
+        Ok(CheckedLaunch {
             call: self,
             queue,
             tensors,
@@ -291,7 +294,7 @@ impl<P: Parameter> PreparedCall<P> {
     }
 }
 
-impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> Checked<'_, P, Q, T> {
+impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> CheckedLaunch<'_, P, Q, T> {
     /// Queues the launch. Allocates no host memory from the second launch on a stream on.
     #[inline]
     pub(crate) fn launch(self) -> Result<()> {
@@ -369,7 +372,7 @@ impl<P: Parameter> State<P> {
 
 /// Refuses a tensor whose layout in memory differs from the planned one's.
 #[inline]
-fn lies_as_planned<P: Parameter>(
+fn check_placement<P: Parameter>(
     parameter: P,
     tensor: &AnyTensor,
     planned: &TensorDesc,

@@ -66,13 +66,13 @@ pub(crate) fn none(context: &Arc<Context>) -> PreparedCall<Parameter> {
 
 /// The tensors of a launch in the operator's order: both outputs, log-sum-exps of the parts, then their attention. As
 /// many parts as the operator takes fit without an allocation.
-pub(crate) struct Given {
+pub(crate) struct LaunchTensors {
     /// How many of the tensors are outputs: none for a call that is only planned.
     pub(crate) outputs: usize,
     pub(crate) tensors: SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>,
 }
 
-impl Tensors<Parameter> for Given {
+impl Tensors<Parameter> for LaunchTensors {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,

@@ -146,7 +146,7 @@ impl BatchMatMul {
         let planned = planned.map(|call| BatchMatMulPlan::new(call, BatchMatMulOperation { out }));
         let recorded = AnyArguments::BatchMatMul(call.to_arguments());
         let factors = [self_, mat2].map(|factor| &**factor);
-        let tensors = Given { out: None, factors };
+        let tensors = LaunchTensors { out: None, factors };
         BatchMatMulPlan::recorded(planned, context, recorded, &tensors)
     }
 
@@ -186,13 +186,13 @@ pub struct BatchMatMulOperation {
 }
 
 /// The tensors of a launch.
-struct Given<'a> {
+struct LaunchTensors<'a> {
     /// `None` for a call that is only planned.
     out: Option<&'a AnyTensor>,
     factors: [&'a AnyTensor; 2],
 }
 
-impl Tensors<Parameter> for Given<'_> {
+impl Tensors<Parameter> for LaunchTensors<'_> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
@@ -226,7 +226,7 @@ impl Operation for BatchMatMulOperation {
     ) -> Result<()> {
         let factors = [self_, mat2].map(|factor| &**factor);
         let out = Some(&**out);
-        plan.queue(queue, &Given { out, factors }, || Ok(()))
+        plan.queue(queue, &LaunchTensors { out, factors }, || Ok(()))
             .flatten()
     }
 

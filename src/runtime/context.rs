@@ -116,23 +116,23 @@ impl Context {
     /// Refuses a handle of another device, or of the same device of another runtime, for a call that goes to this
     /// context. Every function that takes a tensor, buffer, stream or event into a call uses this check.
     #[inline]
-    pub(crate) fn admits(&self, argument: &'static str, of: &Self) -> Result<()> {
-        if self.is(of) {
+    pub(crate) fn admits(&self, argument: &'static str, other: &Self) -> Result<()> {
+        if self.is(other) {
             return Ok(());
         }
-        Err(self.elsewhere(argument, of))
+        Err(self.elsewhere(argument, other))
     }
 
     #[cold]
-    fn elsewhere(&self, argument: &'static str, of: &Self) -> Error {
-        let other = match Arc::ptr_eq(&self.runtime.0, &of.runtime.0) {
+    fn elsewhere(&self, argument: &'static str, other: &Self) -> Error {
+        let runtime = match Arc::ptr_eq(&self.runtime.0, &other.runtime.0) {
             true => "",
             false => " of another runtime",
         };
         Error::by(
             &crate::rules::ARGUMENT_DEVICE,
             argument,
-            format_args!("one of device {}{other}", of.id),
+            format_args!("one of device {}{runtime}", other.id),
             format_args!(
                 "one of device {} of the same runtime, where the call goes",
                 self.id

@@ -38,7 +38,7 @@ pub use stream_mark::StreamMark;
 pub(crate) use stream_progress::{StreamProgress, Uses, on_wait};
 
 /// The variable that chooses the platform of [`Runtime::auto`].
-pub const PLATFORM_VARIABLE: &str = "ASCEND_BACKEND";
+pub const PLATFORM_VARIABLE: &str = "ASCEND_PLATFORM";
 
 /// What executes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,7 +129,7 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runtime {
-    /// The NPU when there is one, otherwise the emulation; `ASCEND_BACKEND` (`auto`, `npu`, `emulated`) overrides.
+    /// The NPU when there is one, otherwise the emulation; `ASCEND_PLATFORM` (`auto`, `npu`, `emulated`) overrides.
     ///
     /// The emulation is chosen only where CANN is not installed or sees no device. Any other problem of the NPU is an
     /// error, never a reason to go on slowly. [`Runtime::platform`] returns what was chosen.
@@ -161,9 +161,9 @@ impl Runtime {
                 Ok(0) => Error::invalid(
                     "device",
                     "no NPU on this machine",
-                    "at least one for the backend npu",
+                    "at least one for the platform npu",
                 )
-                .fix("run on a machine with an NPU, or choose the backend emulated"),
+                .fix("run on a machine with an NPU, or choose the platform emulated"),
                 Err(error) if is_no_device(&error) => error,
                 Err(error) => return Err(error),
             },
@@ -240,7 +240,10 @@ impl Runtime {
     #[cfg(feature = "emulation")]
     fn emulation(machine: Option<ascend_emu::Machine>) -> Result<Self> {
         let mut known = lock(&EMULATED);
-        if let Some((_, runtime)) = known.iter().find(|(of, _)| *of == machine) {
+        if let Some((_, runtime)) = known
+            .iter()
+            .find(|(known_machine, _)| *known_machine == machine)
+        {
             return Ok(runtime.clone());
         }
         let functions = match &machine {

@@ -367,11 +367,14 @@ impl Uses {
 
     fn mark_other(&self, progress: &Arc<StreamProgress>, number: u64) {
         let mut others = lock(&self.others);
-        if let Some((_, known)) = others.iter_mut().find(|(of, _)| Arc::ptr_eq(of, progress)) {
+        if let Some((_, known)) = others
+            .iter_mut()
+            .find(|(other, _)| Arc::ptr_eq(other, progress))
+        {
             *known = number.max(*known);
             return;
         }
-        others.retain(|(of, number)| !of.passed(*number));
+        others.retain(|(other, number)| !other.passed(*number));
         others.push((Arc::clone(progress), number));
     }
 

@@ -17,7 +17,7 @@ use harness::{Sample, device, poisoned, stream};
 /// The device has one cache, whose counts each test reads: they take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A device with an empty cache, whose counts begin at 0: nobody else holds the device.
+/// A device with an empty cache, whose counts begin at 0: no other test holds the device.
 fn fresh() -> (MutexGuard<'static, ()>, Device) {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = device();

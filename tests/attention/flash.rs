@@ -355,7 +355,7 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
     const ROWS: usize = 9;
     let stream = harness::stream();
     let [query, keys, values] = [4, 5, 6].map(|seed| Packed::new(seed, ROWS, DIM));
-    // One batch entry in BSND lies as packed rows do.
+    // One batch entry in BSND has the strides of packed rows.
     let of = |packed: &Packed| packed.upload(&stream).reshape([1, ROWS, 2, DIM]).unwrap();
     let (q, k, v) = (of(&query), of(&keys), of(&values));
     let keep = |head: usize, i: usize, j: usize| !(head * 7 + i * 3 + j * 5).is_multiple_of(4);

@@ -120,12 +120,12 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
     close(&answer(&other), &want(&tables[1]), tolerance);
     first.overwrite(&stream, &tables[2]).unwrap();
     close(&answer(&first), &want(&tables[2]), tolerance);
-    // Queries of each step lie elsewhere too, and what a queued launch reads may be dropped.
+    // Queries of each step have addresses of their own too, and what a queued launch reads may be dropped.
     drop(plan);
     still_works(&stream);
 }
 
-/// The argument that a launch did not bring as planned.
+/// The argument of a launch that differs from the plan.
 #[track_caller]
 fn not_as_planned<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
     match outcome.unwrap_err() {
@@ -397,7 +397,7 @@ fn a_forgotten_table_and_one_of_another_block_size_are_named() {
         error.contains("the table says 256, the cache has 128"),
         "{error}"
     );
-    // A wrong call over keys that are none of a cache is told nothing of tables.
+    // A wrong call over keys that are none of a cache gets no advice on tables.
     let keys: Tensor<bf16> = Tensor::empty(stream.device(), [16, 2, 32]).unwrap();
     let wrong = call.plan(Inputs::new(&query, &keys, &keys)).map(drop);
     let wrong = wrong.unwrap_err().to_string();

@@ -46,7 +46,7 @@ fn upload<T: Rounded>(stream: &Stream, seed: u64, shape: [usize; 3]) -> Tensor<T
     stream.upload(&elements, shape).unwrap()
 }
 
-/// A tensor of this shape whose axes lie in another order, with more rows than it shows.
+/// A tensor of this shape whose axes are permuted in memory, with more rows than it shows.
 fn view<T: Rounded>(stream: &Stream, seed: u64, shape: [usize; 3], order: [usize; 3]) -> Tensor<T> {
     let mut lying = order.map(|axis| shape[axis]);
     lying[1] += 3;

@@ -79,7 +79,7 @@ proptest! {
             let (scores, values): (Vec<f64>, Vec<[f64; 2]>) = own.map(|key| (key.0, key.1)).unzip();
             let (mut out, lse) = softmax(&scores, &values);
             if scores.is_empty() {
-                // Nobody reads what stands there.
+                // These elements are not read.
                 out = vec![f64::NAN; 2];
             }
             parts.push((out, [lse]));

@@ -78,7 +78,7 @@ fn scales_of_zero_and_roots_of_the_head_dimension_are_lints_of_every_operator() 
 fn what_is_no_lint_of_the_operator_cannot_be_allowed() {
     let stream = harness::stream();
     let (row, rows) = (ones(&stream, 1), ones(&stream, 5));
-    // Of nobody, of another operator, and a rule, which nothing allows.
+    // An unknown id, a lint of another operator, and a rule, which nothing allows.
     for id in ["no.such_lint", "scatter.slot", "flash.keep_prob", ""] {
         let fused = FusedInferAttention::new(Layout::Bnsd).scale(0.1);
         let fused = text(fused.allow_lint(id).plan((&rows, &rows, &rows)));

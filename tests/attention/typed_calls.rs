@@ -11,7 +11,7 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, PaddingSize, Parameter as P,
     PseShift, Quantisation, SharedPrefix,
 };
-use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Verdict};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Verdict};
 use ascend_attention::spec::Level;
 use ascend_attention::spec::ops::fused_infer_attention_score::rules;
 use ascend_attention::{
@@ -199,14 +199,14 @@ fn call(stream: &Stream, case: &AttentionCase, uploaded: &Uploaded) -> FusedInfe
     let masks = stream.device().masks();
     let full = uploaded.tensors.get(&P::AttenMask);
     let mask = match (of.sparse_mode, case.mask, full) {
-        (_, MaskKind::None, None) => Mask::none(),
-        (0, MaskKind::Tensor, Some(full)) => {
+        (_, MaskSource::None, None) => Mask::none(),
+        (0, MaskSource::Tensor, Some(full)) => {
             Mask::default_mask(full.clone(), of.pre_tokens, of.next_tokens)
         }
-        (1, MaskKind::Tensor, Some(full)) => Mask::all_mask(full.clone()),
-        (2, MaskKind::Compressed, None) => masks.causal(CausalOrigin::LeftUp).unwrap(),
-        (3, MaskKind::Compressed, None) => masks.causal(CausalOrigin::RightDown).unwrap(),
-        (4, MaskKind::Compressed, None) => masks.band(of.pre_tokens, of.next_tokens).unwrap(),
+        (1, MaskSource::Tensor, Some(full)) => Mask::all_mask(full.clone()),
+        (2, MaskSource::Compressed, None) => masks.causal(CausalOrigin::LeftUp).unwrap(),
+        (3, MaskSource::Compressed, None) => masks.causal(CausalOrigin::RightDown).unwrap(),
+        (4, MaskSource::Compressed, None) => masks.band(of.pre_tokens, of.next_tokens).unwrap(),
         other => panic!("{}: {other:?}", case.name),
     };
     let mut call = FusedInferAttention::new(Layout::parse(&of.input_layout).unwrap())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::case_files::{self, BASE, TENSORS, file, full, tensor};
 use ascend_attention::DType;
-use ascend_attention::case::{CaseError, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{CaseError, CaseTensor, Expect, MaskSource, Parameter};
 use ascend_attention::spec::ops::fused_infer_attention_score::{Arguments, Version};
 use ascend_attention::spec::{Cann, Release, Soc, Target};
 
@@ -53,7 +53,7 @@ fn what_is_written_is_read_back() {
         status: Some(561_002),
     };
     rejected.arguments.atten_mask = None;
-    rejected.mask = MaskKind::Compressed;
+    rejected.mask = MaskSource::Compressed;
     rejected.arguments.sparse_mode = 3;
     rejected.arguments.value.clear();
     let bytes = rejected.to_bytes().unwrap();
@@ -300,7 +300,7 @@ fn absent_attributes_have_the_operators_defaults() {
         [1, 0, 0, 2_147_483_647, 2_147_483_647, 1, 0]
     );
     assert_eq!(case.arguments.actual_seq_lengths, None);
-    assert_eq!((case.mask, case.expect), (MaskKind::None, Expect::Ok));
+    assert_eq!((case.mask, case.expect), (MaskSource::None, Expect::Ok));
     assert!(case.name.is_empty() && case.tolerance.is_none());
 }
 
@@ -308,7 +308,7 @@ fn absent_attributes_have_the_operators_defaults() {
 fn the_mask_kind_follows_from_the_mask_if_it_is_absent() {
     let mask = ("atten_mask", "BOOL", &[2, 3][..], 6);
     let case = case_files::from_bytes(&with_tensors(&[mask])).unwrap();
-    assert_eq!(case.mask, MaskKind::Tensor);
+    assert_eq!(case.mask, MaskSource::Tensor);
 }
 
 #[test]

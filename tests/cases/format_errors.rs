@@ -3,7 +3,7 @@
 use super::format::{error, with, with_tensors};
 use crate::case_files::{self, BASE, TENSORS, file, full, raw, tensor};
 use ascend_attention::DType;
-use ascend_attention::case::{CaseError, CaseTensor, MaskKind, Parameter, Tolerance};
+use ascend_attention::case::{CaseError, CaseTensor, MaskSource, Parameter, Tolerance};
 use std::path::Path;
 
 #[test]
@@ -275,7 +275,7 @@ fn a_case_that_could_not_be_read_back_is_not_written() {
         Err(CaseError::Malformed { key: "atol", .. })
     ));
     let mut case = full();
-    case.mask = MaskKind::None;
+    case.mask = MaskSource::None;
     assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
     let mut case = full();
     case.arguments

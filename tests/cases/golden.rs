@@ -39,12 +39,12 @@ fn replay(folder: &Path) -> usize {
     replay_of(folder, "")
 }
 
-/// The same for those whose names hold `part`. Cases that the machine is not the target of count as well.
+/// Runs the golden cases whose names hold `part`. Cases that the machine is not the target of count as well.
 fn replay_of(folder: &Path, part: &str) -> usize {
     replay_on(&snapshot_stream(), folder, part)
 }
 
-/// The same on a stream.
+/// Runs the golden cases whose names hold `part` on this stream.
 fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
     let (mut passed, mut elsewhere, mut wrong) = (0, 0, Vec::new());
     let named = |path: &PathBuf| {

@@ -3,7 +3,9 @@
 use crate::harness;
 
 use ascend_attention::attention::{BlockTable, Inputs};
-use ascend_attention::case::{Case, Expect, MaskKind, Recorded, Tolerance, Verdict, record_calls};
+use ascend_attention::case::{
+    Case, Expect, MaskSource, Recorded, Tolerance, Verdict, record_calls,
+};
 use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, FlashMask, InputLayout};
 use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::incre::IncreFlashAttention;
@@ -145,7 +147,7 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
         passes(&stream, call, operator, outputs);
     }
     // The standard mask of the mode is no part of the file.
-    assert_eq!(calls[2].case().unwrap().mask, MaskKind::Compressed);
+    assert_eq!(calls[2].case().unwrap().mask, MaskSource::Compressed);
 }
 
 #[test]

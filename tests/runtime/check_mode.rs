@@ -31,7 +31,7 @@ fn the_first_failure_tells_the_mode() {
             !child.status.success() && said.contains("as it should"),
             "{said}"
         );
-        // Two failures, told once.
+        // Two failures, reported once.
         assert_eq!(said.matches(says).count(), 1, "{mode}: {said}");
     }
 }

@@ -517,7 +517,7 @@ fn a_missing_device_is_an_error_of_the_runtime() {
 
 #[test]
 fn environment_chooses_the_backend() {
-    let run = |backend: &str| {
+    let run = |platform: &str| {
         let child = Command::new(env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -525,7 +525,7 @@ fn environment_chooses_the_backend() {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env(PLATFORM_VARIABLE, backend)
+            .env(PLATFORM_VARIABLE, platform)
             .env("ASCEND_TEST_CHILD", "1")
             .env("ASCEND_HOME_PATH", "/nonexistent-toolkit")
             .env_remove("ASCEND_TOOLKIT_HOME")
@@ -535,10 +535,10 @@ fn environment_chooses_the_backend() {
         String::from_utf8(child.stdout).unwrap()
     };
     let emulated = run("emulated");
-    assert!(emulated.contains("backend emulated"), "{emulated}");
+    assert!(emulated.contains("platform emulated"), "{emulated}");
     let wrong = run("gpu");
     assert!(
-        wrong.contains(r#"given ASCEND_BACKEND: "gpu", allowed: auto, npu, emulated; fix: set"#),
+        wrong.contains(r#"given ASCEND_PLATFORM: "gpu", allowed: auto, npu, emulated; fix: set"#),
         "{wrong}"
     );
     if harness::not_on_npu(
@@ -547,14 +547,14 @@ fn environment_chooses_the_backend() {
         return;
     }
     let auto = run("auto");
-    assert!(auto.contains("backend emulated"), "{auto}");
+    assert!(auto.contains("platform emulated"), "{auto}");
     // A missing library: every path tried, and what to do.
     let npu = run("npu");
     for part in [
         "the libraries of CANN cannot be loaded",
         "/nonexistent-toolkit/lib64/libascendcl.so: no such file",
         "ASCEND_HOME_PATH=/nonexistent-toolkit",
-        "ASCEND_BACKEND=emulated",
+        "ASCEND_PLATFORM=emulated",
     ] {
         assert!(npu.contains(part), "{part} is not in: {npu}");
     }
@@ -567,7 +567,7 @@ fn child_prints_the_backend() {
         return;
     }
     match Runtime::auto() {
-        Ok(runtime) => println!("backend {}", runtime.platform()),
+        Ok(runtime) => println!("platform {}", runtime.platform()),
         Err(error) => println!("error {error}"),
     }
 }

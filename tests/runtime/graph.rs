@@ -82,7 +82,7 @@ impl Buffers {
         Inputs::new(&layer.query, &layer.key, &layer.value).paged(&self.table)
     }
 
-    /// The same step launched call by call.
+    /// Launches the captured step call by call.
     fn eager(&self, stream: &Stream, keys: &[usize]) -> Vec<Vec<f16>> {
         let call = call().actual_seq_lengths_kv(keys);
         let compute = |layer: &Layer| {
@@ -264,7 +264,7 @@ fn replays_in_a_row_read_their_own_lengths() {
     }
 }
 
-/// The same reports: what would be out of order is refused by name before anything is launched.
+/// Graphs refuse as streams do: what would be out of order is refused by name before anything is launched.
 #[test]
 fn wrong_orders_are_refused_by_name() {
     let stream = harness::stream();

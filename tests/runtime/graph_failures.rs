@@ -108,7 +108,7 @@ unsafe extern "C" fn update_begin(stream: aclrtStream, group: aclrtTaskGrp) -> a
     unsafe { harness::functions().aclmdlRICaptureTaskUpdateBegin.unwrap()(stream, group) }
 }
 
-/// 4233 and others: a step whose update fails halfway leaves the replay waiting. Here it is released, the failure told,
+/// 4233 and others: a step whose update fails halfway leaves the replay waiting. Here it is released, the failure reported,
 /// and the graph not used again.
 #[test]
 fn an_update_that_fails_leaves_nobody_waiting() {
@@ -156,7 +156,7 @@ unsafe extern "C" fn record_event(event: aclrtEvent, stream: aclrtStream) -> acl
     unsafe { harness::functions().aclrtRecordEvent.unwrap()(event, stream) }
 }
 
-/// The same for a record that fails: without it the replay would wait for ever.
+/// A replay whose event cannot be recorded is released too: without the record it would wait for ever.
 #[test]
 fn a_record_that_fails_leaves_nobody_waiting() {
     let _turn = turn();
@@ -166,7 +166,7 @@ fn a_record_that_fails_leaves_nobody_waiting() {
         let buffers = Buffers::new(&stream, 3);
         let (mut graph, ()) = Graph::capture(stream.device(), buffers, record).unwrap();
         RECORDS.store(first, Ordering::Relaxed);
-        // Whether it is told depends on whether the second attempt succeeded.
+        // Whether it is reported depends on whether the second attempt succeeded.
         let _ = replay(&mut graph, &stream, [4, 40]);
         stream.synchronize_timeout(LIMIT).unwrap();
     }

@@ -59,7 +59,7 @@ impl Buffers {
         let table = BlockTable::from_rows(stream, &[[2, 0], [1, 3]], BLOCK).unwrap();
         let keeps = (0..ROWS * ROWS).map(|bit| bit % 3 != 0);
         let dropout = Dropout::new(stream, keeps, 0.5).unwrap();
-        // Rows, batch and hidden size: of one entry they lie as batch, rows and hidden size do.
+        // Rows, batch and hidden size: of one entry they have the strides of batch, rows and hidden size.
         let as_batch = |tensor: &Tensor<f16>| tensor.reshape([1, ROWS, DIM]).unwrap();
         let prompt = PromptFlashAttention::new(Layout::Bsh).scale(0.125);
         let (q, k) = (as_batch(&query), as_batch(&near));

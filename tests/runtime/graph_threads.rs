@@ -1,4 +1,4 @@
-//! Graphs of one group on several threads: nobody waits for ever, and a capture keeps nothing of another thread's.
+//! Graphs of one group on several threads: no thread waits for ever, and a capture keeps nothing of another thread's.
 
 use crate::harness;
 

@@ -242,7 +242,7 @@ fn an_older_release_can_be_emulated() {
             .env("ASCEND_TEST_CHILD", "1")
             .env(PLATFORM_VARIABLE, "emulated")
             // The shared library exports every version, whatever the release: what is missing shows in process alone.
-            .env_remove("ASCEND_TEST_BACKEND")
+            .env_remove("ASCEND_TEST_PLATFORM")
             .env(variable, value)
             .output()
             .unwrap();

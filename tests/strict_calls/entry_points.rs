@@ -162,7 +162,7 @@ fn a_measurement_of_packed_rows_is_refused_until_8_3() {
     }
 }
 
-/// The same tensor in memory with room behind each row of its second axis from the end.
+/// A tensor of the same elements with room behind each row of its second axis from the end.
 fn apart(desc: TensorDesc) -> TensorDesc {
     let rank = desc.shape.rank();
     let mut strides = vec![1; rank];

@@ -428,7 +428,7 @@ fn strictly(test: impl FnOnce(&Stream, &Ends)) {
     strictly_on(Target::snapshot(Soc::AtlasA2), test);
 }
 
-/// The same on a machine of another product or release.
+/// Runs a test in strict mode on an emulated machine of this product and release, while no other test runs.
 fn strictly_on(target: Target, test: impl FnOnce(&Stream, &Ends)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
@@ -594,7 +594,7 @@ fn lengths_beyond_the_block_table_are_found() {
     });
 }
 
-/// Gives each tensor the format that PyTorch's plugin gives one of so many axes.
+/// Gives each tensor the format that PyTorch's plugin gives a tensor of its number of axes.
 fn described_by_torch(call: &mut Call) {
     for argument in arguments_of(&call.describe()) {
         let desc = breaking::of_mut(call, argument).unwrap();

@@ -123,7 +123,7 @@ impl Drop for Guarded {
 pub type Memory = HashMap<Argument, Guarded>;
 
 fn tensor(desc: &TensorDesc, data: *mut c_void) -> *mut aclTensor {
-    // SAFETY: the arrays have as many elements as the call is told.
+    // SAFETY: the arrays have as many elements as the call says.
     let tensor = unsafe {
         aclCreateTensor(
             desc.shape.as_ptr(),
@@ -253,7 +253,7 @@ pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
     phase_one(call, version, memory, false)
 }
 
-/// The same by `GetMaxWorkspaceSize`, which version 1 does not have.
+/// The workspace that `GetMaxWorkspaceSize` asks for, which version 1 does not have.
 pub fn measure(call: &Call, version: Version, memory: &Memory) -> Prepared {
     assert_ne!(version, Version::V1);
     phase_one(call, version, memory, true)

@@ -55,7 +55,7 @@ pub(crate) fn lay_out(
         "{folder} is a toolkit: headers in include; in lib64 {FILE} and, leading to it, {}\n{missing}\
          compile:  cc -I{folder}/include program.c -L{folder}/lib64 -lopapi -lnnopbase -lascendcl\n\
          run:      {chosen}LD_LIBRARY_PATH={folder}/lib64 ./a.out\n\
-         Rust:     {chosen}ASCEND_HOME_PATH={folder} ASCEND_BACKEND=npu",
+         Rust:     {chosen}ASCEND_HOME_PATH={folder} ASCEND_PLATFORM=npu",
         NAMES.join(", "),
     ))
 }

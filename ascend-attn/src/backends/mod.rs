@@ -9,16 +9,16 @@ use std::process::ExitCode;
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill, ChunkedLocal, Fused,
-    FusedInTwo, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode,
-    SharedPrefixGate, SplitDecode, compare_backends,
+    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill,
+    ChunkedLocalAttention, FusedAttention, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch,
+    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls, compare_backends,
 };
 use clap::ValueEnum;
 
 use super::output::Output;
 use super::platform::DeviceReport;
 use super::triangle::Half;
-use super::{BackendChoice, Stop, text_file};
+use super::{PlatformChoice, Stop, text_file};
 
 /// Compare two backends of the serving layer on recorded steps
 ///
@@ -65,7 +65,7 @@ pub(super) struct Arguments {
     /// Layers
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     layers: usize,
-    /// How the cache lies
+    /// The layout of the cache
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Element type
@@ -82,7 +82,7 @@ pub(super) struct Arguments {
     most: Option<f64>,
     /// What executes the calls
     #[arg(long, value_enum, default_value_t)]
-    backend: BackendChoice,
+    platform: PlatformChoice,
     /// Number of the device
     #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
@@ -94,21 +94,21 @@ pub(super) struct Arguments {
 /// Backends for caches of 16-bit elements under masks that recorded steps can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
-    Fused,
-    FusedInTwo,
+    FusedAttention,
+    TwoFusedCalls,
     PagedDecode,
     CascadePrefill,
     SharedPrefixDecode,
     PromptAndIncre,
-    ChunkedLocal,
+    ChunkedLocalAttention,
     /// Splits the keys into parts of this number of keys.
     SplitDecode(NonZeroUsize),
 }
 
 /// Backends without parameters: the name on the command line, the name of the serving layer's type, and the backend.
 const NAMES: [(&str, &str, Name); 7] = [
-    ("fused", "Fused", Name::Fused),
-    ("fused_in_two", "FusedInTwo", Name::FusedInTwo),
+    ("fused", "FusedAttention", Name::FusedAttention),
+    ("fused_in_two", "TwoFusedCalls", Name::TwoFusedCalls),
     ("paged_decode", "PagedDecode", Name::PagedDecode),
     ("cascade_prefill", "CascadePrefill", Name::CascadePrefill),
     (
@@ -117,7 +117,11 @@ const NAMES: [(&str, &str, Name); 7] = [
         Name::SharedPrefixDecode,
     ),
     ("prompt_and_incre", "PromptAndIncre", Name::PromptAndIncre),
-    ("chunked_local", "ChunkedLocal", Name::ChunkedLocal),
+    (
+        "chunked_local",
+        "ChunkedLocalAttention",
+        Name::ChunkedLocalAttention,
+    ),
 ];
 
 /// Parses the name of a backend.
@@ -175,7 +179,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             })?);
         }
     }
-    let runtime = arguments.backend.runtime()?;
+    let runtime = arguments.platform.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let platform = DeviceReport::of(&stream);
@@ -227,15 +231,15 @@ fn compare<T: Number>(
 
 fn backends<T: Number>(names: &[Name]) -> Backends<T> {
     let add = |backends: Backends<T>, name: &Name| match name {
-        Name::Fused => backends.with(Fused),
-        Name::FusedInTwo => backends.with(FusedInTwo),
+        Name::FusedAttention => backends.with(FusedAttention),
+        Name::TwoFusedCalls => backends.with(TwoFusedCalls),
         Name::PagedDecode => backends.with(PagedDecode),
         Name::CascadePrefill => backends.with(CascadePrefill),
         Name::SharedPrefixDecode => backends.with(SharedPrefixDecode {
-            gate: SharedPrefixGate::ALWAYS,
+            thresholds: SharedPrefixThresholds::ALWAYS,
         }),
         Name::PromptAndIncre => backends.with(PromptAndIncre),
-        Name::ChunkedLocal => backends.with(ChunkedLocal),
+        Name::ChunkedLocalAttention => backends.with(ChunkedLocalAttention),
         Name::SplitDecode(keys) => backends.with(SplitDecode {
             split: KeySplit::Tiles(*keys),
         }),

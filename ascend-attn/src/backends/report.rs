@@ -89,24 +89,29 @@ fn compared(found: &BackendComparison) -> usize {
     steps.filter(|step| step.elements > 0).count()
 }
 
-fn place(of: &BackendDeviation) -> String {
-    let [first, second] = of.values;
+fn place(deviation: &BackendDeviation) -> String {
+    let [first, second] = deviation.values;
     format!(
         "{:.2e} in layer {}, request {}, token {}, head {}, element {}: {first} and {second}",
-        of.distance, of.layer, of.request, of.token, of.head, of.element
+        deviation.distance,
+        deviation.layer,
+        deviation.request,
+        deviation.token,
+        deviation.head,
+        deviation.element
     )
 }
 
-fn place_json(of: &BackendDeviation) -> Value {
+fn place_json(deviation: &BackendDeviation) -> Value {
     json!({
-        "step": of.step,
-        "layer": of.layer,
-        "request": of.request,
-        "token": of.token,
-        "head": of.head,
-        "element": of.element,
-        "values": of.values.map(number),
-        "distance": number(of.distance),
+        "step": deviation.step,
+        "layer": deviation.layer,
+        "request": deviation.request,
+        "token": deviation.token,
+        "head": deviation.head,
+        "element": deviation.element,
+        "values": deviation.values.map(number),
+        "distance": number(deviation.distance),
     })
 }
 

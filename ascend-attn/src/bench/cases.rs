@@ -215,7 +215,7 @@ impl Case {
             half => half,
         };
         let layout = Layout::Bnsd;
-        let of = |heads, rows, dim| Extents {
+        let extents = |heads, rows, dim| Extents {
             batch: self.batch,
             heads,
             rows,
@@ -224,7 +224,7 @@ impl Case {
         let desc = |dtype, shape: &[i64]| {
             TensorDesc::contiguous(dtype, shape).ok_or_else(|| format!("no shape {shape:?}"))
         };
-        let query = of(self.heads, self.rows, self.dim);
+        let query = extents(self.heads, self.rows, self.dim);
         let mut plain = FiaCall::new(layout.as_str());
         plain.query = Some(TensorDesc::packed(described, layout.input().shape(query)));
         plain.attention_out = Some(TensorDesc::packed(described, layout.out_shape(query)));
@@ -249,7 +249,7 @@ impl Case {
             kv_lens = Some(vec![self.keys; self.batch as usize]);
         }
         if self.rope > 0 {
-            let rope = of(self.heads, self.rows, self.rope);
+            let rope = extents(self.heads, self.rows, self.rope);
             plain.query_rope = Some(TensorDesc::packed(described, layout.input().shape(rope)));
             plain.key_rope = Some(cache(self.rope)?);
         }

@@ -108,7 +108,7 @@ fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
     }
     let cases = CASES.iter().filter(wanted);
     Ok(cases
-        .flat_map(|case| types.iter().map(move |of| (case, *of)))
+        .flat_map(|case| types.iter().map(move |dtype| (case, *dtype)))
         .collect())
 }
 
@@ -136,38 +136,38 @@ fn heading(threads: usize) -> String {
     )
 }
 
-fn text(case: &Case, dtype: &str, of: &Measured) -> String {
-    let roof = if of.memory_bound {
-        format!("{:.1} GB/s read", of.read_bytes_per_second / 1e9)
+fn text(case: &Case, dtype: &str, measured: &Measured) -> String {
+    let roof = if measured.memory_bound {
+        format!("{:.1} GB/s read", measured.read_bytes_per_second / 1e9)
     } else {
-        format!("{:.0} GFLOP/s", of.peak_gflops)
+        format!("{:.0} GFLOP/s", measured.peak_gflops)
     };
     format!(
         "{:34} {dtype:5} {:10.3} {:9.1} {:9.2} {:7.1}% {roof}",
         case.name,
-        of.seconds * 1e3,
-        of.gflops,
-        of.bytes_per_second / 1e9,
-        of.fraction_of_peak * 100.0,
+        measured.seconds * 1e3,
+        measured.gflops,
+        measured.bytes_per_second / 1e9,
+        measured.fraction_of_peak * 100.0,
     )
 }
 
-fn json(case: &Case, dtype: &str, threads: usize, of: &Measured) -> String {
+fn json(case: &Case, dtype: &str, threads: usize, measured: &Measured) -> String {
     json!({
         "case": case.name,
         "impl": format!("ascend-emu/{}", kernel::instruction_set()),
         "threads": threads,
         "dtype": dtype,
-        "seconds": of.seconds,
-        "gflops": of.gflops,
-        "fraction_of_peak": of.fraction_of_peak,
-        "bytes_per_second": of.bytes_per_second,
-        "bound": if of.memory_bound { "memory" } else { "arithmetic" },
-        "peak_gflops": of.peak_gflops,
-        "read_bytes_per_second": of.read_bytes_per_second,
-        "copy_bytes_per_second": of.copy_bytes_per_second,
-        "runs": of.runs,
-        "scratch_bytes": of.scratch_bytes,
+        "seconds": measured.seconds,
+        "gflops": measured.gflops,
+        "fraction_of_peak": measured.fraction_of_peak,
+        "bytes_per_second": measured.bytes_per_second,
+        "bound": if measured.memory_bound { "memory" } else { "arithmetic" },
+        "peak_gflops": measured.peak_gflops,
+        "read_bytes_per_second": measured.read_bytes_per_second,
+        "copy_bytes_per_second": measured.copy_bytes_per_second,
+        "runs": measured.runs,
+        "scratch_bytes": measured.scratch_bytes,
     })
     .to_string()
 }

@@ -55,18 +55,18 @@ mod tests {
     fn parts_of_every_axis_are_taken_in_order() {
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
         let tensor = CaseTensor::from_f32(DType::Float16, &[2, 3, 2], &values).unwrap();
-        let of = |axis, parts: &[Range<usize>]| {
+        let selected = |axis, parts: &[Range<usize>]| {
             let taken = take(&tensor, axis, parts).unwrap();
             (taken.shape().to_vec(), taken.to_f32().unwrap())
         };
-        let (shape, numbers) = of(0, &[1..2, 0..1]);
+        let (shape, numbers) = selected(0, &[1..2, 0..1]);
         assert_eq!(shape, [2, 3, 2]);
         assert_eq!(numbers[..6], [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
         assert_eq!(
-            of(1, slice::from_ref(&(2..3))),
+            selected(1, slice::from_ref(&(2..3))),
             (vec![2, 1, 2], vec![4.0, 5.0, 10.0, 11.0])
         );
-        assert_eq!(of(2, &[1..2, 1..2]).1[..4], [1.0, 1.0, 3.0, 3.0]);
+        assert_eq!(selected(2, &[1..2, 1..2]).1[..4], [1.0, 1.0, 3.0, 3.0]);
         assert!(take(&tensor, 3, &[]).is_err());
         assert!(take(&tensor, 1, slice::from_ref(&(1..4))).is_err());
     }

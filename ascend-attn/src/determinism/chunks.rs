@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ascend_attention::case::{AttentionCase, CaseTensor, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, MaskSource, Parameter};
 use ascend_attention::spec::{SparseMode, Target};
 
 use super::axis::take;
@@ -109,7 +109,7 @@ fn cut(
         Parameter::AttenMask | Parameter::PseShift
             if tensor.shape().len() >= 2
                 && (parameter == Parameter::PseShift
-                    || sequences.case().mask == MaskKind::Tensor)
+                    || sequences.case().mask == MaskSource::Tensor)
                 && !compressed(sequences, parameter) =>
         {
             let axis = tensor.shape().len() - 2;
@@ -152,7 +152,7 @@ fn causal(
         // A single row sees all keys that are left, and the operator takes no compressed mask for it.
         case.arguments.sparse_mode = SparseMode::DefaultMask.acl();
         case.arguments.atten_mask = None;
-        case.mask = MaskKind::None;
+        case.mask = MaskSource::None;
     }
     keep_keys(sequences, case, keys)
 }

@@ -19,7 +19,7 @@ use ascend_attention::{Error, Stream};
 use super::output::Output;
 use super::platform::DeviceReport;
 use super::replay::{CASES, collect, stem};
-use super::{BackendChoice, Stop};
+use super::{PlatformChoice, Stop};
 
 use report::{CaseReport, Found, Tally};
 use rows::{ComputedRows, Difference};
@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     files: Vec<PathBuf>,
     /// What executes the calls
     #[arg(long, value_enum, default_value_t)]
-    backend: BackendChoice,
+    platform: PlatformChoice,
     /// Number of the device
     #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
@@ -57,7 +57,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let files = collect(&arguments.files, &[CASES])?;
-    let runtime = arguments.backend.runtime()?;
+    let runtime = arguments.platform.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let target = device.target()?;
@@ -141,9 +141,9 @@ fn vary(
         });
         report.found.push(Found::new(name, found));
     }
-    let backend = stream.device().runtime().platform();
+    let platform = stream.device().runtime().platform();
     for count in threads::COUNTS {
-        let found = threads::outputs(original.case(), count, backend).and_then(|outputs| {
+        let found = threads::outputs(original.case(), count, platform).and_then(|outputs| {
             let after = ComputedRows::of(&original, &outputs)?;
             let mut difference = Difference::default();
             for b in 0..original.count() {

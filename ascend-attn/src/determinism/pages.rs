@@ -13,33 +13,35 @@ use super::sequences::Sequences;
 /// # Errors
 /// The part of the case that cannot be stored in pages.
 pub(super) fn paged(
-    of: &Sequences,
+    original: &Sequences,
     block_size: usize,
     reverse: bool,
 ) -> Result<AttentionCase, String> {
-    let problem = &of.problem;
+    let problem = &original.problem;
     if problem.key_padding.is_some() || problem.query_padding.is_some() {
         return Err("the sequences are left padded".to_owned());
     }
     if problem.prefix.is_some() {
         return Err("a shared prefix lies in no pages".to_owned());
     }
-    let arguments = &of.case().arguments;
+    let arguments = &original.case().arguments;
     let in_pages = |mode| {
         use AntiquantMode::{PerTokenHeadPaged, PerTokenPaged};
         matches!(mode, Some(PerTokenPaged | PerTokenHeadPaged))
     };
     let scales = (arguments.each_tensor())
-        .find(|(argument, _)| in_pages(of.antiquant_mode(argument.parameter)));
+        .find(|(argument, _)| in_pages(original.antiquant_mode(argument.parameter)));
     if let Some((argument, _)) = scales {
         return Err(format!("{} lies in pages, too", argument.name()));
     }
-    let lengths: Vec<usize> = (0..of.count()).map(|b| of.rows(b).kv_len).collect();
+    let lengths: Vec<usize> = (0..original.count())
+        .map(|b| original.rows(b).kv_len)
+        .collect();
     let counts = lengths.iter().map(|len| len.div_ceil(block_size));
     let columns = counts.clone().max().unwrap_or(0).max(1);
     let total: usize = counts.clone().sum();
     let blocks = total.max(1);
-    let mut table = vec![0i32; of.count() * columns];
+    let mut table = vec![0i32; original.count() * columns];
     let mut next = 0;
     for (row, count) in table.chunks_mut(columns).zip(counts) {
         for entry in &mut row[..count] {
@@ -55,12 +57,12 @@ pub(super) fn paged(
         table: &table,
         lengths: &lengths,
     };
-    let mut case = of.case().clone();
+    let mut case = original.case().clone();
     let new = &mut case.arguments;
-    new.key = vec![pages.filled(of, Parameter::Key)?];
-    new.value = vec![pages.filled(of, Parameter::Value)?];
+    new.key = vec![pages.filled(original, Parameter::Key)?];
+    new.value = vec![pages.filled(original, Parameter::Value)?];
     if new.key_rope.is_some() {
-        new.key_rope = Some(pages.filled(of, Parameter::KeyRope)?);
+        new.key_rope = Some(pages.filled(original, Parameter::KeyRope)?);
     }
     // Mask and bias cover all keys that the table's rows can name.
     let keys = columns * block_size;
@@ -71,7 +73,7 @@ pub(super) fn paged(
         new.pse_shift = Some(widened(bias, keys, 0)?);
     }
     let table: Vec<u8> = table.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let table = CaseTensor::new(DType::Int32, &[of.count(), columns], table);
+    let table = CaseTensor::new(DType::Int32, &[original.count(), columns], table);
     new.block_table = Some(table.map_err(|error| error.to_string())?);
     new.block_size = block_size as i64;
     new.actual_seq_lengths_kv = Some(lengths.iter().map(|&len| len as i64).collect());
@@ -89,15 +91,15 @@ struct Pages<'a> {
 
 impl Pages<'_> {
     /// Keys, values or rotary parts of all sequences, as `[blocks, block_size, heads * dim]`.
-    fn filled(&self, of: &Sequences, parameter: Parameter) -> Result<CaseTensor, String> {
-        let problem = &of.problem;
+    fn filled(&self, original: &Sequences, parameter: Parameter) -> Result<CaseTensor, String> {
+        let problem = &original.problem;
         let dim = match parameter {
             Parameter::Key => problem.head_dim,
             Parameter::Value => problem.value_dim,
             _ => problem.rope_dim,
         };
         let heads = problem.kv_heads;
-        let first = of.case().arguments.tensor(parameter);
+        let first = original.case().arguments.tensor(parameter);
         let dtype = first.map_or(DType::Undefined, CaseTensor::dtype);
         let size = dtype
             .size()
@@ -116,13 +118,13 @@ impl Pages<'_> {
                 Parameter::KeyRope => 0,
                 _ => own.list_index,
             };
-            let list = of.case().arguments.tensors(parameter);
+            let list = original.case().arguments.tensors(parameter);
             let tensor = list.get(index).ok_or("the list is too short")?;
             for token in 0..len {
                 let column = token / self.block_size;
                 let block = self.table[b * self.columns + column] as usize;
                 let to = (block * self.block_size + token % self.block_size) * row;
-                let (batch, at) = place(of, b, token)?;
+                let (batch, at) = place(original, b, token)?;
                 for head in 0..heads {
                     let target = &mut bytes[to + head * dim * size..][..dim * size];
                     for (d, out) in target.chunks_mut(size).enumerate() {
@@ -139,12 +141,12 @@ impl Pages<'_> {
 }
 
 /// Batch entry (or block) and row of a token of sequence `b`.
-fn place(of: &Sequences, b: usize, token: usize) -> Result<(usize, usize), String> {
-    let first = of.rows(b).kv_first;
-    let Some(pages) = &of.problem.pages else {
-        return Ok((of.problem.key_value(b).batch, first + token));
+fn place(original: &Sequences, b: usize, token: usize) -> Result<(usize, usize), String> {
+    let first = original.rows(b).kv_first;
+    let Some(pages) = &original.problem.pages else {
+        return Ok((original.problem.key_value(b).batch, first + token));
     };
-    let table = of.case().tensor(Parameter::BlockTable);
+    let table = original.case().tensor(Parameter::BlockTable);
     let table = table.and_then(CaseTensor::to_i64).unwrap_or_default();
     let column = (token / pages.block_size) as i64;
     let entry = pages.table.offset + b as i64 * pages.row + column * pages.column;

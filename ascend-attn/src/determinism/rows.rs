@@ -113,10 +113,16 @@ impl Difference {
         before: &ComputedRows,
         (sequence, token): (usize, usize),
         after: &ComputedRows,
-        of: usize,
+        other: usize,
         heads: usize,
     ) -> Result<(), String> {
-        let outputs = |of: &ComputedRows| of.0.iter().map(|rows| rows.output).collect::<Vec<_>>();
+        let outputs = |rows_computed: &ComputedRows| {
+            rows_computed
+                .0
+                .iter()
+                .map(|rows| rows.output)
+                .collect::<Vec<_>>()
+        };
         if outputs(before) != outputs(after) {
             return Err(format!(
                 "the calls have the outputs {:?} and {:?}",
@@ -127,7 +133,11 @@ impl Difference {
         for (old, new) in before.0.iter().zip(&after.0) {
             let dim = old.dim;
             let first = token * heads * dim;
-            let new = new.sequences.get(of).map(Vec::as_slice).unwrap_or_default();
+            let new = new
+                .sequences
+                .get(other)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
             let old_rows = old
                 .sequences
                 .get(sequence)

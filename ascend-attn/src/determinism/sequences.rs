@@ -132,8 +132,8 @@ impl Sequences {
         match parameter {
             Parameter::Query | Parameter::QueryRope | Parameter::DequantScaleQuery => {
                 if self.problem.packed {
-                    let of = |&b: &usize| part(self.rows(b).q_first, self.rows(b).q_len);
-                    let parts: Vec<_> = order.iter().map(of).collect();
+                    let rows_of = |&b: &usize| part(self.rows(b).q_first, self.rows(b).q_len);
+                    let parts: Vec<_> = order.iter().map(rows_of).collect();
                     return take(tensor, axes.row_axis(), &parts);
                 }
                 take(tensor, batch_axis(axes), &batches())
@@ -141,8 +141,8 @@ impl Sequences {
             Parameter::Key | Parameter::Value if self.has_list() => Ok(tensor.clone()),
             Parameter::Key | Parameter::Value | Parameter::KeyRope if !paged => {
                 if self.packs_keys() {
-                    let of = |&b: &usize| part(self.rows(b).kv_first, self.rows(b).kv_len);
-                    let parts: Vec<_> = order.iter().map(of).collect();
+                    let rows_of = |&b: &usize| part(self.rows(b).kv_first, self.rows(b).kv_len);
+                    let parts: Vec<_> = order.iter().map(rows_of).collect();
                     return take(tensor, axes.row_axis(), &parts);
                 }
                 take(tensor, batch_axis(axes), &batches())

@@ -40,7 +40,7 @@ pub(super) fn outputs(
 fn run(file: &Path, out: &Path, threads: usize) -> Result<(), String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
-        .args(["run", "--backend", "emulated", "--out"])
+        .args(["run", "--platform", "emulated", "--out"])
         .args([out, file])
         .env(VARIABLE, threads.to_string())
         .output()

@@ -49,26 +49,26 @@ impl Call {
     ///
     /// # Errors
     /// The part of the original that cannot be taken apart.
-    pub(super) fn make(&self, of: &Sequences, target: Target) -> Result<Piece, String> {
+    pub(super) fn make(&self, original: &Sequences, target: Target) -> Result<Piece, String> {
         let all: Vec<usize>;
         let (case, order) = match self {
             Call::Chunk(sequence, rows) => {
                 return Ok(Piece {
-                    case: chunk(of, *sequence, rows.clone(), target)?,
+                    case: chunk(original, *sequence, rows.clone(), target)?,
                     rows: vec![(*sequence, rows.clone())],
                 });
             }
-            Call::Batch(order) => (of.select(order)?, order),
+            Call::Batch(order) => (original.select(order)?, order),
             Call::Again | Call::Blocks(..) => {
-                all = (0..of.count()).collect();
+                all = (0..original.count()).collect();
                 let case = match self {
-                    Call::Blocks(size, reverse) => paged(of, *size, *reverse)?,
-                    _ => of.case().clone(),
+                    Call::Blocks(size, reverse) => paged(original, *size, *reverse)?,
+                    _ => original.case().clone(),
                 };
                 (case, &all)
             }
         };
-        let rows = order.iter().map(|&b| (b, 0..of.rows(b).q_len));
+        let rows = order.iter().map(|&b| (b, 0..original.rows(b).q_len));
         Ok(Piece {
             case,
             rows: rows.collect(),
@@ -77,9 +77,9 @@ impl Call {
 }
 
 /// Every variation of batch, chunks and pages.
-pub(super) fn variations(of: &Sequences) -> Vec<Variation> {
-    let whole: Vec<usize> = (0..of.count()).collect();
-    let several = |calls: Vec<Call>| match of.count() {
+pub(super) fn variations(original: &Sequences) -> Vec<Variation> {
+    let whole: Vec<usize> = (0..original.count()).collect();
+    let several = |calls: Vec<Call>| match original.count() {
         1 => Err("the case has one sequence".to_owned()),
         _ => Ok(calls),
     };
@@ -92,13 +92,17 @@ pub(super) fn variations(of: &Sequences) -> Vec<Variation> {
         variation("batch in reverse", several(vec![Call::Batch(reverse)])),
         variation("batch twice", Ok(vec![Call::Batch(twice)])),
     ];
-    let longest = whole.iter().map(|&b| of.rows(b).q_len).max().unwrap_or(0);
+    let longest = whole
+        .iter()
+        .map(|&b| original.rows(b).q_len)
+        .max()
+        .unwrap_or(0);
     // A chunk that holds the longest sequence is the call as it stands.
     let cutting = CHUNKS.into_iter().filter(|&size| size < longest);
     all.extend(cutting.map(|size| {
-        let calls = whole
-            .iter()
-            .flat_map(|&b| chunks(of.rows(b).q_len, size).map(move |rows| Call::Chunk(b, rows)));
+        let calls = whole.iter().flat_map(|&b| {
+            chunks(original.rows(b).q_len, size).map(move |rows| Call::Chunk(b, rows))
+        });
         variation(&format!("chunks of {size}"), Ok(calls.collect()))
     }));
     if longest <= 1 {
@@ -141,9 +145,9 @@ mod tests {
     fn chunks_cover_all_rows_and_their_number_is_bounded() {
         assert_eq!(chunks(7, 3).collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
         assert_eq!(chunks(0, 3).count(), 0);
-        let of = |count: usize| variation("many", Ok((0..count).map(|_| Call::Again).collect()));
-        assert!(of(MOST_CALLS).calls.is_ok());
-        let why = of(MOST_CALLS + 1).calls.err().unwrap();
+        let calls = |count: usize| variation("many", Ok((0..count).map(|_| Call::Again).collect()));
+        assert!(calls(MOST_CALLS).calls.is_ok());
+        let why = calls(MOST_CALLS + 1).calls.err().unwrap();
         assert!(why.starts_with("it would take 1025 calls"), "{why}");
     }
 }

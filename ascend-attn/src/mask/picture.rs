@@ -212,7 +212,7 @@ fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
                     colour(label)
                 }
             };
-            let of = Box {
+            let cell = Box {
                 x: grid.x(key),
                 y: grid.y(row),
                 width: grid.side,
@@ -221,7 +221,7 @@ fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
             };
             match &mut last {
                 Some(before) if before.colour == colour => before.width += grid.side,
-                _ => scene.boxes.extend(last.replace(of)),
+                _ => scene.boxes.extend(last.replace(cell)),
             }
         }
         scene.boxes.extend(last);

@@ -16,18 +16,21 @@ use super::scene::{Anchor, Scene, Size};
 /// The bytes of the file.
 pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {
     let mut canvas = Canvas::new(scene.width, scene.height);
-    for of in &scene.boxes {
-        let place = Rectangle::new(point(of.x, of.y), Dots::new(of.width, of.height));
-        let [r, g, b] = of.colour;
+    for filled_box in &scene.boxes {
+        let place = Rectangle::new(
+            point(filled_box.x, filled_box.y),
+            Dots::new(filled_box.width, filled_box.height),
+        );
+        let [r, g, b] = filled_box.colour;
         let filled = place.into_styled(PrimitiveStyle::with_fill(Rgb888::new(r, g, b)));
         let Ok(()) = filled.draw(&mut canvas);
     }
-    for of in &scene.texts {
-        let font: &MonoFont<'_> = match of.size {
+    for label in &scene.texts {
+        let font: &MonoFont<'_> = match label.size {
             Size::Small => &FONT_7X13,
             Size::Large => &FONT_9X15,
         };
-        let alignment = match of.anchor {
+        let alignment = match label.anchor {
             Anchor::Start => Alignment::Left,
             Anchor::Middle => Alignment::Center,
             Anchor::End => Alignment::Right,
@@ -37,7 +40,7 @@ pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {
             .baseline(Baseline::Middle)
             .build();
         let ink = MonoTextStyle::new(font, Rgb888::new(0x22, 0x22, 0x22));
-        let text = Text::with_text_style(&of.text, point(of.x, of.y), ink, style);
+        let text = Text::with_text_style(&label.text, point(label.x, label.y), ink, style);
         let Ok(_) = text.draw(&mut canvas);
     }
     let mut file = Vec::new();
@@ -98,6 +101,6 @@ impl DrawTarget for Canvas {
 }
 
 fn point(x: u32, y: u32) -> Point {
-    let clamp = |of| i32::try_from(of).unwrap_or(i32::MAX);
+    let clamp = |coordinate| i32::try_from(coordinate).unwrap_or(i32::MAX);
     Point::new(clamp(x), clamp(y))
 }

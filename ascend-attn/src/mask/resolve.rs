@@ -20,48 +20,48 @@ const LONGEST: u64 = 1 << 40;
 const MOST_BYTES: u64 = 1 << 28;
 
 /// Title and formula of the mask that the arguments describe.
-pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
-    let sq = of.sq.unwrap_or(16);
-    let skv = of.skv.unwrap_or(sq);
+pub(super) fn resolve(arguments: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
+    let sq = arguments.sq.unwrap_or(16);
+    let skv = arguments.skv.unwrap_or(sq);
     if sq.max(skv) > LONGEST {
         return Err(Stop::Trouble(format!(
             "{} rows or keys: at most {LONGEST}",
             sq.max(skv)
         )));
     }
-    if let Some(len) = of.prompt_len.filter(|&len| len > LONGEST) {
+    if let Some(len) = arguments.prompt_len.filter(|&len| len > LONGEST) {
         return Err(Stop::Trouble(format!(
             "--prompt-len {len}: at most {LONGEST}"
         )));
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
     let part = |part| {
-        let preset = of.preset.unwrap_or(Preset::Paper).sizes();
-        let mix = triangle_sizes(preset, of.sink, of.window, of.last)?;
+        let preset = arguments.preset.unwrap_or(Preset::Paper).sizes();
+        let mix = triangle_sizes(preset, arguments.sink, arguments.window, arguments.last)?;
         let title = format!(
             "TriangleMix: {part:?}, {sizes}, sinks {}, window {}, last {}",
             mix.num_sink_tokens,
             mix.sliding_window_size.saturating_add(1),
             mix.num_last_tokens
         );
-        Ok((title, triangle(of, mix, part, sq, skv)?))
+        Ok((title, triangle(arguments, mix, part, sq, skv)?))
     };
     match kind {
-        Kind::Mode0 => sparse(of, SparseMode::DefaultMask),
-        Kind::Mode1 => sparse(of, SparseMode::AllMask),
-        Kind::Mode2 => sparse(of, SparseMode::LeftUpCausal),
-        Kind::Mode3 => sparse(of, SparseMode::RightDownCausal),
-        Kind::Mode4 => sparse(of, SparseMode::Band),
-        Kind::Mode5 => sparse(of, SparseMode::Prefix),
-        Kind::Mode6 => sparse(of, SparseMode::PrefixCompress),
-        Kind::Mode7 => sparse(of, SparseMode::RightDownCausalBand),
-        Kind::Mode8 => sparse(of, SparseMode::BandLeftUpCausal),
-        Kind::Causal => named(of, "causal", SparseMode::RightDownCausal),
-        Kind::ChunkedPrefill => named(of, "chunked prefill", SparseMode::RightDownCausal),
-        Kind::Prefix => named(of, "prefix", SparseMode::Prefix),
-        Kind::Mla => mla(of),
+        Kind::Mode0 => sparse(arguments, SparseMode::DefaultMask),
+        Kind::Mode1 => sparse(arguments, SparseMode::AllMask),
+        Kind::Mode2 => sparse(arguments, SparseMode::LeftUpCausal),
+        Kind::Mode3 => sparse(arguments, SparseMode::RightDownCausal),
+        Kind::Mode4 => sparse(arguments, SparseMode::Band),
+        Kind::Mode5 => sparse(arguments, SparseMode::Prefix),
+        Kind::Mode6 => sparse(arguments, SparseMode::PrefixCompress),
+        Kind::Mode7 => sparse(arguments, SparseMode::RightDownCausalBand),
+        Kind::Mode8 => sparse(arguments, SparseMode::BandLeftUpCausal),
+        Kind::Causal => named(arguments, "causal", SparseMode::RightDownCausal),
+        Kind::ChunkedPrefill => named(arguments, "chunked prefill", SparseMode::RightDownCausal),
+        Kind::Prefix => named(arguments, "prefix", SparseMode::Prefix),
+        Kind::Mla => mla(arguments),
         Kind::SlidingWindow => {
-            let window = of.window.unwrap_or(4);
+            let window = arguments.window.unwrap_or(4);
             let before = before_own(window)?;
             let lengths = Lengths::Dense {
                 batch: 1,
@@ -77,17 +77,17 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
             Ok((title, Formula::sparse(&call)))
         }
         Kind::Mode9 => {
-            let (title, formula) = tree(of, "mode9")?;
+            let (title, formula) = tree(arguments, "mode9")?;
             Ok((format!("mode {}, {title}", SparseMode::Tree), formula))
         }
-        Kind::Tree => tree(of, "tree"),
+        Kind::Tree => tree(arguments, "tree"),
         Kind::Triangle => part(TrianglePart::Triangle),
         Kind::Streaming => part(TrianglePart::Streaming),
         Kind::Last => part(TrianglePart::Last),
         Kind::Middle => part(TrianglePart::Middle),
         Kind::Dense => part(TrianglePart::Dense),
         Kind::Local => {
-            let chunk = NonZeroU64::new(of.chunk.unwrap_or(4))
+            let chunk = NonZeroU64::new(arguments.chunk.unwrap_or(4))
                 .ok_or_else(|| Stop::Trouble("--chunk 0: 1 or more".to_owned()))?;
             let title = format!("local chunks of {chunk}, {sizes}");
             Ok((title, Formula::Local(LocalChunks::new(chunk, sq, skv))))
@@ -96,18 +96,19 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
 }
 
 /// A sparse mode under another name.
-fn named(of: &Arguments, name: &str, mode: SparseMode) -> Result<(String, Formula), Stop> {
-    let (title, formula) = sparse(of, mode)?;
+fn named(arguments: &Arguments, name: &str, mode: SparseMode) -> Result<(String, Formula), Stop> {
+    let (title, formula) = sparse(arguments, mode)?;
     let rest = title.split_once(", ").map_or("", |(_, rest)| rest);
     Ok((format!("{name}, {rest}"), formula))
 }
 
-fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
-    let tensor = of.tensor.as_deref().map(text_mask).transpose()?;
+fn sparse(arguments: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
+    let tensor = arguments.tensor.as_deref().map(text_mask).transpose()?;
     let (sq, skv) = match &tensor {
         Some(tensor) => {
             let [rows, keys] = [0, 1].map(|axis| tensor.shape().get(axis).map_or(0, |&n| n as u64));
-            for (flag, given, is) in [("--sq", of.sq, rows), ("--skv", of.skv, keys)] {
+            for (flag, given, is) in [("--sq", arguments.sq, rows), ("--skv", arguments.skv, keys)]
+            {
                 if let Some(given) = given.filter(|&given| given != is) {
                     return Err(Stop::Trouble(format!(
                         "{flag} {given}: the mask of --tensor has {is}; leave {flag} out"
@@ -117,26 +118,29 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
             (rows, keys)
         }
         None => {
-            let sq = of.sq.unwrap_or(16);
-            (sq, of.skv.unwrap_or(sq))
+            let sq = arguments.sq.unwrap_or(16);
+            (sq, arguments.skv.unwrap_or(sq))
         }
     };
-    let packed = !of.q_ends.is_empty();
+    let packed = !arguments.q_ends.is_empty();
     let (lengths, at) = if packed {
-        ends("--q-ends", &of.q_ends)?;
-        ends("--kv-ends", &of.kv_ends)?;
-        if of.q_ends.len() != of.kv_ends.len() {
+        ends("--q-ends", &arguments.q_ends)?;
+        ends("--kv-ends", &arguments.kv_ends)?;
+        if arguments.q_ends.len() != arguments.kv_ends.len() {
             return Err(Stop::Trouble(format!(
                 "--q-ends has {} sequences, --kv-ends {}",
-                of.q_ends.len(),
-                of.kv_ends.len()
+                arguments.q_ends.len(),
+                arguments.kv_ends.len()
             )));
         }
         let lengths = Lengths::Packed {
-            q_ends: &of.q_ends,
-            kv_ends: &of.kv_ends,
+            q_ends: &arguments.q_ends,
+            kv_ends: &arguments.kv_ends,
         };
-        let at = format!("query ends {:?}, key ends {:?}", of.q_ends, of.kv_ends);
+        let at = format!(
+            "query ends {:?}, key ends {:?}",
+            arguments.q_ends, arguments.kv_ends
+        );
         (lengths, at)
     } else {
         let lengths = Lengths::Dense {
@@ -146,12 +150,12 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
         };
         (lengths, format!("Sq {sq}, Skv {skv}"))
     };
-    prefixes(&of.prefix, lengths.batch())?;
+    prefixes(&arguments.prefix, lengths.batch())?;
     let mut call = Sparsity::new(mode, lengths);
-    call.prefix = &of.prefix;
-    call.has_tensor |= of.pre.is_some() || of.next.is_some() || tensor.is_some();
-    call.pre_tokens = of.pre.unwrap_or(call.pre_tokens);
-    call.next_tokens = match (of.next, mode) {
+    call.prefix = &arguments.prefix;
+    call.has_tensor |= arguments.pre.is_some() || arguments.next.is_some() || tensor.is_some();
+    call.pre_tokens = arguments.pre.unwrap_or(call.pre_tokens);
+    call.next_tokens = match (arguments.next, mode) {
         (Some(next), _) => next,
         (None, SparseMode::RightDownCausalBand) => 0,
         (None, SparseMode::BandLeftUpCausal) => {
@@ -163,14 +167,14 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
     };
     let mut title = format!("mode {mode}, {at}");
     if mode.reads_tokens(call.has_tensor) {
-        for (name, given) in [("pre", of.pre), ("next", Some(call.next_tokens))] {
+        for (name, given) in [("pre", arguments.pre), ("next", Some(call.next_tokens))] {
             if let Some(tokens) = given.filter(|&t| t < ascend_attention::spec::TOKENS_UNBOUNDED) {
                 title.push_str(&format!(", {name} {tokens}"));
             }
         }
     }
     if mode.reads_prefix() {
-        title.push_str(&format!(", prefix {:?}", of.prefix));
+        title.push_str(&format!(", prefix {:?}", arguments.prefix));
     }
     let formula = match tensor {
         Some(_) if packed => {
@@ -218,8 +222,11 @@ fn ends(name: &str, ends: &[i64]) -> Result<(), Stop> {
 }
 
 /// The template itself, or part of it.
-fn mla(of: &Arguments) -> Result<(String, Formula), Stop> {
-    let (q_len, kv_len) = (of.sq.unwrap_or(512), of.skv.or(of.sq).unwrap_or(512));
+fn mla(arguments: &Arguments) -> Result<(String, Formula), Stop> {
+    let (q_len, kv_len) = (
+        arguments.sq.unwrap_or(512),
+        arguments.skv.or(arguments.sq).unwrap_or(512),
+    );
     if q_len.max(kv_len) > 512 {
         return Err(Stop::Trouble(format!(
             "{} rows or keys: the mask of latent attention has 512",
@@ -270,7 +277,7 @@ pub(crate) fn triangle_sizes(
 }
 
 fn triangle(
-    of: &Arguments,
+    arguments: &Arguments,
     sizes: TriangleMix,
     part: TrianglePart,
     sq: u64,
@@ -281,7 +288,7 @@ fn triangle(
             "{sq} rows of {skv} keys: every row of a prompt is a key too"
         )));
     };
-    let prompt_len = of.prompt_len.unwrap_or(skv);
+    let prompt_len = arguments.prompt_len.unwrap_or(skv);
     if prompt_len < skv {
         return Err(Stop::Trouble(format!(
             "--prompt-len {prompt_len}: at least the {skv} keys that are there"
@@ -296,8 +303,8 @@ fn triangle(
 }
 
 /// The mask of a tree, by the name that was given.
-fn tree(of: &Arguments, name: &str) -> Result<(String, Formula), Stop> {
-    let Some(file) = &of.tree else {
+fn tree(arguments: &Arguments, name: &str) -> Result<(String, Formula), Stop> {
+    let Some(file) = &arguments.tree else {
         return Err(Stop::Trouble(format!(
             "{name}: --tree FILE says the parent of each token, -1 for a root"
         )));
@@ -317,13 +324,13 @@ fn tree(of: &Arguments, name: &str) -> Result<(String, Formula), Stop> {
         .collect::<Result<_, _>>()?;
     let tree = TokenTree::new(&parents).map_err(|error| trouble(file, &error))?;
     let tokens = tree.len() as u64;
-    if of.sq.is_some_and(|sq| sq != tokens) {
+    if arguments.sq.is_some_and(|sq| sq != tokens) {
         return Err(trouble(
             file,
-            &format_args!("{tokens} tokens, not --sq {}", of.sq.unwrap_or(0)),
+            &format_args!("{tokens} tokens, not --sq {}", arguments.sq.unwrap_or(0)),
         ));
     }
-    let keys = of.skv.unwrap_or(tokens);
+    let keys = arguments.skv.unwrap_or(tokens);
     let Some(context) = keys.checked_sub(tokens) else {
         return Err(trouble(
             file,

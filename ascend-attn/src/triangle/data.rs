@@ -210,12 +210,12 @@ fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
             problem.mode
         ));
     }
-    let of = problem.key_value(sequence);
+    let own = problem.key_value(sequence);
     let arguments = &case.arguments;
     let tensors = (
         arguments.query.as_ref(),
-        arguments.key.get(of.list_index),
-        arguments.value.get(of.list_index),
+        arguments.key.get(own.list_index),
+        arguments.value.get(own.list_index),
     );
     let (Some(query), Some(key), Some(value)) = tensors else {
         return other("without query, key or value");
@@ -244,7 +244,7 @@ fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
         shape,
         half: half(query),
         query: numbers(query, problem.query, (batch, at.q_first), problem.heads)?,
-        key: numbers(key, of.key, (of.batch, at.kv_first), problem.kv_heads)?,
-        value: numbers(value, of.value, (of.batch, at.kv_first), problem.kv_heads)?,
+        key: numbers(key, own.key, (own.batch, at.kv_first), problem.kv_heads)?,
+        value: numbers(value, own.value, (own.batch, at.kv_first), problem.kv_heads)?,
     })
 }

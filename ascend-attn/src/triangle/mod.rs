@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::AttentionShape;
 use ascend_trianglemix::{
-    TriangleForecast, TriangleGate, TriangleLayers, TrianglePrefill, TrianglePreset,
+    TriangleForecast, TriangleLayers, TrianglePrefill, TrianglePreset, TriangleThresholds,
 };
 use clap::ValueEnum;
 
 use super::mask::{self, Preset};
 use super::output::Output;
-use super::{BackendChoice, Stop};
+use super::{PlatformChoice, Stop};
 use data::Data;
 use measure::Measured;
 
@@ -96,7 +96,7 @@ pub(super) struct Arguments {
     mass: bool,
     /// What executes the layers
     #[arg(long, value_enum, default_value_t)]
-    backend: BackendChoice,
+    platform: PlatformChoice,
     /// Number of the device
     #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
@@ -163,7 +163,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let prefill = TrianglePrefill {
         shape,
         sizes,
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     let block = NonZeroU64::new(arguments.block).unwrap_or(NonZeroU64::MIN);
     let forecast = TriangleForecast::new(&prefill, tokens, (layers, sparse), block)?;
@@ -172,7 +172,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let measured = match arguments.measure {
         When::Never => Err("--measure never".to_owned()),
         when => {
-            let runtime = arguments.backend.runtime()?;
+            let runtime = arguments.platform.runtime()?;
             let npu = runtime.platform() == ascend_attention::Platform::Npu;
             let flops = forecast.dense_flops();
             if when == When::Auto && !npu && flops > PATIENCE {

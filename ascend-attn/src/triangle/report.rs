@@ -10,20 +10,20 @@ use super::measure::Measured;
 use crate::platform::DeviceReport;
 
 /// The lines of the text form.
-pub(super) fn text(of: &Findings) -> Vec<String> {
-    let it = &of.forecast;
-    let (shape, sizes) = (it.shape, it.sizes);
-    let count = it.sparse.indices().len();
+pub(super) fn text(findings: &Findings) -> Vec<String> {
+    let forecast = &findings.forecast;
+    let (shape, sizes) = (forecast.shape, forecast.sizes);
+    let count = forecast.sparse.indices().len();
     let mut lines = vec![format!(
         "{} tokens, {} layers; leave out the middle: {}",
-        it.tokens,
-        it.layers,
+        forecast.tokens,
+        forecast.layers,
         match count {
             0 => "none".to_owned(),
-            _ => format!("{count} ({})", it.sparse),
+            _ => format!("{count} ({})", forecast.sparse),
         }
     )];
-    if let Some(model) = of.model {
+    if let Some(model) = findings.model {
         lines.push(format!("layers of {}: {}", model.model, source(&model)));
     }
     lines.push(format!(
@@ -34,9 +34,9 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
         shape.heads,
         shape.kv_heads,
         shape.head_dim,
-        of.dtype.name()
+        findings.dtype.name()
     ));
-    let (dense, triangle) = (it.dense_pairs, it.triangle_pairs);
+    let (dense, triangle) = (forecast.dense_pairs, forecast.triangle_pairs);
     lines.push(row("", ["dense", "triangle", "share"]));
     let percent = |share: f64| format!("{:.1}%", 100.0 * share);
     let counts = |name: &str, dense: u128, triangle: u128| {
@@ -44,26 +44,30 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
         row(name, [&dense.to_string(), &triangle.to_string(), &share])
     };
     lines.push(counts("pairs, a layer and head", dense, triangle));
-    let all = dense * it.layers as u128;
-    lines.push(counts("pairs, all layers, a head", all, it.model_pairs()));
-    let (all, left) = (it.dense_blocks, it.triangle_blocks);
-    let block = it.block;
+    let all = dense * forecast.layers as u128;
+    lines.push(counts(
+        "pairs, all layers, a head",
+        all,
+        forecast.model_pairs(),
+    ));
+    let (all, left) = (forecast.dense_blocks, forecast.triangle_blocks);
+    let block = forecast.block;
     let blocks = format!("blocks of {block}, computed");
     lines.push(counts(&blocks, all.computed(), left.computed()));
     lines.push(counts("  full", all.full, left.full));
     lines.push(counts("  partial", all.partial, left.partial));
-    match &of.measured {
+    match &findings.measured {
         Ok(measured) => {
             let layers = &measured.layers;
             let (dense, sparse) = (layers.dense_seconds, layers.triangle_seconds);
-            let predicted = dense * it.block_share();
+            let predicted = dense * forecast.block_share();
             let times = |name: &str, dense: f64, sparse: f64| {
                 let share = percent(sparse / dense.max(f64::MIN_POSITIVE));
                 let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
                 row(name, [&ms(dense), &ms(sparse), &share])
             };
-            let model = |sparse| it.model(dense, sparse);
-            let all = it.model(dense, dense);
+            let model = |sparse| forecast.model(dense, sparse);
+            let all = forecast.model(dense, dense);
             lines.push(times("ms, a layer, predicted", dense, predicted));
             lines.push(times("ms, a layer, measured", dense, sparse));
             lines.push(times("ms, all layers, predicted", all, model(predicted)));
@@ -73,15 +77,15 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
                 on(measured),
                 layers.runs
             ));
-            let it = &layers.difference;
-            let [row, head, element] = it.place;
+            let difference = &layers.difference;
+            let [row, head, element] = difference.place;
             lines.push(format!(
                 "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, {:.3e} of \
                  their size",
-                it.largest, it.mean, it.relative
+                difference.largest, difference.mean, difference.relative
             ));
-            if it.not_finite > 0 {
-                lines.push(format!("{} elements are not finite", it.not_finite));
+            if difference.not_finite > 0 {
+                lines.push(format!("{} elements are not finite", difference.not_finite));
             }
             if let Some(mass) = measured.mass {
                 lines.push(format!(
@@ -98,10 +102,10 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
     lines.push(format!(
         "memory: keys and values of all layers {}, dense or not; the mask {} for any length ({} as a tensor of every row and \
          key); outputs to merge, a layer at a time, {}",
-        mib(it.cache_bytes),
-        mib(it.mask_bytes),
-        mib(it.whole_mask_bytes),
-        mib(it.part_bytes)
+        mib(forecast.cache_bytes),
+        mib(forecast.mask_bytes),
+        mib(forecast.whole_mask_bytes),
+        mib(forecast.part_bytes)
     ));
     lines
 }
@@ -130,57 +134,57 @@ fn on(measured: &Measured) -> String {
 }
 
 /// The findings as one JSON object.
-pub(super) fn json(of: &Findings) -> String {
-    let it = &of.forecast;
-    let (shape, sizes) = (it.shape, it.sizes);
-    let blocks = |of: BlockCounts| {
+pub(super) fn json(findings: &Findings) -> String {
+    let forecast = &findings.forecast;
+    let (shape, sizes) = (forecast.shape, forecast.sizes);
+    let blocks = |counts: BlockCounts| {
         json!({
-            "full": exact(of.full),
-            "partial": exact(of.partial),
-            "empty": exact(of.empty),
+            "full": exact(counts.full),
+            "partial": exact(counts.partial),
+            "empty": exact(counts.empty),
         })
     };
     let mut object = json!({
-        "tokens": it.tokens,
-        "layers": it.layers,
-        "triangle_layers": it.sparse.indices(),
-        "model": of.model.map(|model| model.model),
-        "source": of.model.as_ref().map(source),
+        "tokens": forecast.tokens,
+        "layers": forecast.layers,
+        "triangle_layers": forecast.sparse.indices(),
+        "model": findings.model.map(|model| model.model),
+        "source": findings.model.as_ref().map(source),
         "num_sink_tokens": sizes.num_sink_tokens,
         "sliding_window_size": sizes.sliding_window_size,
         "num_last_tokens": sizes.num_last_tokens,
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "dim": shape.head_dim,
-        "dtype": of.dtype.name(),
+        "dtype": findings.dtype.name(),
         "pairs": {
-            "dense": exact(it.dense_pairs),
-            "triangle": exact(it.triangle_pairs),
-            "model": exact(it.model_pairs()),
+            "dense": exact(forecast.dense_pairs),
+            "triangle": exact(forecast.triangle_pairs),
+            "model": exact(forecast.model_pairs()),
         },
-        "block": it.block,
-        "blocks": { "dense": blocks(it.dense_blocks), "triangle": blocks(it.triangle_blocks) },
+        "block": forecast.block,
+        "blocks": { "dense": blocks(forecast.dense_blocks), "triangle": blocks(forecast.triangle_blocks) },
         "bytes": {
-            "cache": exact(it.cache_bytes),
-            "mask": exact(it.mask_bytes),
-            "whole_mask": exact(it.whole_mask_bytes),
-            "parts": exact(it.part_bytes),
+            "cache": exact(forecast.cache_bytes),
+            "mask": exact(forecast.mask_bytes),
+            "whole_mask": exact(forecast.whole_mask_bytes),
+            "parts": exact(forecast.part_bytes),
         },
     });
-    let mut found = match &of.measured {
+    let mut found = match &findings.measured {
         Ok(measured) => {
             let layers = &measured.layers;
             let (dense, sparse) = (layers.dense_seconds, layers.triangle_seconds);
-            let predicted = dense * it.block_share();
+            let predicted = dense * forecast.block_share();
             let difference = &layers.difference;
             json!({
                 "seconds": {
                     "dense": dense,
                     "triangle": sparse,
                     "predicted": predicted,
-                    "model_dense": it.model(dense, dense),
-                    "model": it.model(dense, sparse),
-                    "model_predicted": it.model(dense, predicted),
+                    "model_dense": forecast.model(dense, dense),
+                    "model": forecast.model(dense, sparse),
+                    "model_predicted": forecast.model(dense, predicted),
                 },
                 "runs": layers.runs,
                 "difference": {
@@ -201,7 +205,7 @@ pub(super) fn json(of: &Findings) -> String {
         }
         Err(why) => json!({ "not_measured": why }),
     };
-    if let (Ok(measured), Value::Object(found)) = (&of.measured, &mut found) {
+    if let (Ok(measured), Value::Object(found)) = (&findings.measured, &mut found) {
         found.extend(measured.platform.json());
     }
     if let (Some(object), Value::Object(found)) = (object.as_object_mut(), found) {

@@ -1,13 +1,13 @@
 //! `ascend-attn backends`: steps from files, what is compared, and exit codes.
 
-use super::{last_line, program, text};
+use super::{command, last_line, text};
 
 use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
 
-/// Two requests decode, one of them with a cached prompt; then a third brings a prompt.
+/// Two requests decode, one of them with a cached prompt; then a third request has a prompt.
 const STEPS: [&str; 2] = [
     r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":130,"new":1,"drafts":0,"row":[4,2]},{"cached":7,"new":1,"drafts":0,"row":[3]}]}"#,
     r#"{"version":1,"settings":{"blocks":8,"block_size":128,"pad":"SkipNegative","causality":"Causal","policy":{"chunked_prefill":false,"drafting":null}},"requests":[{"cached":131,"new":1,"drafts":0,"row":[4,2]},{"cached":0,"new":9,"drafts":0,"row":[6]}]}"#,
@@ -17,9 +17,10 @@ fn backends(steps: &str, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steps.jsonl");
     fs::write(&file, steps).unwrap();
-    let mut command = program();
-    command.args(["backends", "--backend", "emulated"]);
-    command.args(["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]);
+    let mut command = command(
+        "backends",
+        &["--heads", "4", "--kv-heads", "2", "--head-dim", "64"],
+    );
     command.args(arguments).arg(file).output().unwrap()
 }
 
@@ -65,7 +66,7 @@ fn steps_of_a_file_are_compared_one_by_one() {
         (&summary["compared"], &summary["elements"]),
         (&1.into(), &1024.into())
     );
-    assert_eq!(summary["backend"], "emulated");
+    assert_eq!(summary["platform"], "emulated");
     assert_eq!(summary["equal"], objects[0]["equal"]);
     assert_eq!(summary["furthest"], objects[0]["furthest"]);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::case::{
-    AttentionCase, Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
+    AttentionCase, Case, Expect, MaskSource, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
     Tolerance, Verdict, record_calls,
 };
 use ascend_attention::prompt::PromptFlashAttention;
@@ -19,7 +19,7 @@ use ascend_emu::{Site, inject};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, PagedDecode,
+    FusedAttention, PagedDecode,
 };
 
 use crate::harness::{self, halves};
@@ -134,7 +134,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
         .plan((&query, &key, &value))
         .unwrap();
     let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
-    assert_eq!(case.mask, MaskKind::Compressed);
+    assert_eq!(case.mask, MaskSource::Compressed);
     let masks = stream.device().masks();
     let dense = masks.causal_matrix(
         CausalOrigin::LeftUp,
@@ -152,7 +152,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
-    assert_eq!(case.mask, MaskKind::Tensor);
+    assert_eq!(case.mask, MaskSource::Tensor);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
 }
@@ -170,7 +170,7 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
-    assert_eq!(case.mask, MaskKind::Compressed);
+    assert_eq!(case.mask, MaskSource::Compressed);
     assert_eq!(case.tensor(Parameter::AttenMask), None);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
@@ -219,7 +219,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let backends = || Backends::none().with(PagedDecode).with(Fused);
+    let backends = || Backends::none().with(PagedDecode).with(FusedAttention);
     let (outputs, calls) = record_calls(EQUAL, || step(&stream, 64, backends()));
     assert!(outputs.iter().all(|output| output.is_ok()));
     // New keys and values go into the cache before each layer's attention.
@@ -242,12 +242,18 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
 
     // What one backend refuses and the next serves is no failure; what none serves is.
     let (outputs, calls) = record_calls(EQUAL, || {
-        step(&stream, 48, Backends::none().with(Fused).with(PagedDecode))
+        step(
+            &stream,
+            48,
+            Backends::none().with(FusedAttention).with(PagedDecode),
+        )
     });
     assert!(outputs.iter().all(|output| output.is_ok()));
     let cases = attention_of(&calls, 2);
     assert!(cases.iter().all(|case| case.expect == Expect::Ok));
-    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, Backends::none().with(Fused)));
+    let (outputs, calls) = record_calls(EQUAL, || {
+        step(&stream, 48, Backends::none().with(FusedAttention))
+    });
     assert!(
         outputs
             .iter()
@@ -304,9 +310,13 @@ fn failing_calls() {
         return;
     };
     // Served by the second backend: nothing to report.
-    let _ = step(&stream, 48, Backends::none().with(Fused).with(PagedDecode));
+    let _ = step(
+        &stream,
+        48,
+        Backends::none().with(FusedAttention).with(PagedDecode),
+    );
     for _ in 0..2 {
-        let outputs = step(&stream, 48, Backends::none().with(Fused));
+        let outputs = step(&stream, 48, Backends::none().with(FusedAttention));
         assert!(outputs.iter().all(Result::is_err), "{outputs:?}");
     }
     let paged = Paged::new(&stream);

@@ -1,6 +1,6 @@
 //! `ascend-attn determinism`: every way computes the same attention, and differences are seen, counted and placed.
 
-use super::{program, small, text, vectors, write};
+use super::{command, small, text, vectors, write};
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,11 +11,7 @@ use ascend_attention::f16;
 use serde_json::Value;
 
 fn determinism(arguments: &[&str]) -> Output {
-    let mut command = program();
-    command
-        .args(["determinism", "--backend", "emulated"])
-        .args(arguments);
-    command.output().unwrap()
+    command("determinism", arguments).output().unwrap()
 }
 
 /// The JSON lines of a run that succeeds: one for each file, and the counts.
@@ -104,7 +100,7 @@ fn causal(folder: &Path) -> String {
         case.arguments.set_tensor(parameter, tensor);
     }
     case.arguments.sparse_mode = 3;
-    case.mask = ascend_attention::case::MaskKind::Compressed;
+    case.mask = ascend_attention::case::MaskSource::Compressed;
     write(folder, "causal.safetensors", &case)
 }
 

@@ -1,4 +1,4 @@
-//! Variables that nobody reads, bad values, and what `doctor` says of both.
+//! Unknown variables, bad values, and what `doctor` says of both.
 
 use super::{harness, program, text};
 
@@ -18,7 +18,7 @@ const MISSPELT: [(&str, &str); 2] = [("ASCEND_EMU_CHEK", "strict"), ("ASCEND_EMU
 fn every_command_names_a_misspelt_variable_once() {
     let real = "tests/vectors/numeric/059_head_dim_16.safetensors";
     for arguments in [
-        &["run", "--backend", "emulated", real][..],
+        &["run", "--platform", "emulated", real][..],
         &["check", real],
         &["mask", "causal"],
         &["bench", "--filter", "nothing"],

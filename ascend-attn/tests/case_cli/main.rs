@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Parameter};
 use ascend_attention::f16;
 use serde_json::Value;
 
@@ -31,12 +31,12 @@ fn vectors(name: &str) -> PathBuf {
     Path::new(ROOT).join("tests/vectors").join(name)
 }
 
-/// The program with an environment that says nothing about a backend.
+/// The program with an environment that chooses no platform.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ascend-attn"));
     command
         .current_dir(ROOT)
-        .env_remove("ASCEND_BACKEND")
+        .env_remove("ASCEND_PLATFORM")
         .env_remove("ASCEND_HOME_PATH")
         .env_remove("ASCEND_TOOLKIT_HOME")
         .env_remove("ASCEND_RECORD");
@@ -48,13 +48,18 @@ fn program() -> Command {
     command
 }
 
+/// A command of the program on the emulation, with these arguments.
+fn command(name: &str, arguments: &[&str]) -> Command {
+    let mut command = program();
+    command
+        .args([name, "--platform", "emulated"])
+        .args(arguments);
+    command
+}
+
+/// What `run` on the emulation does with these arguments.
 fn emulated(arguments: &[&str]) -> Output {
-    program()
-        .arg("run")
-        .args(["--backend", "emulated"])
-        .args(arguments)
-        .output()
-        .unwrap()
+    command("run", arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -87,7 +92,7 @@ fn the_repositorys_cases_pass() {
     assert_eq!(last_line(&output), "7 passed, 0 failed");
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
     assert_eq!(lines.len(), 9);
-    assert!(lines[0].starts_with("backend emulated, "), "{}", lines[0]);
+    assert!(lines[0].starts_with("platform emulated, "), "{}", lines[0]);
     for (line, name) in lines[1..7].iter().zip(0..6) {
         assert!(line.starts_with(&format!("minilm_layer{name} ")), "{line}");
         assert!(
@@ -247,7 +252,7 @@ fn a_case_that_another_rule_refuses_than_recorded_fails() {
             && stdout.contains(", recorded head_dim.equal)"),
         "{stdout}"
     );
-    // The backend's chip and release are said.
+    // The chip and the release of the platform are said.
     let first = stdout.lines().next().unwrap();
     assert!(first.contains(" with CANN "), "{first}");
 }
@@ -277,7 +282,7 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
     let mut case = small();
     // The operator ignores the window of mode 0 without a mask.
     case.arguments.sparse_mode = 0;
-    case.mask = MaskKind::None;
+    case.mask = MaskSource::None;
     case.arguments.pre_tokens = 5;
     case.expected.clear();
     let path = write(folder.path(), "window.safetensors", &case);
@@ -335,7 +340,7 @@ fn json_has_an_object_for_each_case_and_a_summary() {
         (&summary["passed"], &summary["failed"]),
         (&1.into(), &1.into())
     );
-    assert_eq!(summary["backend"], "emulated");
+    assert_eq!(summary["platform"], "emulated");
 }
 
 #[test]
@@ -416,7 +421,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
         &["run"],
         &["run", "absent.safetensors"],
         &["run", empty.path().to_str().unwrap()],
-        &["run", "--backend", "gpu", "x"],
+        &["run", "--platform", "gpu", "x"],
         &["unknown"],
     ] {
         let output = program().args(arguments).output().unwrap();
@@ -428,7 +433,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
     }
     let output = program()
         .args(["run", vectors("real").to_str().unwrap()])
-        .env("ASCEND_BACKEND", "gpu")
+        .env("ASCEND_PLATFORM", "gpu")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -440,7 +445,7 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
 }
 
 #[test]
-fn the_variable_chooses_the_backend_of_auto() {
+fn the_variable_chooses_the_platform_of_auto() {
     let output = program()
         .args([
             "run",
@@ -448,11 +453,11 @@ fn the_variable_chooses_the_backend_of_auto() {
                 .to_str()
                 .unwrap(),
         ])
-        .env("ASCEND_BACKEND", "emulated")
+        .env("ASCEND_PLATFORM", "emulated")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stdout).starts_with("backend emulated"));
+    assert!(text(&output.stdout).starts_with("platform emulated"));
 }
 
 #[test]
@@ -501,7 +506,7 @@ fn doctor_works_without_an_npu() {
         format!("{path}/lib64/libascendcl.so"),
         "emulation: available".to_owned(),
         "versions V1 V2 V3 V4 V5".to_owned(),
-        "backend auto: ".to_owned(),
+        "platform auto: ".to_owned(),
     ] {
         assert!(report.contains(&part), "no {part:?} in:\n{report}");
     }
@@ -534,8 +539,7 @@ fn a_trace_shows_every_call_of_a_run() {
     let file = folder.path().join("calls.jsonl");
     let path = write(folder.path(), "case.safetensors", &small());
     for times in 1..3 {
-        let output = program()
-            .args(["run", "--backend", "emulated", &path])
+        let output = command("run", &[&path])
             .env("ASCEND_EMU_TRACE", &file)
             .output()
             .unwrap();
@@ -545,23 +549,22 @@ fn a_trace_shows_every_call_of_a_run() {
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        let of = |function: &str| {
+        let calls_of = |function: &str| {
             lines
                 .iter()
                 .filter(|line| line["function"] == function)
                 .count()
         };
         // A second process goes on where the first has ended.
-        assert_eq!(of("aclInit"), times);
+        assert_eq!(calls_of("aclInit"), times);
         let phase_two = lines.iter().filter(|line| {
             let name = line["function"].as_str().unwrap();
             name.starts_with("aclnnFused") && !name.ends_with("WorkspaceSize")
         });
         assert_eq!(phase_two.count(), times);
-        assert!(of("aclrtSetDevice") >= times && of("aclrtGetSocName") >= times);
+        assert!(calls_of("aclrtSetDevice") >= times && calls_of("aclrtGetSocName") >= times);
     }
-    let output = program()
-        .args(["run", "--backend", "emulated", &path])
+    let output = command("run", &[&path])
         .env("ASCEND_EMU_TRACE", folder.path())
         .output()
         .unwrap();
@@ -575,7 +578,7 @@ fn a_reader_that_goes_away_is_no_panic() {
     for arguments in [
         &[
             "run",
-            "--backend",
+            "--platform",
             "emulated",
             vectors("real").to_str().unwrap(),
         ][..],
@@ -632,7 +635,7 @@ fn files_without_an_end_are_refused() {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(said.contains(why), "{arguments:?}: {said}");
     };
-    let run = ["run", "--backend", "emulated"];
+    let run = ["run", "--platform", "emulated"];
     for (name, why) in [
         ("zeros", "no regular file"),
         ("pipe", "no regular file"),

@@ -12,7 +12,7 @@ fn output(arguments: &[&str]) -> std::process::Output {
 #[test]
 fn times_of_the_emulation_are_said_to_be_its_own() {
     let sizes = ["triangle", "--tokens", "64", "--layers", "2", "--runs", "1"];
-    let command = [&sizes[..], &["--backend", "emulated"]].concat();
+    let command = [&sizes[..], &["--platform", "emulated"]].concat();
     let said = output(&command);
     let said = text(&said.stdout);
     let line = said.lines().find(|line| line.starts_with("measured on "));
@@ -22,13 +22,13 @@ fn times_of_the_emulation_are_said_to_be_its_own() {
     let json = output(&[&command[..], &["--json"]].concat());
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(
-        (&json["backend"], &json["soc"]),
+        (&json["platform"], &json["soc"]),
         (&"emulated".into(), &"Ascend910B3".into())
     );
     let never = output(&[&command[..], &["--json", "--measure", "never"]].concat());
     let never: Value = serde_json::from_slice(&never.stdout).unwrap();
     assert_eq!(
-        (&never["backend"], &never["soc"]),
+        (&never["platform"], &never["soc"]),
         (&Value::Null, &Value::Null)
     );
 }
@@ -38,10 +38,10 @@ fn the_last_object_of_every_command_says_what_computed_it() {
     let case = vectors("numeric/059_head_dim_16.safetensors");
     let case = case.to_str().unwrap();
     for command in ["run", "determinism"] {
-        let output = output(&[command, "--backend", "emulated", "--json", case]);
+        let output = output(&[command, "--platform", "emulated", "--json", case]);
         let summary: Value = serde_json::from_str(last_line(&output)).unwrap();
         let summary = &summary["summary"];
-        assert_eq!(summary["backend"], "emulated", "{command}");
+        assert_eq!(summary["platform"], "emulated", "{command}");
         assert_eq!(summary["soc"], "Ascend910B3", "{command}");
         assert_eq!(summary["cann"], "9.1", "{command}");
     }
@@ -51,13 +51,13 @@ fn the_last_object_of_every_command_says_what_computed_it() {
 fn one_is_counted_in_the_singular() {
     let case = vectors("numeric/059_head_dim_16.safetensors");
     let case = case.to_str().unwrap();
-    let determinism = output(&["determinism", "--backend", "emulated", case]);
+    let determinism = output(&["determinism", "--platform", "emulated", case]);
     assert!(
         last_line(&determinism).starts_with("1 case, 0 failed"),
         "{}",
         last_line(&determinism)
     );
-    let both = output(&["determinism", "--backend", "emulated", case, case]);
+    let both = output(&["determinism", "--platform", "emulated", case, case]);
     assert!(
         last_line(&both).starts_with("2 cases, 0 failed"),
         "{}",

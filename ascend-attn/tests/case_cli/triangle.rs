@@ -1,19 +1,17 @@
 //! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
 
-use super::{program, text, vectors, write};
+use super::{command, text, vectors, write};
 use approx::abs_diff_eq;
 
 use std::fs;
 use std::path::Path;
 
 use ascend_attention::DType;
-use ascend_attention::case::{AttentionCase, CaseTensor, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, MaskSource, Parameter};
 use serde_json::{Value, json};
 
 fn triangle(arguments: &[&str]) -> std::process::Output {
-    let mut command = program();
-    command.arg("triangle").args(arguments);
-    command.args(["--backend", "emulated"]).output().unwrap()
+    command("triangle", arguments).output().unwrap()
 }
 
 #[track_caller]
@@ -302,7 +300,7 @@ fn prompts(layout: &str) -> AttentionCase {
     case.arguments.actual_seq_lengths = Some(lengths.clone());
     case.arguments.actual_seq_lengths_kv = Some(lengths);
     case.arguments.sparse_mode = 3;
-    case.mask = MaskKind::Compressed;
+    case.mask = MaskSource::Compressed;
     case
 }
 
@@ -332,7 +330,7 @@ fn a_sequence_of_a_case_is_taken_in_its_layout() {
         refused(&["--data", &file, "--layers", "2"], "other.safetensors: ");
     };
     let mut case = prompts("BSH");
-    (case.arguments.sparse_mode, case.mask) = (0, MaskKind::None);
+    (case.arguments.sparse_mode, case.mask) = (0, MaskSource::None);
     at(&case, "in layout BSH whose sequence 0 is not causal");
     let mut case = prompts("BSH");
     case.arguments.actual_seq_lengths_kv = Some(vec![7, 9]);

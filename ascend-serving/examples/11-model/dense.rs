@@ -1,5 +1,6 @@
-//! The same model by its definition: one sequence at a time, all its tokens at once, in double precision, without a
-//! cache and without the operator. With what it checks it shares the weights, the sizes and the matrix product.
+//! The model of this example by its definition: one sequence at a time, all its tokens at once, in double precision,
+//! without a cache and without the operator. With what it checks it shares the weights, the sizes and the matrix
+//! product.
 
 use std::ops::Range;
 

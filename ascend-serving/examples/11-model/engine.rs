@@ -103,12 +103,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Whether one step may add so many tokens to these sequences.
+    /// Whether one step may add these numbers of tokens to these sequences.
     pub(crate) fn admits(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
         self.attention.admits(requests.iter().copied()).is_ok()
     }
 
-    /// Whether there are blocks for so many more tokens of these sequences, or would be without what is only
+    /// Whether there are blocks for these numbers of further tokens of the sequences, or would be without what is only
     /// remembered.
     pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
         let wanted = requests.iter();
@@ -194,7 +194,7 @@ fn pools(attention: &GroupedAttention<bf16>) -> impl Iterator<Item = &BlockPool>
     groups.map(|group| group.attention().cache().pool())
 }
 
-/// Blocks that a sequence takes in each cache for so many more tokens.
+/// Blocks that a sequence takes in each cache for this number of further tokens.
 fn wanted_blocks(cached: &GroupedSequence, new: usize) -> usize {
     let len = cached.len();
     (len + new).div_ceil(BLOCK_SIZE) - len.div_ceil(BLOCK_SIZE)

@@ -23,14 +23,14 @@ enum Value {
     List(Vec<Value>),
 }
 
-/// Where a tensor lies behind the header.
+/// A tensor of the file: its elements, their type and its offset behind the header.
 struct Entry {
     elements: usize,
     kind: u32,
     offset: usize,
 }
 
-/// The header of a file, and what lies behind it.
+/// The header of a file, and the data behind it.
 struct File<'a> {
     header: HashMap<String, Value>,
     tensors: HashMap<String, Entry>,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use matrixmultiply::{dgemm, sgemm};
 
-/// A matrix in somebody's numbers: element `(i, j)` lies at `i * row + j * column` behind the first.
+/// A matrix in borrowed numbers: element `(i, j)` has the index `i * row + j * column`.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
     numbers: &'a [T],
@@ -46,7 +46,7 @@ impl<'a, T> View<'a, T> {
         }
     }
 
-    /// Whether every element lies in the numbers.
+    /// Whether every element is one of the numbers.
     fn is_whole(&self) -> bool {
         let last =
             self.rows.wrapping_sub(1) * self.row + self.columns.wrapping_sub(1) * self.column;
@@ -97,8 +97,8 @@ pub(crate) fn product<T: Real>(a: View<'_, T>, b: View<'_, T>) -> Vec<T> {
     let mut out = vec![T::ZERO; a.rows * b.columns];
     let [a_row, a_column, b_row, b_column, width] =
         [a.row, a.column, b.row, b.column, b.columns].map(|stride| stride as isize);
-    // SAFETY: both matrices lie in their numbers, as was just checked; `out` has a place for each element of the
-    // product.
+    // SAFETY: the elements of both matrices are within their numbers, as was just checked; `out` has a place for each
+    // element of the product.
     unsafe {
         T::GEMM(
             a.rows,

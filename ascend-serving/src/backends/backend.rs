@@ -22,7 +22,7 @@ fn knows_cache<T: Element>(
                 &rules::BACKEND_QUANTISED,
                 "a quantised cache",
                 format_args!("a cache of {}", T::DTYPE),
-                "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by \
+                "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8Attention`, or make the cache by \
                  `PagedKvCache::new`",
             )
         })),

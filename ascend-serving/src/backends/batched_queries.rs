@@ -29,7 +29,7 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let mask = step.mask.causality()?;
         let rows = metadata.q_ends().per_request();
@@ -45,7 +45,7 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
                     metadata.state(),
                     metadata.tokens(),
                     rows.lengths().len(),
-                    first.with_sinks()
+                    first.describe_sinks()
                 ),
                 "as many new tokens in each request, behind cached ones, without sinks",
                 "register a backend for packed queries behind this one",

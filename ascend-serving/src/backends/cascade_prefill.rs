@@ -19,7 +19,7 @@ use super::step_context::{LayerTensors, StepContext, merges_sinks};
 /// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode
 /// and steps without cached tokens are refused, as are windows that hide keys: each row would see other cached keys.
 /// Sinks are counted by the call over the new tokens on Ascend 950, where its log-sum-exps are known to include them,
-/// and refused elsewhere. [`Fused`](crate::Fused) lists what packed calls take in each release.
+/// and refused elsewhere. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 
@@ -37,7 +37,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let requests: Vec<_> = metadata.new_and_cached().collect();
@@ -49,7 +49,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
                 format_args!(
                     "{:?}, {causality:?}, {} sinks",
                     metadata.state(),
-                    first.with_sinks()
+                    first.describe_sinks()
                 ),
                 "a request with several new tokens behind cached ones, no window that hides keys, and sinks on \
                  Ascend 950 alone",

@@ -48,20 +48,20 @@ impl Prompt {
 #[derive(Debug)]
 pub(super) struct Prompts {
     pub(super) requests: usize,
-    pub(super) of: Prompt,
+    pub(super) prompt: Prompt,
     /// The keys of each request in the cache, unless they are the step's own.
     pub(super) cached: Vec<CachedRows>,
 }
 
 impl Prompts {
     fn rows(&self) -> Range<usize> {
-        0..self.of.rows().saturating_mul(self.requests)
+        0..self.prompt.rows().saturating_mul(self.requests)
     }
 
     /// For each request its new tokens among those of the call, and their place in the padded tensors.
     fn places(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let Prompt { new, keys, .. } = self.of;
-        let rows = self.of.rows();
+        let Prompt { new, keys, .. } = self.prompt;
+        let rows = self.prompt.rows();
         (0..self.requests).map(move |request| {
             let token = request.saturating_mul(new);
             let behind = request.saturating_mul(rows).saturating_add(keys);
@@ -126,13 +126,13 @@ impl<T: Element> CopiedRows<T> {
         calls: impl Iterator<Item = (Prompt, usize)>,
     ) -> Result<Self> {
         let (mut queries, mut keys, mut is_cached) = (0usize, 0usize, false);
-        for (of, requests) in calls {
-            let rows = of.rows().saturating_mul(requests);
-            is_cached |= of.cached;
-            if of.copies_keys() {
+        for (prompt, requests) in calls {
+            let rows = prompt.rows().saturating_mul(requests);
+            is_cached |= prompt.cached;
+            if prompt.copies_keys() {
                 keys = keys.max(rows);
             }
-            if of.is_padded() {
+            if prompt.is_padded() {
                 queries = queries.max(rows);
             }
         }
@@ -198,8 +198,8 @@ impl<T: Element> CopiedRows<T> {
         cache: &LayerCache<T>,
         own: impl Fn() -> Result<KeyRows<T>>,
     ) -> Result<KeyRows<T>> {
-        let rows = prompts.of.rows();
-        let filled = rows.saturating_sub(prompts.of.keys);
+        let rows = prompts.prompt.rows();
+        let filled = rows.saturating_sub(prompts.prompt.keys);
         for (request, (tokens, at)) in prompts.places().enumerate() {
             let first = request.saturating_mul(rows);
             let place = self.keys.narrow(first..at.end)?;

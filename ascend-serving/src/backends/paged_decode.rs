@@ -54,7 +54,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let takes = metadata.state() == AttentionState::DecodeOnly

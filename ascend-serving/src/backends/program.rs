@@ -46,8 +46,8 @@ impl<P> LayerPrograms<P> {
         self.programs.iter().map(|(_, program)| program)
     }
 
-    /// What computes a layer.
-    pub(super) fn get(&self, layer: usize) -> Result<&P, Violation> {
+    /// The program that computes a layer.
+    fn get(&self, layer: usize) -> Result<&P, Violation> {
         let program = self.of_layer.get(layer);
         match program.and_then(|program| self.programs.get(*program)) {
             Some((_, program)) => Ok(program),
@@ -58,6 +58,37 @@ impl<P> LayerPrograms<P> {
                 "divide the layers of the model among the sets",
             )),
         }
+    }
+}
+
+/// A program or a plan that computes all layers, or is divided into others that each compute some of them.
+pub(super) trait LayerDivided: Sized + 'static {
+    /// The others; `None` for one that computes all layers.
+    fn layer_programs(&self) -> Option<&LayerPrograms<Self>>;
+
+    /// The undivided one that computes a layer.
+    ///
+    /// # Errors
+    /// [`HYBRID_LAYERS`](crate::rules::HYBRID_LAYERS) for a layer that none computes.
+    fn find_layer(&self, layer: usize) -> Result<&Self, Violation> {
+        match self.layer_programs() {
+            None => Ok(self),
+            Some(layers) => layers.get(layer)?.find_layer(layer),
+        }
+    }
+
+    /// Each undivided one.
+    fn each_undivided(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
+        match self.layer_programs() {
+            None => Box::new(iter::once(self)),
+            Some(layers) => Box::new(layers.all().flat_map(Self::each_undivided)),
+        }
+    }
+}
+
+impl<T: Element> LayerDivided for StepProgram<T> {
+    fn layer_programs(&self) -> Option<&LayerPrograms<Self>> {
+        self.by_layer.as_ref()
     }
 }
 
@@ -98,28 +129,12 @@ impl<T: Element> StepProgram<T> {
         &self,
         layer: usize,
     ) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
-        Ok(self.of_layer(layer)?.calls.iter().map(StepCall::lengths))
-    }
-
-    /// The program of a layer.
-    fn of_layer(&self, layer: usize) -> Result<&Self, Violation> {
-        match &self.by_layer {
-            None => Ok(self),
-            Some(layers) => layers.get(layer)?.of_layer(layer),
-        }
-    }
-
-    /// The programs of the layers, or this one if it computes them all.
-    fn programs(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
-        match &self.by_layer {
-            None => Box::new(iter::once(self)),
-            Some(layers) => Box::new(layers.all().flat_map(Self::programs)),
-        }
+        Ok(self.find_layer(layer)?.calls.iter().map(StepCall::lengths))
     }
 
     /// The calls of all layers.
     pub(super) fn all_calls(&self) -> impl Iterator<Item = &StepCall> {
-        self.programs().flat_map(|program| &program.calls)
+        self.each_undivided().flat_map(|program| &program.calls)
     }
 
     /// Refuses a program whose calls compute rows twice or not at all, read keys that their requests do not have, show
@@ -158,8 +173,8 @@ impl<T: Element> StepProgram<T> {
         .into())
     }
 
-    /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge compute
-    /// all rows, and a stage may compute those that no call does.
+    /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge
+    /// compute all rows, and a stage may compute those that no call does.
     fn check_rows(&self, tokens: usize) -> Result<(), Violation> {
         if self.merge.is_some() && self.calls.iter().all(|call| call.rows.is_none()) {
             return Ok(());
@@ -207,7 +222,7 @@ impl<T: Element> StepProgram<T> {
                 && one.merge == other.merge
                 && other.stage.is_none()
         };
-        if self.divides_as(other) && self.programs().zip(other.programs()).all(alike) {
+        if self.divides_as(other) && self.each_undivided().zip(other.each_undivided()).all(alike) {
             return Ok(());
         }
         Err(Violation::new(
@@ -216,19 +231,19 @@ impl<T: Element> StepProgram<T> {
                 "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
             ),
             "calls that the captured size fixes",
-            "register a backend such as `Fused` behind it, or compute the step without a graph",
+            "register a backend such as `FusedAttention` behind it, or compute the step without a graph",
         ))
     }
 
     /// Refuses a program that no graph records: its work does not consist of calls alone.
     pub(crate) fn check_recordable(&self, backend: &'static str) -> Result<(), Violation> {
-        match self.programs().any(|program| program.stage.is_some()) {
+        match self.each_undivided().any(|program| program.stage.is_some()) {
             false => Ok(()),
             true => Err(Violation::new(
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, which copies or waits between its calls"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
+                "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
                  the step without a graph",
             )),
         }

@@ -39,8 +39,8 @@ use super::step_memory::StepMemory;
 /// prompt of all its keys. Windows that hide keys take a mask of a byte for each pair of rows.
 ///
 /// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple
-/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`Fused`](crate::Fused) copies
-/// nothing; Ascend 950 has neither.
+/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where
+/// [`FusedAttention`](crate::FusedAttention) copies nothing; Ascend 950 has neither.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptAndIncre;
 
@@ -134,7 +134,7 @@ impl Neighbours {
 
 /// A call of a step, planned.
 #[derive(Debug)]
-enum Planned {
+enum PlannedCall {
     Incre(Box<PlannedIncre>),
     Prompt {
         plan: Arc<PromptPlan>,
@@ -152,20 +152,20 @@ struct PlannedIncre {
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
     /// The stream on which calls take turns with the memory of copied rows.
-    calls: Vec<(Range<usize>, Planned)>,
+    calls: Vec<(Range<usize>, PlannedCall)>,
     copied: Mutex<CopiedRows<T>>,
 }
 
 fn plan_incre<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
-    of: &Neighbours,
-) -> Result<Planned> {
+    neighbours: &Neighbours,
+) -> Result<PlannedCall> {
     let layout = layout(first.cache);
-    let block_table = step.block_table.rows(of.requests.clone())?;
-    let query = rows(layout, &first.query.narrow(0, of.tokens.clone())?)?;
+    let block_table = step.block_table.rows(neighbours.requests.clone())?;
+    let query = rows(layout, &first.query.narrow(0, neighbours.tokens.clone())?)?;
     let lengths = step.metadata.kv_lengths().lengths();
-    let lengths = lengths.get(of.requests.clone()).unwrap_or_default();
+    let lengths = lengths.get(neighbours.requests.clone()).unwrap_or_default();
     let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
     let plan = IncreFlashAttention::new(layout)
         .heads(step.shape.heads)
@@ -173,7 +173,7 @@ fn plan_incre<T: Element>(
         .scale(step.shape.scale)
         .actual_seq_lengths_kv(lengths)
         .plan(inputs.paged(&block_table))?;
-    Ok(Planned::Incre(Box::new(PlannedIncre {
+    Ok(PlannedCall::Incre(Box::new(PlannedIncre {
         plan,
         layout,
         block_table,
@@ -186,11 +186,13 @@ fn plan_prompt<T: Element>(
     query: &Tensor<T>,
     keys: &KeyRows<T>,
 ) -> Result<PromptPlan> {
-    let Prompts { requests, of, .. } = prompts;
-    let mask = match of.masked {
+    let Prompts {
+        requests, prompt, ..
+    } = prompts;
+    let mask = match prompt.masked {
         true => {
             let masks = step.stream.device().masks();
-            step.mask.causality()?.square_mask(&masks, of.rows())?
+            step.mask.causality()?.square_mask(&masks, prompt.rows())?
         }
         false => Mask::none(),
     };
@@ -213,38 +215,38 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         if first.learnable_sink.is_some() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,
                 "a layer with sinks",
                 "layers without",
-                "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
+                "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
             )
             .into());
         }
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let all = Neighbours::of(metadata, causality);
-        let prompts = all.iter().filter_map(|of| match of.call {
-            Call::Prompt(prompt) => Some((prompt, of.requests.len())),
+        let prompts = all.iter().filter_map(|run| match run.call {
+            Call::Prompt(prompt) => Some((prompt, run.requests.len())),
             Call::Incre => None,
         });
         let copied = CopiedRows::for_step(step, first, prompts)?;
         let mut calls = Vec::with_capacity(all.len());
         let mut alike: Vec<(usize, Prompt, Arc<PromptPlan>)> = Vec::new();
-        for of in all {
-            let planned = match of.call {
-                Call::Incre => plan_incre(step, first, &of)?,
+        for run in all {
+            let planned = match run.call {
+                Call::Incre => plan_incre(step, first, &run)?,
                 Call::Prompt(prompt) => {
-                    let requests = of.requests.len();
+                    let requests = run.requests.len();
                     let cached = match prompt.cached {
-                        true => of.cached_rows(metadata, prompt.keys)?,
+                        true => run.cached_rows(metadata, prompt.keys)?,
                         false => Vec::new(),
                     };
                     let prompts = Prompts {
                         requests,
-                        of: prompt,
+                        prompt,
                         cached,
                     };
                     let known =
@@ -254,21 +256,21 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
                         None => {
                             let query = match prompt.is_padded() {
                                 true => copied.query(&prompts)?,
-                                false => first.query.narrow(0, of.tokens.clone())?,
+                                false => first.query.narrow(0, run.tokens.clone())?,
                             };
                             let keys = match prompt.copies_keys() {
                                 true => copied.keys(&prompts)?,
-                                false => KeyRows::of_step(first)?.narrow(of.tokens.clone())?,
+                                false => KeyRows::of_step(first)?.narrow(run.tokens.clone())?,
                             };
                             let plan = Arc::new(plan_prompt(step, &prompts, &query, &keys)?);
                             alike.push((requests, prompt, plan.clone()));
                             plan
                         }
                     };
-                    Planned::Prompt { plan, prompts }
+                    PlannedCall::Prompt { plan, prompts }
                 }
             };
-            calls.push((of.tokens, planned));
+            calls.push((run.tokens, planned));
         }
         Ok(StepProgram::new([]).stage(StepCalls {
             calls,
@@ -288,8 +290,8 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 impl<T: Element> StepStage<T> for StepCalls<T> {
     fn memory(&self) -> StepMemory {
         let calls = self.calls.iter().map(|(_, planned)| match planned {
-            Planned::Incre(of) => of.plan.workspace_bytes(),
-            Planned::Prompt { plan, .. } => plan.workspace_bytes(),
+            PlannedCall::Incre(run) => run.plan.workspace_bytes(),
+            PlannedCall::Prompt { plan, .. } => plan.workspace_bytes(),
         });
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
     }
@@ -306,21 +308,21 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
             let query = layer.query.narrow(0, tokens.clone())?;
             let attention = output.narrow(0, tokens.clone())?;
             match planned {
-                Planned::Incre(of) => {
-                    let query = rows(of.layout, &query)?;
-                    let mut attention = rows(of.layout, &attention)?;
+                PlannedCall::Incre(run) => {
+                    let query = rows(run.layout, &query)?;
+                    let mut attention = rows(run.layout, &attention)?;
                     let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
-                    let inputs = inputs.paged(&of.block_table);
-                    of.plan.launch_into(stream, inputs, &mut attention)?;
+                    let inputs = inputs.paged(&run.block_table);
+                    run.plan.launch_into(stream, inputs, &mut attention)?;
                 }
-                Planned::Prompt { plan, prompts } => {
+                PlannedCall::Prompt { plan, prompts } => {
                     let own = || KeyRows::of_step(layer)?.narrow(tokens.clone());
-                    let keys = match prompts.of.copies_keys() {
+                    let keys = match prompts.prompt.copies_keys() {
                         true => copied.bring_keys(stream, prompts, layer.cache, own)?,
                         false => own()?,
                     };
                     let keys = keys.batched(prompts.requests)?;
-                    let padded = prompts.of.is_padded();
+                    let padded = prompts.prompt.is_padded();
                     let (query, place) = match padded {
                         true => (
                             copied.bring_query(stream, prompts, &query)?,

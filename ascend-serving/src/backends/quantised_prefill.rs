@@ -15,7 +15,7 @@ use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
 use super::dense_rows::DenseRows;
-use super::fused::Fused;
+use super::fused_attention::FusedAttention;
 use super::program::{StepProgram, StepStage};
 use super::quantised_decode::single_tokens;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
@@ -23,8 +23,8 @@ use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
-/// (TND) attends to both, as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens copy
-/// nothing and are that call alone.
+/// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without
+/// cached tokens copy nothing and are that call alone.
 ///
 /// In layers without a window or sinks, the requests at the beginning of a mixed step that add one token to cached
 /// ones are a call of their own, which reads their cached tokens in their blocks as
@@ -125,14 +125,15 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
-        let of = quantised_cache(first)?;
+        first.refuse_latent()?;
+        let cache = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
-            return Fused.program(step, first);
+            return FusedAttention.program(step, first);
         }
-        of.cache
+        cache
+            .cache
             .check_contiguous(metadata.settings().block_size())?;
         let singles = match leading_singles(step, first)? {
             // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
@@ -141,8 +142,8 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         };
         let (requests, ends) = RequestKeys::behind(singles, step)?;
         let rows = ends.last().copied().unwrap_or(0);
-        let dtype = of.stored().dtype();
-        let [keys, values] = channel_scales(of);
+        let dtype = cache.stored().dtype();
+        let [keys, values] = channel_scales(cache);
         let dense = [
             DenseRows::plan(step, rows, first.key, (dtype, keys))?,
             DenseRows::plan(step, rows, first.value, (dtype, values))?,
@@ -158,7 +159,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let tokens = singles..metadata.tokens();
         let query = first.query.narrow(0, tokens.clone())?;
         let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
-        let singles = (singles > 0).then(|| single_tokens(step, of, singles));
+        let singles = (singles > 0).then(|| single_tokens(step, cache, singles));
         Ok(StepProgram::new(singles).stage(DenseStep {
             plan,
             tokens,
@@ -170,8 +171,8 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
 }
 
 /// The scales of keys and of values, where channels have them.
-fn channel_scales(of: &QuantisedLayer) -> [Option<&AnyTensor>; 2] {
-    match of.of_channels() {
+fn channel_scales(cache: &QuantisedLayer) -> [Option<&AnyTensor>; 2] {
+    match cache.of_channels() {
         Some(scales) => scales.map(Some),
         None => [None; 2],
     }
@@ -194,22 +195,26 @@ impl<T: Element> DenseStep<T> {
         &self,
         stream: &Stream,
         dense: &[DenseRows<T>; 2],
-        of: &QuantisedLayer,
+        cache: &QuantisedLayer,
         layer: &LayerTensors<'_, T>,
     ) -> Result<()> {
         let [keys, values] = dense;
-        for request in self.requests.iter().filter(|of| !of.cached.is_empty()) {
+        for request in self
+            .requests
+            .iter()
+            .filter(|cache| !cache.cached.is_empty())
+        {
             let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
             let (key, value) = (place(&keys.quantised)?, place(&values.quantised)?);
-            of.cache.gather(stream, &request.cached, &key, &value)?;
-            if let Some(scales) = of.of_tokens() {
+            cache.cache.gather(stream, &request.cached, &key, &value)?;
+            if let Some(scales) = cache.of_tokens() {
                 let place = |rows: &Tensor<f32>| rows.narrow(0, request.cached_rows.clone());
                 let (key, value) = (place(&keys.scales)?, place(&values.scales)?);
                 let rows = &scales.rows;
                 rows.gather(stream, &request.cached, &key, &value)?;
             }
         }
-        let [of_keys, of_values] = channel_scales(of);
+        let [of_keys, of_values] = channel_scales(cache);
         keys.dequantise(stream, of_keys)?;
         values.dequantise(stream, of_values)?;
         for request in &self.requests {
@@ -239,10 +244,10 @@ impl<T: Element> StepStage<T> for DenseStep<T> {
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let of = quantised_cache(layer)?;
+        let cache = quantised_cache(layer)?;
         // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
-        self.gather_keys_and_values(stream, &dense, of, layer)?;
+        self.gather_keys_and_values(stream, &dense, cache, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = layer.with_sink(Inputs::new(&query, &key, &value));

@@ -105,7 +105,9 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     let reasons = said.iter();
     let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
     let mut reasons: Vec<String> = match refused {
-        [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],
+        [] => {
+            vec!["there is none: add some with `Backends::none().with(FusedAttention)`".to_owned()]
+        }
         _ => reasons.collect(),
     };
     reasons.extend(hint.map(str::to_owned));

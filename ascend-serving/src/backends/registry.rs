@@ -6,16 +6,16 @@ use std::sync::Arc;
 use ascend_attention::case::tentatively;
 use ascend_attention::{Device, Element, Violation};
 
-use crate::batch::{AttentionState, Causality, MaskKind};
+use crate::batch::{AttentionState, Causality, LayerMask};
 use crate::error::Result;
 
 use super::backend::{AttentionBackend, checked_program};
 use super::batched_queries::BatchedQueries;
-use super::chunked_local::ChunkedLocal;
-use super::fused::Fused;
+use super::chunked_local_attention::ChunkedLocalAttention;
+use super::fused_attention::FusedAttention;
 use super::latent::Mla;
-use super::masked::Masked;
-use super::mxfp8::MxFp8;
+use super::mxfp8_attention::MxFp8Attention;
+use super::named_mask_attention::NamedMaskAttention;
 use super::paged_decode::PagedDecode;
 use super::program::StepProgram;
 use super::prompt_and_incre::PromptAndIncre;
@@ -43,7 +43,7 @@ pub(crate) struct Recorded<T: Element> {
 /// The backend that serves a step, and why those before it do not.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Selected<T: Element> {
+pub struct SelectedBackend<T: Element> {
     /// The backend's name.
     pub name: &'static str,
     /// The step that the backend has prepared.
@@ -62,10 +62,11 @@ impl<T: Element> Backends<T> {
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
-    /// [`Fused`](crate::Fused), [`PagedDecode`](crate::PagedDecode), [`BatchedQueries`](crate::BatchedQueries),
-    /// [`Masked`](crate::Masked), [`ChunkedLocal`](crate::ChunkedLocal), [`QuantisedDecode`](crate::QuantisedDecode),
-    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8`](crate::MxFp8), [`Mla`](crate::Mla) and
-    /// [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
+    /// [`FusedAttention`](crate::FusedAttention), [`PagedDecode`](crate::PagedDecode),
+    /// [`BatchedQueries`](crate::BatchedQueries), [`NamedMaskAttention`](crate::NamedMaskAttention),
+    /// [`ChunkedLocalAttention`](crate::ChunkedLocalAttention), [`QuantisedDecode`](crate::QuantisedDecode),
+    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8Attention`](crate::MxFp8Attention), [`Mla`](crate::Mla)
+    /// and [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
     /// Others are added behind ([`Backends::with`]) or in front ([`Backends::append`]): those that divide keys, share
     /// prefixes or choose by layer.
@@ -74,14 +75,14 @@ impl<T: Element> Backends<T> {
             return Self::none().with(PromptAndIncre);
         }
         Self::none()
-            .with(Fused)
+            .with(FusedAttention)
             .with(PagedDecode)
             .with(BatchedQueries)
-            .with(Masked)
-            .with(ChunkedLocal)
+            .with(NamedMaskAttention)
+            .with(ChunkedLocalAttention)
             .with(QuantisedDecode)
             .with(QuantisedPrefill)
-            .with(MxFp8)
+            .with(MxFp8Attention)
             .with(Mla::new())
             .with(PromptAndIncre)
     }
@@ -145,14 +146,18 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
-    pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
-        let (selected, refused) = self.first_that_serves(step, first, |backend| {
+    pub fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<SelectedBackend<T>> {
+        let (selected, refused) = self.plan_first(step, first, |backend| {
             let plan = StepPlan::new(&**backend, step, first)?;
             self.admits(plan.memory())?;
             Ok((backend.name(), plan))
         })?;
         let (name, plan) = selected;
-        Ok(Selected {
+        Ok(SelectedBackend {
             name,
             plan,
             refused,
@@ -172,18 +177,17 @@ impl<T: Element> Backends<T> {
             );
         }
         let metadata = step.metadata;
-        if let MaskKind::Named(_) = step.mask {
-            return self
-                .get(Masked::NAME)
-                .is_none()
-                .then_some("`.with(Masked)` adds calls with whole masks, by rules of the caller");
-        }
-        if let MaskKind::Causality(Causality::Chunk(_)) = step.mask {
-            return self.get(ChunkedLocal::NAME).is_none().then_some(
-                "`.with(ChunkedLocal)` adds attention within chunks, by virtual requests",
+        if let LayerMask::Named(_) = step.mask {
+            return self.get(NamedMaskAttention::NAME).is_none().then_some(
+                "`.with(NamedMaskAttention)` adds calls with whole masks, by rules of the caller",
             );
         }
-        let plain = *step.mask == MaskKind::Causality(Causality::Causal)
+        if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
+            return self.get(ChunkedLocalAttention::NAME).is_none().then_some(
+                "`.with(ChunkedLocalAttention)` adds attention within chunks, by virtual requests",
+            );
+        }
+        let plain = *step.mask == LayerMask::Causality(Causality::Causal)
             && first.learnable_sink.is_none()
             && first.latent.is_none();
         let decodes = metadata.state() == AttentionState::DecodeOnly && plain;
@@ -220,7 +224,7 @@ impl<T: Element> Backends<T> {
         let Some(step) = steps.first() else {
             return Err(no_backend(&[], None));
         };
-        let (recorded, _) = self.first_that_serves(step, first, |backend| {
+        let (recorded, _) = self.plan_first(step, first, |backend| {
             let program = |step| checked_program(&**backend, step, first);
             let form = program(step)?;
             form.check_recordable(backend.name())?;
@@ -241,7 +245,7 @@ impl<T: Element> Backends<T> {
     }
 
     /// What `prepare` makes of the first backend that it takes, and why it took none before.
-    fn first_that_serves<R>(
+    fn plan_first<R>(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,

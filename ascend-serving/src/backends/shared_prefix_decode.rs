@@ -18,17 +18,17 @@ use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
 /// When reading a shared prefix once is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SharedPrefixGate {
-    /// Fewest requests of a group.
+pub struct SharedPrefixThresholds {
+    /// Fewest requests that share a prefix.
     pub min_requests: usize,
     /// Fewest keys that they share.
     pub min_shared_keys: usize,
-    /// Fewest key reads that a step saves, all groups together: for each group the shared keys times its requests but
-    /// one.
+    /// Fewest key reads that a step saves, summed over its shared prefixes: the shared keys of each times its requests
+    /// but one.
     pub min_saved_keys: usize,
 }
 
-impl SharedPrefixGate {
+impl SharedPrefixThresholds {
     /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of
     /// 128 elements over 4 key heads): with 16 requests that share 1024 keys it takes a tenth less time than one
     /// packed call, with 4096 keys two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are
@@ -40,7 +40,7 @@ impl SharedPrefixGate {
         min_saved_keys: 15 * 1024,
     };
 
-    /// Groups requests always, even where it saves nothing.
+    /// Reads every shared prefix once, even where that saves nothing.
     pub const ALWAYS: Self = Self {
         min_requests: 2,
         min_shared_keys: 1,
@@ -51,7 +51,7 @@ impl SharedPrefixGate {
 /// Neighbouring requests of a batch that begin with the same cached blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SharedGroup {
+pub struct SharedPrefixRequests {
     /// Their places in the batch.
     pub requests: Range<usize>,
     /// Blocks that they share, all of them full.
@@ -63,22 +63,22 @@ pub struct SharedGroup {
 /// keys after them; and the two results are merged on the device.
 ///
 /// Shared blocks are found in the block table: full blocks of the same number in the same columns of *neighbouring*
-/// rows. Of all ways to group neighbours the one that saves most is taken. An engine with many prefixes sorts its
-/// batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the
-/// same step.
+/// rows. Of all divisions of the rows into neighbours the one that saves most is taken. An engine with many prefixes
+/// sorts its batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests that share nothing
+/// are in the same step.
 ///
-/// Under a window that hides keys, only those shared blocks are read once that every token of the group sees whole;
+/// Under a window that hides keys, only those shared blocks are read once that every token of its requests sees whole;
 /// each request reads the shared blocks before them together with its own later keys. One packed call has one window,
-/// so that all requests longer than the window have to be in groups, and all groups then share as many blocks as the
-/// one that shares fewest.
+/// so that all requests longer than the window have to share a prefix, and as many blocks of each prefix are read once
+/// as of the one with the fewest.
 ///
 /// Sinks are counted by the call over the keys after the shared blocks on Ascend 950, where its log-sum-exps are
-/// known to include them, and refused elsewhere. Steps that save less than the [`SharedPrefixGate`] requires are
-/// refused, too. [`Fused`](crate::Fused) lists what packed calls take in each release.
+/// known to include them, and refused elsewhere. Steps that save less than the [`SharedPrefixThresholds`] require are
+/// refused, too. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
-    /// When to group.
-    pub gate: SharedPrefixGate,
+    /// When to read a shared prefix once.
+    pub thresholds: SharedPrefixThresholds,
 }
 
 /// The bits that name the two calls in [`PartsOfRows`].
@@ -88,34 +88,34 @@ const PREFIX: u16 = 2;
 /// How a step is divided.
 #[derive(Debug)]
 struct Division {
-    groups: Vec<SharedGroup>,
-    /// How many of a group's shared blocks are read once, the last ones; `None` for all of them.
+    prefixes: Vec<SharedPrefixRequests>,
+    /// How many of a prefix's blocks are read once, the last ones; `None` for all of them.
     blocks: Option<usize>,
     /// Which keys a token sees of those that its request reads on its own.
     causality: Causality,
 }
 
 impl Division {
-    /// The range of a group's blocks that are read once.
-    fn once(&self, group: &SharedGroup) -> Range<usize> {
+    /// The range of a prefix's blocks that are read once.
+    fn once(&self, prefix: &SharedPrefixRequests) -> Range<usize> {
         let first = self
             .blocks
-            .map_or(0, |once| group.blocks.saturating_sub(once));
-        first..group.blocks
+            .map_or(0, |once| prefix.blocks.saturating_sub(once));
+        first..prefix.blocks
     }
 }
 
 impl SharedPrefixDecode {
     /// Divides a step whose tokens see keys by `causality`; `None` if that does not pay.
     fn division(&self, metadata: &AttentionMetadata, causality: Causality) -> Option<Division> {
-        let groups = self.groups(metadata);
-        if groups.is_empty() {
+        let prefixes = self.find_shared_prefixes(metadata);
+        if prefixes.is_empty() {
             return None;
         }
         let window = match causality {
             Causality::Causal => {
                 return Some(Division {
-                    groups,
+                    prefixes,
                     blocks: None,
                     causality,
                 });
@@ -126,38 +126,39 @@ impl SharedPrefixDecode {
         let block_size = metadata.settings().block_size.max(1);
         let lengths = metadata.kv_lengths().lengths();
         // The last token of the longest request sees the fewest of the shared blocks.
-        let seen = |group: &SharedGroup| {
-            let of = lengths.get(group.requests.clone()).unwrap_or_default();
-            let longest = of.iter().copied().max().unwrap_or(0);
+        let seen = |prefix: &SharedPrefixRequests| {
+            let lengths = lengths.get(prefix.requests.clone()).unwrap_or_default();
+            let longest = lengths.iter().copied().max().unwrap_or(0);
             let hidden = longest.saturating_sub(window.get());
-            group.blocks.saturating_sub(hidden.div_ceil(block_size))
+            prefix.blocks.saturating_sub(hidden.div_ceil(block_size))
         };
-        let once = groups.iter().map(seen).min().filter(|once| *once > 0)?;
+        let once = prefixes.iter().map(seen).min().filter(|once| *once > 0)?;
         let keys = once.saturating_mul(block_size);
         let left = NonZeroUsize::new(window.get().saturating_sub(keys))?;
-        let grouped = |at: usize| groups.iter().any(|group| group.requests.contains(&at));
+        let is_shared = |at: usize| prefixes.iter().any(|prefix| prefix.requests.contains(&at));
         let mut each = lengths.iter().enumerate();
-        let whole = each.all(|(at, len)| *len <= left.get() || grouped(at));
-        let others = groups
+        let whole = each.all(|(at, len)| *len <= left.get() || is_shared(at));
+        let others = prefixes
             .iter()
-            .map(|group| group.requests.len().saturating_sub(1));
+            .map(|prefix| prefix.requests.len().saturating_sub(1));
         let saved = others.fold(0usize, |sum, others| {
             sum.saturating_add(keys.saturating_mul(others))
         });
-        let pays = keys >= self.gate.min_shared_keys && saved >= self.gate.min_saved_keys;
+        let pays =
+            keys >= self.thresholds.min_shared_keys && saved >= self.thresholds.min_saved_keys;
         (whole && pays).then_some(Division {
-            groups,
+            prefixes,
             blocks: Some(once),
             causality: Causality::Window(left),
         })
     }
 
-    /// The groups that save most, in order; none if they save less than the gate requires.
-    pub fn groups(&self, metadata: &AttentionMetadata) -> Vec<SharedGroup> {
+    /// The groups that save most, in order; none if they save less than the thresholds require.
+    pub fn find_shared_prefixes(&self, metadata: &AttentionMetadata) -> Vec<SharedPrefixRequests> {
         let block_size = metadata.settings().block_size;
         let shared = shared_with_next(metadata);
-        // Entry `n` is for the first `n` requests: the most keys saved, and the last group.
-        let mut best: Vec<(usize, Option<SharedGroup>)> = vec![(0, None)];
+        // Entry `n` is for the first `n` requests: the most keys saved, and the last shared prefix.
+        let mut best: Vec<(usize, Option<SharedPrefixRequests>)> = vec![(0, None)];
         for end in 1..=shared.len().saturating_add(1) {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
             let mut blocks = usize::MAX;
@@ -165,31 +166,31 @@ impl SharedPrefixDecode {
             for (start, with_next) in steps {
                 blocks = blocks.min(*with_next);
                 let keys = blocks.saturating_mul(block_size);
-                if keys == 0 || keys < self.gate.min_shared_keys {
+                if keys == 0 || keys < self.thresholds.min_shared_keys {
                     break;
                 }
                 let others = end.saturating_sub(start).saturating_sub(1);
                 let before = best.get(start).map_or(0, |(saved, _)| *saved);
                 let saved = before.saturating_add(keys.saturating_mul(others));
-                if others.saturating_add(1) >= self.gate.min_requests && saved > found.0 {
+                if others.saturating_add(1) >= self.thresholds.min_requests && saved > found.0 {
                     let requests = start..end;
-                    found = (saved, Some(SharedGroup { requests, blocks }));
+                    found = (saved, Some(SharedPrefixRequests { requests, blocks }));
                 }
             }
             best.push(found);
         }
-        if best.last().map_or(0, |(saved, _)| *saved) < self.gate.min_saved_keys.max(1) {
+        if best.last().map_or(0, |(saved, _)| *saved) < self.thresholds.min_saved_keys.max(1) {
             return Vec::new();
         }
-        let mut groups = Vec::new();
+        let mut prefixes = Vec::new();
         while let Some((_, last)) = best.pop() {
-            if let Some(group) = last {
-                best.truncate(group.requests.start.saturating_add(1));
-                groups.push(group);
+            if let Some(prefix) = last {
+                best.truncate(prefix.requests.start.saturating_add(1));
+                prefixes.push(prefix);
             }
         }
-        groups.reverse();
-        groups
+        prefixes.reverse();
+        prefixes
     }
 }
 
@@ -221,7 +222,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let division = match merges_sinks(step, first)? {
@@ -235,11 +236,11 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     "{} requests, {} pairs of neighbours with shared blocks, {causality:?}, {} sinks",
                     metadata.requests(),
                     shared_with_next(metadata).iter().filter(|n| **n > 0).count(),
-                    first.with_sinks(),
+                    first.describe_sinks(),
                 ),
                 format_args!(
-                    "{:?} or more, causal, a window within which every group has whole blocks, and sinks on Ascend 950 alone",
-                    self.gate
+                    "{:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks on Ascend 950 alone",
+                    self.thresholds
                 ),
                 "sort the batch by rows of the table; register an ordinary backend behind this one",
             )
@@ -273,21 +274,26 @@ impl Lists {
         let block_size = step.block_table.block_size();
         let keys = |blocks: usize| blocks.saturating_mul(block_size);
         let requests = step.metadata.new_and_cached();
-        let mut groups = division.groups.iter().peekable();
+        let mut prefixes = division.prefixes.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
         let (mut end, mut before) = (0usize, 0);
         for (at, (new, cached)) in requests.enumerate() {
-            while groups.next_if(|group| group.requests.end <= at).is_some() {}
-            let group = groups.peek().filter(|group| group.requests.contains(&at));
-            let once = group.map_or(0..0, |group| division.once(group));
+            while prefixes
+                .next_if(|prefix| prefix.requests.end <= at)
+                .is_some()
+            {}
+            let prefix = prefixes
+                .peek()
+                .filter(|prefix| prefix.requests.contains(&at));
+            let once = prefix.map_or(0..0, |prefix| division.once(prefix));
             let blocks = once.len();
             let row = table.row(at).unwrap_or_default();
             end = end.saturating_add(new);
-            // The rows of a group are one sequence over its blocks; the rows between two groups are one sequence
+            // The rows of a shared prefix are one sequence over its blocks; the rows between two are one sequence
             // without keys.
-            let begins = match group {
-                Some(group) => group.requests.start == at,
+            let begins = match prefix {
+                Some(prefix) => prefix.requests.start == at,
                 None => at == 0 || before > 0,
             };
             match prefix_ends.last_mut() {

@@ -43,8 +43,8 @@ pub enum KeySplit {
 /// lengths of the others, as long as the operator computes a row over one tile alike in every batch.
 ///
 /// Sinks are counted by the first part on Ascend 950, where its log-sum-exps are known to include them, and refused
-/// elsewhere. Parts are rounded to the query's type before they are merged. [`Fused`](crate::Fused) lists what packed
-/// calls take in each release.
+/// elsewhere. Parts are rounded to the query's type before they are merged. [`FusedAttention`](crate::FusedAttention)
+/// lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitDecode {
     /// How to divide.
@@ -109,7 +109,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let takes = metadata.state() == AttentionState::DecodeOnly

@@ -7,14 +7,14 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
+use crate::batch::{AttentionMetadata, Causality, LayerMask, MaskedRequest, NamedMask};
 use crate::error::Result;
 use crate::rules;
 
 use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
 
-/// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the
-/// layer's sinks, if there are any.
+/// A call of a [`StepProgram`](crate::StepProgram): which query rows it takes, over which keys, with which lengths and
+/// mask. It takes the layer's sinks, if there are any.
 #[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is part of a program"]
 pub struct StepCall {
@@ -260,7 +260,7 @@ impl StepCall {
             CallMask::Operator(mask) => mask.tensor().is_none(),
             CallMask::Named(..) => false,
         };
-        let MaskKind::Causality(causality) = step.mask else {
+        let LayerMask::Causality(causality) = step.mask else {
             return Ok(());
         };
         let shown = match causality.over(step.metadata.longest()) {

@@ -6,7 +6,7 @@ use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::spec::{Layout, Rule};
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality, MaskKind};
+use crate::batch::{AttentionMetadata, Causality, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;
@@ -153,7 +153,7 @@ pub struct StepContext<'a> {
     /// Lengths, table and kind of the step.
     pub metadata: &'a AttentionMetadata,
     /// Which keys the tokens of these layers see.
-    pub mask: &'a MaskKind,
+    pub mask: &'a LayerMask,
     /// The table on the device.
     pub block_table: &'a BlockTable,
 }
@@ -205,7 +205,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// `with` or `without`, for messages on whether the layer has sinks.
-    pub(crate) fn with_sinks(&self) -> &'static str {
+    pub(crate) fn describe_sinks(&self) -> &'static str {
         match self.learnable_sink {
             Some(_) => "with",
             None => "without",
@@ -216,7 +216,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     ///
     /// # Errors
     /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for a layer with latents.
-    pub fn without_latent(&self) -> Result<(), Violation> {
+    pub fn refuse_latent(&self) -> Result<(), Violation> {
         match self.latent {
             None => Ok(()),
             Some(_) => Err(Violation::new(
@@ -232,7 +232,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 /// Refuses masks that no call over a quantised cache takes.
 pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violation> {
     match step.mask {
-        MaskKind::Causality(
+        LayerMask::Causality(
             Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
         ) => Ok(()),
         mask => Err(Violation::new(
@@ -250,18 +250,18 @@ pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
-        Some(of) if of.of_groups().is_none() => Ok(of),
+        Some(layer_cache) if layer_cache.of_groups().is_none() => Ok(layer_cache),
         Some(_) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",
             "a quantised cache with scales of channels or tokens",
-            "register `MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
+            "register `MxFp8Attention`, or make the cache by `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
-            "make the cache by `PagedKvCache::quantised`, or register `Fused`",
+            "make the cache by `PagedKvCache::quantised`, or register `FusedAttention`",
         )),
     }
 }
@@ -294,7 +294,7 @@ pub(super) fn check_single_tokens<T: Element>(
             "{:?} of {tokens} tokens in {requests} requests, {}, {} sinks",
             metadata.state(),
             step.mask,
-            layer.with_sinks(),
+            layer.describe_sinks(),
         ),
         allowed,
         fix,

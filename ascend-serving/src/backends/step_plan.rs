@@ -1,7 +1,6 @@
 //! Programs that were checked and prepared: one function queues them, on a stream or into a graph.
 
 use std::fmt;
-use std::iter;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
@@ -17,7 +16,7 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 
 use super::backend::{AttentionBackend, checked_program};
-use super::program::{LayerPrograms, StepProgram, StepStage, packed_shape};
+use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, packed_shape};
 use super::refused_backend::refused_part;
 use super::step_call::{CallKeys, CallMask, StepCall};
 use super::step_context::{LayerTensors, StepContext, apart, size};
@@ -119,6 +118,12 @@ impl PlannedCall {
     }
 }
 
+impl<T: Element> LayerDivided for StepPlan<T> {
+    fn layer_programs(&self) -> Option<&LayerPrograms<Self>> {
+        self.by_layer.as_ref()
+    }
+}
+
 /// Keys of a named mask's row: the tokens of every block in a row of the table.
 fn mask_columns(table: &BlockTable) -> usize {
     table.columns().saturating_mul(table.block_size())
@@ -150,7 +155,7 @@ impl<T: Element> StepPlan<T> {
         let rows = size(first.query, 0);
         let by_layer = match program.by_layer {
             None => None,
-            Some(programs) => Some(Self::of_layers(programs, step, first, columns)?),
+            Some(programs) => Some(Self::divide(programs, step, first, columns)?),
         };
         let merged = program.merge.is_some();
         let calls = program.calls.into_iter();
@@ -192,7 +197,8 @@ impl<T: Element> StepPlan<T> {
         })
     }
 
-    fn of_layers(
+    /// Prepares each of the programs that compute some layers.
+    fn divide(
         layers: LayerPrograms<StepProgram<T>>,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
@@ -217,22 +223,6 @@ impl<T: Element> StepPlan<T> {
             limit.admits(memory_of(&layers))?;
         }
         Ok(layers)
-    }
-
-    /// The plans of the layers, or this one if it computes them all.
-    fn plans(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
-        match &self.by_layer {
-            None => Box::new(iter::once(self)),
-            Some(layers) => Box::new(layers.all().flat_map(Self::plans)),
-        }
-    }
-
-    /// The plan of a layer.
-    fn of_layer(&self, layer: &LayerTensors<'_, T>) -> Result<&Self, Violation> {
-        match &self.by_layer {
-            None => Ok(self),
-            Some(layers) => layers.get(layer.layer)?.of_layer(layer),
-        }
     }
 
     /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
@@ -260,7 +250,7 @@ impl<T: Element> StepPlan<T> {
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream and for tensors of other shapes; any error of
     /// the launch.
     pub fn launch(&self, stream: &Stream, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let shape = match &self.of_layer(layer)?.stage {
+        let shape = match &self.find_layer(layer.layer)?.stage {
             Some(stage) => stage.output_shape(layer),
             None => packed_shape(layer),
         };
@@ -281,7 +271,7 @@ impl<T: Element> StepPlan<T> {
         output: &mut Tensor<T>,
     ) -> Result<()> {
         self.stream.check(stream)?;
-        let plan = self.of_layer(layer)?;
+        let plan = self.find_layer(layer.layer)?;
         if let Some(stage) = &plan.stage {
             stage.launch_into(stream, layer, output)?;
         } else {
@@ -364,7 +354,7 @@ impl<T: Element> StepPlan<T> {
         limits: KeyLimits,
     ) -> Result<()> {
         let longest = limits.keys.min(mask_columns(&self.block_table));
-        let plan = self.of_layer(layer)?;
+        let plan = self.find_layer(layer.layer)?;
         plan.queue(capture, layer, output, |planned, inputs, output| {
             let description = &planned.description;
             let call = match planned.call.lengths() {
@@ -403,7 +393,7 @@ impl<T: Element> StepPlan<T> {
         program: &StepProgram<T>,
         masks: &[Option<HostMask>],
     ) -> Result<()> {
-        let planned = self.plans().flat_map(|plan| &plan.calls);
+        let planned = self.each_undivided().flat_map(|plan| &plan.calls);
         for ((planned, call), mask) in planned.zip(program.all_calls()).zip(masks) {
             if let (Some(table), CallKeys::Blocks(rows)) = (&planned.table, &call.keys) {
                 table.overwrite(stream, rows)?;

@@ -14,7 +14,7 @@ use crate::rules;
 
 use super::BatchSettings;
 use super::causality::Causality;
-use super::mask_kind::{MaskKind, MaskedRequest};
+use super::layer_mask::{LayerMask, MaskedRequest};
 use super::request::BatchRequest;
 use super::state::AttentionState;
 
@@ -38,7 +38,7 @@ pub struct AttentionMetadata {
     pub(super) table: PageTable,
     group: Option<GroupId>,
     prompt_lens: Vec<Option<usize>>,
-    mask: MaskKind,
+    mask: LayerMask,
     /// Whether some request gave back tokens.
     given_back: bool,
     sequences: Sequences,
@@ -362,7 +362,7 @@ impl AttentionMetadata {
 
     /// The mask of the step's layers, unless a layer has its own ([`LayerInputs::mask`](crate::LayerInputs::mask)):
     /// the mask of the settings' causality, until [`set_mask`](Self::set_mask) sets another one.
-    pub fn mask(&self) -> &MaskKind {
+    pub fn mask(&self) -> &LayerMask {
         &self.mask
     }
 
@@ -371,16 +371,16 @@ impl AttentionMetadata {
     /// The settings' causality decides which tokens the sequences keep, so that a mask may show fewer keys. It may
     /// show more in steps alone whose sequences gave no tokens back: layers are refused otherwise
     /// ([`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)).
-    pub fn set_mask(&mut self, mask: impl Into<MaskKind>) {
+    pub fn set_mask(&mut self, mask: impl Into<LayerMask>) {
         self.mask = mask.into();
     }
 
     /// Refuses a mask that may show tokens which a sequence gave back.
-    pub(crate) fn check_mask(&self, mask: &MaskKind) -> Result<(), Violation> {
+    pub(crate) fn check_mask(&self, mask: &LayerMask) -> Result<(), Violation> {
         let kept = self.settings.causality;
         let chunk = |causality| matches!(causality, Causality::Chunk(_));
         // After tokens that were given back, chunks begin where they do only if whole chunks were given back.
-        let placed = chunk(kept) || !matches!(mask, MaskKind::Causality(own) if chunk(*own));
+        let placed = chunk(kept) || !matches!(mask, LayerMask::Causality(own) if chunk(*own));
         let shows_less = kept.window().is_some() && mask.is_within(kept) && placed;
         if !self.given_back || shows_less {
             return Ok(());

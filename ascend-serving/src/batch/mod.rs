@@ -1,7 +1,7 @@
 //! What a step has to do: requests, what all of them share, and what kind of step they make.
 
 mod causality;
-mod mask_kind;
+mod layer_mask;
 mod metadata;
 mod multi_item;
 mod padding;
@@ -18,8 +18,8 @@ use crate::kv::{BlockPool, PadPolicy, count_slots};
 use crate::rules;
 
 pub use causality::Causality;
-pub(crate) use mask_kind::MaskedRequest;
-pub use mask_kind::{MaskKind, NamedMask};
+pub(crate) use layer_mask::MaskedRequest;
+pub use layer_mask::{LayerMask, NamedMask};
 pub use metadata::AttentionMetadata;
 pub use multi_item::MultiItemPrompt;
 pub use recorded::RecordedBatch;

@@ -6,14 +6,15 @@ use ascend_attention::Violation;
 
 use crate::rules;
 
-use super::mask_kind::NamedMask;
+use super::layer_mask::NamedMask;
 
 /// A prompt whose items are scored separately, in one pass over their shared prefix: a query and its documents, a
 /// question and its answers. Tokens of an item see the prefix and the tokens before them in their own item.
 ///
-/// [`MultiItemPrompt::mask`] makes the mask of a step, for the backend [`Masked`](crate::Masked), and
-/// [`MultiItemPrompt::positions`] returns the positions at which tokens are embedded: each item as if it followed the
-/// prefix directly. The result for an item is that of a request of the prefix and that item alone.
+/// [`MultiItemPrompt::mask`] makes the mask of a step, for the backend
+/// [`NamedMaskAttention`](crate::NamedMaskAttention), and [`MultiItemPrompt::positions`] returns the positions at which
+/// tokens are embedded: each item as if it followed the prefix directly. The result for an item is that of a request of
+/// the prefix and that item alone.
 ///
 /// ```
 /// use ascend_serving::MultiItemPrompt;

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::kv::{PagedKvCache, Sequence};
 
 use super::attention_options::AttentionOptions;
-use super::range_check::{RangeCheck, RangeChecker, RangeFinding};
+use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 
 /// The attention of a model: its heads, a paged cache, and the backends that compute it.
 ///
@@ -89,7 +89,7 @@ impl<T: Element> Attention<T> {
     where
         T: Number,
     {
-        self.range_checker = check.into().map(RangeChecker::new).transpose()?;
+        self.range_checker = RangeChecker::make(check)?;
         Ok(())
     }
 
@@ -100,8 +100,7 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
+        take_findings(&mut self.range_checker, false)
     }
 
     /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
@@ -109,8 +108,7 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// As for [`Attention::range_findings`].
     pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(true))
+        take_findings(&mut self.range_checker, true)
     }
 
     /// The heads.

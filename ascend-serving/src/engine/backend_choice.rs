@@ -7,7 +7,8 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::{LayerTensors, RefusedBackend, StepContext, StepMemory};
 use crate::batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, MaskKind, StatePolicy,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, LayerMask,
+    StatePolicy,
 };
 use crate::error::{Error, Result};
 
@@ -109,13 +110,13 @@ impl<T: Element> Attention<T> {
     /// use ascend_attention::spec::{Cann, Soc};
     /// use ascend_attention::{Machine, Runtime, f16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
-    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality, Fused, PagedDecode};
+    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality, FusedAttention, PagedDecode};
     ///
     /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
     /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;
     /// let stream = runtime.device(0)?.stream()?;
     /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 8, 128), PadPolicy::SkipNegative)?;
-    /// let backends = Backends::none().with(Fused).with(PagedDecode);
+    /// let backends = Backends::none().with(FusedAttention).with(PagedDecode);
     /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
     /// for choice in attention.backend_choices(&stream, Causality::Causal, None)? {
     ///     match choice.state {
@@ -135,7 +136,7 @@ impl<T: Element> Attention<T> {
     pub fn backend_choices(
         &self,
         stream: &Stream,
-        mask: impl Into<MaskKind>,
+        mask: impl Into<LayerMask>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<Vec<BackendChoice>> {
         let mask = mask.into();
@@ -150,7 +151,7 @@ impl<T: Element> Attention<T> {
     fn example_choice(
         &self,
         stream: &Stream,
-        mask: &MaskKind,
+        mask: &LayerMask,
         learnable_sink: Option<&AnyTensor>,
         example: &Example,
     ) -> Result<BackendChoice> {
@@ -183,7 +184,7 @@ impl<T: Element> Attention<T> {
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
-        mask: Option<&MaskKind>,
+        mask: Option<&LayerMask>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
         self.cache().admits(stream)?;
@@ -198,7 +199,7 @@ impl<T: Element> Attention<T> {
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
-        mask: &MaskKind,
+        mask: &LayerMask,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
         metadata.check_mask(mask)?;

@@ -91,7 +91,8 @@ pub struct StepComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedStep {
-    /// The backend that served the step: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
+    /// The backend that served the step: that of the first layer, if a [`HybridBackend`](crate::HybridBackend) has
+    /// several.
     pub backend: &'static str,
     /// Time on the host's clock from the beginning of the step, planning included, until the stream has finished its
     /// last layer: the fastest of [the runs](BackendTrial::runs).
@@ -156,8 +157,8 @@ impl BackendComparison {
         let mut times = [Duration::ZERO; 2];
         for step in &self.steps {
             if let [Ok(first), Ok(second)] = &step.sides {
-                for (sum, of) in times.iter_mut().zip([first, second]) {
-                    *sum = sum.saturating_add(of.time);
+                for (sum, served) in times.iter_mut().zip([first, second]) {
+                    *sum = sum.saturating_add(served.time);
                 }
             }
         }
@@ -177,7 +178,7 @@ impl BackendComparison {
 /// # fn main() -> ascend_serving::Result<()> {
 /// # #[cfg(feature = "emulation")] {
 /// use ascend_attention::{Runtime, bf16};
-/// use ascend_serving::{AttentionShape, BackendTrial, Backends, Fused, PagedDecode, RecordedBatch, compare_backends};
+/// use ascend_serving::{AttentionShape, BackendTrial, Backends, FusedAttention, PagedDecode, RecordedBatch, compare_backends};
 ///
 /// let step = RecordedBatch::from_json(
 ///     r#"{"version":1,
@@ -187,7 +188,7 @@ impl BackendComparison {
 /// )?;
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let trial = BackendTrial::new(AttentionShape::new(4, 2, 64), 2);
-/// let backends = [Backends::none().with(Fused), Backends::none().with(PagedDecode)];
+/// let backends = [Backends::none().with(FusedAttention), Backends::none().with(PagedDecode)];
 /// let found = compare_backends::<bf16>(&stream, &trial, backends, &[step])?;
 /// assert_eq!(found.elements(), 2 * 2 * 4 * 64); // layers, tokens, heads, elements of a head
 /// assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
@@ -213,8 +214,8 @@ pub fn compare_backends<T: Number>(
     if trial.layers == 0 {
         return Err(Error::invalid("trial.layers", 0, "1 or more").fix("try at least one layer"));
     }
-    let cache = |of: &RecordedBatch| {
-        let settings = of.settings;
+    let cache = |recorded: &RecordedBatch| {
+        let settings = recorded.settings;
         (settings.blocks(), settings.block_size(), settings.pad())
     };
     let (blocks, block_size, pad) = cache(first);
@@ -234,10 +235,10 @@ pub fn compare_backends<T: Number>(
     for backends in backends {
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
         for layer in 0..trial.layers {
-            let of = cache.layer(layer)?;
+            let layer_cache = cache.layer(layer)?;
             for (tensor, numbers) in [
-                (&of.key, Numbers::CachedKey),
-                (&of.value, Numbers::CachedValue),
+                (&layer_cache.key, Numbers::CachedKey),
+                (&layer_cache.value, Numbers::CachedValue),
             ] {
                 let filled: Tensor<T> =
                     trial.tensor(stream, numbers, (0, layer), tensor.shape())?;
@@ -349,10 +350,14 @@ struct Places {
 }
 
 fn tokens_of(requests: &[BatchRequest<'_>]) -> Vec<(usize, usize)> {
-    let of = |(request, batch): (usize, &BatchRequest<'_>)| {
+    let request_tokens = |(request, batch): (usize, &BatchRequest<'_>)| {
         (0..batch.new).map(move |token| (request, token))
     };
-    requests.iter().enumerate().flat_map(of).collect()
+    requests
+        .iter()
+        .enumerate()
+        .flat_map(request_tokens)
+        .collect()
 }
 
 impl StepComparison {
@@ -417,13 +422,13 @@ impl BackendTrial {
             ..
         } = self.shape;
         let rows = |layer| {
-            let of = |numbers, heads| {
+            let random_rows = |numbers, heads| {
                 self.tensor(stream, numbers, (step, layer), &[tokens, heads, head_dim])
             };
             Ok([
-                of(Numbers::Query, heads)?,
-                of(Numbers::Key, kv_heads)?,
-                of(Numbers::Value, kv_heads)?,
+                random_rows(Numbers::Query, heads)?,
+                random_rows(Numbers::Key, kv_heads)?,
+                random_rows(Numbers::Value, kv_heads)?,
             ])
         };
         (0..self.layers).map(rows).collect()

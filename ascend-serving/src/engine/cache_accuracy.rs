@@ -120,7 +120,7 @@ pub fn compare_caches<T: Number>(
         )
         .fix("bring the rows of each step, and its metadata"));
     }
-    let counts = [&*exact, &*quantised].map(|of| of.cache().shape().layers);
+    let counts = [&*exact, &*quantised].map(|attention| attention.cache().shape().layers);
     if counts != [layers.len(); 2] {
         return Err(Error::invalid(
             "layers",

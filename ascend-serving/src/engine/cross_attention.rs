@@ -8,7 +8,7 @@ use crate::backends::{
     AttentionShape, LayerTensors, RefusedBackend, StepCall, StepContext, StepPlan, decode_layout,
     no_backend, size,
 };
-use crate::batch::{AttentionMetadata, Causality, MaskKind};
+use crate::batch::{AttentionMetadata, Causality, LayerMask};
 use crate::error::Result;
 use crate::kv::{
     CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
@@ -26,8 +26,8 @@ use super::queued_layers::QueuedLayers;
 /// of one request share its encoder keys by [`Sequence::fork`].
 ///
 /// Each layer is one packed call (TND) over the cache, without a mask, or the operator's decode path where that call
-/// is refused and each request adds one token. [`Fused`](crate::Fused) lists what packed calls take in each release,
-/// [`PagedDecode`](crate::PagedDecode) what the decode path takes.
+/// is refused and each request adds one token. [`FusedAttention`](crate::FusedAttention) lists what packed calls take
+/// in each release, [`PagedDecode`](crate::PagedDecode) what the decode path takes.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -148,10 +148,10 @@ impl<T: Element> CrossAttention<T> {
         let tokens = requests
             .iter()
             .zip(grown)
-            .map(|((of, _), cached)| StepTokens {
-                stamp: of.stamp(),
+            .map(|((request, _), cached)| StepTokens {
+                stamp: request.stamp(),
                 cached,
-                len: of.len(),
+                len: request.len(),
             });
         let progress = StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate())?;
         Ok(Encoding {
@@ -351,7 +351,7 @@ impl<T: Element> CrossStep<'_, T> {
             stream: self.stream,
             shape,
             metadata: self.metadata,
-            mask: &MaskKind::Causality(Causality::Bidirectional),
+            mask: &LayerMask::Causality(Causality::Bidirectional),
             block_table: &self.block_table,
         };
         // The decoder's own keys are no part of the call.

@@ -117,16 +117,16 @@ impl EncoderAttention {
         };
         let batched_calls = || {
             let runs = runs_of(lengths.lengths(), usize::MAX);
-            let plan = |of: &Run| {
-                let [query, key, value] = of.parts([query, key, value])?;
+            let plan = |run: &Run| {
+                let [query, key, value] = run.parts([query, key, value])?;
                 Ok(shape.call(Layout::Bsnd).plan((&query, &key, &value))?)
             };
             Ok(Calls::Batched(planned(&runs, plan)?))
         };
         let prompts = || {
             let runs = runs_of(lengths.lengths(), PromptCall::MOST_CARD_SEQUENCES as usize);
-            let plan = |of: &Run| {
-                let [query, key, value] = of.flat_parts([query, key, value])?;
+            let plan = |run: &Run| {
+                let [query, key, value] = run.flat_parts([query, key, value])?;
                 let call = PromptFlashAttention::new(Layout::Bsh)
                     .heads(shape.heads)
                     .kv_heads(shape.kv_heads)

@@ -2,8 +2,8 @@
 
 use ascend_attention::{Element, Number, Stream, Tensor, Violation};
 
-use crate::backends::Selected;
-use crate::batch::{BatchSettings, Causality, MaskKind, StatePolicy};
+use crate::backends::SelectedBackend;
+use crate::batch::{BatchSettings, Causality, LayerMask, StatePolicy};
 use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
 use crate::rules;
@@ -341,7 +341,7 @@ pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Violation> {
 }
 
 /// Refuses a step whose mask is not that of the layers.
-pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Violation> {
+pub(crate) fn same_mask(given: &LayerMask, own: &LayerMask) -> Result<(), Violation> {
     if given == own {
         return Ok(());
     }
@@ -411,7 +411,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     }
 
     /// The backend and plan that serve a group, once its first layer is planned.
-    pub fn selected(&self, group: usize) -> Option<&Selected<T>> {
+    pub fn selected(&self, group: usize) -> Option<&SelectedBackend<T>> {
         self.steps.get(group).and_then(Step::selected)
     }
 }

@@ -176,7 +176,11 @@ impl GroupedMetadata {
 
     /// Refuses requests whose sequences lack a group.
     fn has_all(&self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
-        if self.groups.iter().all(|of| of.requests() == requests.len()) {
+        if self
+            .groups
+            .iter()
+            .all(|group| group.requests() == requests.len())
+        {
             return Ok(());
         }
         Err(Violation::new(

@@ -96,9 +96,9 @@ pub(crate) fn check_outputs<T: Element>(
         }) => (Some(absorbed), Some(decoded)),
         _ => (None, None),
     };
-    let stored = layer.quantised.map(|of| {
-        let [key_scale, value_scale] = of.scales();
-        [of.key(), of.value(), key_scale, value_scale]
+    let stored = layer.quantised.map(|quantised| {
+        let [key_scale, value_scale] = quantised.scales();
+        [quantised.key(), quantised.value(), key_scale, value_scale]
     });
     let read = [
         Some(("query", &**layer.query)),

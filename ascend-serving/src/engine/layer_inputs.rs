@@ -3,7 +3,7 @@
 use ascend_attention::{AnyTensor, Element, Tensor};
 
 use crate::backends::LatentTensors;
-use crate::batch::MaskKind;
+use crate::batch::LayerMask;
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
 /// The tuple `(&query, &key, &value)` converts to the inputs of a layer that has none of these.
@@ -18,7 +18,7 @@ use crate::batch::MaskKind;
 /// use ascend_attention::{Runtime, bf16};
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
-///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs, MaskKind, NamedMask,
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs, LayerMask, NamedMask,
 /// };
 ///
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
@@ -36,14 +36,14 @@ use crate::batch::MaskKind;
 /// let masks = [
 ///     Causality::Causal.into(),
 ///     NonZeroUsize::new(50).map_or(Causality::Causal, Causality::Window).into(),
-///     MaskKind::from(chunks),
+///     LayerMask::from(chunks),
 /// ];
 /// let mut step = attention.begin(&stream, &metadata)?;
 /// for (layer, mask) in masks.iter().enumerate() {
 ///     let inputs = LayerInputs::from((&rows, &rows, &rows)).mask(mask);
 ///     step.forward(layer, inputs)?;
 /// }
-/// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("masked"));
+/// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("named_mask"));
 /// # }
 /// # Ok(())
 /// # }
@@ -60,7 +60,7 @@ pub struct LayerInputs<'a, T: Element> {
     /// Which keys the layer's tokens see, if another mask than the step's
     /// ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)): full and windowed layers of one cache are layers
     /// of one step.
-    pub mask: Option<&'a MaskKind>,
+    pub mask: Option<&'a LayerMask>,
     /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
     /// Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
@@ -98,7 +98,7 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// Sets a mask of the layer's own.
-    pub fn mask(mut self, mask: &'a MaskKind) -> Self {
+    pub fn mask(mut self, mask: &'a LayerMask) -> Self {
         self.mask = Some(mask);
         self
     }

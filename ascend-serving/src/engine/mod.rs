@@ -31,5 +31,5 @@ pub(crate) use layer_check::StepRows;
 pub use layer_inputs::LayerInputs;
 pub(crate) use queued_layers::QueuedLayers;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
-pub(crate) use range_check::{RangeChecker, packed_tensors};
+pub(crate) use range_check::{RangeChecker, packed_tensors, take_findings};
 pub use step::Step;

@@ -305,7 +305,15 @@ impl<T: Element> fmt::Debug for RangeChecker<T> {
 }
 
 impl<T: Number> RangeChecker<T> {
-    pub(crate) fn new(check: RangeCheck) -> Result<Self> {
+    /// The checker of a check that is set, or none for a check that is removed.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a limit below 0 or NaN.
+    pub(crate) fn make(check: impl Into<Option<RangeCheck>>) -> Result<Option<Self>> {
+        check.into().map(Self::new).transpose()
+    }
+
+    fn new(check: RangeCheck) -> Result<Self> {
         if check.limit.is_nan() || check.limit < 0.0 {
             return Err(Error::invalid(
                 "RangeCheck.limit",
@@ -324,6 +332,17 @@ impl<T: Number> RangeChecker<T> {
             spare: Vec::new(),
             findings: Vec::new(),
         })
+    }
+}
+
+/// Takes the findings of a checker; with `wait`, after all queued copies. Without a checker there are none.
+pub(crate) fn take_findings<T: Element>(
+    checker: &mut Option<RangeChecker<T>>,
+    wait: bool,
+) -> Result<Vec<RangeFinding>> {
+    match checker {
+        Some(checker) => checker.take(wait),
+        None => Ok(Vec::new()),
     }
 }
 
@@ -405,7 +424,7 @@ impl<T: Element> RangeChecker<T> {
     }
 
     /// Takes the findings; with `wait`, after all queued copies.
-    pub(crate) fn take(&mut self, wait: bool) -> Result<Vec<RangeFinding>> {
+    fn take(&mut self, wait: bool) -> Result<Vec<RangeFinding>> {
         self.collect(wait)?;
         Ok(std::mem::take(&mut self.findings))
     }

@@ -3,8 +3,8 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, Selected, StepContext, StepPlan, no_backend};
-use crate::batch::{AttentionMetadata, MaskKind};
+use crate::backends::{LayerTensors, SelectedBackend, StepContext, StepPlan, no_backend};
+use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::Result;
 use crate::kv::{CacheWrite, StepLease};
 use crate::rules;
@@ -77,15 +77,15 @@ pub struct Step<'a, T: Element> {
     lease: StepLease<'a, Stream>,
     /// The write that the first layer of the step has prepared for all layers.
     write: Option<CacheWrite>,
-    planned: Vec<Planned<T>>,
+    planned: Vec<MaskPlan<T>>,
     pub(crate) layers: QueuedLayers,
 }
 
 /// The plan that the first layer with a mask has made for all layers with it.
 #[derive(Debug)]
-struct Planned<T: Element> {
-    mask: MaskKind,
-    selected: Selected<T>,
+struct MaskPlan<T: Element> {
+    mask: LayerMask,
+    selected: SelectedBackend<T>,
     input_kinds: InputKinds,
 }
 
@@ -217,11 +217,14 @@ impl<T: Element> Step<'_, T> {
         };
         check_layer(&context, &tensors)?;
         check_outputs(&tensors, into)?;
-        let known = self.planned.iter().position(|of| of.mask == *mask);
+        let known = self
+            .planned
+            .iter()
+            .position(|planned| planned.mask == *mask);
         if known.is_none() {
             self.metadata.check_mask(mask)?;
             let selected = self.attention.backends.plan(&context, &tensors)?;
-            self.planned.push(Planned {
+            self.planned.push(MaskPlan {
                 mask: mask.clone(),
                 selected,
                 input_kinds: InputKinds::of(&tensors),
@@ -250,15 +253,15 @@ impl<T: Element> Step<'_, T> {
 
     /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the
     /// first.
-    pub fn selected(&self) -> Option<&Selected<T>> {
+    pub fn selected(&self) -> Option<&SelectedBackend<T>> {
         self.planned.first().map(|planned| &planned.selected)
     }
 
     /// The backend and plan that serve the layers with a mask, once the first of them is planned.
-    pub fn selected_for(&self, mask: &MaskKind) -> Option<&Selected<T>> {
+    pub fn selected_for(&self, mask: &LayerMask) -> Option<&SelectedBackend<T>> {
         let mut planned = self.planned.iter();
-        let of = planned.find(|planned| planned.mask == *mask);
-        of.map(|planned| &planned.selected)
+        let found = planned.find(|planned| planned.mask == *mask);
+        found.map(|planned| &planned.selected)
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the

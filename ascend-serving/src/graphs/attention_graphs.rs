@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ascend_attention::graph::Update;
 use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
-use crate::batch::{AttentionMetadata, MaskKind};
+use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
     Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
-    RangeFinding, same_groups,
+    RangeFinding, same_groups, take_findings,
 };
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
@@ -27,8 +27,9 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 ///
 /// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
-/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as [`Fused`](crate::Fused) and
-/// [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
+/// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
+/// them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -94,7 +95,7 @@ impl<T: Element> Attention<T> {
     pub fn capture(
         &self,
         stream: &Stream,
-        mask: impl Into<MaskKind>,
+        mask: impl Into<LayerMask>,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
         let mask = mask.into();
@@ -106,7 +107,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`Attention::capture`].
-    pub fn capture_layers<M: Into<MaskKind>>(
+    pub fn capture_layers<M: Into<LayerMask>>(
         &self,
         stream: &Stream,
         mask: impl Fn(usize) -> M,
@@ -209,7 +210,7 @@ impl<T: Element> AttentionGraphs<T> {
     where
         T: Number,
     {
-        self.range_checker = check.into().map(RangeChecker::new).transpose()?;
+        self.range_checker = RangeChecker::make(check)?;
         Ok(())
     }
 
@@ -219,8 +220,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// # Errors
     /// As for [`Attention::range_findings`](crate::Attention::range_findings).
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
+        take_findings(&mut self.range_checker, false)
     }
 
     /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
@@ -228,8 +228,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// # Errors
     /// As for [`AttentionGraphs::range_findings`].
     pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        let checker = self.range_checker.as_mut();
-        checker.map_or(Ok(Vec::new()), |checker| checker.take(true))
+        take_findings(&mut self.range_checker, true)
     }
 
     /// The captured sizes, in requests, ascending.
@@ -279,7 +278,7 @@ impl<T: Element> AttentionGraphs<T> {
         let mut too_long = None;
         for rows in self.graphs.sizes() {
             let requests = self.each.requests(rows);
-            if !step.iter().all(|of| of.can_be_padded(requests, rows)) {
+            if !step.iter().all(|part| part.can_be_padded(requests, rows)) {
                 continue;
             }
             match self.within_limits(step, rows) {
@@ -331,27 +330,28 @@ impl<T: Element> AttentionGraphs<T> {
     /// named masks into that size's buffers, which waits for the stream. Blocks given back from now on are handed out
     /// again when the stream has passed the end of the step.
     ///
-    /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the longest request that was declared.
+    /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the
+    /// longest request that was declared.
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens
     /// than were declared (with a named mask also of fewer); the refusal of a captured backend, and
-    /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more
-    /// keys or blocks than were declared; [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE),
-    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata
-    /// of another cache or other masks, [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went
-    /// back to the pool since it was made, [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of
-    /// the pool has copied a block and this one has not ([`Attention::queue_pending_copies`]);
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as for [`Attention::begin`];
-    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
+    /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys or blocks than were declared;
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata of another cache or other masks,
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
+    /// has not ([`Attention::queue_pending_copies`]); [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
+    /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata
-    /// is unchanged then.
+    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata is
+    /// unchanged then.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the
@@ -484,7 +484,10 @@ fn check_sinks(
         sink.check_device("learnable_sinks", stream.device())?;
     }
     for group in 0..groups {
-        let own = places.iter().zip(sinks).filter(|(of, _)| of.group == group);
+        let own = places
+            .iter()
+            .zip(sinks)
+            .filter(|(place, _)| place.group == group);
         let [with, without] = own.fold([0usize; 2], |[with, without], (_, sink)| match sink {
             Some(_) => [with.saturating_add(1), without],
             None => [with, without.saturating_add(1)],

@@ -7,7 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
-use crate::batch::{AttentionMetadata, BatchSettings, Causality, MaskKind, MaskedRequest};
+use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
 use crate::kv::{
@@ -35,9 +35,9 @@ pub(super) struct CapturedGroup {
     shape: CacheShape,
     heads: AttentionShape,
     /// Which keys the tokens of each layer see.
-    layers: Vec<MaskKind>,
+    layers: Vec<LayerMask>,
     /// The different masks of the layers, each of which has a program of its own.
-    seen: Vec<MaskKind>,
+    seen: Vec<LayerMask>,
     /// For each layer the number of its program.
     program_of: Vec<usize>,
     limits: KeyLimits,
@@ -50,7 +50,7 @@ impl CapturedGroup {
     /// lowered to what the window needs.
     pub(super) fn new<T: Element>(
         attention: &Attention<T>,
-        layers: Vec<MaskKind>,
+        layers: Vec<LayerMask>,
         gives_back: bool,
         limits: &GraphLimits,
     ) -> Self {
@@ -68,7 +68,7 @@ impl CapturedGroup {
             });
             window.get().saturating_add(around).max(rows)
         });
-        let mut seen: Vec<MaskKind> = Vec::new();
+        let mut seen: Vec<LayerMask> = Vec::new();
         let mut program_of = Vec::with_capacity(layers.len());
         for mask in &layers {
             let known = seen.iter().position(|known| known == mask);
@@ -104,7 +104,7 @@ impl CapturedGroup {
     }
 
     /// Which keys the tokens of a layer see.
-    pub(super) fn mask(&self, layer: usize) -> Option<&MaskKind> {
+    pub(super) fn mask(&self, layer: usize) -> Option<&LayerMask> {
         self.layers.get(layer)
     }
 
@@ -143,9 +143,9 @@ impl CapturedGroup {
         let mut alike = self.seen.iter().zip(programs);
         let alike = alike.find(|(mask, program)| program.all_alike || mask.named().is_some());
         let mut requests = metadata.masked_requests();
-        let other = requests.find(|of| match (of.place, alike) {
-            (_, Some(_)) => of.new != each,
-            (Some(_), None) => of.new > each,
+        let other = requests.find(|request| match (request.place, alike) {
+            (_, Some(_)) => request.new != each,
+            (Some(_), None) => request.new > each,
             (None, None) => false,
         });
         let Some(MaskedRequest { place, new, .. }) = other else {
@@ -158,7 +158,7 @@ impl CapturedGroup {
                 None => format!("a dummy request of {new} tokens"),
             },
             match alike {
-                Some((MaskKind::Named(mask), _)) => format!(
+                Some((LayerMask::Named(mask), _)) => format!(
                     "{each} a request, as was captured with the named mask {:?}",
                     mask.name()
                 ),
@@ -291,7 +291,7 @@ impl CapturedGroup {
         &self,
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
-        mask: &'a MaskKind,
+        mask: &'a LayerMask,
         block_table: &'a BlockTable,
     ) -> StepContext<'a> {
         StepContext {

@@ -130,7 +130,7 @@ impl<B> GraphPool<B> {
 
     /// The captured sizes, in query tokens, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.sizes.iter().map(|of| of.size)
+        self.sizes.iter().map(|captured| captured.size)
     }
 
     /// Number of graphs of a size: the layers, or 1 where graphs are of whole steps.
@@ -150,14 +150,14 @@ impl<B> GraphPool<B> {
 
     /// The graph of a size and layer.
     pub fn layer_graph(&self, size: usize, layer: usize) -> Option<&Graph<Arc<B>>> {
-        let of = self.sizes.iter().find(|of| of.size == size)?;
-        of.graphs.get(layer)
+        let captured = self.sizes.iter().find(|captured| captured.size == size)?;
+        captured.graphs.get(layer)
     }
 
     /// The buffers of a size.
     pub(super) fn buffers(&self, size: usize) -> Option<&Arc<B>> {
         let mut sizes = self.sizes.iter();
-        Some(&sizes.find(|of| of.size == size)?.buffers)
+        Some(&sizes.find(|captured| captured.size == size)?.buffers)
     }
 
     /// Refuses a stream of another device.
@@ -216,8 +216,8 @@ impl<B> GraphPool<B> {
         self.start(stream, size, progress, lengths, fill)
     }
 
-    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that [follows](Self::follow) the
-    /// step before.
+    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
+    /// [follows](Self::follow) the step before.
     pub(super) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -228,7 +228,7 @@ impl<B> GraphPool<B> {
     ) -> Result<GraphStep<'a, B>> {
         let Some(OfSize {
             buffers, graphs, ..
-        }) = self.sizes.iter_mut().find(|of| of.size == size)
+        }) = self.sizes.iter_mut().find(|captured| captured.size == size)
         else {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,

@@ -114,7 +114,7 @@ impl TreeVerification {
         cache: &PagedKvCache<T>,
         extents: TreeExtents,
     ) -> Result<PlainBuffers<T>> {
-        let (device, of, heads) = (stream.device(), cache.shape(), self.shape.heads);
+        let (device, cached, heads) = (stream.device(), cache.shape(), self.shape.heads);
         let TreeExtents {
             requests, nodes, ..
         } = extents;
@@ -122,7 +122,7 @@ impl TreeVerification {
         let softmax_lse = || Tensor::empty(device, [requests, heads, nodes, 1]);
         let part = || -> Result<Output<T>> {
             Ok(Output {
-                attention: tensor(heads, of.value_dim)?,
+                attention: tensor(heads, cached.value_dim)?,
                 softmax_lse: Some(softmax_lse()?),
             })
         };
@@ -130,9 +130,9 @@ impl TreeVerification {
             tables: TreeTables::new(stream, cache.pool().block_size(), extents)?,
             tensors: GraphTensors {
                 query: tensor(heads, self.shape.head_dim)?,
-                key: tensor(of.kv_heads, of.key_dim)?,
-                value: tensor(of.kv_heads, of.value_dim)?,
-                output: tensor(heads, of.value_dim)?,
+                key: tensor(cached.kv_heads, cached.key_dim)?,
+                value: tensor(cached.kv_heads, cached.value_dim)?,
+                output: tensor(heads, cached.value_dim)?,
             },
             softmax_lse: softmax_lse()?,
             parts: [part()?, part()?],

@@ -212,7 +212,7 @@ impl<B: TreeBuffers> TreePool<B> {
             cached: PerRequest::new(cached)?,
             nodes: PerRequest::new(nodes)?,
         };
-        let first = requests.first().map(|of| of.sequence.row());
+        let first = requests.first().map(|request| request.sequence.row());
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
         let table: Vec<&[usize]> = table.collect();

@@ -46,8 +46,8 @@ impl<T: Element> PagedKvCache<T> {
     /// A cache of `blocks` blocks of `block_size` tokens in each layer, full of zeros.
     ///
     /// Any block size makes a cache. On Atlas A2 and A3 multiples of 128 are read on every release; multiples of 16
-    /// on CANN 8.1 where steps decode alone, and from 8.5 on by [`Fused`](crate::Fused) as its table lists. On 310P a
-    /// block has at most 512 tokens.
+    /// on CANN 8.1 where steps decode alone, and from 8.5 on by [`FusedAttention`](crate::FusedAttention) as its table
+    /// lists. On 310P a block has at most 512 tokens.
     ///
     /// # Errors
     /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a size that has no slots or too many,
@@ -192,7 +192,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Copies a table to the device, after checking that every entry is a block of this cache.
     ///
     /// # Errors
-    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); the errors of an upload.
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); as for [`Stream::upload`].
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();

@@ -31,12 +31,12 @@ impl Fence for Event {
 }
 
 /// Where the work of a step is queued.
-pub trait Lane {
+pub trait FencedQueue {
     /// The type that reports when everything queued so far is over.
     type Fence: Fence + 'static;
 
-    /// A fence after everything queued so far. A lane that cannot mark its end now returns a fence that is not passed
-    /// until that is known in another way, such as by a synchronisation of the lane.
+    /// A fence after everything queued so far. A queue that cannot mark its end now returns a fence that is not passed
+    /// until that is known in another way, such as by a synchronisation of the queue.
     ///
     /// If this panics, the end of the step is never known. The step stays open for ever, which an error of `tracing`
     /// reports: blocks that are given back from its beginning on are not handed out again, and the cache stays
@@ -44,7 +44,7 @@ pub trait Lane {
     fn fence(&self) -> Self::Fence;
 }
 
-impl Lane for Stream {
+impl FencedQueue for Stream {
     type Fence = StreamMark;
 
     fn fence(&self) -> StreamMark {

@@ -38,7 +38,7 @@ pub use cache::{CacheWrite, PagedKvCache};
 pub(crate) use cache_shape::no_layer;
 pub use cache_shape::{CacheShape, LayerCache};
 pub use cached_rows::CachedRows;
-pub use fence::{Fence, Lane};
+pub use fence::{Fence, FencedQueue};
 pub use interleave::Interleave;
 pub use kernel_blocks::KernelBlocks;
 pub use pad::PadPolicy;

@@ -29,8 +29,9 @@ impl<T: Element> PagedKvCache<T> {
     /// ([`Tensor::range_report`] finds them).
     ///
     /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of
-    /// a multiple of 32 tokens; other steps take what packed calls of 16 bits do ([`Fused`](crate::Fused)). An NZ
-    /// cache needs heads of 128 elements, blocks of 128 or 512 tokens, and BF16 queries.
+    /// a multiple of 32 tokens; other steps take what packed calls of 16 bits do
+    /// ([`FusedAttention`](crate::FusedAttention)). An NZ cache needs heads of 128 elements, blocks of 128 or 512
+    /// tokens, and BF16 queries.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -221,8 +222,8 @@ impl<T: Element> PagedKvCache<T> {
 
     /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN in groups of 32 that share a scale, a power of
     /// two of FLOAT8_E8M0. A group of keys is neighbours in a head, a group of values the same element of
-    /// neighbouring tokens. [`MxFp8`](crate::MxFp8) serves steps over it and makes queries MXFP8, too. No
-    /// calibration is needed, no number is too large, and numbers that are not finite are refused
+    /// neighbouring tokens. [`MxFp8Attention`](crate::MxFp8Attention) serves steps over it and makes queries MXFP8,
+    /// too. No calibration is needed, no number is too large, and numbers that are not finite are refused
     /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in

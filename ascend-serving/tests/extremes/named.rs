@@ -7,8 +7,8 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree,
-    Error, Fused, GraphLimits, GroupedAttention, Hybrid, LayerGroup, LayerSet, MaskExtent,
-    PackedBits, TokenIndices, rules,
+    Error, FusedAttention, GraphLimits, GroupedAttention, HybridBackend, LayerGroup, LayerSet,
+    MaskExtent, PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -125,7 +125,7 @@ fn endless_lists_are_cut_and_refused() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
         let shape = AttentionShape::new(1, 1, 64);
-        Attention::new(shape, cache, Backends::none().with(Fused))
+        Attention::new(shape, cache, Backends::none().with(FusedAttention))
     };
     let group = LayerGroup::new(0..usize::MAX, Causality::Causal, attention(1));
     assert_eq!(group.layers().len(), CacheShape::MAX_LAYERS + 1);
@@ -137,7 +137,8 @@ fn endless_lists_are_cut_and_refused() {
     let refused = GroupedAttention::new(1, groups).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
     let sets = std::iter::repeat(LayerSet::new([0], "fused"));
-    let refused = Hybrid::<bf16>::new(1, Backends::none().with(Fused), sets).unwrap_err();
+    let refused =
+        HybridBackend::<bf16>::new(1, Backends::none().with(FusedAttention), sets).unwrap_err();
     assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
 
     let attention = attention(1);

@@ -7,7 +7,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, GraphLimits, MxFp8, QuantisedDecode, QuantisedPrefill,
+    FusedAttention, GraphLimits, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
 };
 
 use crate::Call;
@@ -120,8 +120,8 @@ pub const CALLS: &[Call] = &[
         let backends = Backends::none()
             .with(QuantisedDecode)
             .with(QuantisedPrefill)
-            .with(MxFp8)
-            .with(Fused);
+            .with(MxFp8Attention)
+            .with(FusedAttention);
         let heads = draw.of(&[2, 4, 6, 2, 4, 6, usize::MAX]);
         let mut attention = Attention::new(AttentionShape::new(heads, 2, DIM), cache, backends);
         let limits = GraphLimits::new([1, 2], draw.usize());

@@ -7,12 +7,12 @@ use ascend_attention::bf16;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
-    DraftSource, DraftTree, Drafting, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid,
-    KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, Masked, MultiItemPrompt, NamedMask,
-    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
-    TreeVerification,
+    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask,
+    DraftSource, DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, HybridBackend,
+    KeySplit, LayerMask, LayerSet, LocalBatch, MaskExtent, MultiItemPrompt, NamedMask,
+    NamedMaskAttention, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts,
+    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, SplitLimits, StatePolicy,
+    TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
 };
 
 use crate::Call;
@@ -93,7 +93,7 @@ fn split_decode(draw: &mut Draw) -> SplitDecode {
 
 fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
     SharedPrefixDecode {
-        gate: SharedPrefixGate {
+        thresholds: SharedPrefixThresholds {
             min_requests: draw.usize(),
             min_shared_keys: draw.usize(),
             min_saved_keys: draw.usize(),
@@ -300,7 +300,7 @@ pub const CALLS: &[Call] = &[
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
             let _ = (
-                shared_prefix(draw).groups(&metadata),
+                shared_prefix(draw).find_shared_prefixes(&metadata),
                 metadata.prefill_tokens(),
             );
             let _ = (
@@ -325,11 +325,11 @@ pub const CALLS: &[Call] = &[
         let parallel = ContextParallel::new(share, 8).unwrap();
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
-    ("Hybrid", |draw| {
-        let backends = Backends::<bf16>::none().with(Fused);
+    ("HybridBackend", |draw| {
+        let backends = Backends::<bf16>::none().with(FusedAttention);
         let end = draw.usize();
         let all = LayerSet::new(0..end, "fused");
-        if let Ok(hybrid) = Hybrid::new(draw.of(&[end, 3, usize::MAX]), backends, [all]) {
+        if let Ok(hybrid) = HybridBackend::new(draw.of(&[end, 3, usize::MAX]), backends, [all]) {
             let _ = hybrid.backend(draw.usize(), Phase::Decode);
         }
     }),
@@ -341,11 +341,11 @@ pub const CALLS: &[Call] = &[
         let backends = Backends::none()
             .with(shared_prefix(draw))
             .with(CascadePrefill)
-            .with(ChunkedLocal)
+            .with(ChunkedLocalAttention)
             .with(split_decode(draw))
-            .with(FusedInTwo)
+            .with(TwoFusedCalls)
             .with(PagedDecode)
-            .with(Fused);
+            .with(FusedAttention);
         let backends = match draw.bool() {
             true => backends,
             false => backends.memory_limit(draw.usize(), draw.usize()),
@@ -385,11 +385,13 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
-        let backends = Backends::none().with(Masked).with(Fused);
+        let backends = Backends::none()
+            .with(NamedMaskAttention)
+            .with(FusedAttention);
         let attention = Attention::new(heads, cache, backends);
         let limits = graph_limits(draw);
         let window = draw.usize();
-        let mask: MaskKind = match (draw.bool(), NonZeroUsize::new(window)) {
+        let mask: LayerMask = match (draw.bool(), NonZeroUsize::new(window)) {
             (true, _) => NamedMask::new("near", |_, token, key| token.abs_diff(key) < 3).into(),
             (false, Some(window)) => Causality::Window(window).into(),
             (false, None) => Causality::Causal.into(),

@@ -1,4 +1,4 @@
-//! Schedules as a server has them: requests begin, bring chunks of tokens, decode, have drafts verified, share
+//! Schedules as a server has them: requests begin, prefill in chunks of tokens, decode, have drafts verified, share
 //! prefixes, are preempted and end. Tokens have names.
 
 use ascend_attention::{Element, Stream};
@@ -33,7 +33,7 @@ pub enum Act {
     End(usize),
 }
 
-/// Any act, with fewer than so many tokens in a chunk, and fewer than so many drafts.
+/// Any act, with fewer tokens in a chunk and fewer drafts than these bounds.
 pub fn act(tokens: usize, drafts: usize) -> impl Strategy<Value = Act> {
     prop_oneof![
         6 => (any::<usize>(), 1..tokens).prop_map(|(r, n)| Act::Chunk(r, n)),
@@ -93,7 +93,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// No request yet, of at most so many; without bounds on tokens.
+    /// No request yet, of at most this number of requests; without bounds on tokens.
     pub fn of(requests: usize) -> Self {
         Self {
             requests: Vec::new(),
@@ -194,7 +194,7 @@ impl Schedule {
         true
     }
 
-    /// What the attention of a step is told, audited.
+    /// The metadata of a step, audited.
     pub fn metadata(
         &self,
         turns: &[Turn],

@@ -11,7 +11,7 @@ use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf1
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, MaskKind, NamedMask, rules,
+    BatchSettings, Causality, LayerMask, NamedMask, rules,
 };
 
 const DIM: usize = 128;
@@ -37,7 +37,7 @@ impl Layers {
         (Self::Int8, "INT8 cache"),
     ];
 
-    fn mask(self) -> MaskKind {
+    fn mask(self) -> LayerMask {
         let tokens = NonZeroUsize::new(128).unwrap();
         match self {
             Self::Window => Causality::Window(tokens).into(),

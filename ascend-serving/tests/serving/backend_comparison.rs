@@ -12,9 +12,9 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
-    BatchRequest, BatchSettings, Causality, Error, Fused, FusedInTwo, LayerTensors, MaskKind,
+    BatchRequest, BatchSettings, Causality, Error, FusedAttention, LayerMask, LayerTensors,
     PagedDecode, RecordedBatch, Result, StepContext, StepMemory, StepProgram, StepStage,
-    compare_backends,
+    TwoFusedCalls, compare_backends,
 };
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ struct Dense {
 #[derive(Debug)]
 struct DenseStep {
     metadata: AttentionMetadata,
-    mask: MaskKind,
+    mask: LayerMask,
     scale: f64,
     /// An element that is made wrong: of which layer and place in the output.
     off: Option<(usize, usize)>,
@@ -89,7 +89,7 @@ impl StepStage<bf16> for DenseStep {
     ) -> Result<()> {
         let (heads, kv_heads, dim) = SHAPE;
         let window = match &self.mask {
-            MaskKind::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
+            LayerMask::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
             other => panic!("{other:?}"),
         };
         let query = layer.query.download(stream)?;
@@ -204,8 +204,8 @@ proptest! {
         let steps = schedule(window, lengths, &steps);
         prop_assume!(!steps.is_empty());
         let backends = match which {
-            0 => Backends::none().with(Fused),
-            1 => Backends::none().with(FusedInTwo).with(Fused),
+            0 => Backends::none().with(FusedAttention),
+            1 => Backends::none().with(TwoFusedCalls).with(FusedAttention),
             _ => Backends::none().with(PagedDecode),
         };
         let dense = Backends::none().with(Dense::default());
@@ -251,7 +251,7 @@ fn an_element_that_is_off_is_found_in_its_place() {
     };
     let run = |off| {
         let backends = [
-            Backends::none().with(Fused),
+            Backends::none().with(FusedAttention),
             Backends::none().with(Dense {
                 off,
                 ..Dense::default()
@@ -300,7 +300,12 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
         [100, 0, 0],
         &[[Some(1), Some(4), None]],
     );
-    let both = || [Backends::none().with(Fused), Backends::none().with(Fused)];
+    let both = || {
+        [
+            Backends::none().with(FusedAttention),
+            Backends::none().with(FusedAttention),
+        ]
+    };
     let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
     assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
     // Runs write the same keys: later steps stay what they were.
@@ -311,7 +316,7 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
         &[[Some(1), Some(4), None], [Some(2), Some(1), None]],
     );
     let dense = Backends::none().with(Dense::default());
-    let backends = [Backends::none().with(Fused), dense];
+    let backends = [Backends::none().with(FusedAttention), dense];
     let found = compare_backends(&stream, &often, backends, &next).unwrap();
     assert_eq!(found.elements(), 2 * (5 + 3) * 4 * 64);
     assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
@@ -326,7 +331,12 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
 fn what_cannot_be_compared_is_refused_by_name() {
     let stream = harness::stream();
     let steps = schedule(None, [3, 3, 3], &[[Some(1), None, None]]);
-    let both = || [Backends::none().with(Fused), Backends::none().with(Fused)];
+    let both = || {
+        [
+            Backends::none().with(FusedAttention),
+            Backends::none().with(FusedAttention),
+        ]
+    };
     let said = |trial: &BackendTrial, steps: &[RecordedBatch]| {
         let refused = compare_backends::<bf16>(&stream, trial, both(), steps).unwrap_err();
         refused.to_string()

@@ -8,7 +8,7 @@ use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, Masked, NamedMask, rules,
+    Error, FusedAttention, GraphLimits, NamedMask, NamedMaskAttention, rules,
 };
 
 use crate::harness;
@@ -45,7 +45,7 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
     gate.hold(&other);
     drop(ended);
     let mut next = Sequence::new(&pool);
-    // The step may still queue launches: nobody knows when it is over.
+    // The step may still queue launches: its end is not known.
     let open = cache.grow(&stream, &mut next, 32).unwrap_err();
     assert!(open.breaks(&rules::POOL_WAITING), "{open}");
     drop(step);
@@ -101,7 +101,7 @@ fn metadata_does_not_outlive_its_blocks() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 16);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let limits = GraphLimits::new([1], 400);
     let mut graphs = attention
@@ -160,7 +160,7 @@ fn requests_of_a_step_are_made_while_others_end() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 16);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let sequence = |attention: &mut Attention<f16>, tokens| {
@@ -187,7 +187,7 @@ fn blocks_that_go_back_while_a_step_begins_wait_for_it() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 64);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(Masked);
+    let backends = Backends::none().with(NamedMaskAttention);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     let pool = attention.cache().pool().clone();
     let held: Arc<Mutex<Option<Sequence>>> = Arc::default();

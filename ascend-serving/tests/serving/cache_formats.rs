@@ -14,7 +14,7 @@ use proptest::test_runner::Config;
 
 const BLOCKS: usize = 5;
 
-/// Where an element of a token lies, by the definition of the format.
+/// The index of a token's element, by the definition of the format.
 fn place(
     format: Cache,
     (slot, head, x): (usize, usize, usize),

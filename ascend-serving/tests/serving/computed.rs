@@ -7,9 +7,10 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    CrossAttention, DraftTree, Error, Fused, GraphLimits, GroupedAttention, GroupedMetadata,
-    GroupedRequest, GroupedSequence, LayerGroup, PagedDecode, PrefixCache, QuantisedDecode,
-    QuantisedPrefill, StatePolicy, TreeRequest, TreeVerification, Violation, rules,
+    CrossAttention, DraftTree, Error, FusedAttention, GraphLimits, GroupedAttention,
+    GroupedMetadata, GroupedRequest, GroupedSequence, LayerGroup, PagedDecode, PrefixCache,
+    QuantisedDecode, QuantisedPrefill, StatePolicy, TreeRequest, TreeVerification, Violation,
+    rules,
 };
 
 use crate::harness;
@@ -32,13 +33,13 @@ impl Engine {
             true => Backends::none()
                 .with(QuantisedDecode)
                 .with(QuantisedPrefill),
-            false => Backends::none().with(Fused).with(PagedDecode),
+            false => Backends::none().with(FusedAttention).with(PagedDecode),
         };
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         Self { stream, attention }
     }
 
-    /// Over so many blocks of 128 tokens.
+    /// A cache of this number of blocks of 128 tokens.
     fn new(blocks: usize) -> Self {
         Self::over(|stream, shape| {
             PagedKvCache::new(stream.device(), blocks, 128, shape, PAD).unwrap()
@@ -135,7 +136,8 @@ fn both_kinds(mut test: impl FnMut(Engine)) {
     }));
 }
 
-/// A new user makes room for a prompt and decodes behind it, or grows twice. What lies in between is another request's.
+/// A new user makes room for a prompt and decodes behind it, or grows twice. The block between its own is another
+/// request's.
 #[test]
 fn a_gap_is_refused_and_its_fix_computes_it() {
     both_kinds(|mut engine| {
@@ -396,7 +398,7 @@ fn windows_slide() {
     let group = |layers: Vec<usize>, causality| {
         let shape = CacheShape::new(layers.len(), 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
-        let backends = Backends::none().with(Fused);
+        let backends = Backends::none().with(FusedAttention);
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         LayerGroup::new(layers, causality, attention)
     };

@@ -306,7 +306,7 @@ fn divisions_that_cannot_be_are_refused() {
         parallel.split(&both, PAD).unwrap_err().rule,
         &rules::TABLE_GROUP
     );
-    // Its block is copied for the new token, and nobody has queued that.
+    // Its block is copied for the new token, and that copy is not queued.
     let mut fork = sequence.fork();
     let copies = fork.grow(1).unwrap().copies;
     assert_eq!(copies.len(), 1);

@@ -89,7 +89,7 @@ impl Model {
         metadata
     }
 
-    /// A step with so many new tokens of each request, against the definition.
+    /// A step with this number of new tokens of each request, against the definition.
     fn step(&mut self, requests: &mut [Request], new: &[usize], pad: usize) {
         let metadata = self.metadata(requests, new, pad);
         let encoded: Vec<&Sequence> = requests.iter().map(|request| &request.encoded).collect();

@@ -7,9 +7,9 @@ use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocal, Fused, FusedInTwo, GraphLimits,
-    Hybrid, KeySplit, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, SharedPrefixDecode,
-    SharedPrefixGate, SplitDecode, rules,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits,
+    HybridBackend, KeySplit, LayerMask, LayerSet, NamedMask, NamedMaskAttention, PagedDecode,
+    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls, rules,
 };
 
 use crate::harness;
@@ -35,7 +35,7 @@ fn numbers<T: Number>(rows: &[T]) -> Vec<f64> {
 fn replayed<T: Number>(
     stream: &Stream,
     backends: Backends<T>,
-    mask: impl Into<MaskKind>,
+    mask: impl Into<LayerMask>,
     each: usize,
 ) -> &'static str {
     let mut attention = attention(stream, backends);
@@ -104,10 +104,10 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
     let near = NamedMask::new("near", |_, token, key| key <= token && token - key < 9);
     let both = || {
         none()
-            .with(ChunkedLocal)
-            .with(Masked)
+            .with(ChunkedLocalAttention)
+            .with(NamedMaskAttention)
             .with(PagedDecode)
-            .with(Fused)
+            .with(FusedAttention)
     };
     assert_eq!(
         replayed(&stream, both(), Causality::Causal, 1),
@@ -116,13 +116,13 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
     assert_eq!(replayed(&stream, both(), Causality::Causal, 3), "fused");
     assert_eq!(replayed(&stream, both(), window, 1), "fused");
     assert_eq!(replayed(&stream, both(), chunk, 1), "chunked_local");
-    assert_eq!(replayed(&stream, both(), near.clone(), 1), "masked");
-    assert_eq!(replayed(&stream, both(), near, 3), "masked");
+    assert_eq!(replayed(&stream, both(), near.clone(), 1), "named_mask");
+    assert_eq!(replayed(&stream, both(), near, 3), "named_mask");
     let sets = [
         LayerSet::new([0], "fused"),
         LayerSet::new([1], "paged_decode"),
     ];
-    let hybrid = || Hybrid::new(LAYERS, both(), sets.clone()).unwrap();
+    let hybrid = || HybridBackend::new(LAYERS, both(), sets.clone()).unwrap();
     let once = none().with(hybrid());
     assert_eq!(replayed(&stream, once, Causality::Causal, 1), "hybrid");
     // One of a hybrid's backends may be a hybrid.
@@ -131,7 +131,7 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
         LayerSet::new([0], "hybrid"),
         LayerSet::new([1], "paged_decode"),
     ];
-    let twice = none().with(Hybrid::new(LAYERS, inner, sets).unwrap());
+    let twice = none().with(HybridBackend::new(LAYERS, inner, sets).unwrap());
     assert_eq!(replayed(&stream, twice, Causality::Causal, 1), "hybrid");
 }
 
@@ -140,13 +140,13 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
 fn calls_that_depend_on_lengths_are_not_captured() {
     let stream = harness::stream();
     let split = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
-    let gate = SharedPrefixGate::ALWAYS;
+    let thresholds = SharedPrefixThresholds::ALWAYS;
     let varying = || {
         Backends::<bf16>::none()
-            .with(SharedPrefixDecode { gate })
+            .with(SharedPrefixDecode { thresholds })
             .with(SplitDecode { split })
             .with(CascadePrefill)
-            .with(FusedInTwo)
+            .with(TwoFusedCalls)
     };
     for each in [1, 2] {
         let limits = GraphLimits::new([2], 300).tokens_each(each);
@@ -163,7 +163,7 @@ fn calls_that_depend_on_lengths_are_not_captured() {
             "{told}"
         );
         assert!(refused.breaks(&rules::BACKEND_SHARED_PREFIX), "{told}");
-        let attention = self::attention(&stream, varying().with(Fused));
+        let attention = self::attention(&stream, varying().with(FusedAttention));
         let graphs = attention
             .capture(&stream, Causality::Causal, &limits)
             .unwrap();
@@ -196,7 +196,11 @@ fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
     drop(harness::runtime());
     let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1)).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
-    let backends = || Backends::<f16>::none().with(Fused).with(BatchedQueries);
+    let backends = || {
+        Backends::<f16>::none()
+            .with(FusedAttention)
+            .with(BatchedQueries)
+    };
     let window = Causality::Window(NonZeroUsize::new(70).unwrap());
     for each in [1, 4] {
         for causality in [Causality::Causal, window] {

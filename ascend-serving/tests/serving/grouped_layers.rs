@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, Causality, Fused, GroupedAttention,
-    GroupedRequest, LayerGroup, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, Causality, FusedAttention,
+    GroupedAttention, GroupedRequest, LayerGroup, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -35,7 +35,7 @@ pub fn attention_over(
 ) -> Attention<bf16> {
     let of = CacheShape::new(layers, KV_HEADS, DIM).format(format);
     let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
-    Attention::new(shape(), cache, Backends::none().with(Fused))
+    Attention::new(shape(), cache, Backends::none().with(FusedAttention))
 }
 
 /// A model of two full layers and three windowed ones.

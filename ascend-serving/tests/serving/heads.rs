@@ -12,8 +12,8 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, CrossAttention, EncoderAttention, Error, Fused, GraphLimits,
-    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode,
+    BatchSettings, Causality, CrossAttention, EncoderAttention, Error, FusedAttention, GraphLimits,
+    LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode,
 };
 
 fn cache(stream: &Stream, kv_heads: usize, [key, value]: [usize; 2]) -> PagedKvCache<bf16> {
@@ -42,7 +42,8 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
     for (heads, kv_heads) in [(4, 3), (5, 2), (2, 4), (0, 1), (1, 0), (0, 0)] {
         let shape = AttentionShape::new(heads, kv_heads, 64);
         let of_cache = || cache(&stream, kv_heads.max(1), [64; 2]);
-        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(Fused));
+        let mut attention =
+            Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 3).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -80,7 +81,8 @@ fn a_cache_of_other_heads_is_refused() {
         let of_cache = || cache(&stream, kv_heads, [dim; 2]);
         let why = CrossAttention::new(shape, of_cache()).unwrap_err();
         assert!(names(&why, "AttentionShape"), "{why}");
-        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(Fused));
+        let mut attention =
+            Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
         let why = attention.backend_choices(&stream, Causality::Causal, None);
         assert!(names(&why.unwrap_err(), "AttentionShape"));
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -121,7 +123,7 @@ fn step(
 #[test]
 fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
     let stream = harness::stream();
-    let all = || Backends::none().with(PagedDecode).with(Fused);
+    let all = || Backends::none().with(PagedDecode).with(FusedAttention);
     let mut served = 0;
     for dims in [[192, 128], [128, 64], [64, 128], [128, 192], [128, 128]] {
         let attention = Attention::new(
@@ -145,7 +147,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
                     assert_eq!(Ok(name), said, "{dims:?} {tokens:?}");
                     assert_eq!(output.shape(), [tokens[1], 4, dims[1]]);
                     // Both ways to compute a single token, where there are two.
-                    let fused = Backends::none().with(Fused);
+                    let fused = Backends::none().with(FusedAttention);
                     if let Ok((_, other)) = step(&stream, dims, fused, Causality::Causal, tokens) {
                         let numbers = |of: &Tensor<bf16>| of.download(&stream).unwrap();
                         let pairs = numbers(&output).into_iter().zip(numbers(&other));
@@ -165,7 +167,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
 #[test]
 fn windows_larger_than_any_request_hide_nothing() {
     let stream = harness::stream();
-    let fused = || Backends::none().with(Fused);
+    let fused = || Backends::none().with(FusedAttention);
     let run = |causality| {
         let (_, output) = step(&stream, [64; 2], fused(), causality, [9, 4]).unwrap();
         output.download(&stream).unwrap()
@@ -188,14 +190,14 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let mut attention = Attention::new(
         AttentionShape::new(1, 1, 64),
         cache(&stream, 1, [64; 2]),
-        Backends::none().with(Masked),
+        Backends::none().with(NamedMaskAttention),
     );
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 4).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
     let all = rows(&stream, 4, 1, 64);
-    let of = MaskKind::from(mask.clone());
+    let of = LayerMask::from(mask.clone());
     let mut run = || {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let output = step

@@ -12,7 +12,8 @@ use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, LayerInputs, Masked, NamedMask, PagedDecode, PromptAndIncre, rules,
+    Error, FusedAttention, GraphLimits, LayerInputs, NamedMask, NamedMaskAttention, PagedDecode,
+    PromptAndIncre, rules,
 };
 use proptest::prelude::*;
 
@@ -47,7 +48,7 @@ fn models() -> impl Strategy<Value = Model> {
 }
 
 fn older<T: ascend_attention::Element>() -> Backends<T> {
-    Backends::none().with(Fused).with(PromptAndIncre)
+    Backends::none().with(FusedAttention).with(PromptAndIncre)
 }
 
 proptest! {
@@ -116,7 +117,7 @@ fn the_selection_says_why_not_the_newer_operator() {
     let causal = (Cache::BnBsH, Causality::Causal);
     for tokens in [1, 7] {
         let backends = Backends::none()
-            .with(Fused)
+            .with(FusedAttention)
             .with(PagedDecode)
             .with(PromptAndIncre);
         let refused = step(&stream, f16::ONE, causal, tokens, backends, None).unwrap();
@@ -134,7 +135,7 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     let causal = (Cache::BnBsH, Causality::Causal);
     let told = |outcome: Result<_, Error>| outcome.unwrap_err().to_string();
     // Without the backend the error says which one there is.
-    let alone = Backends::none().with(Fused).with(PagedDecode);
+    let alone = Backends::none().with(FusedAttention).with(PagedDecode);
     let why = told(step(&stream, f16::ONE, causal, 1, alone, None));
     assert!(why.contains("`.with(PromptAndIncre)` adds"), "{why}");
     let sink: AnyTensor = stream.upload(&[f16::ONE; 2], [2]).unwrap().into();
@@ -222,7 +223,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
     assert_eq!(key.iter().filter(|x| **x == f16::ONE).count(), 2 * 2 * 64);
 }
 
-/// One step of requests with so many cached and new tokens each, whose queries, keys and values are ones.
+/// One step of requests with these numbers of cached and new tokens, whose queries, keys and values are ones.
 fn batch(
     stream: &Stream,
     blocks: usize,
@@ -287,7 +288,9 @@ fn named_masks_are_refused_by_name() {
     let pad = PadPolicy::SkipNegative;
     let cache =
         PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 1, 16), pad).unwrap();
-    let backends = Backends::none().with(Masked).with(PromptAndIncre);
+    let backends = Backends::none()
+        .with(NamedMaskAttention)
+        .with(PromptAndIncre);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 3).unwrap();

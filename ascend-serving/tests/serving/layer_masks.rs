@@ -13,8 +13,9 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocal, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
-    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, StatePolicy, rules,
+    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest,
+    LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode, StatePolicy,
+    rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -25,7 +26,7 @@ const BALLAST: usize = 60;
 
 /// A mask, and what it shows: request, token, key.
 struct Known {
-    kind: MaskKind,
+    kind: LayerMask,
     sees: fn(&Model, usize, usize, usize) -> bool,
 }
 
@@ -38,7 +39,7 @@ struct Model {
     /// A chunk of whole blocks.
     blocks: NonZeroUsize,
     prefix: usize,
-    /// The mask that the step has, and those of the layers that bring one.
+    /// The mask that the step has, and those of the layers that have their own.
     of_step: usize,
     of_layers: [Option<usize>; LAYERS],
 }
@@ -132,10 +133,10 @@ impl<'a> Engine<'a> {
         let mut ballast = Sequence::new(cache.pool());
         let _ = ballast.grow(BALLAST * 128).unwrap();
         let backends = Backends::none()
-            .with(Masked)
-            .with(ChunkedLocal)
+            .with(NamedMaskAttention)
+            .with(ChunkedLocalAttention)
             .with(PagedDecode)
-            .with(Fused);
+            .with(FusedAttention);
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
@@ -271,7 +272,7 @@ fn every_kind_of_step(stream: &Stream) {
     engine.end();
 }
 
-/// An attention of layers with a single head, and a sequence of so many tokens.
+/// An attention of layers with a single head, and a sequence of this number of tokens.
 fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention<bf16>, Sequence) {
     let of = CacheShape::new(LAYERS, 1, DIM);
     let pad = PadPolicy::SkipNegative;
@@ -287,7 +288,7 @@ fn one_layer(
     stream: &Stream,
     attention: &mut Attention<bf16>,
     metadata: &AttentionMetadata,
-    mask: &MaskKind,
+    mask: &LayerMask,
 ) -> Result<&'static str, Error> {
     let names: Vec<u64> = (0..metadata.tokens() as u64).collect();
     let rows = packed(stream, &names, 0, 0, 1);
@@ -301,27 +302,36 @@ fn one_layer(
 #[test]
 fn masks_that_cannot_be_served_are_refused_by_name() {
     let stream = harness::stream();
-    let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> MaskKind {
+    let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> LayerMask {
         NamedMask::new(name, sees).into()
     };
     let itself = named("itself", |_, token, key| token == key);
-    let both = || Backends::none().with(Masked).with(Fused);
+    let both = || {
+        Backends::none()
+            .with(NamedMaskAttention)
+            .with(FusedAttention)
+    };
     let settings = |attention: &Attention<bf16>, of| BatchSettings::of(attention.cache(), of);
-    let refused = |backends, mask: &MaskKind| {
+    let refused = |backends, mask: &LayerMask| {
         let (mut attention, sequence) = small(&stream, 9, backends);
         let settings = settings(&attention, Causality::Causal);
         let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
         one_layer(&stream, &mut attention, &metadata, mask)
     };
-    assert_eq!(refused(both(), &itself), Ok("masked"));
+    assert_eq!(refused(both(), &itself), Ok("named_mask"));
     assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
-    let error = refused(Backends::none().with(Fused), &itself).unwrap_err();
+    let error = refused(Backends::none().with(FusedAttention), &itself).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_MASK), "{error}");
     assert!(
-        error.to_string().contains("`.with(Masked)` adds"),
+        error
+            .to_string()
+            .contains("`.with(NamedMaskAttention)` adds"),
         "{error}"
     );
-    let alone = refused(Backends::none().with(Masked), &Causality::Causal.into());
+    let alone = refused(
+        Backends::none().with(NamedMaskAttention),
+        &Causality::Causal.into(),
+    );
     assert!(alone.unwrap_err().breaks(&rules::BACKEND_MASK));
     let blind = named("blind", |_, token, key| token != 7 && key <= token);
     let error = refused(both(), &blind).unwrap_err();
@@ -353,7 +363,11 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
 fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     let stream = harness::stream();
     let chunk = |tokens| Causality::Chunk(NonZeroUsize::new(tokens).unwrap());
-    let both = || Backends::none().with(ChunkedLocal).with(Fused);
+    let both = || {
+        Backends::none()
+            .with(ChunkedLocalAttention)
+            .with(FusedAttention)
+    };
     let serve = |backends, given_back: usize, of: Causality, mask: Causality| {
         let (mut attention, mut sequence) = small(&stream, 400, backends);
         sequence.drop_before(given_back).unwrap();
@@ -389,21 +403,29 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         let error = served(given_back, of, mask).unwrap_err();
         assert!(error.breaks(rule), "{of:?}, {mask:?}: {error}");
     }
-    let error = serve(Backends::none().with(Fused), 0, chunk(128), chunk(128)).unwrap_err();
+    let error = serve(
+        Backends::none().with(FusedAttention),
+        0,
+        chunk(128),
+        chunk(128),
+    )
+    .unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
     assert!(
-        error.to_string().contains("`.with(ChunkedLocal)` adds"),
+        error
+            .to_string()
+            .contains("`.with(ChunkedLocalAttention)` adds"),
         "{error}"
     );
     let error = serve(
-        Backends::none().with(ChunkedLocal),
+        Backends::none().with(ChunkedLocalAttention),
         0,
         Causality::Causal,
         Causality::Causal,
     );
     assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 
-    let (attention, _) = small(&stream, 1, Backends::none().with(Fused));
+    let (attention, _) = small(&stream, 1, Backends::none().with(FusedAttention));
     let limits = GraphLimits::new([2], 500);
     let error = attention
         .capture_layers(&stream, |_| chunk(128), &limits)
@@ -425,7 +447,7 @@ proptest! {
             let of = CacheShape::new(1, 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::<bf16>::new(stream.device(), 40, 128, of, pad).unwrap();
-            let backends = Backends::none().with(ChunkedLocal).with(Fused);
+            let backends = Backends::none().with(ChunkedLocalAttention).with(FusedAttention);
             Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
         };
         let groups = [0, 1].map(|layer| LayerGroup::new([layer], kinds[layer], attention()));
@@ -482,12 +504,12 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
         key <= token
     });
     let count = || asked.load(std::sync::atomic::Ordering::Relaxed);
-    let backends = Backends::none().with(Masked);
+    let backends = Backends::none().with(NamedMaskAttention);
     let (mut attention, sequence) = small(&stream, 200, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut seen = Vec::new();
     for new in [5, 5, 6, 5] {
-        // Steps of one layer, whose cached keys nobody looks at.
+        // Steps of one layer, whose cached keys are not compared.
         attention.cache().mark_computed(&sequence, 200).unwrap();
         let request = BatchRequest::of(&sequence, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
@@ -513,7 +535,7 @@ fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
         }
         key <= token
     });
-    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Masked));
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
     let kind = mask.clone().into();
@@ -531,8 +553,8 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
         |_, token, key| key <= token,
         |_, token, key| key / 4 == token / 4,
     ];
-    let masks = masks.map(|sees| (MaskKind::from(NamedMask::new("one name", sees)), sees));
-    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Masked));
+    let masks = masks.map(|sees| (LayerMask::from(NamedMask::new("one name", sees)), sees));
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
     let names: Vec<u64> = (1..10).collect();
@@ -570,7 +592,7 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
         0 => Causality::Causal,
         _ => Causality::Window(window),
     };
-    let (mut attention, mut sequence) = small(&stream, 90, Backends::none().with(Fused));
+    let (mut attention, mut sequence) = small(&stream, 90, Backends::none().with(FusedAttention));
     let limits = GraphLimits::new([2], 500);
     let mut graphs = attention.capture_layers(&stream, of, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);

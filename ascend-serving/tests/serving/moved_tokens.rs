@@ -8,7 +8,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Error, Fused, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
+    DraftTree, Error, FusedAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
 };
 use proptest::prelude::*;
 
@@ -28,7 +28,11 @@ fn attention(stream: &Stream, cache: Option<Cache>, kv_heads: usize) -> Attentio
     match cache {
         Some(format) => {
             let cache = PagedKvCache::new(device, 12, 128, shape.format(format), pad).unwrap();
-            Attention::new(heads, cache, Backends::none().with(Fused).with(PagedDecode))
+            Attention::new(
+                heads,
+                cache,
+                Backends::none().with(FusedAttention).with(PagedDecode),
+            )
         }
         None => {
             let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad).unwrap();

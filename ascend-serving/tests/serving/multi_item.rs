@@ -9,7 +9,7 @@ use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, MaskKind, Masked, MultiItemPrompt, StatePolicy, rules,
+    FusedAttention, LayerMask, MultiItemPrompt, NamedMaskAttention, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -47,13 +47,13 @@ proptest! {
         let shape = AttentionShape::new(kv_heads * group, kv_heads, DIM);
         let of = CacheShape::new(1, kv_heads, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 24, 128, of, PadPolicy::SkipNegative).unwrap();
-        let mut attention = Attention::new(shape, cache, Backends::none().with(Masked).with(Fused));
+        let mut attention = Attention::new(shape, cache, Backends::none().with(NamedMaskAttention).with(FusedAttention));
         let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
-        // All requests go on in each step: those that are through take one more token, which nobody looks at.
+        // All requests go on in each step: those that are through take one more token, which is not compared.
         let longest = prompts.iter().map(MultiItemPrompt::tokens).max().unwrap();
         let policy = StatePolicy::new(true, None);
         let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(policy);
-        let mask = MaskKind::from(MultiItemPrompt::mask(prompts.clone()));
+        let mask = LayerMask::from(MultiItemPrompt::mask(prompts.clone()));
         let name = |request: usize, token: usize| (request * 10_000 + token) as u64;
         let mut done = 0;
         while done < longest {

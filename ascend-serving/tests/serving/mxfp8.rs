@@ -13,7 +13,8 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, Fused, MxFp8, QuantisedDecode, QuantisedPrefill, StatePolicy, rules,
+    Drafting, Error, FusedAttention, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
+    StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -156,10 +157,10 @@ impl<'a, T: Number> Engine<'a, T> {
         let cache = PagedKvCache::mxfp8(device, blocks, model.block_size, of_cache, pad).unwrap();
         // Backends of other caches are refused, and the next one is asked.
         let backends = Backends::none()
-            .with(Fused)
+            .with(FusedAttention)
             .with(QuantisedDecode)
             .with(QuantisedPrefill)
-            .with(MxFp8);
+            .with(MxFp8Attention);
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let mut schedule = Schedule::of(4);
         schedule.tokens = 900;
@@ -451,7 +452,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 2, DIM).format(Cache::BnNBsD);
     let attention = |cache| {
-        let backends = Backends::none().with(MxFp8);
+        let backends = Backends::none().with(MxFp8Attention);
         Attention::new(AttentionShape::new(4, 2, DIM), cache, backends)
     };
     let mut groups = attention(PagedKvCache::mxfp8(stream.device(), 4, 512, shape, pad).unwrap());

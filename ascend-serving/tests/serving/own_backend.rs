@@ -10,8 +10,8 @@ use ascend_attention::{AnyTensor, Machine, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error,
-    Fused, GraphLimits, LayerInputs, LayerTensors, Masked, NamedMask, Result, StepCall,
-    StepContext, StepPlan, StepProgram, rules,
+    FusedAttention, GraphLimits, LayerInputs, LayerTensors, NamedMask, NamedMaskAttention, Result,
+    StepCall, StepContext, StepPlan, StepProgram, rules,
 };
 
 use crate::graph_backends::{HEADS, KV_HEADS, LAYERS, attention};
@@ -277,7 +277,7 @@ fn planned(
 
 #[test]
 fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
-    planned(&Fused, None, |plan, stream, layer| {
+    planned(&FusedAttention, None, |plan, stream, layer| {
         let refused = |query: &Tensor<bf16>, output: &mut Tensor<bf16>| {
             let error = plan.launch_into(stream, &LayerTensors { query, ..layer }, output);
             match error.unwrap_err() {
@@ -304,7 +304,7 @@ fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
 fn a_named_mask_counts_towards_the_memory_of_a_step() {
     // Two rows of a block of keys, a byte each.
     planned(
-        &Masked,
+        &NamedMaskAttention,
         Some(NamedMask::new("all", |_, _, _| true)),
         |plan, _, _| {
             assert!(plan.memory().total(1) >= 2 * 128, "{:?}", plan.memory());

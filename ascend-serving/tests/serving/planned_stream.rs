@@ -7,7 +7,7 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    LayerTensors, MxFp8, QuantisedPrefill, StepContext,
+    LayerTensors, MxFp8Attention, QuantisedPrefill, StepContext,
 };
 
 const HEADS: usize = 2;
@@ -80,5 +80,5 @@ fn queries_of_mxfp8_belong_to_a_stream() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, HEADS, DIM).format(Cache::BnNBsD);
     let cache = PagedKvCache::mxfp8(stream.device(), 2, 512, shape, pad).unwrap();
-    check(&stream, &cache, Backends::none().with(MxFp8));
+    check(&stream, &cache, Backends::none().with(MxFp8Attention));
 }

@@ -10,8 +10,8 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, Causality, Fused, GroupedAttention, GroupedRequest,
-    GroupedSequence, LayerGroup, PrefixCache, StatePolicy, rules,
+    Attention, AttentionShape, Backends, Causality, FusedAttention, GroupedAttention,
+    GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -356,7 +356,7 @@ impl<'a> Model<'a> {
             let of = CacheShape::new(layers.len(), 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::new(stream.device(), blocks, LEAST, of, pad).unwrap();
-            let attention = Attention::new(shape, cache, Backends::none().with(Fused));
+            let attention = Attention::new(shape, cache, Backends::none().with(FusedAttention));
             LayerGroup::new(layers.iter().copied(), causality, attention)
         };
         let keys = NonZeroUsize::new(window).unwrap();
@@ -524,7 +524,7 @@ fn prompts_of_a_family_are_hits_in_full_and_windowed_layers() {
     }
 }
 
-/// The same blocks under several salts are evicted with the last of them.
+/// Blocks that are known under several salts are evicted with the last of them.
 #[test]
 fn blocks_that_several_salts_hold_are_evicted() {
     let pool = BlockPool::new(4, 4, PadPolicy::SkipNegative).unwrap();

@@ -16,7 +16,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, GraphLimits, MaskKind, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
+    Error, GraphLimits, LayerMask, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
     rules,
 };
 use proptest::prelude::*;
@@ -115,7 +115,7 @@ proptest! {
         let tokens = slots.len() + 2;
         let keys = harness::numbers(seed, tokens * channels);
         let values = harness::numbers(seed + 1, tokens * channels);
-        // Padding brings whatever was there.
+        // The rows of padding hold any values.
         slots.extend([-1, -1]);
         let (key, value) = (upload(&stream, &keys, heads), upload(&stream, &values, heads));
         let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
@@ -240,7 +240,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let sinks = stream.upload(&[bf16::ONE], [1]).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
     let none = NamedMask::new("all", |_, _, _| true);
-    let causal = || MaskKind::from(Causality::Causal);
+    let causal = || LayerMask::from(Causality::Causal);
     let with_sinks = limits.clone().learnable_sinks([sinks]);
     let several = limits.clone().tokens_each(2);
     for (mask, limits, rules) in [
@@ -529,7 +529,7 @@ fn values_that_no_call_reads_make_no_cache() {
     }
 }
 
-/// The scales that a call over the cache brings for keys and for values.
+/// The scales of keys and of values that a call over the cache has.
 fn scales_of(stream: &Stream, cache: &PagedKvCache<bf16>) -> [Vec<f32>; 2] {
     let layer = cache.quantised_layer(0).unwrap();
     match layer.quantisation() {

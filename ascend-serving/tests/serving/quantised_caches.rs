@@ -6,8 +6,8 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CacheAccuracy, Causality, Fused, LayerRows, MxFp8, QuantisedDecode, QuantisedPrefill,
-    compare_caches,
+    CacheAccuracy, Causality, FusedAttention, LayerRows, MxFp8Attention, QuantisedDecode,
+    QuantisedPrefill, compare_caches,
 };
 
 use crate::harness;
@@ -43,8 +43,8 @@ pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
         true => Backends::none()
             .with(QuantisedDecode)
             .with(QuantisedPrefill)
-            .with(MxFp8),
-        false => Backends::none().with(Fused),
+            .with(MxFp8Attention),
+        false => Backends::none().with(FusedAttention),
     };
     Attention::new(shape, cache, backends)
 }

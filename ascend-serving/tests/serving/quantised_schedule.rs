@@ -15,8 +15,8 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, Drafting,
-    Fused, GraphLimits, Hybrid, LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill,
-    StatePolicy,
+    FusedAttention, GraphLimits, HybridBackend, LayerSet, PagedDecode, Phase, QuantisedDecode,
+    QuantisedPrefill, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -181,7 +181,7 @@ impl<'a, T: Number> Engine<'a, T> {
         // Backends of other caches are refused, and the next one is asked.
         let all = Backends::none()
             .with(PagedDecode)
-            .with(Fused)
+            .with(FusedAttention)
             .with(QuantisedDecode)
             .with(QuantisedPrefill);
         let backends = match model.hybrid && model.window.is_none() {
@@ -196,7 +196,7 @@ impl<'a, T: Number> Engine<'a, T> {
                     LayerSet::new([0], "quantised_prefill")
                         .during(Phase::Decode, "quantised_decode"),
                 ];
-                Backends::none().with(Hybrid::new(LAYERS, all, sets).unwrap())
+                Backends::none().with(HybridBackend::new(LAYERS, all, sets).unwrap())
             }
             false => all,
         };

@@ -9,7 +9,7 @@ use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
+    Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck,
     RangeFinding, StatePolicy, UpProjected, rules,
 };
@@ -25,7 +25,7 @@ fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
     let shape = CacheShape::new(layers, HEADS, DIM);
     let cache =
         PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     Attention::new(AttentionShape::new(HEADS, HEADS, DIM), cache, backends)
 }
 
@@ -250,7 +250,7 @@ fn what_cannot_be_quantised_is_found() {
     assert_eq!(told, [(LayerTensor::Key, 2, 1, 9)]);
 }
 
-/// More steps than findings are kept of, with nobody who takes them.
+/// More steps than findings are kept of, which are never taken.
 #[test]
 fn the_first_findings_are_kept() {
     let stream = harness::stream();

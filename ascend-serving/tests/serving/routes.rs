@@ -12,8 +12,8 @@ use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, KeySplit, SharedPrefixDecode, SharedPrefixGate,
-    SplitDecode, rules,
+    CascadePrefill, Causality, Error, FusedAttention, KeySplit, SharedPrefixDecode,
+    SharedPrefixThresholds, SplitDecode, rules,
 };
 use ascend_testing::steps::{
     BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on,
@@ -44,14 +44,14 @@ fn case(new: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Va
 }
 
 fn cascade() -> Backends<bf16> {
-    Backends::none().with(CascadePrefill).with(Fused)
+    Backends::none().with(CascadePrefill).with(FusedAttention)
 }
 
 fn shared() -> Backends<bf16> {
-    let gate = SharedPrefixGate::ALWAYS;
+    let thresholds = SharedPrefixThresholds::ALWAYS;
     Backends::none()
-        .with(SharedPrefixDecode { gate })
-        .with(Fused)
+        .with(SharedPrefixDecode { thresholds })
+        .with(FusedAttention)
 }
 
 proptest! {
@@ -91,7 +91,9 @@ proptest! {
 }
 
 fn split(split: KeySplit) -> Backends<bf16> {
-    Backends::none().with(SplitDecode { split }).with(Fused)
+    Backends::none()
+        .with(SplitDecode { split })
+        .with(FusedAttention)
 }
 
 proptest! {
@@ -251,19 +253,21 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
     );
     let ran = run(&case, shared(), &|_, _, _, _| true, &[]).unwrap();
     assert_eq!(ran.name, "shared_prefix_decode");
-    let gate = SharedPrefixGate::ALWAYS;
-    let groups = SharedPrefixDecode { gate }.groups(&ran.metadata);
-    let groups: Vec<_> = groups.into_iter().map(|g| (g.requests, g.blocks)).collect();
-    assert_eq!(groups, [(1..3, 2), (4..6, 1)]);
-    // The gate counts keys: 256 are read once less, then 128.
+    let thresholds = SharedPrefixThresholds::ALWAYS;
+    let prefixes = SharedPrefixDecode { thresholds }.find_shared_prefixes(&ran.metadata);
+    let prefixes = prefixes
+        .into_iter()
+        .map(|prefix| (prefix.requests, prefix.blocks));
+    assert!(prefixes.eq([(1..3, 2), (4..6, 1)]));
+    // The thresholds count keys: 256 are read once less, then 128.
     for (saved, served) in [(384, "shared_prefix_decode"), (385, "fused")] {
-        let gate = SharedPrefixGate {
+        let thresholds = SharedPrefixThresholds {
             min_saved_keys: saved,
-            ..SharedPrefixGate::ALWAYS
+            ..SharedPrefixThresholds::ALWAYS
         };
         let backends = Backends::none()
-            .with(SharedPrefixDecode { gate })
-            .with(Fused);
+            .with(SharedPrefixDecode { thresholds })
+            .with(FusedAttention);
         assert_eq!(
             run(&case, backends, &|_, _, _, _| true, &[]).unwrap().name,
             served
@@ -308,9 +312,9 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let backends = Backends::none()
         .with(CascadePrefill)
         .with(SharedPrefixDecode {
-            gate: SharedPrefixGate::ALWAYS,
+            thresholds: SharedPrefixThresholds::ALWAYS,
         })
-        .with(Fused);
+        .with(FusedAttention);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let expected = [

@@ -10,9 +10,9 @@ use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, CascadePrefill, Causality, Drafting, Fused,
-    FusedInTwo, Hybrid, LayerSet, PagedDecode, Phase, SharedPrefixDecode, SharedPrefixGate,
-    StatePolicy,
+    Attention, AttentionShape, Backends, BatchSettings, CascadePrefill, Causality, Drafting,
+    FusedAttention, HybridBackend, LayerSet, PagedDecode, Phase, SharedPrefixDecode,
+    SharedPrefixThresholds, StatePolicy, TwoFusedCalls,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -77,13 +77,13 @@ pub struct Engine<'a, T: Number> {
 
 impl Model {
     fn backends<T: Number>(&self) -> Backends<T> {
-        let all = Backends::none().with(PagedDecode).with(Fused);
+        let all = Backends::none().with(PagedDecode).with(FusedAttention);
         let mut backends = Backends::none();
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
-            let gate = SharedPrefixGate::ALWAYS;
+            let thresholds = SharedPrefixThresholds::ALWAYS;
             backends = backends
-                .with(SharedPrefixDecode { gate })
+                .with(SharedPrefixDecode { thresholds })
                 .with(CascadePrefill);
         }
         // What the decode path takes: other caches and windows are another backend's.
@@ -94,11 +94,11 @@ impl Model {
                     LayerSet::new([1], "fused"),
                     LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode"),
                 ];
-                backends.with(Hybrid::new(LAYERS, all, sets).unwrap())
+                backends.with(HybridBackend::new(LAYERS, all, sets).unwrap())
             }
-            (true, _) => backends.with(PagedDecode).with(Fused),
-            (false, true) => backends.with(FusedInTwo).with(Fused),
-            (false, false) => backends.with(Fused),
+            (true, _) => backends.with(PagedDecode).with(FusedAttention),
+            (false, true) => backends.with(TwoFusedCalls).with(FusedAttention),
+            (false, false) => backends.with(FusedAttention),
         }
     }
 }

@@ -10,8 +10,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocal, EncoderAttention, Error, Fused, FusedInTwo, MaskKind,
-    Masked, NamedMask, QuantisedPrefill, StatePolicy, rules,
+    CascadePrefill, Causality, ChunkedLocalAttention, EncoderAttention, Error, FusedAttention,
+    LayerMask, NamedMask, NamedMaskAttention, QuantisedPrefill, StatePolicy, TwoFusedCalls, rules,
 };
 
 const HEADS: usize = 2;
@@ -32,7 +32,7 @@ fn shares_memory(error: &Error) -> bool {
 
 /// Runs a step with the output at each place of a buffer that has query, key and value behind each other, and behind
 /// them.
-fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, mask: &MaskKind) {
+fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, mask: &LayerMask) {
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -80,20 +80,35 @@ fn plain(stream: &Stream) -> PagedKvCache<bf16> {
 #[test]
 fn outputs_over_what_a_layer_reads_are_refused_by_every_backend() {
     let stream = harness::stream();
-    let causal = MaskKind::from(Causality::Causal);
+    let causal = LayerMask::from(Causality::Causal);
     let chunk = Causality::Chunk(NonZeroUsize::new(128).unwrap()).into();
     let named = NamedMask::new("causal", |_, token, key| key <= token).into();
     let none = Backends::none;
-    check(&stream, plain(&stream), none().with(Fused), &causal);
-    check(&stream, plain(&stream), none().with(FusedInTwo), &causal);
+    check(
+        &stream,
+        plain(&stream),
+        none().with(FusedAttention),
+        &causal,
+    );
+    check(&stream, plain(&stream), none().with(TwoFusedCalls), &causal);
     check(
         &stream,
         plain(&stream),
         none().with(CascadePrefill),
         &causal,
     );
-    check(&stream, plain(&stream), none().with(ChunkedLocal), &chunk);
-    check(&stream, plain(&stream), none().with(Masked), &named);
+    check(
+        &stream,
+        plain(&stream),
+        none().with(ChunkedLocalAttention),
+        &chunk,
+    );
+    check(
+        &stream,
+        plain(&stream),
+        none().with(NamedMaskAttention),
+        &named,
+    );
     let shape = CacheShape::new(1, HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let quantised = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
@@ -103,7 +118,7 @@ fn outputs_over_what_a_layer_reads_are_refused_by_every_backend() {
 #[test]
 fn the_cache_is_no_place_for_an_output() {
     let stream = harness::stream();
-    let backends = Backends::none().with(CascadePrefill).with(Fused);
+    let backends = Backends::none().with(CascadePrefill).with(FusedAttention);
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, plain(&stream), backends);
     let mut sequence = Sequence::new(attention.cache().pool());

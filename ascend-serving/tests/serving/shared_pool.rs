@@ -5,7 +5,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, PagedDecode, PrefixCache, rules,
+    Error, FusedAttention, GraphLimits, PagedDecode, PrefixCache, rules,
 };
 
 use crate::harness;
@@ -39,7 +39,7 @@ fn ranks() -> Vec<Rank> {
             None => own,
         };
         let shape = AttentionShape::new(SHAPE.0, SHAPE.1, DIM);
-        let backends = Backends::none().with(Fused).with(PagedDecode);
+        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
         let attention = Attention::new(shape, cache, backends);
         ranks.push(Rank {
             at,

@@ -6,9 +6,10 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit, LayerSet,
-    MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    SharedPrefixDecode, SharedPrefixGate, SplitDecode, rules,
+    CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, HybridBackend,
+    KeySplit, LayerMask, LayerSet, NamedMask, NamedMaskAttention, PagedDecode, QuantisedDecode,
+    QuantisedPrefill, RefusedBackend, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode,
+    TwoFusedCalls, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -19,31 +20,31 @@ use crate::tokens::DIM;
 use ascend_testing::step_memory::{self, BLOCK_SIZE, HEADS, KV_HEADS};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Of {
-    Fused,
+enum StepBackend {
+    FusedAttention,
     InTwo,
     Decode,
-    Masked,
+    NamedMaskAttention,
     Chunks,
     Cascade,
     Shared,
     Split,
-    Hybrid,
+    HybridBackend,
     Int8,
     Int8ByToken,
 }
 
-impl Of {
+impl StepBackend {
     const ALL: [Self; 11] = [
-        Self::Fused,
+        Self::FusedAttention,
         Self::InTwo,
         Self::Decode,
-        Self::Masked,
+        Self::NamedMaskAttention,
         Self::Chunks,
         Self::Cascade,
         Self::Shared,
         Self::Split,
-        Self::Hybrid,
+        Self::HybridBackend,
         Self::Int8,
         Self::Int8ByToken,
     ];
@@ -51,25 +52,27 @@ impl Of {
     fn backends(self) -> Backends<bf16> {
         let none = Backends::none();
         match self {
-            Self::Fused => none,
-            Self::InTwo => none.with(FusedInTwo),
+            Self::FusedAttention => none,
+            Self::InTwo => none.with(TwoFusedCalls),
             Self::Decode => none.with(PagedDecode),
-            Self::Masked => none.with(Masked),
-            Self::Chunks => none.with(ChunkedLocal),
+            Self::NamedMaskAttention => none.with(NamedMaskAttention),
+            Self::Chunks => none.with(ChunkedLocalAttention),
             Self::Cascade => none.with(CascadePrefill),
             Self::Shared => none.with(SharedPrefixDecode {
-                gate: SharedPrefixGate::ALWAYS,
+                thresholds: SharedPrefixThresholds::ALWAYS,
             }),
             Self::Split => none.with(SplitDecode {
                 split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()),
             }),
-            Self::Hybrid => {
-                let both = Backends::none().with(Fused).with(ChunkedLocal);
-                none.with(Hybrid::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
+            Self::HybridBackend => {
+                let both = Backends::none()
+                    .with(FusedAttention)
+                    .with(ChunkedLocalAttention);
+                none.with(HybridBackend::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
             }
             Self::Int8 | Self::Int8ByToken => none.with(QuantisedDecode).with(QuantisedPrefill),
         }
-        .with(Fused)
+        .with(FusedAttention)
     }
 
     fn cache(self, stream: &Stream) -> PagedKvCache<bf16> {
@@ -86,9 +89,9 @@ impl Of {
         .unwrap()
     }
 
-    fn mask(self) -> MaskKind {
+    fn mask(self) -> LayerMask {
         match self {
-            Self::Masked => NamedMask::new("even keys", |_, token, key| {
+            Self::NamedMaskAttention => NamedMask::new("even keys", |_, token, key| {
                 key == token || key < token && key % 2 == 0
             })
             .into(),
@@ -98,28 +101,30 @@ impl Of {
     }
 }
 
-fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
-    let (name, cache) = (format!("{of:?}"), |stream: &Stream| of.cache(stream));
-    step_memory::check(&name, of.backends(), cache, of.mask(), requests)
+fn check(backend: StepBackend, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
+    let (name, cache) = (format!("{backend:?}"), |stream: &Stream| {
+        backend.cache(stream)
+    });
+    step_memory::check(&name, backend.backends(), cache, backend.mask(), requests)
 }
 
 proptest! {
     #![proptest_config(config(48))]
 
     #[test]
-    fn a_step_takes_the_memory_that_its_plan_says(at in 0..Of::ALL.len(), single: bool, requests in prop::collection::vec((0usize..600, 1usize..200), 1..5)) {
+    fn a_step_takes_the_memory_that_its_plan_says(at in 0..StepBackend::ALL.len(), single: bool, requests in prop::collection::vec((0usize..600, 1usize..200), 1..5)) {
         let decodes = requests.iter().map(|(cached, _)| (cached + 1, 1));
         let requests = if single { decodes.collect() } else { requests };
-        check(Of::ALL[at], &requests)?;
+        check(StepBackend::ALL[at], &requests)?;
     }
 }
 
 /// Parts of 2048 rows and more are what a layer takes most of.
 #[test]
 fn parts_that_are_merged_are_counted() {
-    check(Of::Cascade, &[(512, 1500), (300, 700)]).unwrap();
-    check(Of::Shared, &[(1024, 600), (1024, 600)]).unwrap();
-    check(Of::Masked, &[(300, 900)]).unwrap();
+    check(StepBackend::Cascade, &[(512, 1500), (300, 700)]).unwrap();
+    check(StepBackend::Shared, &[(1024, 600), (1024, 600)]).unwrap();
+    check(StepBackend::NamedMaskAttention, &[(300, 900)]).unwrap();
 }
 
 #[test]
@@ -139,12 +144,12 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let choice = attention.backend_choice(&stream, &metadata, None, None);
         choice.unwrap()
     };
-    let free = asked(Of::Cascade.backends());
+    let free = asked(StepBackend::Cascade.backends());
     assert_eq!(free.served, Ok("cascade_prefill"));
     let needed = free.memory.total(1);
     // Two parts with their log-sum-exps, and those of what they become.
     assert_eq!(free.memory.layer, 100 * HEADS * (2 * (DIM * 2 + 4) + 4));
-    let fused = asked(Backends::none().with(Fused)).memory;
+    let fused = asked(Backends::none().with(FusedAttention)).memory;
     assert!(fused.layer == 0 && fused.total(9) < needed);
     for (bytes, layers, served) in [
         (needed, 1, "cascade_prefill"),
@@ -152,7 +157,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         (needed, 2, "fused"),
         (free.memory.total(2), 2, "cascade_prefill"),
     ] {
-        let choice = asked(Of::Cascade.backends().memory_limit(bytes, layers));
+        let choice = asked(StepBackend::Cascade.backends().memory_limit(bytes, layers));
         assert_eq!(choice.served, Ok(served), "{bytes} bytes, {layers} layers");
         if let [refused] = &choice.refused[..] {
             assert!(refused.why.breaks(&rules::BACKEND_MEMORY));
@@ -168,13 +173,13 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
     for (bytes, served) in [(needed, "hybrid"), (needed - 1, "fused")] {
         let registry = Backends::none().with(CascadePrefill);
         let set = LayerSet::new([0], "cascade_prefill");
-        let hybrid = Hybrid::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
-        let choice = asked(Backends::none().with(hybrid).with(Fused));
+        let hybrid = HybridBackend::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
+        let choice = asked(Backends::none().with(hybrid).with(FusedAttention));
         assert_eq!(choice.served, Ok(served), "{bytes} bytes");
         let over = |refused: &RefusedBackend| refused.why.breaks(&rules::BACKEND_MEMORY);
         assert!(choice.refused.iter().all(over));
     }
-    let none = asked(Of::Cascade.backends().memory_limit(0, 1));
+    let none = asked(StepBackend::Cascade.backends().memory_limit(0, 1));
     match none.served {
         Err(Error::NoBackend { rules, .. }) => assert_eq!(rules, [&rules::BACKEND_MEMORY; 2]),
         other => panic!("{other:?}"),

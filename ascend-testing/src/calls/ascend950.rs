@@ -37,8 +37,8 @@ pub fn any(seed: u64) -> Call {
 }
 
 /// A call of these extents on Ascend 950.
-fn new(layout: Layout, dtype: DType, of: Extents, seed: u64) -> Call {
-    let mut call = Call::new(layout, dtype, of, seed);
+fn new(layout: Layout, dtype: DType, extents: Extents, seed: u64) -> Call {
+    let mut call = Call::new(layout, dtype, extents, seed);
     (call.target, call.version) = (TARGET, Version::V5);
     call
 }
@@ -67,7 +67,7 @@ impl Lengths {
 
     /// The longest of each.
     fn most(&self) -> (i64, i64) {
-        let most = |of: &[i64]| of.iter().copied().max().unwrap_or(0).max(1);
+        let most = |extents: &[i64]| extents.iter().copied().max().unwrap_or(0).max(1);
         (most(&self.rows), most(&self.keys))
     }
 
@@ -78,13 +78,13 @@ impl Lengths {
             false => self.most(),
         };
         let batch = if layout.is_packed() { 1 } else { self.batch() };
-        let of = |heads, rows| Extents {
+        let extents = |heads, rows| Extents {
             batch,
             heads,
             rows,
             dim,
         };
-        [of(heads, rows), of(kv_heads, keys)]
+        [extents(heads, rows), extents(kv_heads, keys)]
     }
 
     /// Tells the call: always where it packs or pages, elsewhere now and then.
@@ -104,8 +104,8 @@ impl Lengths {
 }
 
 /// Shape of the rotary part of a tensor of these extents.
-fn rope(layout: Layout, dtype: DType, of: Extents) -> TensorDesc {
-    TensorDesc::packed(dtype, layout.input().shape(Extents { dim: 64, ..of }))
+fn rope(layout: Layout, dtype: DType, extents: Extents) -> TensorDesc {
+    TensorDesc::packed(dtype, layout.input().shape(Extents { dim: 64, ..extents }))
 }
 
 /// A mask of some kind for sequences of these lengths, `keys` at most.
@@ -173,13 +173,13 @@ pub fn half(seed: u64) -> Call {
     let (heads, kv_heads) = pick(random, &[HEADS[1], HEADS[2], HEADS[4], (70, 1), (3, 3)]);
     let most_rows = pick(random, &[1, 9, 300]);
     let lengths = Lengths::new(random, most_rows);
-    let [of, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
-    let mut call = new(layout, dtype, of, seed);
+    let [extents, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
+    let mut call = new(layout, dtype, extents, seed);
     call.output(
         dtype,
         Extents {
             dim: value_dim,
-            ..of
+            ..extents
         },
     );
     let with_rope = dim == 128 && value_dim == 128 && random.below(3) == 0;
@@ -199,13 +199,13 @@ pub fn half(seed: u64) -> Call {
         }
         2 if CLASSIC.contains(&layout) && lengths.batch() > 1 => {
             let one = |rows: i64, dim| {
-                let of = Extents {
+                let extents = Extents {
                     batch: 1,
                     rows: rows.max(1),
                     dim,
                     ..keys
                 };
-                TensorDesc::packed(dtype, layout.input().shape(of))
+                TensorDesc::packed(dtype, layout.input().shape(extents))
             };
             // Rotary parts are one tensor for all, beside keys of one length.
             let all = vec![keys.rows; lengths.keys.len()];
@@ -220,7 +220,7 @@ pub fn half(seed: u64) -> Call {
             call.plain.key_rope = with_rope.then(|| rope(layout, dtype, keys));
         }
     }
-    call.plain.query_rope = call.plain.key_rope.map(|_| rope(layout, dtype, of));
+    call.plain.query_rope = call.plain.key_rope.map(|_| rope(layout, dtype, extents));
     lengths.tell(&mut call, kind < 2, random);
     match kind {
         3 if CLASSIC.contains(&layout) => {
@@ -254,9 +254,9 @@ pub fn half(seed: u64) -> Call {
             call.plain.kv_padding_size = Some(desc(DType::Int64, &[1]));
         }
         5 if CLASSIC.contains(&layout) => {
-            let batch = pick(random, &[1, of.batch]);
+            let batch = pick(random, &[1, extents.batch]);
             let spare = random.below(9) as i64;
-            let shape = [batch, heads, of.rows + spare, capacity + spare];
+            let shape = [batch, heads, extents.rows + spare, capacity + spare];
             call.plain.pse_shift = Some(desc(dtype, &shape));
         }
         _ if random.below(2) == 0 => {
@@ -270,7 +270,7 @@ pub fn half(seed: u64) -> Call {
         call.plain.inner_precise = 0;
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -344,8 +344,8 @@ pub fn antiquant(seed: u64) -> Call {
         _ => pick(random, &[1, 16, 200]),
     };
     let lengths = Lengths::new(random, most_rows);
-    let [of, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
-    let mut call = new(layout, dtype, of, seed);
+    let [extents, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
+    let mut call = new(layout, dtype, extents, seed);
     let held = if stored == DType::Int32 { dim / 8 } else { dim };
     let keys = Extents { dim: held, ..keys };
     let paged = modes.0 >= 4 && modes.0 != 6 || random.below(2) == 0;
@@ -417,11 +417,11 @@ pub fn antiquant(seed: u64) -> Call {
     mask(&mut call, &lengths, capacity, modes, random);
     if random.below(4) == 0 && matches!(stored, DType::Int8 | DType::HiFloat8 | DType::Float8E4M3Fn)
     {
-        call.output(stored, of);
+        call.output(stored, extents);
         call.plain.quant_scale2 = Some(desc(DType::Float, &[1]));
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -448,9 +448,9 @@ pub fn latent(seed: u64) -> Call {
     if !layout.is_packed() {
         lengths.rows.fill(most_rows);
     }
-    let [of, keys] = lengths.extents(layout, [heads, 1, 512]);
-    let mut call = new(layout, stored, of, seed);
-    call.output(dtype, of);
+    let [extents, keys] = lengths.extents(layout, [heads, 1, 512]);
+    let mut call = new(layout, stored, extents, seed);
+    call.output(dtype, extents);
     call.plain.scale = 1.0 / 192f64.sqrt();
     let paged = stored == DType::Int8 || random.below(2) == 0;
     if paged {
@@ -462,7 +462,7 @@ pub fn latent(seed: u64) -> Call {
         call.keys(stored, keys, 512);
         call.plain.key_rope = Some(rope(layout, dtype, keys));
     }
-    call.plain.query_rope = Some(rope(layout, dtype, of));
+    call.plain.query_rope = Some(rope(layout, dtype, extents));
     lengths.tell(&mut call, paged, random);
     if quantised && !layout.is_packed() {
         call.q_lens = None;
@@ -471,7 +471,7 @@ pub fn latent(seed: u64) -> Call {
         call.masked(SparseMode::RightDownCausal);
     }
     if quantised {
-        let shape = match layout.input().shape(of)[..] {
+        let shape = match layout.input().shape(extents)[..] {
             [rows, heads, _] if layout.is_packed() => vec![rows, heads],
             [batch, rows, _] => vec![batch, rows, heads],
             [a, b, c, _] => vec![a, b, c],
@@ -483,7 +483,7 @@ pub fn latent(seed: u64) -> Call {
         call.plain.query_quant_mode = 3;
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -496,14 +496,14 @@ pub fn mxfp8(seed: u64) -> Call {
     let dim = pick(random, &[64, 128]);
     let stored = DType::Float8E4M3Fn;
     let lengths = Lengths::new(random, 200);
-    let [of, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
-    let mut call = new(layout, stored, of, seed);
+    let [extents, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
+    let mut call = new(layout, stored, extents, seed);
     let with_rope = random.below(2) == 0;
     let out = match with_rope {
         true => DType::Bf16,
         false => pick(random, &HALVES),
     };
-    call.output(out, of);
+    call.output(out, extents);
     let paged = random.below(2) == 0;
     let pairs = dim / 64;
     let e8m0 = |shape: &[i64]| desc(DType::Float8E8M0, shape);
@@ -539,11 +539,11 @@ pub fn mxfp8(seed: u64) -> Call {
             e8m0(&[groups, kv_heads, dim, 2]),
         )
     };
-    call.plain.query_rope = with_rope.then(|| rope(layout, DType::Bf16, of));
+    call.plain.query_rope = with_rope.then(|| rope(layout, DType::Bf16, extents));
     lengths.tell(&mut call, paged, random);
     let query = match random.below(2) {
-        0 => e8m0(&[of.rows, heads, pairs, 2]),
-        _ => e8m0(&[kv_heads, of.rows, heads / kv_heads, pairs, 2]),
+        0 => e8m0(&[extents.rows, heads, pairs, 2]),
+        _ => e8m0(&[kv_heads, extents.rows, heads / kv_heads, pairs, 2]),
     };
     for (parameter, scale) in [
         (Parameter::DequantScaleQuery, query),
@@ -564,7 +564,7 @@ pub fn mxfp8(seed: u64) -> Call {
         call.masked(SparseMode::RightDownCausal);
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }

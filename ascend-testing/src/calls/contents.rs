@@ -37,7 +37,10 @@ pub fn arguments_of(call: &FiaCall<'_>) -> Vec<Argument> {
 impl Call {
     /// What an input holds: what the call was made with, or random numbers.
     pub fn contents(&self, argument: Argument, desc: &TensorDesc, random: &mut Random) -> Vec<u8> {
-        let made = self.contents.iter().find(|(of, _)| *of == argument);
+        let made = self
+            .contents
+            .iter()
+            .find(|(of_argument, _)| *of_argument == argument);
         match made {
             Some((_, bytes)) => bytes.clone(),
             None => fill(argument.parameter, desc, desc.dtype, random),

@@ -14,7 +14,7 @@ pub fn dense(seed: u64) -> Call {
     let layouts = [Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd];
     let layout = pick(random, &layouts[..if decode { 3 } else { 4 }]);
     let batch = 1 + random.below(4) as i64;
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads,
         rows: if decode { 1 } else { length(random, 2) },
@@ -24,25 +24,25 @@ pub fn dense(seed: u64) -> Call {
             pick(random, &[16, 32, 48, 64, 128])
         },
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     let keys = length(random, 1);
     let rows = Extents {
         heads: kv_heads,
         rows: keys,
-        ..of
+        ..extents
     };
-    call.keys(dtype, rows, of.dim);
+    call.keys(dtype, rows, extents.dim);
     let mut shortest = keys;
     if batch > 1 && random.below(4) == 0 {
         let lengths: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
         let one = |&rows: &i64| {
-            let of = Extents {
+            let extents = Extents {
                 batch: 1,
                 rows,
                 heads: kv_heads,
-                ..of
+                ..extents
             };
-            TensorDesc::packed(dtype, layout.input().shape(of))
+            TensorDesc::packed(dtype, layout.input().shape(extents))
         };
         call.key = lengths.iter().map(one).collect();
         call.value.clone_from(&call.key);
@@ -52,11 +52,11 @@ pub fn dense(seed: u64) -> Call {
         call.kv_lens = Some(lengths(random, batch, shortest));
     }
     if !decode && random.below(2) == 0 {
-        call.q_lens = Some(lengths(random, batch, of.rows));
+        call.q_lens = Some(lengths(random, batch, extents.rows));
     }
     call.plain.inner_precise = random.below(if decode { 2 } else { 4 }) as i64;
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     let longest = longest(&call, layout);
     if decode {
@@ -64,7 +64,7 @@ pub fn dense(seed: u64) -> Call {
             full_mask(&mut call, random, &[batch, 1, longest]);
         }
     } else {
-        masks(&mut call, random, &[batch, of.rows, longest]);
+        masks(&mut call, random, &[batch, extents.rows, longest]);
     }
     if random.below(6) == 0 {
         spread(&mut call, 2 + random.below(2) as i64);

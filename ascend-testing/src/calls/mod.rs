@@ -35,11 +35,11 @@ pub fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
 
 impl Call {
     /// Query and output of these extents, which hold the packed rows where the layout packs.
-    pub fn new(layout: Layout, dtype: DType, of: Extents, seed: u64) -> Self {
+    pub fn new(layout: Layout, dtype: DType, extents: Extents, seed: u64) -> Self {
         let mut plain = FiaCall::new(layout.as_str());
-        plain.query = Some(TensorDesc::packed(dtype, layout.input().shape(of)));
-        plain.num_heads = of.heads;
-        plain.scale = 1.0 / (of.dim as f64).sqrt();
+        plain.query = Some(TensorDesc::packed(dtype, layout.input().shape(extents)));
+        plain.num_heads = extents.heads;
+        plain.scale = 1.0 / (extents.dim as f64).sqrt();
         let mut call = Call {
             plain,
             layout,
@@ -53,30 +53,33 @@ impl Call {
             target: Target::snapshot(Soc::AtlasA2),
             version: Version::V4,
         };
-        call.output(dtype, of);
+        call.output(dtype, extents);
         call
     }
 
     /// Makes the output of these extents.
-    pub fn output(&mut self, dtype: DType, of: Extents) {
-        self.plain.attention_out = Some(TensorDesc::packed(dtype, self.layout.out_shape(of)));
+    pub fn output(&mut self, dtype: DType, extents: Extents) {
+        self.plain.attention_out = Some(TensorDesc::packed(dtype, self.layout.out_shape(extents)));
     }
 
     /// Asks for the log-sum-exp of queries of these extents.
-    pub fn lse(&mut self, of: Extents) {
+    pub fn lse(&mut self, extents: Extents) {
         self.plain.softmax_lse_flag = true;
-        self.plain.softmax_lse = Some(TensorDesc::packed(DType::Float, self.layout.lse_shape(of)));
+        self.plain.softmax_lse = Some(TensorDesc::packed(
+            DType::Float,
+            self.layout.lse_shape(extents),
+        ));
     }
 
     /// Key and value of one tensor each.
-    pub fn keys(&mut self, dtype: DType, of: Extents, value_dim: i64) {
-        let shape = |of| TensorDesc::packed(dtype, self.layout.input().shape(of));
-        self.key = vec![shape(of)];
+    pub fn keys(&mut self, dtype: DType, extents: Extents, value_dim: i64) {
+        let shape = |extents| TensorDesc::packed(dtype, self.layout.input().shape(extents));
+        self.key = vec![shape(extents)];
         self.value = vec![shape(Extents {
             dim: value_dim,
-            ..of
+            ..extents
         })];
-        self.plain.num_key_value_heads = of.heads;
+        self.plain.num_key_value_heads = extents.heads;
     }
 
     /// A paged cache with blocks to spare, for sequences of these lengths, and a shuffled table with junk past its end.
@@ -111,9 +114,9 @@ impl Call {
         self.kv_lens = Some(kv_lens.to_vec());
         let bytes = table.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.contents.push((Parameter::BlockTable.into(), bytes));
-        let of = |dim| cached(cache, dtype, [blocks, heads, block_size, dim]);
-        self.key = vec![of(dim)];
-        self.value = vec![of(value_dim)];
+        let cached_keys = |dim| cached(cache, dtype, [blocks, heads, block_size, dim]);
+        self.key = vec![cached_keys(dim)];
+        self.value = vec![cached_keys(value_dim)];
     }
 
     /// The compressed mask.

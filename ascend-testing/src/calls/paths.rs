@@ -8,8 +8,8 @@ pub const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];
 pub const HEADS: [(i64, i64); 6] = [(1, 1), (2, 2), (4, 2), (4, 1), (12, 1), (17, 1)];
 pub const CACHES: [Cache; 3] = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
 
-pub fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
-    of[random.below(of.len())]
+pub fn pick<T: Copy>(random: &mut Random, choices: &[T]) -> T {
+    choices[random.below(choices.len())]
 }
 
 /// A length from `least` on, with edges of tiles and blocks now and then.
@@ -61,23 +61,23 @@ pub fn packed(seed: u64) -> Call {
             _ => length(random, 0),
         })
         .collect();
-    let of = Extents {
+    let extents = Extents {
         batch: 1,
         heads,
         rows: q_lens.iter().sum(),
         dim,
     };
-    let mut call = Call::new(layout, DType::Bf16, of, seed);
+    let mut call = Call::new(layout, DType::Bf16, extents, seed);
     let out = Extents {
         dim: value_dim,
-        ..of
+        ..extents
     };
     call.output(DType::Bf16, out);
     call.q_lens = Some(ends(&q_lens));
     let keys = Extents {
         heads: kv_heads,
         rows: kv_lens.iter().sum::<i64>(),
-        ..of
+        ..extents
     };
     let rope = dim == 128 && random.below(2) == 0;
     if paged {
@@ -104,7 +104,7 @@ pub fn packed(seed: u64) -> Call {
         call.plain.key_rope = rope;
     }
     if rope {
-        let shape = layout.input().shape(Extents { dim: 64, ..of });
+        let shape = layout.input().shape(Extents { dim: 64, ..extents });
         call.plain.query_rope = Some(desc(DType::Bf16, &shape));
     } else if dim == value_dim && random.below(2) == 0 {
         call.plain.learnable_sink = Some(desc(DType::Bf16, &[heads]));
@@ -117,7 +117,7 @@ pub fn packed(seed: u64) -> Call {
         call.plain.next_tokens = random.below(60) as i64;
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -142,13 +142,13 @@ pub fn paged(seed: u64) -> Call {
     let batch = 1 + random.below(4) as i64;
     let kv_lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
     let rows = if several { length(random, 2) } else { 1 };
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads,
         rows,
         dim,
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     call.pages(
         cache,
         dtype,
@@ -160,7 +160,7 @@ pub fn paged(seed: u64) -> Call {
         call.masked(SparseMode::RightDownCausal);
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -201,20 +201,20 @@ pub fn latent(seed: u64) -> Call {
     let q_lens: Vec<i64> = (0..batch).map(|_| rows).collect();
     let kv_lens: Vec<i64> = (0..batch).map(|_| length(random, rows)).collect();
     let packed = layout.is_packed();
-    let of = Extents {
+    let extents = Extents {
         batch: if packed { 1 } else { batch },
         heads,
         rows: if packed { batch * rows } else { rows },
         dim: 512,
     };
     let stored = if quantised { DType::Int8 } else { dtype };
-    let mut call = Call::new(layout, stored, of, seed);
-    call.output(dtype, of);
+    let mut call = Call::new(layout, stored, extents, seed);
+    call.output(dtype, extents);
     call.plain.scale = 1.0 / 192f64.sqrt();
     call.pages(cache, stored, [1, block_size, 512, 512], &kv_lens, random);
     let blocks = call.key[0].shape[0];
     call.plain.key_rope = Some(cached(cache, dtype, [blocks, 1, block_size, 64]));
-    let shape = layout.input().shape(Extents { dim: 64, ..of });
+    let shape = layout.input().shape(Extents { dim: 64, ..extents });
     call.plain.query_rope = Some(desc(dtype, &shape));
     if packed {
         call.q_lens = Some(ends(&q_lens));
@@ -223,8 +223,8 @@ pub fn latent(seed: u64) -> Call {
         call.masked(SparseMode::RightDownCausal);
     }
     if quantised {
-        let shape = match (packed, layout.input().shape(of)) {
-            (true, _) => vec![of.rows, heads],
+        let shape = match (packed, layout.input().shape(extents)) {
+            (true, _) => vec![extents.rows, heads],
             (false, _) => vec![batch, rows, heads],
         };
         call.plain.dequant_scale_query = Some(desc(DType::Float, &shape));
@@ -246,17 +246,17 @@ pub fn biased(seed: u64) -> Call {
     let rows = if decode { 1 } else { length(random, 2) };
     let keys = length(random, 1);
     let dim = pick(random, &[16, 64]);
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads,
         rows,
         dim,
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     let rows_of_keys = Extents {
         heads: kv_heads,
         rows: keys,
-        ..of
+        ..extents
     };
     call.keys(dtype, rows_of_keys, dim);
     let below = |random: &mut Random, most: i64| -> Vec<i64> {
@@ -323,7 +323,7 @@ pub fn biased(seed: u64) -> Call {
         _ => {}
     }
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -335,27 +335,27 @@ pub fn sloped(seed: u64) -> Call {
     let (heads, kv_heads) = pick(random, &HEADS);
     let dtype = pick(random, &HALVES);
     let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
-    let of = Extents {
+    let extents = Extents {
         batch: 1 + random.below(3) as i64,
         heads,
         rows: length(random, 1),
         dim: pick(random, &[16, 64]),
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     let of_keys = Extents {
         heads: kv_heads,
-        ..of
+        ..extents
     };
-    call.keys(dtype, of_keys, of.dim);
+    call.keys(dtype, of_keys, extents.dim);
     if random.below(3) == 0 {
         let mut lens = || -> Vec<i64> {
-            let some = |_| random.below(of.rows as usize + 1) as i64;
-            (0..of.batch).map(some).collect()
+            let some = |_| random.below(extents.rows as usize + 1) as i64;
+            (0..extents.batch).map(some).collect()
         };
         call.kv_lens = Some(lens());
-        call.q_lens = (of.rows > 1).then(lens);
+        call.q_lens = (extents.rows > 1).then(lens);
     }
-    if of.rows > 1 && random.below(2) == 0 {
+    if extents.rows > 1 && random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }
     (call.target, call.version) = (Target::snapshot(Soc::Ascend950), Version::V5);
@@ -367,7 +367,7 @@ pub fn sloped(seed: u64) -> Call {
     call.contents
         .push((Parameter::PseShift.into(), slopes.collect()));
     if random.below(2) == 0 {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }

@@ -11,7 +11,7 @@ pub fn nz(seed: u64) -> Call {
     let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
     let several = random.below(2) == 0;
     let batch = 1 + random.below(2) as i64;
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads: 10,
         rows: if several {
@@ -21,7 +21,7 @@ pub fn nz(seed: u64) -> Call {
         },
         dim: 128,
     };
-    let mut call = Call::new(layout, DType::Bf16, of, seed);
+    let mut call = Call::new(layout, DType::Bf16, extents, seed);
     let lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
     let block_size = pick(random, &[128, 512]);
     call.pages(
@@ -51,19 +51,19 @@ pub fn nz(seed: u64) -> Call {
     call
 }
 
-/// The same for packed rows, which 9.0 and later take, with scales of channels alone.
+/// Calls with quantised keys over packed rows, which 9.0 and later take, with scales of channels alone.
 pub fn packed_nz(seed: u64) -> Call {
     let random = &mut Random(seed);
     let batch = 1 + random.below(3);
     let most = pick(random, &[1, 16]);
     let q_lens: Vec<i64> = (0..batch).map(|_| 1 + random.below(most) as i64).collect();
-    let of = Extents {
+    let extents = Extents {
         batch: 1,
         heads: 10,
         rows: q_lens.iter().sum(),
         dim: 128,
     };
-    let mut call = Call::new(Layout::Tnd, DType::Bf16, of, seed);
+    let mut call = Call::new(Layout::Tnd, DType::Bf16, extents, seed);
     let cann = pick(random, &[Cann::V9_0, Cann::V9_1]);
     (call.target, call.version) = (Target::new(Soc::AtlasA2, cann), Version::V4);
     let lens: Vec<i64> = q_lens.iter().map(|&rows| length(random, rows)).collect();
@@ -97,13 +97,13 @@ pub fn antiquant(seed: u64) -> Call {
     let batch = 1 + random.below(3) as i64;
     let keys = length(random, 1);
     let dim = 64;
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads,
         rows: 1,
         dim,
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     let merged = random.below(4) == 0;
     let mode = random.below(if merged { 2 } else { 6 }) as i64;
     let paged = mode >= 4 || stored == DType::Int8 && random.below(3) == 0;
@@ -112,7 +112,7 @@ pub fn antiquant(seed: u64) -> Call {
         heads: kv_heads,
         rows: keys,
         dim: held,
-        ..of
+        ..extents
     };
     let mut capacity = keys;
     if paged {
@@ -176,14 +176,14 @@ pub fn quantised(seed: u64) -> Call {
     );
     let batch = 1 + random.below(3) as i64;
     let int8_in = random.below(2) == 0;
-    let of = Extents {
+    let extents = Extents {
         batch,
         heads,
         rows: length(random, 2),
         dim: pick(random, &[32, 64]),
     };
     let stored = if int8_in { DType::Int8 } else { half };
-    let mut call = Call::new(layout, stored, of, seed);
+    let mut call = Call::new(layout, stored, extents, seed);
     let keys = Extents {
         heads: kv_heads,
         // One tile: the maximum that runs is the final one.
@@ -192,16 +192,16 @@ pub fn quantised(seed: u64) -> Call {
         } else {
             length(random, 1)
         },
-        ..of
+        ..extents
     };
-    call.keys(stored, keys, of.dim);
+    call.keys(stored, keys, extents.dim);
     let int8_out = !int8_in || random.below(2) == 0;
     let out = match (int8_out, int8_in) {
         (true, _) => DType::Int8,
         (false, true) => DType::Float16,
         (false, false) => half,
     };
-    call.output(out, of);
+    call.output(out, extents);
     if int8_in {
         let number = pick(random, &[DType::Float, DType::UInt64]);
         call.plain.deq_scale1 = Some(desc(number, &[1]));
@@ -216,7 +216,7 @@ pub fn quantised(seed: u64) -> Call {
         };
         let shape = match random.below(2) {
             0 => vec![1],
-            _ => vec![heads, of.dim],
+            _ => vec![heads, extents.dim],
         };
         call.plain.quant_scale2 = Some(desc(number, &shape));
         call.plain.quant_offset2 = (random.below(2) == 0).then(|| desc(number, &shape));

@@ -19,7 +19,7 @@ const LAYOUTS: [Layout; 9] = [
     Layout::NtdTnd,
 ];
 
-/// Those of the absorbed form.
+/// The layouts of the absorbed form of latent attention.
 const LATENT: [Layout; 8] = [
     Layout::Bsh,
     Layout::Bsnd,
@@ -155,19 +155,19 @@ fn drawn(seed: u64, target: Target) -> Call {
             false => rows,
         })
         .collect();
-    let of = Extents {
+    let extents = Extents {
         batch: if packed { 1 } else { batch },
         heads,
         rows: if packed { q_lens.iter().sum() } else { rows },
         dim,
     };
-    let mut call = Call::new(layout, dtype, of, seed);
+    let mut call = Call::new(layout, dtype, extents, seed);
     (call.target, call.version) = (target, Version::V4);
     let int8 = one_in(random, 6);
     let out = if int8 { DType::Int8 } else { dtype };
     let value_of = Extents {
         dim: value_dim,
-        ..of
+        ..extents
     };
     call.output(out, value_of);
     call.plain.num_key_value_heads = kv_heads;
@@ -196,7 +196,7 @@ fn drawn(seed: u64, target: Target) -> Call {
         least,
     );
     if rope {
-        let shape = layout.input().shape(Extents { dim: 64, ..of });
+        let shape = layout.input().shape(Extents { dim: 64, ..extents });
         call.plain.query_rope = Some(desc(dtype, &shape));
     }
     let classic = form == Form::Plain && !packed && call.plain.block_table.is_none();
@@ -261,7 +261,7 @@ fn drawn(seed: u64, target: Target) -> Call {
         call.plain.quant_offset2 = one_in(random, 2).then(|| desc(number, shape));
     }
     if one_in(random, 2) {
-        call.lse(of);
+        call.lse(extents);
     }
     call
 }
@@ -310,7 +310,7 @@ fn keys(
     // No keys at all is another path.
     lens[0] = lens[0].max(1);
     let longest = lens.iter().copied().max().unwrap();
-    let of = Extents {
+    let extents = Extents {
         batch: if packed { 1 } else { batch },
         heads: kv_heads,
         rows: match packed {
@@ -319,9 +319,9 @@ fn keys(
         },
         dim,
     };
-    call.keys(dtype, of, value_dim);
+    call.keys(dtype, extents, value_dim);
     if rope {
-        let shape = layout.input().shape(Extents { dim: 64, ..of });
+        let shape = layout.input().shape(Extents { dim: 64, ..extents });
         call.plain.key_rope = Some(desc(dtype, &shape));
     }
     if packed {
@@ -333,13 +333,13 @@ fn keys(
         let entries = 1 + random.below(2) as i64;
         let one = |dim: i64| {
             let tensor = |&rows: &i64| {
-                let of = Extents {
+                let extents = Extents {
                     batch: entries,
                     rows: rows.max(1),
                     dim,
-                    ..of
+                    ..extents
                 };
-                TensorDesc::packed(dtype, layout.input().shape(of))
+                TensorDesc::packed(dtype, layout.input().shape(extents))
             };
             lens.iter().map(tensor).collect()
         };
@@ -350,7 +350,7 @@ fn keys(
     if one_in(random, 2) {
         call.kv_lens = Some(lens);
     }
-    of.rows
+    extents.rows
 }
 
 fn left_padding(call: &mut Call, random: &mut Random, rows: i64, keys: i64) {

@@ -114,7 +114,7 @@ impl<T: Half> Logical<T> {
         }
     }
 
-    /// The same numbers in double precision.
+    /// The numbers of the tensor in double precision.
     pub fn exact(&self) -> Logical<f64> {
         Logical {
             batch: self.batch,

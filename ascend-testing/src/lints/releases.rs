@@ -77,7 +77,7 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         &with(&packed, |c| c.value_shared_prefix = Some(bf16(&[1]))),
         A2,
     );
-    // Of another type than the keys, and over a cache, whose rows lie otherwise.
+    // A tensor of another type than the keys, and one over a cache, whose rows have other strides.
     let prefixed = with(&packed, |c| {
         c.key_shared_prefix = Some(bf16(&[1, 4, 80]));
         c.value_shared_prefix = Some(half(&[1, 4, 80]));
@@ -206,7 +206,7 @@ pub(super) fn trees(found: &mut Found<'_>) {
     for shape in [&[1, 3, 3][..], &[2, 3, 2], &[18 - 1], &[2, 2, 2]] {
         let small = with(&tree, |c| c.atten_mask = mask(shape));
         found.breaks_on("tree_mask.size", &small, A2);
-        // What is read beyond the tensor counts as touched: who has it not allocated is told.
+        // What is read beyond the tensor counts as touched: a caller that has not allocated it is refused.
         let checked = small.check(Version::V5, A2).unwrap();
         let described = mask(shape).unwrap().byte_range().unwrap();
         assert!(checked.problem.mask_bytes().unwrap().end > described.end);

@@ -4,23 +4,23 @@ use ascend_attention::bf16;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error, Fused,
+    AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error, FusedAttention,
 };
 use ascend_testing::step_memory::{self, BLOCK_SIZE, KV_HEADS};
 use ascend_testing::steps::{Case, Request, run};
 use ascend_testing::tokens::DIM;
 use ascend_trianglemix::{
-    TriangleChoice, TriangleGate, TriangleLayers, TriangleMixPrefill, WhyDense, rules,
+    TriangleChoice, TriangleLayers, TriangleMixBackend, TriangleThresholds, WhyDense, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 /// TriangleMix in the second layer.
-fn triangle(sizes: TriangleMix, gate: TriangleGate) -> TriangleMixPrefill {
-    TriangleMixPrefill {
+fn triangle(sizes: TriangleMix, thresholds: TriangleThresholds) -> TriangleMixBackend {
+    TriangleMixBackend {
         layers: TriangleLayers::explicit([1]).unwrap(),
         sizes,
-        gate,
+        thresholds,
     }
 }
 
@@ -34,7 +34,7 @@ fn in_triangle(sizes: TriangleMix, prompt: Option<usize>, row: usize, key: usize
 
 /// Runs a step and says how many requests left keys out.
 fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError> {
-    let backend = triangle(sizes, TriangleGate::ALWAYS);
+    let backend = triangle(sizes, TriangleThresholds::ALWAYS);
     let sees = |at: usize, layer: usize, row: usize, key: usize| {
         let request: &Request = &case.requests[at];
         // Single rows are decoding, which is dense, as is the first layer.
@@ -46,7 +46,7 @@ fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError>
     marks.push(first);
     let ran = run(
         case,
-        Backends::none().with(backend.clone()).with(Fused),
+        Backends::none().with(backend.clone()).with(FusedAttention),
         &sees,
         &marks,
     )?;
@@ -197,13 +197,13 @@ fn chunks_need_the_length_of_the_prompt() {
         let pool = BlockPool::new(blocks, 128, PadPolicy::SkipNegative).unwrap();
         BatchSettings::of(&pool, Causality::Causal)
     };
-    let gate = TriangleGate {
+    let thresholds = TriangleThresholds {
         min_sparse_rows: 50,
         min_saved_pairs: 1,
     };
     let choice = |request: &BatchRequest<'_>| {
         let metadata = AttentionMetadata::new(&[*request], settings(2)).unwrap();
-        triangle(sizes, gate).choices(&metadata).remove(0)
+        triangle(sizes, thresholds).choices(&metadata).remove(0)
     };
     let pairs = 75 * 76 / 2;
     let rows = 25..100;
@@ -222,7 +222,7 @@ fn chunks_need_the_length_of_the_prompt() {
         choice(&batch[2]),
         TriangleChoice::Dense(WhyDense::SingleRow)
     );
-    let why = WhyDense::Gate {
+    let why = WhyDense::BelowThresholds {
         rows: 25,
         pairs: 25 * 26 / 2,
     };
@@ -246,8 +246,8 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
         causality: Causality::from_flags(true, Some(40)).unwrap(),
         seed: 8,
     };
-    let backend = triangle(TriangleMix::new(1, 2, 3), TriangleGate::ALWAYS);
-    let backends = Backends::none().with(backend).with(Fused);
+    let backend = triangle(TriangleMix::new(1, 2, 3), TriangleThresholds::ALWAYS);
+    let backends = Backends::none().with(backend).with(FusedAttention);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let [(name, why)] = &ran.refused[..] else {
@@ -262,14 +262,14 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
 
 /// Compares the memory that a plan says with what its step takes: cached and new tokens of each request.
 fn takes_its_memory(requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
-    let backend = TriangleMixPrefill {
+    let backend = TriangleMixBackend {
         sizes: TriangleMix::new(5, 20, 30),
         layers: TriangleLayers::explicit([0, 1]).unwrap(),
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     step_memory::check(
         "triangle_mix",
-        Backends::<bf16>::none().with(backend).with(Fused),
+        Backends::<bf16>::none().with(backend).with(FusedAttention),
         |stream| {
             let shape = CacheShape::new(2, KV_HEADS, DIM);
             let pad = PadPolicy::SkipNegative;

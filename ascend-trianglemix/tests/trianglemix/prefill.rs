@@ -6,7 +6,7 @@ use approx::abs_diff_eq;
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
-use ascend_trianglemix::{TriangleGate, TriangleMasks, TrianglePrefill};
+use ascend_trianglemix::{TriangleMasks, TrianglePrefill, TriangleThresholds};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -45,7 +45,7 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
     let prefill = TrianglePrefill {
         shape: AttentionShape::new(heads, kv_heads, DIM),
         sizes: case.sizes,
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     let query = Logical::random(3 * case.seed, [1, heads, case.prompt, DIM]);
     let key = Logical::random(3 * case.seed + 1, [1, kv_heads, case.prompt, DIM]);
@@ -121,7 +121,7 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
     let prefill = TrianglePrefill {
         shape: AttentionShape::new(heads, kv_heads, DIM),
         sizes,
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     let query = Logical::random(71, [1, heads, prompt, DIM]);
     let (key, value) = (
@@ -283,31 +283,31 @@ fn the_gate_falls_back_to_dense_attention() {
     let stream = harness::stream();
     let tokens = |heads| packed(&stream, &Logical::random(1, [1, heads, 300, DIM]), 0..300);
     let (query, key) = (tokens(2), tokens(1));
-    let plan = |gate, prompt| {
+    let plan = |thresholds, prompt| {
         let prefill = TrianglePrefill {
             shape: AttentionShape::new(2, 1, DIM),
             sizes: TriangleMix::GUIDE,
-            gate,
+            thresholds,
         };
         prefill.plan(&stream, (0, prompt), (&query, &key, &key))
     };
     let rows = 300 - 64 - (4 + 32 + 1);
     let pairs = rows * (rows + 1) / 2;
-    let gate = |min_sparse_rows, min_saved_pairs| TriangleGate {
+    let thresholds = |min_sparse_rows, min_saved_pairs| TriangleThresholds {
         min_sparse_rows,
         min_saved_pairs,
     };
-    let saved = |gate, prompt| plan(gate, prompt).unwrap().saved_pairs();
-    assert_eq!(saved(TriangleGate::ALWAYS, Some(300)), pairs);
-    assert_eq!(saved(gate(rows as usize, pairs), Some(300)), pairs);
-    assert_eq!(saved(gate(rows as usize + 1, 1), Some(300)), 0);
-    assert_eq!(saved(gate(1, pairs + 1), Some(300)), 0);
-    assert_eq!(saved(TriangleGate::MEASURED, Some(300)), 0);
-    assert_eq!(saved(TriangleGate::ALWAYS, None), 0);
+    let saved = |thresholds, prompt| plan(thresholds, prompt).unwrap().saved_pairs();
+    assert_eq!(saved(TriangleThresholds::ALWAYS, Some(300)), pairs);
+    assert_eq!(saved(thresholds(rows as usize, pairs), Some(300)), pairs);
+    assert_eq!(saved(thresholds(rows as usize + 1, 1), Some(300)), 0);
+    assert_eq!(saved(thresholds(1, pairs + 1), Some(300)), 0);
+    assert_eq!(saved(TriangleThresholds::MEASURED, Some(300)), 0);
+    assert_eq!(saved(TriangleThresholds::ALWAYS, None), 0);
     let prefill = TrianglePrefill {
         shape: AttentionShape::new(2, 1, DIM),
         sizes: TriangleMix::GUIDE,
-        gate: TriangleGate::ALWAYS,
+        thresholds: TriangleThresholds::ALWAYS,
     };
     let error = prefill.plan(&stream, (5, Some(300)), (&query, &key, &key));
     assert!(matches!(

@@ -11,7 +11,7 @@ use super::blocks::{Blocks, has_blocks};
 use super::too_large;
 use crate::case_file::metadata::takes;
 use crate::case_file::{
-    Case, CaseTensor, MaskKind, ParameterCase, Tolerance, compressed_mask, is_input, mask_form,
+    Case, CaseTensor, MaskSource, ParameterCase, Tolerance, compressed_mask, is_input, mask_form,
 };
 use crate::mask::{HostMask, MaskForm};
 
@@ -183,10 +183,10 @@ impl Content<'_> {
             if name == "atten_mask" {
                 let form = mask_form(operator, soc);
                 if template.is_some_and(|template| is_template(template, form, desc, &data)) {
-                    case.mask = MaskKind::Compressed;
+                    case.mask = MaskSource::Compressed;
                     continue;
                 }
-                case.mask = MaskKind::Tensor;
+                case.mask = MaskSource::Tensor;
             }
             let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
             case.arguments.set_tensor(name, tensor).map_err(text)?;

@@ -43,7 +43,7 @@ impl FlashMask {
     /// A row sees the keys up to its own place: sparse mode 2 or 3.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal(masks: &Masks<'_>, origin: CausalOrigin) -> Result<Self> {
         Self::compressed(
             masks,
@@ -57,7 +57,7 @@ impl FlashMask {
     /// `i + Skv - Sq - pre_tokens <= j <= i + Skv - Sq + next_tokens`: sparse mode 4.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn band(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::Band)?;
         Ok(mask.window(pre_tokens, next_tokens))
@@ -66,7 +66,7 @@ impl FlashMask {
     /// A causal window: sparse mode 4.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn sliding_window(masks: &Masks<'_>, window: SlidingWindow) -> Result<Self> {
         Self::band(masks, window.pre_tokens(), 0)
     }
@@ -76,7 +76,7 @@ impl FlashMask {
     /// `Skv - Sq` (or 0) to `Skv`.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn prefix(masks: &Masks<'_>, prefix: impl Into<Vec<usize>>) -> Result<Self> {
         let mut mask = Self::compressed(masks, SparseMode::PrefixCompress)?;
         mask.prefix = Some(Lengths::new("prefix", prefix.into()));
@@ -103,7 +103,7 @@ impl FlashMask {
     /// sequence's keys, `next_tokens` from `Sq - Skv` to 0.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn last_cut(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::RightDownCausalBand)?;
         Ok(mask.window(pre_tokens, next_tokens))
@@ -115,7 +115,7 @@ impl FlashMask {
     /// `next_tokens` at least `Sq - Skv`.
     ///
     /// # Errors
-    /// Those of an upload.
+    /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn first_cut(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::BandLeftUpCausal)?;
         Ok(mask.window(pre_tokens, next_tokens))

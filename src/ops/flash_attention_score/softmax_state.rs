@@ -38,13 +38,13 @@ pub(crate) type Keyless = Option<Arc<[bool]>>;
 /// Finds the sequences that have rows and no keys by where rows and keys end.
 pub(super) fn keyless(ends: &[i64], key_ends: &[i64]) -> Keyless {
     let mut before = (0, 0);
-    let of = ends.iter().zip(key_ends).map(|(&rows, &keys)| {
+    let sequences = ends.iter().zip(key_ends).map(|(&rows, &keys)| {
         let is_keyless = rows > before.0 && keys == before.1;
         before = (rows, keys);
         is_keyless
     });
-    let of: Arc<[bool]> = of.collect();
-    of.contains(&true).then_some(of)
+    let sequences: Arc<[bool]> = sequences.collect();
+    sequences.contains(&true).then_some(sequences)
 }
 
 /// The rows that a state describes, and their order in memory.

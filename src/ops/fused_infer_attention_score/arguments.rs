@@ -193,7 +193,7 @@ impl Tensors<Parameter> for Arguments {
     ) -> Result<()> {
         for outputs in [true, false] {
             let all = self.given.each_tensor();
-            for (argument, tensor) in all.filter(|(of, _)| of.is_output() == outputs) {
+            for (argument, tensor) in all.filter(|(argument, _)| argument.is_output() == outputs) {
                 visit(argument, tensor)?;
             }
         }

@@ -142,7 +142,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         }
     }
 
-    /// The same tensors for a call whose output has elements `U`, not the query's: where the query is quantised, or
+    /// These tensors, for a call whose output has elements `U`, not the query's: where the query is quantised, or
     /// the output is, as in the example of [`Quantisation`].
     pub fn output_type<U: Element>(self) -> Inputs<'a, U> {
         Inputs {

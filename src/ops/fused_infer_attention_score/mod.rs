@@ -28,7 +28,7 @@ pub(crate) use inputs::{CallTensors, Features, Launch};
 pub use inputs::{Inputs, Output};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use plan::{AttentionOperation, Plan};
-pub(crate) use plan::{Bound, CapturedTable};
+pub(crate) use plan::{CapturedTable, OwnedBindings};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};
 pub use shared_prefix::SharedPrefix;

@@ -237,7 +237,7 @@ impl Plan {
 
 /// The tensors of a launch and the attributes that came with them, owned, for a launch that runs later.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct OwnedBindings {
     tensors: Vec<(Argument, AnyTensor)>,
     features: Option<Features>,
     block_table: Option<BlockTable>,
@@ -245,7 +245,7 @@ pub(crate) struct Bound {
     kv_padding: Option<PaddingSize>,
 }
 
-impl Bound {
+impl OwnedBindings {
     pub(crate) fn of(bindings: &impl Bindings) -> Result<Self> {
         let mut tensors = Vec::new();
         bindings.each(|argument, tensor| {
@@ -263,7 +263,7 @@ impl Bound {
     }
 }
 
-impl Tensors<Parameter> for Bound {
+impl Tensors<Parameter> for OwnedBindings {
     fn each<'b>(
         &'b self,
         mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
@@ -273,7 +273,7 @@ impl Tensors<Parameter> for Bound {
     }
 }
 
-impl Bindings for Bound {
+impl Bindings for OwnedBindings {
     fn features(&self) -> Option<Features> {
         self.features
     }

@@ -232,9 +232,11 @@ impl<'a> Quantisation<'a> {
         {
             visit(P::QuantScale1, scale)?;
         }
-        let mut affine = |scale, offset, of: Affine<'a>| {
-            visit(scale, of.scale)?;
-            of.offset.map_or(Ok(()), |tensor| visit(offset, tensor))
+        let mut affine = |scale, offset, factors: Affine<'a>| {
+            visit(scale, factors.scale)?;
+            factors
+                .offset
+                .map_or(Ok(()), |tensor| visit(offset, tensor))
         };
         if let Some(output) = output {
             affine(P::QuantScale2, P::QuantOffset2, output)?;

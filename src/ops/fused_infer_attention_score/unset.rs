@@ -16,7 +16,7 @@ pub(super) fn scale(call: &FiaCall<'_>) -> Error {
     let dim = match (&call.query_rope, extents) {
         // The scale is that of the model's whole head, in the absorbed form too.
         (Some(_), _) => 192,
-        (None, Some(of)) => of.dim,
+        (None, Some(extents)) => extents.dim,
         (None, None) => 128,
     };
     no_scale(dim)
@@ -77,14 +77,14 @@ pub(super) fn heads(error: Error, call: &FiaCall<'_>) -> Error {
     {
         return Error::Violation(violation);
     }
-    let of = call.query.as_ref().and_then(|query| {
+    let extents = call.query.as_ref().and_then(|query| {
         let layout = Layout::parse(call.input_layout)?;
         layout.input().extents(&query.shape, call.num_heads)
     });
-    violation.fix = match of {
-        Some(of) if of.heads != call.num_heads => format!(
+    violation.fix = match extents {
+        Some(extents) if extents.heads != call.num_heads => format!(
             "set the query's heads by `.heads({})`: unset they are {}",
-            of.heads, call.num_heads
+            extents.heads, call.num_heads
         ),
         _ => format!(
             "{}; or set the query's heads by `.heads()`: unset they are {}",

@@ -129,7 +129,7 @@ impl GatherPaKvCache {
         };
         let planned = self.prepare(context, &call, sequences, key_cache);
         let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
-        let tensors = Given {
+        let tensors = LaunchTensors {
             sequences,
             caches: [key_cache, value_cache],
             outputs: None,
@@ -191,14 +191,14 @@ pub struct GatherOperation {
 }
 
 /// The tensors of a launch.
-struct Given<'a> {
+struct LaunchTensors<'a> {
     sequences: &'a SequenceBlocks,
     caches: [&'a AnyTensor; 2],
     /// `None` for a call that is only planned.
     outputs: Option<[&'a AnyTensor; 2]>,
 }
 
-impl Tensors<Parameter> for Given<'_> {
+impl Tensors<Parameter> for LaunchTensors<'_> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
@@ -237,7 +237,7 @@ impl Operation for GatherOperation {
         &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
         (key, value): &mut (Tensor<T>, Tensor<T>),
     ) -> Result<()> {
-        let given = Given {
+        let given = LaunchTensors {
             sequences: &self.sequences,
             caches: [key_cache, value_cache],
             outputs: Some([key, value]),

@@ -111,7 +111,7 @@ impl<'t, P: InferenceParameter> Described<'t, P> {
         let of_list = self
             .tensors
             .iter()
-            .filter(|(of, _)| of.parameter == parameter);
+            .filter(|(argument, _)| argument.parameter == parameter);
         of_list.map(|(_, desc)| *desc).collect()
     }
 

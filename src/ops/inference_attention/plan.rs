@@ -110,7 +110,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
             let heads = settings.numbers()?.num_heads;
             let axes = settings.layout.input();
             let extents = axes.extents(&query.desc().shape, heads);
-            return Err(no_scale(extents.map_or(128, |of| of.dim)));
+            return Err(no_scale(extents.map_or(128, |extents| extents.dim)));
         }
         let attention = call.tensor(P::ATTENTION_OUT.into()).copied();
         let Some(attention) = attention.filter(|attention| !attention.is_empty()) else {

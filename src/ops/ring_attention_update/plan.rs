@@ -46,7 +46,7 @@ impl<'a> Launch<'a> {
         current: &'a FlashOutput<T>,
         merged: Option<&'a FlashOutput<T>>,
     ) -> Self {
-        let part = |of: &'a FlashOutput<T>| Part(&of.attention, &of.softmax);
+        let part = |output: &'a FlashOutput<T>| Part(&output.attention, &output.softmax);
         Self {
             previous: part(previous),
             current: part(current),

@@ -102,7 +102,7 @@ pub(super) fn merged_keyless(
 fn found(prev: Option<&[bool]>, cur: Option<&[bool]>, allowed: &AllowedLints) -> Result<Keyless> {
     let sequences = prev.or(cur).map_or(0, <[bool]>::len);
     let all_have_keys = vec![false; sequences];
-    let [prev, cur] = [prev, cur].map(|of| of.unwrap_or(&all_have_keys));
+    let [prev, cur] = [prev, cur].map(|keyless| keyless.unwrap_or(&all_have_keys));
     admits_keyless(prev, cur, &allowed.ids(lints_of::<Version>)?)?;
     let in_both = prev.iter().zip(cur).map(|(prev, cur)| *prev && *cur);
     let in_both: Vec<bool> = in_both.collect();

@@ -186,7 +186,7 @@ impl ScatterPaKvCache {
             }),
             ..ScatterCall::default()
         };
-        let tensors = Given {
+        let tensors = LaunchTensors {
             key,
             key_cache: &key_cache,
             slot_mapping: slots.tensor(),
@@ -232,7 +232,7 @@ impl ScatterPaKvCache {
 impl operator::Parameter for Parameter {}
 
 /// The tensors of a launch, caches in the operator's axes.
-struct Given<'a> {
+struct LaunchTensors<'a> {
     key: &'a AnyTensor,
     key_cache: &'a AnyTensor,
     slot_mapping: &'a AnyTensor,
@@ -240,7 +240,7 @@ struct Given<'a> {
     values: Option<(&'a AnyTensor, &'a AnyTensor)>,
 }
 
-impl Tensors<Parameter> for Given<'_> {
+impl Tensors<Parameter> for LaunchTensors<'_> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
@@ -318,7 +318,7 @@ impl Operation for ScatterOperation {
             None => None,
         };
         let values = values.zip(value_cache.as_ref());
-        let given = Given {
+        let given = LaunchTensors {
             key,
             key_cache: &key_cache,
             slot_mapping: slots.tensor(),

@@ -12,10 +12,10 @@ use ascend_attention::{AnyTensor, CausalOrigin, Mask, SlidingWindow, SparseMode,
 use super::window;
 use crate::harness::stream;
 
-/// The sizes at which templates, blocks and their edges lie.
+/// The sizes of templates and blocks, and those next to them.
 const SIZES: [usize; 8] = [1, 2, 511, 512, 2047, 2048, 2049, 4096];
 
-/// Checks dtype, shape and every element: 0 where `visible`, otherwise the value that hides, as it lies in memory.
+/// Checks dtype, shape and every element: 0 where `visible`, otherwise the value that hides, as stored in memory.
 #[track_caller]
 fn holds(
     stream: &Stream,
@@ -303,7 +303,7 @@ fn context_parallel_masks_are_those_of_the_table() {
                     continue;
                 }
             };
-            // Places of a request's keys that lie on the rank.
+            // Places of a request's keys that are on the rank.
             let places: Vec<u64> = (0..history + 3).filter(|p| p / 16 % 2 == rank).collect();
             let shape = [2, 4, keys as usize];
             holds(

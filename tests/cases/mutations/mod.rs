@@ -187,7 +187,7 @@ fn a_wrong_field_is_refused_under_its_name() {
             let given: Vec<&str> = match &answer {
                 Answer::Rule(id) => vec![id],
                 Answer::Unsupported(_) => vec!["unsupported"],
-                // What the call was told before the change is no answer to it.
+                // A refusal of the call before the change is no answer to it.
                 Answer::Lints(lints) => lints
                     .iter()
                     .copied()

@@ -45,10 +45,10 @@ impl ContextChunks {
         capacity: usize,
         block_size: usize,
     ) -> Result<Self, Violation> {
-        let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
-        let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
+        let cached_tokens = |request: &usize| cached.get(*request).copied().unwrap_or(0);
+        let mut order: Vec<usize> = (0..cached.len()).filter(|r| cached_tokens(r) > 0).collect();
         // The sort is stable: requests of equal length stay in the order of the batch.
-        order.sort_by_key(|request| std::cmp::Reverse(of(request)));
+        order.sort_by_key(|request| std::cmp::Reverse(cached_tokens(request)));
         if capacity < order.len() {
             return Err(Violation::new(
                 &rules::LATENT_WORKSPACE,
@@ -63,7 +63,9 @@ impl ContextChunks {
         let mut chunks = Vec::new();
         let mut start = 0usize;
         loop {
-            let left = order.iter().take_while(|request| of(request) > start);
+            let left = order
+                .iter()
+                .take_while(|request| cached_tokens(request) > start);
             let requests = left.count();
             let Some(share) = capacity.checked_div(requests) else {
                 break;
@@ -78,7 +80,7 @@ impl ContextChunks {
             }
             let end = start.saturating_add(share);
             let whole = end.saturating_sub(end.checked_rem(block_size).unwrap_or(0));
-            let longest = order.first().map_or(0, of);
+            let longest = order.first().map_or(0, cached_tokens);
             let end = if whole > start && end < longest {
                 whole
             } else {
@@ -86,7 +88,9 @@ impl ContextChunks {
             };
             let positions = order.iter().take(requests);
             chunks.push(ContextChunk {
-                positions: positions.map(|r| start..end.min(of(r))).collect(),
+                positions: positions
+                    .map(|r| start..end.min(cached_tokens(r)))
+                    .collect(),
             });
             start = end;
         }
@@ -113,14 +117,14 @@ mod tests {
 
     #[test]
     fn chunks_end_with_blocks_where_they_can() {
-        let of = ContextChunks::new(&[0, 9, 40, 9], 40, 8).unwrap();
-        assert_eq!(of.order, [2, 1, 3]);
-        let positions: Vec<_> = of.chunks.iter().map(|c| c.positions.clone()).collect();
+        let chunks = ContextChunks::new(&[0, 9, 40, 9], 40, 8).unwrap();
+        assert_eq!(chunks.order, [2, 1, 3]);
+        let positions: Vec<_> = chunks.chunks.iter().map(|c| c.positions.clone()).collect();
         assert_eq!(positions[0], [0..8, 0..8, 0..8]);
         assert_eq!(positions[1], [8..16, 8..9, 8..9]);
         assert_eq!((positions.len(), positions[2].len()), (3, 1));
         assert_eq!(positions[2][0], 16..40);
-        assert!(!of.in_place() && of.longest() == 24);
+        assert!(!chunks.in_place() && chunks.longest() == 24);
         let none = ContextChunks::new(&[0, 0], 0, 8).unwrap();
         assert!(none.chunks.is_empty() && none.in_place());
         let error = ContextChunks::new(&[5, 5], 1, 8).unwrap_err();
@@ -131,11 +135,11 @@ mod tests {
         /// Every cached token is in one chunk, in order, and no chunk is empty or too large.
         #[test]
         fn chunks_are_the_cached_tokens(cached in prop::collection::vec(0usize..200, 0..6), capacity in 6usize..300, block_size in 0usize..40) {
-            let of = ContextChunks::new(&cached, capacity, block_size).unwrap();
+            let chunks = ContextChunks::new(&cached, capacity, block_size).unwrap();
             let mut next = vec![0; cached.len()];
-            for chunk in &of.chunks {
+            for chunk in &chunks.chunks {
                 prop_assert!((1..=capacity).contains(&chunk.tokens()));
-                for (positions, request) in chunk.positions.iter().zip(&of.order) {
+                for (positions, request) in chunk.positions.iter().zip(&chunks.order) {
                     prop_assert_eq!(positions.start, next[*request]);
                     prop_assert!(positions.start < positions.end);
                     next[*request] = positions.end;

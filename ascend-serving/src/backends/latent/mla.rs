@@ -8,7 +8,7 @@ use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory,
     StepProgram, StepStage, size,
 };
-use crate::batch::{AttentionMetadata, Causality, MaskKind, StatePolicy, StepPart};
+use crate::batch::{AttentionMetadata, Causality, LayerMask, StatePolicy, StepPart};
 use crate::error::{Error, Result};
 use crate::rules;
 
@@ -106,13 +106,13 @@ fn check_step(step: &StepContext<'_>) -> Result<(), Violation> {
     let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
                   `LayerInputs::mask`";
     match step.mask {
-        MaskKind::Causality(Causality::Causal) if step.shape.kv_heads == 1 => Ok(()),
-        MaskKind::Causality(Causality::Causal) => Err(refused(
+        LayerMask::Causality(Causality::Causal) if step.shape.kv_heads == 1 => Ok(()),
+        LayerMask::Causality(Causality::Causal) => Err(refused(
             format_args!("{} key heads", step.shape.kv_heads),
             "make the `AttentionShape` by `AttentionShape::latent`",
         )),
-        MaskKind::Causality(other) => Err(refused(format_args!("{other:?}"), causal)),
-        mask @ MaskKind::Named(_) => Err(Violation::new(
+        LayerMask::Causality(other) => Err(refused(format_args!("{other:?}"), causal)),
+        mask @ LayerMask::Named(_) => Err(Violation::new(
             &rules::BACKEND_MASK,
             mask,
             "causal layers: no call of latent attention takes another mask",

@@ -231,8 +231,8 @@ impl<T: Element> MlaPrefill<T> {
             });
         }
         let calls = chunks.iter().map(|chunk: &Chunk| {
-            let of = chunk.plan.workspace_bytes();
-            of.max(chunk.merge.workspace_bytes())
+            let workspace_bytes = chunk.plan.workspace_bytes();
+            workspace_bytes.max(chunk.merge.workspace_bytes())
         });
         let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
         Ok(Self {
@@ -449,10 +449,10 @@ struct ChunkLengths {
 
 impl ChunkLengths {
     fn new(chunk: &ContextChunk, rows: &[Range<usize>]) -> Result<Self> {
-        let of = rows.iter().take(chunk.positions.len()).map(Range::len);
+        let query_rows = rows.iter().take(chunk.positions.len()).map(Range::len);
         Ok(Self {
-            rows: of.clone().sum(),
-            q: PerRequest::new(of.collect())?,
+            rows: query_rows.clone().sum(),
+            q: PerRequest::new(query_rows.collect())?,
             kv: PerRequest::new(chunk.positions.iter().map(ExactSizeIterator::len).collect())?,
         })
     }

@@ -406,11 +406,11 @@ pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Displ
 )]
 pub(crate) mod tests {
     use super::*;
-    use crate::kv::fence::{Fence, Lane};
+    use crate::kv::fence::{Fence, FencedQueue};
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// A lane that a test moves by hand.
+    /// A queue that a test moves by hand.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct ByHand {
         queued: Arc<AtomicU64>,
@@ -434,7 +434,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Lane for ByHand {
+    impl FencedQueue for ByHand {
         type Fence = Point;
         fn fence(&self) -> Point {
             let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
@@ -480,9 +480,9 @@ pub(crate) mod tests {
     #[test]
     fn a_block_read_by_a_step_in_flight_is_not_handed_out() {
         let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
-        let lane = ByHand::default();
+        let queue = ByHand::default();
         let block = pool.allocate().unwrap();
-        let step = pool.begin_step(&lane);
+        let step = pool.begin_step(&queue);
         drop(block);
         let error = pool.allocate().unwrap_err();
         assert_eq!(
@@ -496,29 +496,29 @@ pub(crate) mod tests {
         let error = pool.take(2).unwrap_err();
         assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
         assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
-        lane.finish();
+        queue.finish();
         assert_eq!(pool.allocate().unwrap().id(), 0);
         assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (0, 0));
     }
 
     #[test]
     fn a_step_whose_end_cannot_be_told_yet_keeps_its_blocks_until_it_can() {
-        /// A lane whose end is not known until it is synchronised.
+        /// A queue whose end is not known until it is synchronised.
         #[derive(Default)]
         struct Unmarked(Arc<AtomicU64>);
-        impl Lane for Unmarked {
+        impl FencedQueue for Unmarked {
             type Fence = Point;
             fn fence(&self) -> Point {
                 Point(1, Arc::clone(&self.0))
             }
         }
         let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
-        let lane = Unmarked::default();
+        let queue = Unmarked::default();
         let block = pool.allocate().unwrap();
-        drop(pool.begin_step(&lane));
+        drop(pool.begin_step(&queue));
         drop(block);
         assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 1));
-        lane.0.store(1, Ordering::SeqCst);
+        queue.0.store(1, Ordering::SeqCst);
         assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
     }
 
@@ -538,7 +538,7 @@ pub(crate) mod tests {
             }
         }
         struct Asking(BlockPool, Arc<AtomicU64>);
-        impl Lane for Asking {
+        impl FencedQueue for Asking {
             type Fence = Curious;
             fn fence(&self) -> Curious {
                 Curious(self.0.clone(), Arc::clone(&self.1))
@@ -546,9 +546,9 @@ pub(crate) mod tests {
         }
         let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
         let seen = Arc::new(AtomicU64::new(0));
-        let lane = Asking(pool.clone(), Arc::clone(&seen));
+        let queue = Asking(pool.clone(), Arc::clone(&seen));
         let block = pool.allocate().unwrap();
-        drop(pool.begin_step(&lane));
+        drop(pool.begin_step(&queue));
         drop(block);
         assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
         // The fence got the counts that were known while it was queried.
@@ -566,8 +566,8 @@ pub(crate) mod tests {
                 true
             }
         }
-        struct PanickingLane;
-        impl Lane for PanickingLane {
+        struct PanickingQueue;
+        impl FencedQueue for PanickingQueue {
             type Fence = Panics;
             fn fence(&self) -> Panics {
                 Panics(AtomicU64::new(0))
@@ -575,7 +575,7 @@ pub(crate) mod tests {
         }
         let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
         let block = pool.allocate().unwrap();
-        drop(pool.begin_step(&PanickingLane));
+        drop(pool.begin_step(&PanickingQueue));
         drop(block);
         let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.free_blocks()));
         assert!(asked.is_err());
@@ -609,7 +609,7 @@ pub(crate) mod tests {
         #[test]
         fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1usize..9) {
             let pool = BlockPool::new(blocks, 16, PadPolicy::SkipNegative).unwrap();
-            let lane = ByHand::default();
+            let queue = ByHand::default();
             let mut held: Vec<Block> = Vec::new();
             let mut open = Vec::new();
             // Steps not over, each with what it may read; and the point at which it is over.
@@ -629,20 +629,20 @@ pub(crate) mod tests {
                     }
                     Act::Drop(n) if !held.is_empty() => { held.swap_remove(n % held.len()); }
                     Act::Begin => {
-                        open.push((steps, pool.begin_step(&lane)));
+                        open.push((steps, pool.begin_step(&queue)));
                         reading.insert(steps, (None, held.iter().map(Block::id).collect()));
                         steps += 1;
                     }
                     Act::End(n) if !open.is_empty() => {
                         let (step, lease) = open.swap_remove(n % open.len());
                         drop(lease);
-                        reading.get_mut(&step).unwrap().0 = Some(lane.queued.load(Ordering::SeqCst));
+                        reading.get_mut(&step).unwrap().0 = Some(queue.queued.load(Ordering::SeqCst));
                     }
                     Act::Finish(n) => {
-                        let queued = lane.queued.load(Ordering::SeqCst);
+                        let queued = queue.queued.load(Ordering::SeqCst);
                         let to = n as u64 % (queued + 1);
-                        lane.finish_to(to);
-                        reading.retain(|_, (end, _)| end.is_none_or(|end| end > lane.done.load(Ordering::SeqCst)));
+                        queue.finish_to(to);
+                        reading.retain(|_, (end, _)| end.is_none_or(|end| end > queue.done.load(Ordering::SeqCst)));
                     }
                     _ => {}
                 }
@@ -654,7 +654,7 @@ pub(crate) mod tests {
             }
             drop(held);
             drop(open);
-            lane.finish();
+            queue.finish();
             prop_assert_eq!(pool.free_blocks(), blocks);
             prop_assert_eq!(pool.steps_in_flight(), 0);
         }

@@ -4,22 +4,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use crate::kv::fence::{Fence, Lane};
+use crate::kv::fence::{Fence, FencedQueue};
 use crate::sharing::lock;
 
 use super::BlockPool;
 use super::state::Step;
 
 impl BlockPool {
-    /// Begins a step, whose launches that read the cache are about to be queued on a lane. Until the lease is
-    /// dropped, and the lane has passed that point, no block given back meanwhile is handed out again.
-    pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
+    /// Begins a step, whose launches that read the cache are about to be queued on a queue. Until the lease is
+    /// dropped, and the queue has passed that point, no block given back meanwhile is handed out again.
+    pub fn begin_step<'a, Q: FencedQueue>(&self, queue: &'a Q) -> StepLease<'a, Q> {
         let mut state = lock(&self.0.state);
         let number = state.first_step + state.steps.len() as u64;
         state.steps.push_back(Step::Open);
         StepLease {
             pool: self.clone(),
-            lane,
+            queue,
             number,
         }
     }
@@ -74,16 +74,16 @@ impl BlockPool {
 /// A lease that is forgotten keeps blocks that are given back from then on from being handed out for ever: the cache
 /// shrinks, and stays correct.
 #[must_use = "dropping the lease says that the step's last launch was queued"]
-pub struct StepLease<'a, L: Lane> {
+pub struct StepLease<'a, Q: FencedQueue> {
     pool: BlockPool,
-    lane: &'a L,
+    queue: &'a Q,
     number: u64,
 }
 
-impl<L: Lane> Drop for StepLease<'_, L> {
+impl<Q: FencedQueue> Drop for StepLease<'_, Q> {
     fn drop(&mut self) {
         let open = OpenStepReport(self.number);
-        let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
+        let fence: Arc<dyn Fence> = Arc::new(self.queue.fence());
         std::mem::forget(open);
         let mut state = lock(&self.pool.0.state);
         // No step is removed before it has ended.
@@ -92,20 +92,20 @@ impl<L: Lane> Drop for StepLease<'_, L> {
     }
 }
 
-/// Logs that a step stays open, when its lane has panicked instead of returning a fence.
+/// Logs that a step stays open, when its queue has panicked instead of returning a fence.
 struct OpenStepReport(u64);
 
 impl Drop for OpenStepReport {
     fn drop(&mut self) {
         tracing::error!(
-            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given \
+            "step {} stays open: its queue panicked when it was asked for the end of the step, so that blocks given \
              back since the step began are not handed out again",
             self.0
         );
     }
 }
 
-impl<L: Lane> fmt::Debug for StepLease<'_, L> {
+impl<Q: FencedQueue> fmt::Debug for StepLease<'_, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StepLease")
             .field("step", &self.number)

@@ -9,8 +9,9 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, StatePolicy, Violation, rules,
+    BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest,
+    LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, StatePolicy, Violation,
+    rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -27,7 +28,7 @@ const CHUNK: usize = 11;
 
 /// A mask of a layer, and what it shows: the request's place, the token, the key.
 struct Known {
-    kind: MaskKind,
+    kind: LayerMask,
     sees: fn(usize, usize, usize) -> bool,
 }
 
@@ -87,7 +88,9 @@ impl<'a> Engine<'a> {
         let blocks = 24 * 128 / block_size;
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        let backends = Backends::none().with(Masked).with(Fused);
+        let backends = Backends::none()
+            .with(NamedMaskAttention)
+            .with(FusedAttention);
         let attention = Attention::new(shape, cache, backends);
         let limits = GraphLimits::new([1, 3, 5], 500).tokens_each(tokens);
         let graphs = attention
@@ -275,7 +278,7 @@ fn a_dummy_may_be_longer_than_a_window() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 30, 16, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        let attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+        let attention = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
         LayerGroup::new([layer], causality, attention)
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
@@ -345,7 +348,7 @@ fn what_a_step_would_need_is_said() {
     assert_eq!(other.rule, &rules::STEP_CAUSALITY);
     assert!(other.allowed.contains("chunks by request"), "{other}");
     // A mask without a key for some token changes nothing.
-    let blind: MaskKind =
+    let blind: LayerMask =
         NamedMask::new("blind", |_, token, key| token != 58 && key <= token).into();
     let graphs = engine.attention.capture(&stream, blind.clone(), &limits);
     let mut graphs = graphs.unwrap();

@@ -7,7 +7,7 @@ use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16}
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedRequest, rules,
+    Error, FusedAttention, GraphLimits, GroupedRequest, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -303,7 +303,8 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(first.device(), 8, 128, of, pad).unwrap();
         let shape = AttentionShape::new(1, 1, DIM);
-        let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+        let mut attention =
+            Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
         let limits = GraphLimits::new([1], 256);
         let mut graphs = attention
             .capture(&first, Causality::Causal, &limits)

@@ -4,7 +4,7 @@ use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedRequest, MaskKind, NamedMask, StatePolicy, rules,
+    Error, FusedAttention, GraphLimits, GroupedRequest, LayerMask, NamedMask, StatePolicy, rules,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -91,7 +91,7 @@ fn graphs_of_requests_without_keys_are_refused() {
     let stream = harness::stream();
     let attention = attention(&stream, 1, 8);
     let all = NamedMask::new("all", |_, _, _| true);
-    for mask in [MaskKind::from(Causality::Causal), MaskKind::from(all)] {
+    for mask in [LayerMask::from(Causality::Causal), LayerMask::from(all)] {
         let captured = attention.capture(&stream, mask, &GraphLimits::new([2], 0));
         let why = captured.unwrap_err();
         assert!(why.breaks(&rules::GRAPH_LENGTHS), "{why}");
@@ -108,7 +108,7 @@ fn the_tensors_of_a_graph_do_not_change_places() {
         CacheShape::new(1, 2, 64),
         PadPolicy::SkipNegative,
     );
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut attention =
         Attention::<bf16>::new(AttentionShape::new(2, 2, 64), cache.unwrap(), backends);
     let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 100));
@@ -141,7 +141,7 @@ fn a_scale_that_scores_nothing_is_refused() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, of, pad).unwrap();
         let scaled = shape().scale(scale);
-        let mut attention = Attention::new(scaled, cache, Backends::none().with(Fused));
+        let mut attention = Attention::new(scaled, cache, Backends::none().with(FusedAttention));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 1).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);

@@ -43,7 +43,7 @@ pub struct Engine<'a> {
     pub projected: Mutex<Vec<usize>>,
 }
 
-/// Bytes of the workspace for so many cached tokens.
+/// Bytes of the workspace for this number of cached tokens.
 fn workspace(heads: usize, tokens: usize) -> usize {
     tokens * (LATENT + ROPE + heads * (DIM + ROPE + DIM)) * size_of::<bf16>()
 }

@@ -5,9 +5,10 @@ use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, FusedInTwo, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerSet, LayerTensors, MaskKind, Masked, Mla,
-    NamedMask, PagedDecode, Phase, Result, StatePolicy, StepContext, UpProjected,
+    Error, FusedAttention, GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows,
+    LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerSet, LayerTensors, Mla, NamedMask,
+    NamedMaskAttention, PagedDecode, Phase, Result, StatePolicy, StepContext, TwoFusedCalls,
+    UpProjected,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -30,7 +31,7 @@ fn tried(
     causality: Causality,
     (format, rows, cached): (Cache, usize, usize),
     form: &str,
-    (mask, sink): (Option<&MaskKind>, Option<&AnyTensor>),
+    (mask, sink): (Option<&LayerMask>, Option<&AnyTensor>),
 ) -> Result<()> {
     let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
@@ -102,8 +103,8 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
     let others = Backends::none()
         .with(PagedDecode)
-        .with(Fused)
-        .with(FusedInTwo);
+        .with(FusedAttention)
+        .with(TwoFusedCalls);
     let reason = refusal(others, Causality::Causal, 1, 5, "absorbed");
     // The same reason is said once.
     let start = "paged_decode, fused, fused_in_two: backend.latent: ";
@@ -115,13 +116,13 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
         reason.starts_with("mla: backend.latent") && reason.contains(why),
         "{reason}"
     );
-    // Tokens that lie in parts cannot be gathered.
+    // Tokens whose elements are not contiguous cannot be gathered.
     let step = (Cache::Nz, 17, 5);
     let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
     assert!(reason.contains("given cache: "), "{reason}");
     // In a hybrid the layers are named.
     let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
-    let hybrid = Hybrid::new(1, mla().with(Fused), sets).unwrap();
+    let hybrid = HybridBackend::new(1, mla().with(FusedAttention), sets).unwrap();
     let reason = refusal(
         Backends::none().with(hybrid),
         Causality::Causal,
@@ -137,7 +138,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
 fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let stream = harness::stream();
     let tried = |causality, more| {
-        let backends = Backends::none().with(Masked).with(Mla::new());
+        let backends = Backends::none().with(NamedMaskAttention).with(Mla::new());
         tried(
             &stream,
             backends,
@@ -155,7 +156,7 @@ fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let said = reasons(Causality::Causal, (None, Some(&sink)));
     assert!(said.contains("mla: backend.latent"), "{said}");
     assert!(said.contains("leave the sinks out"), "{said}");
-    let all: MaskKind = Causality::Bidirectional.into();
+    let all: LayerMask = Causality::Bidirectional.into();
     let named = NamedMask::new("all", |_, _, _| true).into();
     for (mask, rule) in [(&all, "mla: backend.latent"), (&named, "mla: backend.mask")] {
         let said = reasons(Causality::Causal, (Some(mask), None));

@@ -7,12 +7,12 @@ use std::thread::{self, ThreadId};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, Lane, PadPolicy, PagedKvCache, Sequence,
+    BlockPool, CacheShape, CacheWrite, FencedQueue, PadPolicy, PagedKvCache, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, LayerInputs, PagedDecode, RecordedBatch,
-    SharedPrefixDecode, SharedPrefixGate, rules,
+    CascadePrefill, Causality, Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch,
+    SharedPrefixDecode, SharedPrefixThresholds, rules,
 };
 
 use super::{DIM, engine, harness, request, rows, settings, settings_of};
@@ -83,14 +83,17 @@ fn two_layers(stream: &Stream, backends: Backends<bf16>) -> Attention<bf16> {
 #[test]
 fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
     let stream = harness::stream();
-    let gate = SharedPrefixGate::ALWAYS;
+    let thresholds = SharedPrefixThresholds::ALWAYS;
     let sink: Tensor<bf16> = stream.upload(&[bf16::ONE], [1]).unwrap();
     let decode: &[_] = &[request(128, 1, &[3, 4]), request(128, 1, &[3, 5])];
     let prompt: &[_] = &[request(128, 7, &[3, 4])];
     let steps = [
-        (Backends::none().with(Fused), decode),
+        (Backends::none().with(FusedAttention), decode),
         (Backends::none().with(PagedDecode), decode),
-        (Backends::none().with(SharedPrefixDecode { gate }), decode),
+        (
+            Backends::none().with(SharedPrefixDecode { thresholds }),
+            decode,
+        ),
         (Backends::none().with(CascadePrefill), prompt),
     ];
     for (backends, batch) in steps {
@@ -308,7 +311,10 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
         outcome.map(drop).map_err(|error| error.to_string())
     };
     let none = step(Backends::none()).unwrap_err();
-    assert!(none.contains("`Backends::none().with(Fused)`"), "{none}");
+    assert!(
+        none.contains("`Backends::none().with(FusedAttention)`"),
+        "{none}"
+    );
     assert!(none.contains("`.with(PagedDecode)`"), "{none}");
     let cascade = step(Backends::none().with(CascadePrefill)).unwrap_err();
     assert!(cascade.contains("`.with(PagedDecode)`"), "{cascade}");
@@ -404,11 +410,11 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A lane that cannot say where it ends.
+/// A queue that cannot say where it ends.
 #[test]
 fn a_lane_that_panics_says_that_its_step_stays_open() {
     struct Broken;
-    impl Lane for Broken {
+    impl FencedQueue for Broken {
         type Fence = ascend_attention::Event;
         fn fence(&self) -> ascend_attention::Event {
             panic!("no end");
@@ -437,7 +443,7 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
     let of = CacheShape::new(4, 1, DIM);
     let cache = PagedKvCache::new(stream.device(), 4, 128, of, pad).unwrap();
     let shape = AttentionShape::new(1, 1, DIM);
-    let mut engine = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+    let mut engine = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
     let settings = BatchSettings::of(engine.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[request(0, 2, &[1])], settings).unwrap();
     let tokens = rows(&stream, 2);

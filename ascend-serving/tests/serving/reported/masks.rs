@@ -145,7 +145,7 @@ fn a_shared_mask_changed_in_place() {
     let zeros = call.stream.upload(&vec![0i8; 2048], [1, 2048]).unwrap();
     let row = tensor.narrow(0, 5..6).unwrap();
     refused(row.copy_from(&call.stream, &zeros));
-    // Nor does an operator, told to write its output there.
+    // Nor does an operator whose output is there.
     let form = MaskForm::ones(DType::Float16).unwrap();
     let matrix = masks.causal_matrix(CausalOrigin::LeftUp, ROWS, HEADS * DIM, form);
     let place = matrix.unwrap().reshape([1, HEADS, ROWS, DIM]).unwrap();

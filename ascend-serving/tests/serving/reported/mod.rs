@@ -22,7 +22,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Drafting, Error, Fused, StatePolicy, rules,
+    BatchSettings, Causality, Drafting, Error, FusedAttention, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -47,7 +47,7 @@ fn engine(stream: &Stream) -> Attention<bf16> {
     Attention::new(
         AttentionShape::new(1, 1, DIM),
         cache,
-        Backends::none().with(Fused),
+        Backends::none().with(FusedAttention),
     )
 }
 
@@ -56,7 +56,7 @@ fn rows(stream: &Stream, tokens: usize) -> Tensor<bf16> {
     stream.upload(&ones, [tokens, 1, DIM]).unwrap()
 }
 
-/// The rule by which a step is refused whose tensors have so many rows.
+/// The rule by which a step is refused whose tensors have this number of rows.
 fn refused(metadata: &AttentionMetadata, tokens: [usize; 2]) -> String {
     let stream = harness::stream();
     let mut engine = engine(&stream);
@@ -207,7 +207,7 @@ fn block_sizes_of_cache_and_kernel() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 16, shape, pad).unwrap();
-    let backends = Backends::none().with(Fused);
+    let backends = Backends::none().with(FusedAttention);
     let mut engine = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let settings = settings_of(8, 16, Causality::Causal);
     let batch = [request(5, 3, &[3])];

@@ -15,7 +15,7 @@ pub const MTP: StatePolicy = StatePolicy::new(true, Some(Drafting::Mtp));
 /// Of each request the cached tokens, the new ones and how many of these are drafts.
 pub type Requests = [(usize, usize, usize)];
 
-/// What a step is told, perhaps padded to so many tokens.
+/// The metadata of a step, perhaps padded to a number of tokens.
 pub fn metadata(
     causality: Causality,
     policy: StatePolicy,

@@ -7,8 +7,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error,
-    Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet, Mla, PagedDecode,
-    Phase, Result, StatePolicy, UpProjected, rules,
+    FusedAttention, HybridBackend, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet,
+    Mla, PagedDecode, Phase, Result, StatePolicy, UpProjected, rules,
 };
 
 const HEADS: usize = 4;
@@ -235,7 +235,7 @@ fn decodes_in_front_of_prefills() {
 /// Runs the layers of a step: the layouts of what was planned, and what failed.
 fn hybrid_calls(
     table: &Table,
-    hybrid: Hybrid<bf16>,
+    hybrid: HybridBackend<bf16>,
     layers: usize,
     metadata: &AttentionMetadata,
 ) -> (Vec<String>, Option<Error>) {
@@ -270,13 +270,13 @@ fn hybrid_calls(
 fn a_hybrid_plans_once_with_each_backend_of_the_phase() {
     let table = Table::new();
     let hybrid = || {
-        let registry = Backends::none().with(Fused).with(PagedDecode);
+        let registry = Backends::none().with(FusedAttention).with(PagedDecode);
         let sets = [
             LayerSet::new([0, 3], "fused"),
             LayerSet::new([1], "fused").during(Phase::Decode, "paged_decode"),
             LayerSet::new([2], "fused").during(Phase::Decode, "paged_decode"),
         ];
-        Hybrid::new(4, registry, sets).unwrap()
+        HybridBackend::new(4, registry, sets).unwrap()
     };
     let decode = metadata(CHUNKED, None, &[(1, 1, 0)]);
     let prefill = metadata(CHUNKED, None, &[(0, 2, 0)]);

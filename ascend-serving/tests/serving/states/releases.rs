@@ -6,7 +6,7 @@ use ascend_attention::{AnyTensor, Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, LayerInputs, PagedDecode,
+    Error, FusedAttention, LayerInputs, PagedDecode,
 };
 
 use super::batch::CHUNKED;
@@ -161,10 +161,10 @@ impl Layer<'_> {
         Ok(served)
     }
 
-    /// Who serves the step on each release: the packed call, the decode path behind it, or nobody.
+    /// Who serves the step on each release: the packed call, the decode path behind it, or no backend.
     fn on_each<T: Half>(&self) -> [Option<&'static str>; 4] {
         Cann::ALL.map(|cann| {
-            let backends = Backends::<T>::none().with(Fused).with(PagedDecode);
+            let backends = Backends::<T>::none().with(FusedAttention).with(PagedDecode);
             match self.serve(cann, backends) {
                 Ok((name, refused)) => {
                     assert_eq!(refused.len(), usize::from(name == "paged_decode"));
@@ -304,7 +304,11 @@ fn nz_caches_are_read_as_the_release_allows() {
 fn a_refused_backend_says_which_release_takes_the_call() {
     let a2 = |cann| Some(Target::new(Soc::AtlasA2, cann));
     let a950 = |cann| Some(Target::new(Soc::Ascend950, cann));
-    let both = || Backends::<f16>::none().with(Fused).with(PagedDecode);
+    let both = || {
+        Backends::<f16>::none()
+            .with(FusedAttention)
+            .with(PagedDecode)
+    };
     for (dim, block_size, here, taken_by) in [
         (128, 128, Cann::V8_1, a2(Cann::V8_5)),
         (256, 128, Cann::V8_1, a2(Cann::V8_5)),
@@ -322,7 +326,9 @@ fn a_refused_backend_says_which_release_takes_the_call() {
         );
     }
     // What a backend refuses by itself, no release takes.
-    let turned = Backends::<f16>::none().with(PagedDecode).with(Fused);
+    let turned = Backends::<f16>::none()
+        .with(PagedDecode)
+        .with(FusedAttention);
     let served = layer(128, 128, CHUNKS).serve(Cann::V9_0, turned).unwrap();
     assert_eq!(served, ("fused", vec![None]));
 }
@@ -330,7 +336,9 @@ fn a_refused_backend_says_which_release_takes_the_call() {
 #[test]
 fn a_step_that_nobody_serves_says_which_release_would() {
     let told = |layer: Layer<'_>| {
-        let both = Backends::<bf16>::none().with(Fused).with(PagedDecode);
+        let both = Backends::<bf16>::none()
+            .with(FusedAttention)
+            .with(PagedDecode);
         match layer.serve(Cann::V8_1, both) {
             Err(Error::NoBackend { reasons, .. }) => reasons,
             other => panic!("{other:?}"),
@@ -351,7 +359,7 @@ fn a_step_that_nobody_serves_says_which_release_would() {
     let told_of_sinks = told(sinks);
     let next = "Atlas A2 with CANN 8.5 takes the call";
     assert!(told_of_sinks.contains(next), "{told_of_sinks}");
-    let served = sinks.serve(Cann::V8_5, Backends::<bf16>::none().with(Fused));
+    let served = sinks.serve(Cann::V8_5, Backends::<bf16>::none().with(FusedAttention));
     assert_eq!(served.unwrap().0, "fused");
 }
 
@@ -363,7 +371,7 @@ fn sinks_are_of_the_type_that_the_release_takes() {
         ..layer(dim, 128, CHUNKS)
     };
     let serves = |layer: Layer<'_>| {
-        let of = |cann| layer.serve(cann, Backends::<f16>::none().with(Fused));
+        let of = |cann| layer.serve(cann, Backends::<f16>::none().with(FusedAttention));
         [Cann::V8_5, Cann::V9_0, Cann::V9_1].map(|cann| of(cann).is_ok())
     };
     assert_eq!(serves(sinks(64, Sink::Bf16)), [true; 3]);

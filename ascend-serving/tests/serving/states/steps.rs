@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionShape, AttentionState, Backends, Causality, Error, Fused, FusedInTwo,
-    LayerInputs, PagedDecode, StatePolicy,
+    Attention, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention,
+    LayerInputs, PagedDecode, StatePolicy, TwoFusedCalls,
 };
 
 use super::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests, WHOLE};
@@ -18,7 +18,7 @@ const KV_HEADS: usize = 2;
 const DIM: usize = 128;
 /// A step.
 #[derive(Clone, Copy)]
-struct Given<'a> {
+struct DescribedStep<'a> {
     causality: Causality,
     policy: StatePolicy,
     sink: bool,
@@ -27,8 +27,8 @@ struct Given<'a> {
     requests: &'a Requests,
 }
 
-fn step<'a>(policy: StatePolicy, requests: &'a Requests) -> Given<'a> {
-    Given {
+fn step<'a>(policy: StatePolicy, requests: &'a Requests) -> DescribedStep<'a> {
+    DescribedStep {
         causality: Causality::Causal,
         policy,
         sink: false,
@@ -42,7 +42,7 @@ fn window() -> Causality {
     Causality::Window(NonZeroUsize::new(7).unwrap())
 }
 
-impl Given<'_> {
+impl DescribedStep<'_> {
     /// What the step is, who serves it, and what is called for a layer of it.
     fn calls(
         &self,
@@ -81,7 +81,7 @@ impl Given<'_> {
 
     /// The one call of the packed backend.
     fn said(&self, table: &Table) -> (AttentionState, Said) {
-        let backends = Backends::none().with(Fused);
+        let backends = Backends::none().with(FusedAttention);
         let (state, name, mut calls) = self.calls(table, backends).unwrap();
         assert_eq!((name, calls.len()), ("fused", 1));
         (state, calls.pop().unwrap())
@@ -107,7 +107,7 @@ fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
     }
 }
 
-/// The same over the step's own keys.
+/// The parameters of a packed call over the step's own keys.
 fn dense(tokens: i64) -> Said {
     let keys = bf16s([tokens, KV_HEADS as i64, DIM as i64]);
     Said {
@@ -173,11 +173,11 @@ fn decode_only_by_the_decode_path() {
     assert_eq!(calls, [want]);
     // Not with a window, sinks or drafts.
     for other in [
-        Given {
+        DescribedStep {
             causality: window(),
             ..given
         },
-        Given {
+        DescribedStep {
             sink: true,
             ..given
         },
@@ -201,9 +201,9 @@ fn chunked_prefill() {
 #[test]
 fn chunked_prefill_in_two_calls() {
     let table = Table::new();
-    let backends = || Backends::none().with(FusedInTwo).with(Fused);
+    let backends = || Backends::none().with(TwoFusedCalls).with(FusedAttention);
     for (sink, causality) in [(false, Causality::Causal), (true, window())] {
-        let given = Given {
+        let given = DescribedStep {
             sink,
             causality,
             padded: Some(28),
@@ -232,7 +232,7 @@ fn chunked_prefill_in_two_calls() {
         let given = step(CHUNKED, &requests);
         let (_, name, calls) = given.calls(&table, backends()).unwrap();
         assert_eq!((name, calls.len()), ("fused", 1));
-        let alone = Backends::none().with(FusedInTwo);
+        let alone = Backends::none().with(TwoFusedCalls);
         let error = given.calls(&table, alone).unwrap_err().to_string();
         assert!(error.contains("backend.two_calls: "), "{error}");
     }
@@ -267,7 +267,7 @@ fn a_window_in_every_state() {
         (MTP, [(9, 3, 2), (20, 1, 0)]),
     ] {
         let causal = step(policy, &requests);
-        let windowed = Given {
+        let windowed = DescribedStep {
             causality: window(),
             ..causal
         };
@@ -286,7 +286,7 @@ fn not_causal() {
     let table = Table::new();
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 5, 0), (20, 3, 0)]] {
         let causal = step(CHUNKED, &requests);
-        let all = Given {
+        let all = DescribedStep {
             causality: Causality::Bidirectional,
             ..causal
         };
@@ -304,7 +304,7 @@ fn not_causal() {
 #[test]
 fn encoders_that_pool() {
     let table = Table::new();
-    let given = Given {
+    let given = DescribedStep {
         causality: Causality::Bidirectional,
         padded: Some(12),
         ..step(CHUNKED, &[(0, 5, 0), (0, 3, 0)])
@@ -328,11 +328,11 @@ fn sinks_change_nothing_else() {
         (CHUNKED, [(9, 1, 0), (20, 6, 0)]),
     ] {
         for causality in [Causality::Causal, window()] {
-            let without = Given {
+            let without = DescribedStep {
                 causality,
                 ..step(policy, &requests)
             };
-            let with = Given {
+            let with = DescribedStep {
                 sink: true,
                 ..without
             };
@@ -349,7 +349,7 @@ fn sinks_change_nothing_else() {
 #[test]
 fn padded_to_a_captured_size() {
     let table = Table::new();
-    let given = Given {
+    let given = DescribedStep {
         padded: Some(4),
         ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)])
     };
@@ -361,8 +361,8 @@ fn padded_to_a_captured_size() {
 #[test]
 fn heads_of_512() {
     let table = Table::new();
-    let backends = || Backends::none().with(Fused).with(PagedDecode);
-    let given = Given {
+    let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
+    let given = DescribedStep {
         dim: 512,
         ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)])
     };
@@ -384,7 +384,7 @@ fn heads_of_512() {
     };
     assert_eq!(calls, [want]);
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 5, 0), (20, 1, 0)]] {
-        let given = Given {
+        let given = DescribedStep {
             dim: 512,
             ..step(CHUNKED, &requests)
         };
@@ -403,7 +403,7 @@ fn heads_of_512() {
 fn a_product_without_the_operator() {
     let table = Table::of_inference_product();
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 1, 0), (20, 1, 0)]] {
-        let backends = Backends::none().with(Fused).with(PagedDecode);
+        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
         let error = step(CHUNKED, &requests).calls(&table, backends);
         let error = error.unwrap_err().to_string();
         assert!(
@@ -422,14 +422,14 @@ fn the_decode_backend_takes_what_the_packed_call_cannot() {
     let Some(table) = Table::of_narrow_packed_calls() else {
         return;
     };
-    let given = Given {
+    let given = DescribedStep {
         dim: 96,
         ..step(CHUNKED, &[(20, 1, 0)])
     };
-    let backends = || Backends::none().with(Fused).with(PagedDecode);
+    let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
     let (_, name, _) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
-    let windowed = Given {
+    let windowed = DescribedStep {
         causality: window(),
         ..given
     };

@@ -35,7 +35,7 @@ const RELEASES: &str = "an installed toolkit is of one release";
 const LATENT: usize = 512;
 const ROPE: usize = 64;
 
-/// The latent or absorbed part of rows, which stands first, or the rotary one.
+/// The latent or absorbed part of rows, which comes first, or the rotary one.
 fn latent_part<T: Half>(rows: &[T], rope: bool) -> Vec<T> {
     let rows = rows.chunks_exact(LATENT + ROPE);
     let range = if rope {

@@ -26,7 +26,7 @@ use super::step_memory::{StepMemory, tensor_bytes};
 ///
 /// The operator rounds the probabilities to FLOAT8_E4M3FN, too.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MxFp8;
+pub struct MxFp8Attention;
 
 /// The queries of a layer in groups of 32.
 struct MxFp8Query {
@@ -82,10 +82,10 @@ impl MxFp8Query {
     fn inputs<'a, T: Element>(
         &'a self,
         block_table: &'a BlockTable,
-        of: &'a QuantisedLayer,
+        cache: &'a QuantisedLayer,
         scales: &'a GroupScales,
     ) -> Inputs<'a, T> {
-        Inputs::of_any(&self.floats, of.key(), of.value())
+        Inputs::of_any(&self.floats, cache.key(), cache.value())
             .paged(block_table)
             .quantisation(scales.quantisation(&self.powers))
     }
@@ -110,7 +110,9 @@ impl fmt::Debug for MxFp8Step {
 fn mxfp8_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<(&'a QuantisedLayer, &'a GroupScales), Violation> {
-    let found = layer.quantised.and_then(|of| Some((of, of.of_groups()?)));
+    let found = layer
+        .quantised
+        .and_then(|cache| Some((cache, cache.of_groups()?)));
     found.ok_or_else(|| {
         Violation::new(
             &rules::BACKEND_QUANTISED,
@@ -121,7 +123,7 @@ fn mxfp8_cache<'a, T: Element>(
     })
 }
 
-impl<T: Element> AttentionBackend<T> for MxFp8 {
+impl<T: Element> AttentionBackend<T> for MxFp8Attention {
     fn name(&self) -> &'static str {
         "mxfp8"
     }
@@ -135,14 +137,14 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
-        let (of, scales) = mxfp8_cache(first)?;
+        first.refuse_latent()?;
+        let (cache, scales) = mxfp8_cache(first)?;
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
             return Err(Violation::new(
                 &rules::BACKEND_MX_FP8,
-                format_args!("{causality:?}, {} sinks", first.with_sinks()),
+                format_args!("{causality:?}, {} sinks", first.describe_sinks()),
                 "causal layers of MXFP8 without window and sinks",
                 "give such layers a cache of their own with scales of channels or tokens",
             )
@@ -157,7 +159,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         };
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
-        let plan = call.plan(query.inputs::<T>(step.block_table, of, scales))?;
+        let plan = call.plan(query.inputs::<T>(step.block_table, cache, scales))?;
         Ok(StepProgram::new([]).stage(MxFp8Step {
             plan,
             block_table: step.block_table.clone(),
@@ -179,11 +181,11 @@ impl<T: Element> StepStage<T> for MxFp8Step {
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let (of, scales) = mxfp8_cache(layer)?;
+        let (cache, scales) = mxfp8_cache(layer)?;
         // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.
         let query = lock(&self.query);
         query.fill(stream, layer.query)?;
-        let inputs = query.inputs(&self.block_table, of, scales);
+        let inputs = query.inputs(&self.block_table, cache, scales);
         let mut output = Output::from(output.clone());
         Ok(self.plan.launch_into(stream, inputs, &mut output)?)
     }

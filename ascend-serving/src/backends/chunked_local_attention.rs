@@ -3,7 +3,7 @@
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{Element, Violation};
 
-use crate::batch::{Causality, MaskKind};
+use crate::batch::{Causality, LayerMask};
 use crate::error::Result;
 use crate::local_attention::LocalBatch;
 use crate::rules;
@@ -19,15 +19,15 @@ use super::step_context::{LayerTensors, StepContext};
 ///
 /// The pieces get a block table of their own, made once a step. A chunk is a whole number of blocks
 /// ([`CHUNK_SIZE`](crate::rules::CHUNK_SIZE)). Steps under other masks are refused, so that the ordinary backends
-/// serve them. [`Fused`](crate::Fused) lists what packed calls take in each release.
+/// serve them. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ChunkedLocal;
+pub struct ChunkedLocalAttention;
 
-impl ChunkedLocal {
+impl ChunkedLocalAttention {
     pub(super) const NAME: &'static str = "chunked_local";
 }
 
-impl<T: Element> AttentionBackend<T> for ChunkedLocal {
+impl<T: Element> AttentionBackend<T> for ChunkedLocalAttention {
     fn name(&self) -> &'static str {
         Self::NAME
     }
@@ -37,8 +37,8 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
-        let MaskKind::Causality(Causality::Chunk(chunk)) = step.mask else {
+        first.refuse_latent()?;
+        let LayerMask::Causality(Causality::Chunk(chunk)) = step.mask else {
             return Err(Violation::new(
                 &rules::BACKEND_CHUNK,
                 format_args!("{:?}", step.mask),

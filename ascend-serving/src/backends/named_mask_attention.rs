@@ -4,7 +4,7 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Violation};
 
-use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
+use crate::batch::{AttentionMetadata, LayerMask, MaskedRequest};
 use crate::error::Result;
 use crate::rules;
 
@@ -21,10 +21,10 @@ use super::step_context::{LayerTensors, StepContext};
 /// prompts, drafts and decoding. Steps with a mask of the operator's own are refused, so that the ordinary backends
 /// serve them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Masked;
+pub struct NamedMaskAttention;
 
-impl Masked {
-    pub(super) const NAME: &'static str = "masked";
+impl NamedMaskAttention {
+    pub(super) const NAME: &'static str = "named_mask";
 }
 
 /// The requests of a step, dummies included, divided where the number of new tokens changes.
@@ -40,7 +40,7 @@ fn neighbours(metadata: &AttentionMetadata) -> Vec<Vec<MaskedRequest>> {
     all
 }
 
-impl<T: Element> AttentionBackend<T> for Masked {
+impl<T: Element> AttentionBackend<T> for NamedMaskAttention {
     fn name(&self) -> &'static str {
         Self::NAME
     }
@@ -50,8 +50,8 @@ impl<T: Element> AttentionBackend<T> for Masked {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
-        let MaskKind::Named(mask) = step.mask else {
+        first.refuse_latent()?;
+        let LayerMask::Named(mask) = step.mask else {
             return Err(Violation::new(
                 &rules::BACKEND_MASK,
                 format_args!("{:?}", step.mask),

@@ -16,7 +16,7 @@ use super::refused_backend::refused_part;
 use super::registry::Backends;
 use super::step_context::{LayerTensors, StepContext};
 
-/// The kinds of steps for which a [`Hybrid`] chooses backends.
+/// The kinds of steps for which a [`HybridBackend`] chooses backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Prompts, with or without cached tokens.
@@ -65,7 +65,7 @@ pub struct LayerSet {
 
 impl LayerSet {
     /// A set of these layers, with one backend for every phase. At most one layer more than
-    /// [`CacheShape::MAX_LAYERS`] is kept: no [`Hybrid`] takes more.
+    /// [`CacheShape::MAX_LAYERS`] is kept: no [`HybridBackend`] takes more.
     pub fn new(layers: impl IntoIterator<Item = usize>, backend: impl Into<String>) -> Self {
         let backend = backend.into();
         Self {
@@ -102,14 +102,14 @@ impl LayerSet {
 /// [`memory_limit`](Backends::memory_limit) is for the plans of a step together.
 ///
 /// ```
-/// use ascend_serving::{Backends, Fused, Hybrid, LayerSet, PagedDecode, Phase};
+/// use ascend_serving::{Backends, FusedAttention, HybridBackend, LayerSet, PagedDecode, Phase};
 /// use ascend_attention::bf16;
 ///
 /// # fn main() -> Result<(), ascend_serving::Violation> {
-/// let registry = Backends::<bf16>::none().with(Fused).with(PagedDecode);
+/// let registry = Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
 /// let even = LayerSet::new([0, 2], "fused");
 /// let odd = LayerSet::new([1, 3], "fused").during(Phase::Decode, "paged_decode");
-/// let hybrid = Hybrid::new(4, registry, [even, odd])?;
+/// let hybrid = HybridBackend::new(4, registry, [even, odd])?;
 /// assert_eq!(hybrid.backend(3, Phase::Decode), Some("paged_decode"));
 /// let backends = Backends::none().with(hybrid);
 /// # let _ = backends;
@@ -117,14 +117,14 @@ impl LayerSet {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Hybrid<T: Element> {
+pub struct HybridBackend<T: Element> {
     backends: Backends<T>,
     sets: Vec<LayerSet>,
     /// The set of each layer.
     of_layer: Vec<usize>,
 }
 
-impl<T: Element> Hybrid<T> {
+impl<T: Element> HybridBackend<T> {
     /// Chooses the backends of a model of `layers` layers from a registry.
     ///
     /// # Errors
@@ -208,7 +208,7 @@ fn unknown_layers(given: impl fmt::Display, layers: usize) -> Violation {
     )
 }
 
-impl<T: Element> AttentionBackend<T> for Hybrid<T> {
+impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
     fn name(&self) -> &'static str {
         "hybrid"
     }
@@ -267,17 +267,17 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::super::{Fused, PagedDecode};
+    use super::super::{FusedAttention, PagedDecode};
     use super::*;
     use ascend_attention::bf16;
 
     fn registry() -> Backends<bf16> {
-        Backends::none().with(Fused).with(PagedDecode)
+        Backends::none().with(FusedAttention).with(PagedDecode)
     }
 
     #[test]
     fn each_layer_is_in_one_set() {
-        let rule = |sets: Vec<LayerSet>| Hybrid::new(3, registry(), sets).unwrap_err().rule;
+        let rule = |sets: Vec<LayerSet>| HybridBackend::new(3, registry(), sets).unwrap_err().rule;
         let set = |layers: &[usize]| LayerSet::new(layers.iter().copied(), "fused");
         assert_eq!(rule(vec![]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 1])]), &rules::HYBRID_LAYERS);
@@ -288,9 +288,9 @@ mod tests {
         );
         assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), &rules::HYBRID_LAYERS);
-        let gap = Hybrid::new(3, registry(), [set(&[0, 2])]).unwrap_err();
+        let gap = HybridBackend::new(3, registry(), [set(&[0, 2])]).unwrap_err();
         assert_eq!(gap.given, "layer 1 in no set");
-        let many = Hybrid::new(usize::MAX, registry(), [set(&[0])]).unwrap_err();
+        let many = HybridBackend::new(usize::MAX, registry(), [set(&[0])]).unwrap_err();
         assert_eq!(many.rule, &rules::HYBRID_LAYERS);
         let sparse = LayerSet::new(0..3, "fused").during(Phase::Mixed, "sparse");
         assert_eq!(rule(vec![sparse]), &rules::BACKEND_NAME);
@@ -302,12 +302,15 @@ mod tests {
             LayerSet::new([1], "fused"),
             LayerSet::new([0, 2], "fused").during(Phase::Decode, "paged_decode"),
         ];
-        let hybrid = Hybrid::new(3, registry(), sets).unwrap();
-        let of = |layer, phase| hybrid.backend(layer, phase).unwrap();
+        let hybrid = HybridBackend::new(3, registry(), sets).unwrap();
+        let backend = |layer, phase| hybrid.backend(layer, phase).unwrap();
         for phase in Phase::ALL {
             let decodes = phase == Phase::Decode;
             let other = if decodes { "paged_decode" } else { "fused" };
-            assert_eq!([0, 1, 2].map(|l| of(l, phase)), [other, "fused", other]);
+            assert_eq!(
+                [0, 1, 2].map(|l| backend(l, phase)),
+                [other, "fused", other]
+            );
         }
         assert_eq!(hybrid.backend(3, Phase::Decode), None);
     }

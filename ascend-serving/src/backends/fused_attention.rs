@@ -1,4 +1,4 @@
-//! Mixed steps by two packed calls, one for those that decode and one for those that prefill.
+//! Steps by packed calls of FusedInferAttentionScore: any step by one, mixed steps also by two.
 
 use ascend_attention::{Element, Violation};
 
@@ -11,15 +11,44 @@ use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext};
 
+/// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,
+/// otherwise over the paged cache.
+///
+/// The contract of the device's target decides what packed calls take. On Atlas A2 and A3:
+///
+/// | CANN | dtype | head dimension | blocks |
+/// |---|---|---|---|
+/// | 8.1 | BF16 | 64, 128, (192, 192, 128) | a multiple of 128 tokens |
+/// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries | a multiple of 16, up to 1024 for heads of 64 and 128, for others up to 512 |
+/// | 9.0 | | and others up to 256 of any number of key heads | |
+/// | 9.1 | | and over NZ caches others than 64 and 128 | |
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FusedAttention;
+
+impl<T: Element> AttentionBackend<T> for FusedAttention {
+    fn name(&self) -> &'static str {
+        "fused"
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<StepProgram<T>> {
+        first.refuse_latent()?;
+        Ok(StepCall::of_step(step)?.into())
+    }
+}
+
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,
 /// then one of the rest, with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in
-/// one call, as [`Fused`](crate::Fused) does, elsewhere.
+/// one call, as [`FusedAttention`](crate::FusedAttention) does, elsewhere.
 ///
 /// The decodes come first in the batch. Other steps are refused: register a backend for them after this one.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FusedInTwo;
+pub struct TwoFusedCalls;
 
-impl<T: Element> AttentionBackend<T> for FusedInTwo {
+impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
     fn name(&self) -> &'static str {
         "fused_in_two"
     }
@@ -29,7 +58,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.without_latent()?;
+        first.refuse_latent()?;
         let metadata = step.metadata;
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;

@@ -18,14 +18,14 @@ use super::causality::Causality;
 /// ([`LayerInputs::mask`](crate::LayerInputs::mask)).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum MaskKind {
+pub enum LayerMask {
     /// A mask that the operator has.
     Causality(Causality),
-    /// A rule of the caller, for the backend [`Masked`](crate::Masked).
+    /// A rule of the caller, for the backend [`NamedMaskAttention`](crate::NamedMaskAttention).
     Named(NamedMask),
 }
 
-impl fmt::Display for MaskKind {
+impl fmt::Display for LayerMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Causality(causality) => write!(f, "{causality:?}"),
@@ -34,19 +34,19 @@ impl fmt::Display for MaskKind {
     }
 }
 
-impl From<Causality> for MaskKind {
+impl From<Causality> for LayerMask {
     fn from(causality: Causality) -> Self {
         Self::Causality(causality)
     }
 }
 
-impl From<NamedMask> for MaskKind {
+impl From<NamedMask> for LayerMask {
     fn from(mask: NamedMask) -> Self {
         Self::Named(mask)
     }
 }
 
-impl MaskKind {
+impl LayerMask {
     /// The operator's own mask.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl MaskKind {
                 &rules::BACKEND_MASK,
                 self,
                 "a mask of the operator's own: bidirectional, causal, or a window",
-                "register `Masked` in front, which computes such layers",
+                "register `NamedMaskAttention` in front, which computes such layers",
             )),
         }
     }
@@ -191,8 +191,8 @@ impl NamedMask {
     /// The mask, on the device, of requests with equally many new tokens, over `columns` key positions.
     ///
     /// # Errors
-    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask and of an
-    /// upload.
+    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask; as for
+    /// [`Stream::upload`](ascend_attention::Stream::upload).
     pub(crate) fn of(
         &self,
         device: &Device,
