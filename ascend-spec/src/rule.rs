@@ -258,8 +258,8 @@ pub struct Violation {
     /// [`Arguments::changed`](crate::ops::fused_infer_attention_score::Arguments::changed). Where a change gives or
     /// converts a tensor, the caller makes its contents, as the rest of the fix describes.
     pub changes: Vec<Change>,
-    /// CANN's status, where the entry point returns another one than the rule's.
-    pub(crate) status: Option<i32>,
+    /// CANN's status: the rule's, or another one that the entry point makes of it.
+    pub(crate) status: i32,
     /// Another target that takes the call unchanged, if
     /// [`FiaCall::taken_by`](crate::ops::fused_infer_attention_score::FiaCall::taken_by) was called and found one.
     pub taken_by: Option<Target>,
@@ -281,7 +281,7 @@ impl Violation {
             allowed: allowed.to_string(),
             fix: fix.to_string(),
             changes: Vec::new(),
-            status: None,
+            status: rule.status,
             taken_by: None,
         }
     }
@@ -301,7 +301,7 @@ impl Violation {
     /// CANN's status for this refusal: the rule's, unless the entry point turns it into another one, as those of
     /// FusedInferAttentionScore V1 to V4 do on Atlas A2 and A3 from 9.2 on.
     pub fn status(&self) -> i32 {
-        self.status.unwrap_or(self.rule.status)
+        self.status
     }
 }
 
@@ -350,7 +350,7 @@ pub(crate) fn broken(
         allowed: allowed.to_string(),
         fix,
         changes,
-        status: None,
+        status: rule.status,
         taken_by: None,
     }
 }

@@ -78,7 +78,7 @@ pub(crate) fn outputs(f: &Facts<'_>) -> Result<(), Violation> {
 /// The refusal of a stage further in, as the layer returns it: with one status for all of them.
 pub(crate) fn returned(mut violation: Violation) -> Violation {
     if matches!(violation.status(), PARAM_INVALID | TILING_ERROR) {
-        violation.status = Some(INNER_NULLPTR);
+        violation.status = INNER_NULLPTR;
     }
     violation
 }

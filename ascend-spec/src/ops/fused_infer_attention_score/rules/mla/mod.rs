@@ -2,7 +2,6 @@
 
 mod sliding;
 
-use super::ascend950::Kind;
 use super::{Facts, packed};
 use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
@@ -426,7 +425,8 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
 /// Checks the number of query heads of the absorbed form.
 pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
-    let every = f.is_950() && f.since(Cann::V9_2) && f.kind() == Kind::Half;
+    let half = f.query.dtype.is_half() && f.query.dtype == f.kv_dtype();
+    let every = f.is_950() && f.since(Cann::V9_2) && half;
     if every && heads.count_ones() != 1 {
         HEADS.takes(heads, 1..=128)?;
         let masked = f.call.mode() == SparseMode::DefaultMask.acl() && f.call.mask().is_some();
