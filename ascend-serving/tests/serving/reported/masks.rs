@@ -95,7 +95,13 @@ fn one_mask_row_for_many_query_rows() {
         let inputs =
             Inputs::new(&call.query, &call.key, &call.value).pse_shift(PseShift::Added(&bias));
         let outcome = Call::with(Mask::none()).plan(inputs);
-        assert_eq!(broken(outcome), "pse_shift.shape");
+        // From 9.1 on the operator takes one row for all, of which it is not documented what it reads.
+        let expected = match (heads, rows) {
+            (HEADS, 1) => ["pse_shift.shape", "pse_shift.one_row_taken"],
+            _ => ["pse_shift.shape"; 2],
+        };
+        let rule = broken(outcome);
+        assert!(expected.contains(&rule), "{rule}");
     }
     let mask = HostMask::from_fn(ROWS, KEYS, MaskForm::BOOL, |_, key| key < 500).unwrap();
     let mask = call.stream.device().masks().custom(&mask).unwrap();
