@@ -282,11 +282,11 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     let lines: Vec<&str> = text.lines().collect();
     let words =
         |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
-    assert_eq!(words(lines[1]), ["8.1", "8.5", "9.0", "9.1"]);
+    assert_eq!(words(lines[1]), ["8.1", "8.5", "9.0", "9.1", "9.2"]);
     assert_eq!(words(lines[2])[..3], ["Atlas", "A2", "accept"]);
     assert_eq!(words(lines[4])[..4], ["Ascend", "950", "-", "-"]);
     // The card has not the operator: what is expected of the call is not of it.
-    let card = "  Atlas inference series (310P) reject   reject   reject   reject";
+    let card = "  Atlas inference series (310P) reject   reject   reject   reject   reject";
     assert_eq!(lines[5], card);
     assert!(text.contains("call.product: "), "{text}");
     // The older operators are all that it has.

@@ -7,7 +7,7 @@ use crate::attention_problem::{
     AttentionProblem, BiasTensor, ByteRange, Int8Query, KeyValue, KeyValueList, MaskUse, Pages,
     Prefix, Rows, ScaleOffset, SequenceLengths, Slopes, SmallTensor, TensorRole, Work,
 };
-use crate::{DType, SparseMode, TensorDesc, View, Violation};
+use crate::{Cann, DType, SparseMode, TensorDesc, View, Violation};
 
 /// The work to do, the mode in force and the use of the mask.
 pub(crate) type Verdict = (Work, SparseMode, MaskUse);
@@ -301,7 +301,9 @@ fn fitting(f: &Facts<'_>) -> Result<(), Violation> {
     }
     let caches = [Some(f.key), Some(f.value), f.call.key_rope.as_ref()];
     let strided = |desc: &&TensorDesc| !desc.is_contiguous() && desc.strides.last() != Some(&1);
-    if f.cache == Some(Cache::Nz) && caches.into_iter().flatten().any(|desc| strided(&desc)) {
+    // Releases before 9.2 make strided caches contiguous first, or refuse them.
+    let kept = f.cache == Some(Cache::Nz) && f.since(Cann::V9_2);
+    if kept && caches.into_iter().flatten().any(|desc| strided(&desc)) {
         return Err(Violation::unsupported(
             "an NZ cache whose runs of 32 bytes are strided",
         ));

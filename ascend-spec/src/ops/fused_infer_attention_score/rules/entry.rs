@@ -42,7 +42,7 @@ rules! {
         "set numHeads to the query's number of heads";
     HEADS_ZERO = "num_heads.zero",
         TilingCrash("x86 hosts divide the hidden size by zero, others refuse the call"),
-        V1, "status codes, numHeads" in Scope::A2_A3.since(V8_5),
+        V1, "status codes, numHeads" in Scope::A2_A3.since(V8_5).until(V9_1),
         "numHeads is not 0 with BSH, BSH_NBSD and BSH_BNSD, nor from 9.0 on with TND_NTD",
         "set numHeads to the query's number of heads";
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17" in Scope::A2_A3,
