@@ -97,7 +97,6 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let choices = self.choices(metadata);

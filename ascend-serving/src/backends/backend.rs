@@ -29,6 +29,22 @@ fn knows_cache<T: Element>(
     }
 }
 
+/// Refuses latent attention on behalf of a backend that supports keys and values alone.
+fn knows_latents<T: Element>(
+    backend: &(impl AttentionBackend<T> + ?Sized),
+    layer: &LayerTensors<'_, T>,
+) -> Result<(), Violation> {
+    match layer.latent.is_none() || backend.reads_latents() {
+        true => Ok(()),
+        false => Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            "latents and rotary parts",
+            "keys and values",
+            "register `Mla`",
+        )),
+    }
+}
+
 /// A way to compute attention: a function from a step to a program ([`StepProgram`]), which is planned once for each
 /// step and launched once for each layer ([`StepPlan`](crate::StepPlan)).
 pub trait AttentionBackend<T: Element>: Send + Sync {
@@ -38,6 +54,12 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Whether it reads quantised caches ([`LayerTensors::quantised`]). Other backends are not called where the cache
     /// is quantised.
     fn reads_quantised(&self) -> bool {
+        false
+    }
+
+    /// Whether it computes multi-head latent attention ([`LayerTensors::latent`]). Other backends are not called for
+    /// layers with latents.
+    fn reads_latents(&self) -> bool {
         false
     }
 
@@ -63,6 +85,7 @@ pub(crate) fn checked_program<T: Element>(
     first: &LayerTensors<'_, T>,
 ) -> Result<StepProgram<T>> {
     knows_cache(backend, step, first)?;
+    knows_latents(backend, first)?;
     let program = backend.program(step, first)?;
     program.check(step, first)?;
     Ok(program)

@@ -29,7 +29,6 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let mask = step.mask.causality()?;
         let rows = metadata.q_ends().per_request();

@@ -37,7 +37,6 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let requests: Vec<_> = metadata.new_and_cached().collect();

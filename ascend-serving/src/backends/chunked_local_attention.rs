@@ -32,12 +32,7 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocalAttention {
         Self::NAME
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let LayerMask::Causality(Causality::Chunk(chunk)) = step.mask else {
             return Err(Violation::new(
                 &rules::BACKEND_CHUNK,

@@ -30,12 +30,7 @@ impl<T: Element> AttentionBackend<T> for FusedAttention {
         "fused"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         Ok(StepCall::of_step(step)?.into())
     }
 }
@@ -53,12 +48,7 @@ impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
         "fused_in_two"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;

@@ -218,6 +218,11 @@ impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
         true
     }
 
+    fn reads_latents(&self) -> bool {
+        // Each of its backends is asked whether it does.
+        true
+    }
+
     fn program(
         &self,
         step: &StepContext<'_>,

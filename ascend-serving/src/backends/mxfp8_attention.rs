@@ -137,7 +137,6 @@ impl<T: Element> AttentionBackend<T> for MxFp8Attention {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let (cache, scales) = mxfp8_cache(first)?;
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;

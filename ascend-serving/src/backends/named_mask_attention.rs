@@ -45,12 +45,7 @@ impl<T: Element> AttentionBackend<T> for NamedMaskAttention {
         Self::NAME
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let LayerMask::Named(mask) = step.mask else {
             return Err(Violation::new(
                 &rules::BACKEND_MASK,

@@ -54,7 +54,6 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let takes = metadata.state() == AttentionState::DecodeOnly

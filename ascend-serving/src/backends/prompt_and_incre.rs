@@ -215,7 +215,6 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         if first.learnable_sink.is_some() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,

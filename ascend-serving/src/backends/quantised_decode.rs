@@ -54,7 +54,6 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let quantised = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;

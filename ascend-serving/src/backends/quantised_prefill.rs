@@ -125,7 +125,6 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let cache = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;

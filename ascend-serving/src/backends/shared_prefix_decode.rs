@@ -222,7 +222,6 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let division = match merges_sinks(step, first)? {

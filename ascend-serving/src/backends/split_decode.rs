@@ -109,7 +109,6 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        first.refuse_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let takes = metadata.state() == AttentionState::DecodeOnly

@@ -211,22 +211,6 @@ impl<'a, T: Element> LayerTensors<'a, T> {
             None => "without",
         }
     }
-
-    /// Refuses latent attention on behalf of a backend that supports keys and values alone.
-    ///
-    /// # Errors
-    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for a layer with latents.
-    pub fn refuse_latent(&self) -> Result<(), Violation> {
-        match self.latent {
-            None => Ok(()),
-            Some(_) => Err(Violation::new(
-                &rules::BACKEND_LATENT,
-                "latents and rotary parts",
-                "keys and values",
-                "register `Mla`",
-            )),
-        }
-    }
 }
 
 /// Refuses masks that no call over a quantised cache takes.

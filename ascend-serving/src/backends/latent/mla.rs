@@ -126,6 +126,10 @@ impl<T: Element> AttentionBackend<T> for Mla {
         "mla"
     }
 
+    fn reads_latents(&self) -> bool {
+        true
+    }
+
     fn program(
         &self,
         step: &StepContext<'_>,
