@@ -26,7 +26,7 @@ pub enum Check {
     Compat,
     /// Every finding is an error of the call that shows it.
     Strict,
-    /// As [`Strict`](Check::Strict), but findings of some kinds are only counted: for programs that nobody can change.
+    /// As [`Strict`](Check::Strict), but findings of some kinds are only counted: for programs that cannot be mended.
     StrictWithout(FindingKinds),
 }
 
@@ -36,7 +36,7 @@ impl Check {
         self != Check::Compat
     }
 
-    /// Whether findings of a kind are only counted: they are neither errors nor told on stderr.
+    /// Whether findings of a kind are only counted: they are neither errors nor printed.
     pub fn leaves_out(self, kind: FindingKind) -> bool {
         matches!(self, Check::StrictWithout(kinds) if kinds.contains(kind))
     }

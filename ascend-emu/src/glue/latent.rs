@@ -18,7 +18,7 @@ const FRACTAL: usize = 16;
 struct CacheMode {
     /// Whether the cache consists of blocks that all sequences share.
     paged: bool,
-    /// Whether a position names the block of so many tokens, and not the slot of one.
+    /// Whether a position names a block, for as many tokens as it holds, and not the slot of one token.
     by_block: bool,
     /// Whether a block has `[fractals of a row][tokens][elements of a fractal]`.
     fractal: bool,

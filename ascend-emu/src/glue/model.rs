@@ -7,6 +7,7 @@ use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
 use crate::host_memory::{try_repeat, try_with_capacity};
+use crate::kernel::rms_norm::rstd;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -138,8 +139,7 @@ pub(super) fn add_rms_norm(
 
 /// Divides a line by its root mean square and multiplies it by `gamma`; returns the reciprocal root mean square.
 pub(super) fn normalise_by_root_mean_square(line: &mut [f64], gamma: &[f64], epsilon: f64) -> f64 {
-    let squares: f64 = line.iter().map(|value| value * value).sum();
-    let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
+    let scale = rstd(line.iter().copied(), epsilon);
     for (value, gamma) in line.iter_mut().zip(gamma) {
         *value *= scale * gamma;
     }

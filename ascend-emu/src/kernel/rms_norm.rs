@@ -14,6 +14,13 @@ use rayon::prelude::*;
 /// Rows that a task normalises at least.
 const ROWS: usize = 16;
 
+/// The reciprocal of a row's root mean square.
+pub(crate) fn rstd(row: impl ExactSizeIterator<Item = f64>, epsilon: f64) -> f64 {
+    let elements = row.len() as f64;
+    let squares: f64 = row.map(|value| value * value).sum();
+    1.0 / (squares / elements + epsilon).sqrt()
+}
+
 /// The tensors of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
@@ -83,9 +90,7 @@ unsafe fn typed<T: Number>(problem: &RmsNormProblem, gamma: &[f64], buffers: &Bu
         // too short, it is contiguous from its first byte on, and the bytes behind it are live.
         unsafe {
             let element = |column| f64::from(buffers.x.read::<T>(first + column).widen());
-            let squares = (0..problem.columns).map(|column| element(column) * element(column));
-            let scale =
-                1.0 / (squares.sum::<f64>() / problem.columns as f64 + problem.epsilon).sqrt();
+            let scale = rstd((0..problem.columns).map(element), problem.epsilon);
             for (column, weight) in gamma.iter().enumerate() {
                 let value = element(column) * scale * weight;
                 buffers.y.write(first + column, T::narrow(value as f32));

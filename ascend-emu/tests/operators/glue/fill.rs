@@ -106,7 +106,7 @@ pub(crate) fn rows() -> Vec<Row> {
             "aclnnArange",
             [Real(0.5), Int(3), Real(1.5), i64([2], [0, 1]).written()],
         ),
-        // Any shape of so many elements.
+        // Any shape with this number of elements.
         row(
             "aclnnArange",
             [
