@@ -4,11 +4,11 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerSet, LayerTensors, Mla, NamedMask,
-    NamedMaskAttention, PagedDecode, Phase, Result, StatePolicy, StepContext, TwoFusedCalls,
-    UpProjected,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
+    BatchSettings, Causality, Error, FusedAttention, GroupedAttention, GroupedRequest,
+    HybridBackend, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask,
+    LayerSet, LayerTensors, Mla, NamedMask, NamedMaskAttention, PagedDecode, Phase, Result,
+    StatePolicy, StepCall, StepContext, StepPlan, StepProgram, TwoFusedCalls, UpProjected, rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -170,6 +170,23 @@ fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     stream.synchronize().unwrap();
 }
 
+/// A backend of the caller that computes whatever it is asked for as keys and values.
+struct KeysAndValues;
+
+impl AttentionBackend<bf16> for KeysAndValues {
+    fn name(&self) -> &'static str {
+        "keys_and_values"
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<StepProgram<bf16>> {
+        Ok(StepCall::of_step(step)?.into())
+    }
+}
+
 #[test]
 fn a_projection_may_run_the_plan_that_called_it() {
     let stream = harness::stream();
@@ -215,6 +232,9 @@ fn a_projection_may_run_the_plan_that_called_it() {
             form: LatentForm::Plain(&project),
         }),
     };
+    // A backend that does not say that it reads latents is not asked for them.
+    let error = StepPlan::new(&KeysAndValues, &step, &layer).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_LATENT), "{error}");
     let backends = Backends::none().with(Mla::new());
     let selected = backends.plan(&step, &layer).unwrap();
     let nested = std::cell::Cell::new(0);
