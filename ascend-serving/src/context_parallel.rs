@@ -103,6 +103,24 @@ impl ContextParallel {
         self.block_size * self.share.ranks()
     }
 
+    /// Refuses a sequence whose blocks have another size than the table's entries.
+    fn check_pool(&self, index: usize, request: &BatchRequest<'_>) -> Result<(), Violation> {
+        let own = request
+            .sequence
+            .map(|sequence| sequence.pool().block_size());
+        match own {
+            Some(own) if own != self.pool_block_size() => Err(Violation::new(
+                &rules::TABLE_GROUP,
+                format_args!(
+                    "a sequence of a pool with blocks of {own} tokens for request {index}"
+                ),
+                format_args!("blocks of {} tokens", self.pool_block_size()),
+                "make the pool with blocks of `ContextParallel::pool_block_size` tokens",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Divides a step. The requests' rows of the table are those of a pool with blocks of
     /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
     ///
@@ -140,6 +158,7 @@ impl ContextParallel {
         for (index, request) in requests.iter().enumerate() {
             group = request.join_group(index, group)?;
             request.check_sequence(index, Causality::Causal)?;
+            self.check_pool(index, request)?;
             request.check_lengths(index)?;
             end = request.add_tokens(index, end, AttentionMetadata::MAX_TOKENS)?;
             ends.push_end(end)?;

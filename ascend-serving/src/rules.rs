@@ -43,6 +43,10 @@ ascend_attention::spec::library_rules! {
     SEQUENCE_GAP = "sequence.gap",
         "a step begins where the computed tokens of its sequences end, or in front of that",
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
+    SEQUENCE_COMPUTED = "sequence.computed",
+        "a step computes tokens that no step has computed before, unless it says so",
+        "grow the sequence by its new tokens before each step (`Attention::grow`), and make the step's metadata after that; "
+        "to compute tokens once more on purpose, as benchmarks do, say `BatchRequest::recompute`";
     SEQUENCE_CHANGED = "sequence.changed",
         "a step begins with its sequences as they were when its metadata was made",
         "make the step's metadata after the last `grow`, `truncate` or `drop_before` of its sequences";
@@ -161,11 +165,12 @@ ascend_attention::spec::library_rules! {
         "the calls of a backend compute each row of a step once",
         "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
     BACKEND_KEYS = "backend.keys",
-        "each row of a backend's calls sees keys of its own request, and all parts of them together",
-        "take the ends and lengths of the step's metadata (`StepCall::of_step`), or merge calls over other keys by "
-        "`StepProgram::merged`";
+        "the calls of a backend show each row all keys of its request that the step's mask shows, each once",
+        "make the call by `StepCall::of_step`; for some rows of a step set `StepCall::rows` and `StepCall::requests`, for "
+        "parts of the keys merge the calls by `StepProgram::merged`, and say `StepProgram::leaves_keys_out` where keys are "
+        "left out on purpose";
     BACKEND_UNMASKED = "backend.unmasked",
-        "the calls of a backend hide the keys that the step's mask hides",
+        "the calls of a backend show no key that the step's mask hides",
         "set the mask by `StepCall::mask`, such as that of `Causality::mask`, or make the call by `StepCall::of_step`";
     BACKEND_SINKS = "backend.sinks",
         "a merge counts the sinks of a layer once, in a call whose log-sum-exp counts them",

@@ -20,6 +20,7 @@ mod quantised_prefill;
 mod refused_backend;
 mod registry;
 mod shared_prefix_decode;
+mod shown_keys;
 mod split_decode;
 mod step_call;
 mod step_context;

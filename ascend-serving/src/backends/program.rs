@@ -10,6 +10,7 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::Result;
 use crate::rules;
 
+use super::shown_keys;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
 use super::step_memory::{MemoryLimit, StepMemory};
@@ -24,6 +25,8 @@ pub struct StepProgram<T: Element> {
     pub(super) calls: Vec<StepCall>,
     /// For all rows of the step the calls that have keys for them; `None` where each call computes rows of its own.
     pub(super) merge: Option<Vec<PartsOfRows>>,
+    /// Whether rows may see fewer keys than the step's mask shows.
+    leaves_keys_out: bool,
     pub(super) stage: Option<Box<dyn StepStage<T>>>,
     /// The programs of layers that are computed otherwise than others; nothing else is done then.
     pub(super) by_layer: Option<LayerPrograms<StepProgram<T>>>,
@@ -98,6 +101,7 @@ impl<T: Element> StepProgram<T> {
         Self {
             calls: calls.into_iter().collect(),
             merge: None,
+            leaves_keys_out: false,
             stage: None,
             by_layer: None,
         }
@@ -115,6 +119,13 @@ impl<T: Element> StepProgram<T> {
     /// that have keys for each row.
     pub fn merged(mut self, rows: Vec<PartsOfRows>) -> Self {
         self.merge = Some(rows);
+        self
+    }
+
+    /// Says that rows see fewer keys than the step's mask shows, as in sparse attention. Otherwise a program whose
+    /// calls leave keys out is refused, since it was made from wrong lengths.
+    pub fn leaves_keys_out(mut self) -> Self {
+        self.leaves_keys_out = true;
         self
     }
 
@@ -144,13 +155,12 @@ impl<T: Element> StepProgram<T> {
             return Ok(());
         }
         self.check_rows(step.metadata.tokens())?;
-        let merged = self.merge.is_some();
-        for call in &self.calls {
-            call.check_keys(step.metadata, merged)?;
-            if !merged {
-                call.check_mask(step)?;
-            }
-        }
+        shown_keys::check(
+            &self.calls,
+            self.merge.as_deref(),
+            self.leaves_keys_out,
+            step,
+        )?;
         self.check_sinks(step, first)
     }
 

@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_attention::case::tentatively;
+use ascend_attention::spec::Rule;
 use ascend_attention::{Device, Element, Violation};
 
 use crate::batch::{AttentionState, Causality, LayerMask};
 use crate::error::Result;
+use crate::rules;
 
 use super::backend::{AttentionBackend, checked_program};
 use super::batched_queries::BatchedQueries;
@@ -31,6 +33,13 @@ pub struct Backends<T: Element> {
     backends: Vec<Arc<dyn AttentionBackend<T>>>,
     memory_limit: Option<MemoryLimit>,
 }
+
+/// The rules that no right program breaks, whatever the step is.
+const WRONG_PROGRAM: [&Rule; 3] = [
+    &rules::BACKEND_ROWS,
+    &rules::BACKEND_KEYS,
+    &rules::BACKEND_UNMASKED,
+];
 
 /// The backend whose program a graph records.
 pub(crate) struct Recorded<T: Element> {
@@ -244,7 +253,8 @@ impl<T: Element> Backends<T> {
         Ok(recorded)
     }
 
-    /// What `prepare` makes of the first backend that it takes, and why it took none before.
+    /// What `prepare` makes of the first backend that it takes, and why it took none before. No other backend is tried
+    /// behind one whose program is wrong, which would hide the mistake.
     fn plan_first<R>(
         &self,
         step: &StepContext<'_>,
@@ -258,7 +268,11 @@ impl<T: Element> Backends<T> {
                     Ok(prepared) => return Ok((prepared, refused)),
                     Err(why) => {
                         let device = step.stream.device();
+                        let is_wrong = WRONG_PROGRAM.iter().any(|rule| why.breaks(rule));
                         refused.push(RefusedBackend::new(backend.name(), why, device));
+                        if is_wrong {
+                            return Err(no_backend(&refused, None));
+                        }
                     }
                 }
             }

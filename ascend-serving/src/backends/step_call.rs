@@ -1,15 +1,13 @@
 //! A call of a program: its query rows, keys, lengths and mask.
 
-use std::fmt;
 use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor};
 
-use crate::batch::{AttentionMetadata, Causality, LayerMask, MaskedRequest, NamedMask};
+use crate::batch::{Causality, MaskedRequest, NamedMask};
 use crate::error::Result;
-use crate::rules;
 
 use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
 
@@ -25,7 +23,7 @@ pub struct StepCall {
     /// Ends of the query rows of a packed call; over the step's own keys those of the keys too.
     q_ends: Option<Cumulative>,
     /// Keys of each sequence, if they are cached.
-    kv_lengths: PerRequest,
+    pub(super) kv_lengths: PerRequest,
     pub(super) mask: CallMask,
     pub(super) takes_sinks: bool,
     inner_precise: Option<InnerPrecise>,
@@ -67,14 +65,23 @@ impl StepCall {
     }
 
     /// A packed call (TND) of all of a step's rows under the step's mask: over the cached keys, or where no token was
-    /// cached before over the step's own.
+    /// cached before over the step's own. Where each request has a single row, from which no key is hidden, it has no
+    /// mask, which costs time to read; under a window this holds for the lengths of a step that no graph records.
     ///
     /// # Errors
     /// [`BACKEND_MASK`](crate::rules::BACKEND_MASK) for a [`NamedMask`], which packed calls do not take; an error of
     /// the device, if the mask has to be made.
     pub fn of_step(step: &StepContext<'_>) -> Result<Self> {
         let metadata = step.metadata;
-        let mask = step.mask.causality()?.mask(&step.stream.device().masks())?;
+        let causality = step.mask.causality()?;
+        let shown = match step.recorded {
+            true => causality,
+            false => causality.over(metadata.longest()),
+        };
+        let mask = match shown {
+            Causality::Causal if metadata.longest_rows() <= 1 => Mask::none(),
+            _ => causality.mask(&step.stream.device().masks())?,
+        };
         let call = match metadata.state().reads_cache() {
             true => Self::packed(metadata.q_ends().clone(), metadata.kv_lengths().clone()),
             false => Self::over_own_keys(metadata.q_ends().clone()),
@@ -190,7 +197,7 @@ impl StepCall {
     }
 
     /// The first query row, and the ends of the rows of each sequence, in a step of `tokens` tokens.
-    fn row_ends(&self, tokens: usize) -> (usize, Vec<usize>) {
+    pub(super) fn row_ends(&self, tokens: usize) -> (usize, Vec<usize>) {
         let rows = self.rows.clone().unwrap_or(0..tokens);
         let each = rows.len().checked_div(self.sequences()).unwrap_or(0);
         let ends = match &self.q_ends {
@@ -201,120 +208,6 @@ impl StepCall {
         };
         let of_step = ends.into_iter().map(|end| rows.start.saturating_add(end));
         (rows.start, of_step.collect())
-    }
-
-    /// Refuses a call that reads other keys than those of the requests whose rows it takes: cached keys of other
-    /// requests, more keys than a request has, or in a call that is not `merged` no cached ones where there are some.
-    pub(super) fn check_keys(
-        &self,
-        metadata: &AttentionMetadata,
-        merged: bool,
-    ) -> Result<(), Violation> {
-        let of_step = metadata.q_ends().ends();
-        let (start, ends) = self.row_ends(metadata.tokens());
-        let requests = match &self.keys {
-            CallKeys::Own => {
-                if metadata.state().reads_cache() && !merged {
-                    return Err(other_keys("the step's own keys alone", "cached keys too"));
-                }
-                let end = ends.last().copied().unwrap_or(start);
-                let mut within = of_step.iter().copied();
-                let crossed =
-                    within.find(|at| start < *at && *at <= end && ends.binary_search(at).is_err());
-                return match crossed {
-                    None => Ok(()),
-                    Some(end) => Err(other_keys(
-                        format_args!("a sequence over row {end}, where a request ends"),
-                        "sequences within one request each",
-                    )),
-                };
-            }
-            CallKeys::Blocks(sequences) => return self.check_blocks(sequences, metadata),
-            CallKeys::Cached => 0..of_step.len(),
-            CallKeys::CachedOf(requests) => requests.clone(),
-        };
-        let keys = self.kv_lengths.lengths();
-        let expected = of_step.iter().zip(metadata.kv_lengths().lengths());
-        let expected = expected.skip(requests.start).take(requests.len());
-        if ends.len() != requests.len() || keys.len() != requests.len() {
-            return Err(other_keys(
-                format_args!("{} sequences, {} of them with keys", ends.len(), keys.len()),
-                format_args!("the {} requests whose keys are read", requests.len()),
-            ));
-        }
-        let differs = expected.zip(ends.iter().zip(keys)).enumerate();
-        let mut differs =
-            differs.filter(|(_, ((end, keys), (of_call, read)))| of_call != end || read > keys);
-        match differs.next() {
-            None => Ok(()),
-            Some((at, ((end, keys), (of_call, read)))) => Err(other_keys(
-                format_args!("sequence {at} up to row {of_call}, with {read} keys"),
-                format_args!("up to row {end}, with at most {keys} keys, as its request has"),
-            )),
-        }
-    }
-
-    /// Refuses a call without a mask whose rows see keys that the step's mask hides.
-    pub(super) fn check_mask(&self, step: &StepContext<'_>) -> Result<(), Violation> {
-        let unmasked = match &self.mask {
-            CallMask::Operator(mask) => mask.tensor().is_none(),
-            CallMask::Named(..) => false,
-        };
-        let LayerMask::Causality(causality) = step.mask else {
-            return Ok(());
-        };
-        let shown = match causality.over(step.metadata.longest()) {
-            Causality::Bidirectional => return Ok(()),
-            Causality::Causal => usize::MAX,
-            Causality::Window(keys) | Causality::Chunk(keys) => keys.get(),
-        };
-        let (start, ends) = self.row_ends(step.metadata.tokens());
-        let starts = [start].into_iter().chain(ends.iter().copied());
-        let rows = starts
-            .zip(&ends)
-            .map(|(start, end)| end.saturating_sub(start));
-        let rows = rows.max().unwrap_or(0);
-        let keys = self.kv_lengths.lengths().iter().copied().max();
-        if !unmasked || rows <= 1 && keys.is_none_or(|keys| keys <= shown) {
-            return Ok(());
-        }
-        Err(Violation::new(
-            &rules::BACKEND_UNMASKED,
-            format_args!(
-                "a call without mask of up to {rows} rows a sequence, in a step of {causality:?}"
-            ),
-            "a mask, or single rows over the keys that they see",
-            "set the mask by `StepCall::mask`, such as that of `Causality::mask`, or make the call by `StepCall::of_step`",
-        ))
-    }
-
-    /// Refuses blocks of keys that no request of the step has.
-    fn check_blocks(
-        &self,
-        sequences: &[Vec<usize>],
-        metadata: &AttentionMetadata,
-    ) -> Result<(), Violation> {
-        let block_size = metadata.settings().block_size();
-        let mut of_step = Vec::new();
-        for (request, &keys) in metadata.kv_lengths().lengths().iter().enumerate() {
-            of_step.extend_from_slice(metadata.table().used(request, keys, block_size)?);
-        }
-        of_step.sort_unstable();
-        let keys = self.kv_lengths.lengths().iter();
-        let read = sequences.iter().zip(keys).flat_map(|(blocks, keys)| {
-            let read = keys.div_ceil(block_size);
-            blocks.iter().take(read)
-        });
-        match read
-            .copied()
-            .find(|block| of_step.binary_search(block).is_err())
-        {
-            None => Ok(()),
-            Some(block) => Err(other_keys(
-                format_args!("block {block}"),
-                "blocks of the step's requests",
-            )),
-        }
     }
 
     /// The call under a mask, without lengths.
@@ -362,15 +255,4 @@ impl StepCall {
             false => inputs,
         }
     }
-}
-
-#[cold]
-fn other_keys(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
-    Violation::new(
-        &rules::BACKEND_KEYS,
-        given,
-        allowed,
-        "take the ends and lengths of the step's metadata (`StepCall::of_step`), or merge calls over other keys by \
-         `StepProgram::merged`",
-    )
 }

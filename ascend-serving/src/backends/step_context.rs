@@ -156,6 +156,9 @@ pub struct StepContext<'a> {
     pub mask: &'a LayerMask,
     /// The table on the device.
     pub block_table: &'a BlockTable,
+    /// Whether a graph replays the program for steps of other lengths: its calls may differ in lengths and blocks
+    /// alone then, and not in masks.
+    pub recorded: bool,
 }
 
 /// The tensors of one layer.

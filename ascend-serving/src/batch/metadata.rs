@@ -58,15 +58,18 @@ struct Sequences {
 struct SequenceState {
     stamp: SequenceStamp,
     given_back: usize,
+    /// Whether the step may compute tokens that are computed already.
+    recompute: bool,
     /// The pool's count of departures ([`BlockPool::departures`]) at that time.
     pool_departures: u64,
 }
 
 impl SequenceState {
-    fn new(sequence: &Sequence) -> Self {
+    fn new(sequence: &Sequence, recompute: bool) -> Self {
         Self {
             stamp: sequence.stamp(),
             given_back: sequence.given_back(),
+            recompute,
             pool_departures: sequence.pool().departures(),
         }
     }
@@ -194,7 +197,8 @@ impl AttentionMetadata {
         for (index, request) in requests.iter().enumerate() {
             self.group = request.join_group(index, self.group)?;
             request.check_sequence(index, self.settings.causality)?;
-            let sequence = request.sequence.map(SequenceState::new);
+            let sequence =
+                (request.sequence).map(|sequence| SequenceState::new(sequence, request.recompute));
             self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
             self.sequences.states.push(sequence);
             let len = request.check_lengths(index)?;
@@ -344,12 +348,16 @@ impl AttentionMetadata {
         let all = self.sequences.states.iter().zip(lengths).enumerate();
         all.filter_map(|(request, (sequence, (len, (_, cached))))| {
             let SequenceState {
-                stamp, given_back, ..
+                stamp,
+                given_back,
+                recompute,
+                ..
             } = (*sequence)?;
             let tokens = StepTokens {
                 stamp,
                 cached: given_back + cached,
                 len: given_back + len,
+                recompute,
             };
             Some((request, tokens))
         })

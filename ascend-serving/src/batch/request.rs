@@ -29,12 +29,23 @@ pub struct BatchRequest<'a> {
     /// sequence, and a step that ends records what it computed. Without a sequence the step is not checked in this
     /// way.
     pub sequence: Option<&'a Sequence>,
+    /// Whether the step may compute tokens that a step has computed already.
+    pub recompute: bool,
 }
 
 /// Requests are equal if their numbers, rows and sequences are.
 impl PartialEq for BatchRequest<'_> {
     fn eq(&self, other: &Self) -> bool {
-        let numbers = |r: &Self| (r.cached, r.new, r.drafts, r.group, r.prompt_len);
+        let numbers = |r: &Self| {
+            (
+                r.cached,
+                r.new,
+                r.drafts,
+                r.group,
+                r.prompt_len,
+                r.recompute,
+            )
+        };
         let sequence = |r: &Self| r.sequence.map(Sequence::stamp);
         numbers(self) == numbers(other)
             && self.row == other.row
@@ -49,30 +60,24 @@ impl<'a> BatchRequest<'a> {
     /// tokens than the sequence has are refused when the step's metadata is made.
     ///
     /// **Grow once for every step, by all its tokens.** Without growth the last `new` tokens are those of the step
-    /// before, and their keys and values are overwritten: no check can distinguish this from computing the same tokens
-    /// once more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
-    /// ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)), as is one whose sequence grew after its metadata was made
-    /// ([`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED)).
+    /// before: such a step is refused when it begins ([`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED)). So is a
+    /// step that leaves out tokens by which the sequence grew ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)), and one
+    /// whose sequence grew after its metadata was made ([`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED)).
     ///
     /// Tokens before a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window. A layer with a
     /// larger window is refused.
     pub fn of(sequence: &'a Sequence, new: usize) -> Self {
-        let given_back = sequence.given_back();
-        let blocks = match given_back {
-            // Most sequences gave nothing back; they need no division.
-            0 => 0,
-            _ => given_back / sequence.pool().block_size(),
-        };
         Self {
             // None where there are fewer than the new tokens, which a step refuses.
-            cached: (sequence.len() - given_back).saturating_sub(new),
+            cached: (sequence.len() - sequence.given_back()).saturating_sub(new),
             new,
             drafts: 0,
-            row: &sequence.row()[blocks..],
+            row: row_of(sequence),
             group: Some(sequence.pool().group()),
             prompt_len: None,
             sequence: Some(sequence),
+            recompute: false,
         }
     }
 
@@ -87,6 +92,7 @@ impl<'a> BatchRequest<'a> {
             group: None,
             prompt_len: None,
             sequence: None,
+            recompute: false,
         }
     }
 
@@ -96,11 +102,29 @@ impl<'a> BatchRequest<'a> {
         self
     }
 
+    /// Computes tokens once more that a step has computed: the same tokens again, such as in a benchmark or a
+    /// comparison. Otherwise a step is refused whose tokens are all computed, since its `grow` was forgotten
+    /// ([`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED)).
+    pub fn recompute(mut self) -> Self {
+        self.recompute = true;
+        self
+    }
+
     /// Marks the last `drafts` tokens as drafts.
     pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
         self
     }
+}
+
+/// A sequence's row of the table, without the blocks that were given back.
+fn row_of(sequence: &Sequence) -> &[usize] {
+    let blocks = match sequence.given_back() {
+        // Most sequences gave nothing back; they need no division.
+        0 => 0,
+        tokens => tokens / sequence.pool().block_size(),
+    };
+    &sequence.row()[blocks..]
 }
 
 /// Checks before a step, which name the request by its index.
@@ -123,7 +147,8 @@ impl BatchRequest<'_> {
         }
     }
 
-    /// Refuses tokens that the request's sequence does not have, or has given back.
+    /// Refuses tokens that the request's sequence does not have, has given back, or shares with another; and blocks
+    /// that are not the sequence's.
     pub(crate) fn check_sequence(
         &self,
         request: usize,
@@ -147,6 +172,34 @@ impl BatchRequest<'_> {
                 format_args!("at most {kept}, the cached ones included"),
                 "grow the sequence by its new tokens before the step (`Attention::grow`), and say in \
                  `BatchRequest::of` by how many",
+            ));
+        }
+        if !std::ptr::eq(self.row, row_of(sequence)) && self.row != row_of(sequence) {
+            return Err(Violation::new(
+                &rules::TABLE_ROW,
+                format_args!("a row for request {request} that is not its sequence's"),
+                "the row of the sequence that the request names",
+                "make the request by `BatchRequest::of`; for a row of your own leave the sequence out \
+                 (`BatchRequest::in_row`)",
+            ));
+        }
+        // Sequences share blocks from the front on, so that the first block that is written tells for all. A fork in
+        // front of the step that computes its tokens shares blocks that are still to be written.
+        let first = (given_back + cached) / sequence.pool().block_size();
+        let shared = sequence.block(first).filter(|block| block.is_shared());
+        let computed = || sequence.pool().computed_tokens(sequence.stamp());
+        if let Some(block) = shared
+            && computed().is_some_and(|computed| computed > given_back + cached)
+        {
+            return Err(Violation::new(
+                &rules::TABLE_SHARED,
+                format_args!(
+                    "computed tokens of request {request} once more, in block {}, which another sequence or a prefix \
+                     holds too",
+                    block.id()
+                ),
+                "new tokens, or computed ones in blocks of the sequence alone",
+                "grow the sequence by its new tokens before the step (`Attention::grow`), which copies a shared block",
             ));
         }
         if let Causality::Chunk(size) = causality

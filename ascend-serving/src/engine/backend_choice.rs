@@ -217,6 +217,7 @@ impl<T: Element> Attention<T> {
             metadata,
             mask,
             block_table: &block_table,
+            recorded: false,
         };
         let tensors = LayerTensors {
             layer: 0,

@@ -152,6 +152,7 @@ impl<T: Element> CrossAttention<T> {
                 stamp: request.stamp(),
                 cached,
                 len: request.len(),
+                recompute: false,
             });
         let progress = StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate())?;
         Ok(Encoding {
@@ -219,6 +220,7 @@ impl<T: Element> CrossAttention<T> {
                 stamp: sequence.stamp(),
                 cached: len,
                 len,
+                recompute: false,
             };
             self.cache
                 .entry()
@@ -353,6 +355,7 @@ impl<T: Element> CrossStep<'_, T> {
             metadata: self.metadata,
             mask: &LayerMask::Causality(Causality::Bidirectional),
             block_table: &self.block_table,
+            recorded: false,
         };
         // The decoder's own keys are no part of the call.
         let layer = LayerTensors {

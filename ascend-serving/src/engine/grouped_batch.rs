@@ -99,6 +99,7 @@ pub struct GroupedRequest<'a> {
     sequence: &'a GroupedSequence,
     new: usize,
     drafts: usize,
+    recompute: bool,
 }
 
 impl<'a> GroupedRequest<'a> {
@@ -109,7 +110,14 @@ impl<'a> GroupedRequest<'a> {
             sequence,
             new,
             drafts: 0,
+            recompute: false,
         }
+    }
+
+    /// Computes tokens once more that a step has computed, as [`BatchRequest::recompute`] does.
+    pub fn recompute(mut self) -> Self {
+        self.recompute = true;
+        self
     }
 
     /// Marks the last `drafts` tokens as drafts.
@@ -131,7 +139,9 @@ pub struct GroupedMetadata {
 fn of_group<'a>(requests: &[GroupedRequest<'a>], group: usize) -> Vec<BatchRequest<'a>> {
     let parts = requests.iter().filter_map(|request| {
         let sequence = request.sequence.group(group)?;
-        Some(BatchRequest::of(sequence, request.new).drafts(request.drafts))
+        let mut part = BatchRequest::of(sequence, request.new).drafts(request.drafts);
+        part.recompute = request.recompute;
+        Some(part)
     });
     let mut all = Vec::with_capacity(requests.len());
     all.extend(parts);

@@ -202,6 +202,7 @@ impl<T: Element> Step<'_, T> {
             metadata: self.metadata,
             mask,
             block_table: &self.block_table,
+            recorded: false,
         };
         // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = self.attention.cache.tensors(layer)?;

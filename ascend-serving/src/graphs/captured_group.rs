@@ -300,6 +300,7 @@ impl CapturedGroup {
             metadata,
             mask,
             block_table,
+            recorded: true,
         }
     }
 

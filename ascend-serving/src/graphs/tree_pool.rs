@@ -277,6 +277,7 @@ impl<B: TreeBuffers> TreePool<B> {
                 stamp: sequence.stamp(),
                 cached: held.saturating_sub(nodes),
                 len: held,
+                recompute: true,
             },
         )
     }

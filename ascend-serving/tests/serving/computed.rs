@@ -60,6 +60,13 @@ impl Engine {
         AttentionMetadata::new(&[BatchRequest::of(sequence, new)], settings).unwrap()
     }
 
+    /// The same where these tokens may be computed already.
+    fn metadata_again(&self, sequence: &Sequence, new: usize) -> AttentionMetadata {
+        let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
+        let request = BatchRequest::of(sequence, new).recompute();
+        AttentionMetadata::new(&[request], settings).unwrap()
+    }
+
     /// Queues layers of a step of the last of these tokens. The rows of the last one.
     fn layers(
         &mut self,
@@ -201,8 +208,11 @@ fn metadata_of_an_earlier_step_is_refused_and_its_fix_works() {
         tokens.push(50);
         let mut metadata = engine.metadata(&sequence, 1);
         engine.step(&metadata, &tokens);
-        // The same tokens once more may be computed.
-        engine.step(&metadata, &tokens);
+        // Once more, as where the next `grow` was forgotten, or on purpose.
+        let again = engine.refused(&metadata, &tokens);
+        assert_eq!(again.rule, &rules::SEQUENCE_COMPUTED);
+        let again = engine.metadata_again(&sequence, 1);
+        engine.step(&again, &tokens);
 
         engine.grow(&mut sequence, 1);
         tokens.push(51);
@@ -258,7 +268,7 @@ fn a_step_without_some_layers_does_not_count() {
         engine.step(&all, &tokens);
 
         // A layer twice, layer 0 for every one, and one too many, as of a model with more layers than the cache.
-        let again = engine.metadata(&sequence, 11);
+        let again = engine.metadata_again(&sequence, 11);
         for layers in [&[0, 1, 1][..], &[0, 0, 0], &[0, 1, 2, 0]] {
             let layers = layers.iter().copied();
             let why = engine.layers(&again, &tokens, layers).unwrap_err();
@@ -367,6 +377,46 @@ fn forks_have_what_was_computed_of_them() {
     tokens.truncate(130);
     tokens.push(400);
     engine.add(&mut sequence, &tokens);
+}
+
+/// A forgotten `grow` would write over tokens that another sequence or the prefix reads.
+#[test]
+fn tokens_that_another_sequence_reads_are_not_written_again() {
+    let mut engine = Engine::new(8);
+    let pool = engine.attention.cache().pool().clone();
+    let mut prefixes = PrefixCache::<u64>::new(&pool, Causality::Causal).unwrap();
+    let mut tokens = names(1, 128);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &tokens);
+    prefixes.insert(b"", &tokens, &sequence).unwrap();
+    tokens.push(300);
+    let fork = sequence.fork();
+    drop(sequence);
+    let hit = prefixes.share(b"", &tokens).unwrap();
+    for mut sequence in [fork, hit] {
+        let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
+        let again = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings);
+        assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
+        engine.add(&mut sequence, &tokens);
+        // Its last block is its own.
+        engine.metadata(&sequence, 1);
+    }
+}
+
+#[test]
+fn a_request_has_the_row_of_its_sequence() {
+    let mut engine = Engine::new(8);
+    let [mut one, mut other] = [engine.sequence(), engine.sequence()];
+    engine.grow(&mut one, 3);
+    engine.grow(&mut other, 3);
+    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
+    let mut request = BatchRequest::of(&one, 3);
+    request.row = other.row();
+    let error = AttentionMetadata::new(&[request], settings).unwrap_err();
+    assert_eq!(error.rule, &rules::TABLE_ROW);
+    let copied = one.row().to_vec();
+    request.row = &copied;
+    AttentionMetadata::new(&[request], settings).unwrap();
 }
 
 #[test]

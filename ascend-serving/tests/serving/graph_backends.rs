@@ -54,7 +54,10 @@ fn replayed<T: Number>(
         for sequence in &mut *running {
             attention.grow(stream, sequence, each).unwrap();
         }
-        let batch: Vec<_> = running.iter().map(|s| BatchRequest::of(s, each)).collect();
+        let batch = running.iter();
+        let batch: Vec<_> = batch
+            .map(|s| BatchRequest::of(s, each).recompute())
+            .collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         metadata.set_mask(mask.clone());
         assert!(graphs.serves(&metadata));

@@ -195,7 +195,8 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 4).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
+    let request = BatchRequest::of(&sequence, 4).recompute();
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let all = rows(&stream, 4, 1, 64);
     let of = LayerMask::from(mask.clone());
     let mut run = || {

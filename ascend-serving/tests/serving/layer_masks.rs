@@ -315,7 +315,8 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     let refused = |backends, mask: &LayerMask| {
         let (mut attention, sequence) = small(&stream, 9, backends);
         let settings = settings(&attention, Causality::Causal);
-        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
+        let request = BatchRequest::of(&sequence, 4).recompute();
+        let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         one_layer(&stream, &mut attention, &metadata, mask)
     };
     assert_eq!(refused(both(), &itself), Ok("named_mask"));
@@ -511,7 +512,7 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     for new in [5, 5, 6, 5] {
         // Steps of one layer, whose cached keys are not compared.
         attention.cache().mark_computed(&sequence, 200).unwrap();
-        let request = BatchRequest::of(&sequence, new);
+        let request = BatchRequest::of(&sequence, new).recompute();
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         let mask = mask.clone().into();
         one_layer(&stream, &mut attention, &metadata, &mask).unwrap();
@@ -537,7 +538,8 @@ fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
     });
     let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
+    let request = BatchRequest::of(&sequence, 9).recompute();
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let kind = mask.clone().into();
     *own.lock().unwrap() = Some(mask.clone());
     one_layer(&stream, &mut attention, &metadata, &kind).unwrap();
@@ -556,7 +558,8 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
     let masks = masks.map(|sees| (LayerMask::from(NamedMask::new("one name", sees)), sees));
     let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
+    let request = BatchRequest::of(&sequence, 9).recompute();
+    let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let names: Vec<u64> = (1..10).collect();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     for (layer, (mask, sees)) in masks.iter().enumerate() {
@@ -597,7 +600,7 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
     let mut graphs = attention.capture_layers(&stream, of, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut names: Vec<u64> = (1..91).collect();
-    let request = [BatchRequest::of(&sequence, 90)];
+    let request = [BatchRequest::of(&sequence, 90).recompute()];
     let metadata = AttentionMetadata::new(&request, settings).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     for layer in 0..LAYERS {

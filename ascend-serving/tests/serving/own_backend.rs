@@ -1,17 +1,19 @@
 //! What a backend of one's own may make of a step: calls that compute each row once, from keys of its own request.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ascend_attention::attention::{Cumulative, PerRequest};
+use ascend_attention::mask::CausalOrigin;
 use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::{Cann, Layout, Soc};
 use ascend_attention::{AnyTensor, Machine, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LayerInputs, LayerTensors, NamedMask, NamedMaskAttention, Result,
-    StepCall, StepContext, StepPlan, StepProgram, rules,
+    FusedAttention, GraphLimits, LayerInputs, LayerMask, LayerTensors, NamedMask,
+    NamedMaskAttention, Result, StepCall, StepContext, StepPlan, StepProgram, rules,
 };
 
 use crate::graph_backends::{HEADS, KV_HEADS, LAYERS, attention};
@@ -21,7 +23,12 @@ use crate::tokens::packed;
 type Program = fn(&StepContext<'_>) -> StepProgram<bf16>;
 
 /// A backend of the caller.
-struct Own(Program);
+struct Own(Box<dyn Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync>);
+
+/// A backend that computes steps by a program.
+fn own(program: impl Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync + 'static) -> Own {
+    Own(Box::new(program))
+}
 
 impl AttentionBackend<bf16> for Own {
     fn name(&self) -> &'static str {
@@ -44,7 +51,18 @@ fn forward(
     new: [usize; 2],
     sinks: Option<&AnyTensor>,
 ) -> Result<()> {
-    let mut attention = attention(stream, Backends::none().with(Own(program)));
+    forward_under(stream, program, new, sinks, Causality::Causal)
+}
+
+/// As [`forward`], under another mask.
+fn forward_under(
+    stream: &Stream,
+    program: impl Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync + 'static,
+    new: [usize; 2],
+    sinks: Option<&AnyTensor>,
+    mask: impl Into<LayerMask>,
+) -> Result<()> {
+    let mut attention = attention(stream, Backends::none().with(own(program)));
     let sequences = [3, 126].map(|cached| {
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(stream, &mut sequence, cached).unwrap();
@@ -59,11 +77,13 @@ fn forward(
     let batch = (sequences.each_ref()).map(|(sequence, new)| BatchRequest::of(sequence, *new));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    let mask = mask.into();
     let names: Vec<u64> = (0..new.iter().sum::<usize>() as u64).collect();
     let query = packed::<bf16>(stream, &names, 0, 0, HEADS);
     let [key, value] = [1, 2].map(|what| packed::<bf16>(stream, &names, 0, what, KV_HEADS));
     let mut inputs = LayerInputs::from((&query, &key, &value));
     inputs.learnable_sink = sinks;
+    inputs.mask = Some(&mask);
     let mut step = attention.begin(stream, &metadata)?;
     let output = step.forward(0, inputs)?;
     output.download(stream)?;
@@ -92,7 +112,20 @@ fn rows_see_keys_of_their_own_request() {
     for program in right {
         forward(&stream, program, [1, 1], None).unwrap();
     }
-    let wrong: [Program; 6] = [
+    let wrong: [Program; 8] = [
+        // Lengths of the step before.
+        |step| {
+            let lengths = step.metadata.kv_lengths().lengths().iter();
+            let lengths = lengths.map(|keys| keys - 1).collect();
+            let ends = step.metadata.q_ends().clone();
+            StepCall::packed(ends, PerRequest::new(lengths).unwrap()).into()
+        },
+        // The blocks of the other request.
+        |step| {
+            let mut exchanged = blocks(step);
+            exchanged.reverse();
+            packed_call(step, 0).blocks(exchanged).into()
+        },
         |step| StepCall::over_own_keys(step.metadata.q_ends().clone()).into(),
         |step| packed_call(step, 1).into(),
         |_| {
@@ -118,6 +151,136 @@ fn rows_see_keys_of_their_own_request() {
         let error = forward(&stream, program, [1, 1], None).unwrap_err();
         assert!(error.breaks(&rules::BACKEND_KEYS), "{at}: {error}");
     }
+    // A full block and one that is filled in part, exchanged.
+    let reversed = |step: &StepContext<'_>| {
+        let mut blocks = blocks(step);
+        blocks.iter_mut().for_each(|row| row.reverse());
+        let mask = Causality::Causal.mask(&step.stream.device().masks());
+        let call = packed_call(step, 0).blocks(blocks).mask(mask.unwrap());
+        call.into()
+    };
+    let error = forward(&stream, reversed, [1, 10], None).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
+}
+
+#[test]
+fn a_wrong_program_fails_the_step_though_another_backend_would_serve_it() {
+    let stream = harness::stream();
+    let unmasked = own(|step| packed_call(step, 0).into());
+    let backends = Backends::none().with(unmasked).with(FusedAttention);
+    let mut attention = attention(&stream, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 2).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings).unwrap();
+    let query = packed::<bf16>(&stream, &[0, 1], 0, 0, HEADS);
+    let key = packed::<bf16>(&stream, &[0, 1], 0, 1, KV_HEADS);
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let error = step.forward(0, (&query, &key, &key)).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_UNMASKED), "{error}");
+}
+
+#[test]
+fn parts_of_a_merge_show_each_key_once() {
+    let stream = harness::stream();
+    let program = |cached: fn(usize) -> usize, parts: u16| {
+        move |step: &StepContext<'_>| {
+            let counts = step.metadata.new_and_cached();
+            let before = counts.map(|(_, keys)| cached(keys)).collect();
+            let calls = [
+                own_keys(step),
+                StepCall::packed(
+                    step.metadata.q_ends().clone(),
+                    PerRequest::new(before).unwrap(),
+                ),
+            ];
+            let rows = step.metadata.new_and_cached();
+            let rows = rows.map(|(rows, _)| PartsOfRows { rows, parts });
+            StepProgram::new(calls).merged(rows.collect())
+        }
+    };
+    let outcome = |program| forward_under(&stream, program, [2, 2], None, Causality::Causal);
+    outcome(program(|keys| keys, 0b11)).unwrap();
+    for (keys, parts) in [
+        ((|keys| keys + 1) as fn(usize) -> usize, 0b11),
+        (|keys| keys - 1, 0b11),
+        (|keys| keys, 0b01),
+        (|keys| keys, 0b10),
+    ] {
+        let error = outcome(program(keys, parts)).unwrap_err();
+        assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
+    }
+    let sparse = program(|keys| keys - 1, 0b11);
+    let sparse = move |step: &StepContext<'_>| sparse(step).leaves_keys_out();
+    forward_under(&stream, sparse, [2, 2], None, Causality::Causal).unwrap();
+}
+
+/// A causal call over the step's own keys.
+fn own_keys(step: &StepContext<'_>) -> StepCall {
+    let mask = Causality::Causal.mask(&step.stream.device().masks());
+    StepCall::over_own_keys(step.metadata.q_ends().clone()).mask(mask.unwrap())
+}
+
+#[test]
+fn a_mask_shows_what_the_step_shows() {
+    let stream = harness::stream();
+    let masks = stream.device().masks();
+    let window = |keys| Causality::Window(NonZeroUsize::new(keys).unwrap());
+    let operator = |causality: Causality| causality.mask(&masks).unwrap();
+    let cases = [
+        (Causality::Causal, operator(Causality::Causal), None),
+        (window(50), operator(window(50)), None),
+        (Causality::Bidirectional, Mask::none(), None),
+        // A window that hides no key of the step.
+        (window(200), operator(Causality::Causal), None),
+        (
+            window(50),
+            operator(Causality::Causal),
+            Some(&rules::BACKEND_UNMASKED),
+        ),
+        (
+            window(50),
+            operator(window(51)),
+            Some(&rules::BACKEND_UNMASKED),
+        ),
+        (window(50), operator(window(49)), Some(&rules::BACKEND_KEYS)),
+        (window(50), Mask::none(), Some(&rules::BACKEND_UNMASKED)),
+        (
+            Causality::Causal,
+            Mask::none(),
+            Some(&rules::BACKEND_UNMASKED),
+        ),
+        (
+            Causality::Causal,
+            operator(window(50)),
+            Some(&rules::BACKEND_KEYS),
+        ),
+        (
+            Causality::Causal,
+            masks.causal(CausalOrigin::LeftUp).unwrap(),
+            Some(&rules::BACKEND_KEYS),
+        ),
+        (
+            Causality::Bidirectional,
+            operator(Causality::Causal),
+            Some(&rules::BACKEND_KEYS),
+        ),
+    ];
+    for (of_step, of_call, rule) in cases {
+        let text = format!("{of_call:?} in a step of {of_step:?}");
+        let program =
+            move |step: &StepContext<'_>| packed_call(step, 0).mask(of_call.clone()).into();
+        let outcome = forward_under(&stream, program, [2, 3], None, of_step);
+        match (rule, outcome) {
+            (None, Ok(())) => {}
+            (Some(rule), Err(error)) => assert!(error.breaks(rule), "{text}: {error}"),
+            (_, outcome) => panic!("{text}: {outcome:?}"),
+        }
+    }
+    let named = NamedMask::new("all", |_, _, _| true);
+    let program = |step: &StepContext<'_>| packed_call(step, 0).into();
+    let error = forward_under(&stream, program, [1, 1], None, named.clone()).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_UNMASKED), "{error}");
 }
 
 #[test]
@@ -152,7 +315,7 @@ fn blocks(step: &StepContext<'_>) -> Vec<Vec<usize>> {
 fn own_keys_of_two_requests_are_two_sequences() {
     let stream = harness::stream();
     let first_step = |program: Program| {
-        let mut attention = attention(&stream, Backends::none().with(Own(program)));
+        let mut attention = attention(&stream, Backends::none().with(own(program)));
         let sequences = [2, 3].map(|tokens| {
             let mut sequence = Sequence::new(attention.cache().pool());
             attention.grow(&stream, &mut sequence, tokens).unwrap();
@@ -169,16 +332,16 @@ fn own_keys_of_two_requests_are_two_sequences() {
         let mut step = attention.begin(&stream, &metadata)?;
         step.forward(0, (&query, &key, &key)).map(drop)
     };
-    fn own(step: &StepContext<'_>, ends: &[usize]) -> StepProgram<bf16> {
+    fn sequences(step: &StepContext<'_>, ends: &[usize]) -> StepProgram<bf16> {
         let mask = Causality::Causal.mask(&step.stream.device().masks());
         StepCall::over_own_keys(Cumulative::new(ends.to_vec()).unwrap())
             .mask(mask.unwrap())
             .into()
     }
     first_step(|step| StepCall::of_step(step).unwrap().into()).unwrap();
-    // Shorter sequences than the requests are a backend's choice: chunks.
-    first_step(|step| own(step, &[1, 2, 4, 5])).unwrap();
-    let error = first_step(|step| own(step, &[5]));
+    // Shorter sequences than the requests are chunks, which leave keys out.
+    first_step(|step| sequences(step, &[1, 2, 4, 5]).leaves_keys_out()).unwrap();
+    let error = first_step(|step| sequences(step, &[5]));
     let error = error.unwrap_err();
     assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
 }
@@ -186,10 +349,7 @@ fn own_keys_of_two_requests_are_two_sequences() {
 /// New and cached keys in two calls, of which the first may count the sinks, and the second counts them.
 fn cascade(step: &StepContext<'_>, first_counts: bool) -> StepProgram<bf16> {
     let ends = step.metadata.q_ends();
-    let mask = Causality::Causal
-        .mask(&step.stream.device().masks())
-        .unwrap();
-    let new = StepCall::over_own_keys(ends.clone()).mask(mask);
+    let new = own_keys(step);
     let new = if first_counts {
         new
     } else {
@@ -255,6 +415,7 @@ fn planned(
         metadata: &metadata,
         mask: metadata.mask(),
         block_table: &block_table,
+        recorded: false,
     };
     let query = packed::<bf16>(&stream, &[0, 1], 0, 0, HEADS);
     let [key, value] = [1, 2].map(|what| packed::<bf16>(&stream, &[0, 1], 0, what, KV_HEADS));
@@ -324,8 +485,8 @@ fn call_of(step: &StepContext<'_>, requests: Range<usize>) -> StepCall {
 fn calls_that_leave_rows_out_or_repeat_them_are_refused() {
     let stream = harness::stream();
     let limits = GraphLimits::new([4], 300);
-    let captured = |program| {
-        let backends = Backends::none().with(Own(program));
+    let captured = |program: Program| {
+        let backends = Backends::none().with(own(program));
         let captured = attention(&stream, backends).capture(&stream, Causality::Causal, &limits);
         captured.map(|graphs| graphs.backend(0))
     };
@@ -351,7 +512,7 @@ fn padding_of_a_first_step_is_not_unwritten() {
     let stream = harness::stream();
     // Harmless on an NPU, where nothing watches.
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let calls = Own(|step| StepProgram::new([call_of(step, 0..2), call_of(step, 2..4)]));
+    let calls = own(|step| StepProgram::new([call_of(step, 0..2), call_of(step, 2..4)]));
     let mut attention = attention(&stream, Backends::none().with(calls));
     let mut graphs =
         (attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300))).unwrap();
@@ -372,7 +533,7 @@ fn padding_of_a_first_step_is_not_unwritten() {
 #[test]
 fn a_mask_tensor_of_each_step_is_not_replayed_by_that_of_the_capture() {
     let stream = harness::stream();
-    let calls = Own(|step| {
+    let calls = own(|step| {
         let keys = step.block_table.columns() * step.block_table.block_size();
         let requests = step.metadata.kv_lengths().lengths().len();
         let hidden = Tensor::<i8>::empty(step.stream.device(), [requests, 1, keys]).unwrap();
@@ -404,7 +565,7 @@ fn what_a_graph_records_is_what_was_checked() {
     static LAST: AtomicUsize = AtomicUsize::new(usize::MAX);
     let limits = GraphLimits::new([4], 300);
     let capture = || {
-        let attention = attention(&stream, Backends::none().with(Own(calls)));
+        let attention = attention(&stream, Backends::none().with(own(calls)));
         attention.capture(&stream, Causality::Causal, &limits)
     };
     capture().unwrap();

@@ -43,6 +43,7 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
         metadata: &metadata,
         mask: metadata.mask(),
         block_table: &block_table,
+        recorded: false,
     };
     let selected = backends.plan(&step, &layer).unwrap();
     let attention = || {

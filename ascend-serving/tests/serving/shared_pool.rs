@@ -98,7 +98,9 @@ fn distance(rank: usize, layer: usize, names: &[u64], output: &[bf16]) -> f64 {
 
 fn metadata(ranks: &[Rank], sequence: &Sequence, new: usize) -> AttentionMetadata {
     let settings = BatchSettings::of(ranks[0].attention.cache(), Causality::Causal);
-    AttentionMetadata::new(&[BatchRequest::of(sequence, new)], settings).unwrap()
+    // Ranks that have computed these tokens already take part too.
+    let request = BatchRequest::of(sequence, new).recompute();
+    AttentionMetadata::new(&[request], settings).unwrap()
 }
 
 fn grow(ranks: &mut [Rank], sequence: &mut Sequence, tokens: usize) {

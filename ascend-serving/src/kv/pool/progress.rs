@@ -69,6 +69,8 @@ pub(crate) struct StepTokens {
     pub(crate) cached: usize,
     /// The tokens after the step.
     pub(crate) len: usize,
+    /// Whether the step may compute tokens that are computed already.
+    pub(crate) recompute: bool,
 }
 
 /// The sequences of a step in progress, for one cache of their pool or all. Unless the step
@@ -137,14 +139,20 @@ impl ProgressTable {
         version.is_some_and(|version| version.began == stamp.began)
     }
 
-    /// Refuses tokens of a sequence that has changed, and tokens after ones that were not computed.
+    /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and tokens that were
+    /// computed already.
     fn check(
         &mut self,
         cache: Option<usize>,
         whose: &dyn fmt::Display,
         tokens: &StepTokens,
     ) -> Result<(), Violation> {
-        let StepTokens { stamp, cached, len } = *tokens;
+        let StepTokens {
+            stamp,
+            cached,
+            len,
+            recompute,
+        } = *tokens;
         let is_alive = self.is_alive(&stamp);
         if !is_alive || self.sequences[stamp.place].changed != stamp.changed {
             return Err(changed_sequence(whose, is_alive, len));
@@ -157,6 +165,9 @@ impl ProgressTable {
         match least {
             Some(progress) if progress.computed < cached => {
                 Err(missing_tokens(whose, progress, cached, len))
+            }
+            Some(progress) if cached < len && len <= progress.computed && !recompute => {
+                Err(computed_tokens(whose, cached, len))
             }
             _ => Ok(()),
         }
@@ -212,6 +223,19 @@ fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Vio
         "sequences as they were when the metadata was made",
         "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or \
          `drop_before` of its sequences, once for each step",
+    )
+}
+
+#[cold]
+fn computed_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation {
+    Violation::new(
+        &rules::SEQUENCE_COMPUTED,
+        format_args!(
+            "tokens {cached} to {} of {whose}, which a step has computed",
+            len - 1
+        ),
+        "tokens that no step has computed yet",
+        rules::SEQUENCE_COMPUTED.fix,
     )
 }
 

@@ -250,7 +250,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         model.grow(&stream, &mut sequence, new).unwrap();
         let known = &names[..sequence.len()];
         let tokens = &known[known.len() - new..];
-        let request = GroupedRequest::of(&sequence, new);
+        let request = GroupedRequest::of(&sequence, new).recompute();
         let mut metadata = model.metadata(&[request], POLICY).unwrap();
         let mut step = model.begin(&stream, &metadata).unwrap();
         let mut eager = Vec::new();

@@ -228,7 +228,8 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
         let cache = attention.cache();
         cache.mark_computed(sequence, tokens - 1).unwrap();
     }
-    let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
+    let batch = sequences.iter();
+    let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, 1).recompute()).collect();
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     let names: Vec<u64> = (1..=64).collect();
     let [query, key, value] = tensors(&stream, &names, 0);
@@ -268,7 +269,9 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     }
     let metadata = |count: usize, new: usize| {
         let batch = sequences.iter().take(count);
-        let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, new)).collect();
+        let batch: Vec<_> = batch
+            .map(|s| BatchRequest::of(s, new).recompute())
+            .collect();
         AttentionMetadata::new(&batch, settings).unwrap()
     };
     // 3, 3 and 2 blocks; a request of padding takes one more.

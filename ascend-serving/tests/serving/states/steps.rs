@@ -127,6 +127,15 @@ fn lengths(said: Said, q: &[i64], kv: &[i64]) -> Said {
     }
 }
 
+/// A single row sees every key of its request. vLLM-Ascend gives such steps the compressed mask all the same, in mode 3.
+fn unmasked(said: Said) -> Said {
+    Said {
+        mask: None,
+        sparse_mode: 0,
+        ..said
+    }
+}
+
 #[test]
 fn prefill_without_cache() {
     let table = Table::new();
@@ -148,7 +157,7 @@ fn decode_only() {
     let table = Table::new();
     let (state, said) = step(CHUNKED, &[(130, 1, 0), (9, 1, 0)]).said(&table);
     assert_eq!(state, AttentionState::DecodeOnly);
-    assert_eq!(said, lengths(paged(2, 2, 2), &[1, 2], &[131, 10]));
+    assert_eq!(said, unmasked(lengths(paged(2, 2, 2), &[1, 2], &[131, 10])));
 }
 
 /// Where vLLM-Ascend calls its operator for paged attention, `PagedDecode` calls the decode path of the one that this
@@ -273,6 +282,7 @@ fn a_window_in_every_state() {
         };
         // Seven keys, the token's own among them, are six before it.
         let want = Said {
+            mask: compressed(),
             sparse_mode: 4,
             tokens: [6, 0],
             ..causal.said(&table).1
@@ -353,7 +363,7 @@ fn padded_to_a_captured_size() {
         padded: Some(4),
         ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)])
     };
-    let want = lengths(paged(4, 4, 2), &[1, 2, 3, 4], &[131, 10, 1, 1]);
+    let want = unmasked(lengths(paged(4, 4, 2), &[1, 2, 3, 4], &[131, 10, 1, 1]));
     assert_eq!(given.said(&table).1, want);
 }
 

@@ -1,0 +1,423 @@
+//! Which keys the calls of a program show to the rows of a step, compared with those that the rows may see.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::Violation;
+use ascend_attention::merge::PartsOfRows;
+use ascend_attention::spec::geometry::MaskGeometry;
+
+use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::rules;
+
+use super::step_call::{CallKeys, CallMask, StepCall};
+use super::step_context::StepContext;
+
+/// Refuses calls that show a row keys of another request, keys that the mask of the step hides, or a key twice; and,
+/// unless the program `leaves_keys_out`, calls that together show a row fewer keys than the mask does.
+///
+/// What a row sees begins and ends on lines that are cut off at the first and the last key. It is therefore compared
+/// for the first and the last row that a request has in a sequence of a call.
+pub(super) fn check(
+    calls: &[StepCall],
+    merge: Option<&[PartsOfRows]>,
+    leaves_keys_out: bool,
+    step: &StepContext<'_>,
+) -> Result<(), Violation> {
+    let calls: Vec<_> = calls
+        .iter()
+        .map(|call| Sequences::of(call, step.metadata, merge.is_some()))
+        .collect::<Result<_, _>>()?;
+    let mut compared = Vec::new();
+    for call in &calls {
+        call.first_and_last_rows(step.metadata, &mut compared);
+    }
+    compared.sort_unstable();
+    compared.dedup();
+    let counted = merge.map(CountedCalls::of);
+    let mut shown = Vec::new();
+    for row in compared {
+        let row = StepRow::of(row, step)?;
+        let mut all_known = true;
+        shown.clear();
+        for (nth, call) in calls.iter().enumerate() {
+            if counted.as_ref().is_none_or(|of| of.counts(row.row, nth)) {
+                all_known &= call.show(&row, step, &mut shown)?;
+            }
+        }
+        shown.sort_unstable_by_key(|keys| keys.start);
+        row.check_parts(&shown, all_known && !leaves_keys_out)?;
+    }
+    Ok(())
+}
+
+/// The sequences of a call.
+struct Sequences<'a> {
+    call: &'a StepCall,
+    /// The first row.
+    start: usize,
+    /// Where the rows of each sequence end.
+    ends: Vec<usize>,
+}
+
+impl<'a> Sequences<'a> {
+    /// The sequences of a call, with a number of keys and blocks for each. A call that is not `merged` with others
+    /// reads the cached keys where there are some.
+    fn of(
+        call: &'a StepCall,
+        metadata: &AttentionMetadata,
+        merged: bool,
+    ) -> Result<Self, Violation> {
+        let (start, ends) = call.row_ends(metadata.tokens());
+        let keys = call.kv_lengths.lengths().len();
+        let named = match &call.keys {
+            CallKeys::Own if metadata.state().reads_cache() && !merged => {
+                return Err(other_keys("the step's own keys alone", "cached keys too"));
+            }
+            CallKeys::Own => return Ok(Self { call, start, ends }),
+            CallKeys::Blocks(rows) => rows.len(),
+            CallKeys::Cached => metadata.table().requests(),
+            CallKeys::CachedOf(requests) => requests.len(),
+        };
+        if ends.len() != keys || keys != named {
+            return Err(other_keys(
+                format_args!("{} sequences, {keys} of them with keys", ends.len()),
+                format_args!("the {named} sequences whose blocks are read"),
+            ));
+        }
+        Ok(Self { call, start, ends })
+    }
+
+    /// Adds the first and the last row that each request has in each sequence.
+    fn first_and_last_rows(&self, metadata: &AttentionMetadata, rows: &mut Vec<usize>) {
+        let of_step = metadata.q_ends().ends();
+        let mut start = self.start;
+        for &end in &self.ends {
+            while start < end {
+                let request = of_step.partition_point(|of| *of <= start);
+                let stop = of_step.get(request).map_or(end, |of| end.min(*of));
+                rows.extend([start, stop - 1]);
+                start = stop;
+            }
+        }
+    }
+
+    /// Adds the keys that the call shows to a row, as ranges of positions in its request. Says whether these are known
+    /// to be all: the contents of a mask, and the blocks of a dummy request, do not tell.
+    fn show(
+        &self,
+        row: &StepRow<'_>,
+        step: &StepContext<'_>,
+        shown: &mut Vec<Range<usize>>,
+    ) -> Result<bool, Violation> {
+        let sequence = self.ends.partition_point(|end| *end <= row.row);
+        let (true, Some(&end)) = (row.row >= self.start, self.ends.get(sequence)) else {
+            return Ok(true);
+        };
+        let before = sequence
+            .checked_sub(1)
+            .and_then(|before| self.ends.get(before));
+        let start = before.copied().unwrap_or(self.start);
+        let rows = end - start;
+        let keys = match &self.call.keys {
+            CallKeys::Own => rows,
+            _ => self
+                .call
+                .kv_lengths
+                .lengths()
+                .get(sequence)
+                .copied()
+                .unwrap_or(0),
+        };
+        let (range, is_known) = match self.call.geometry(rows, keys) {
+            Some(geometry) => {
+                let seen = geometry.row((row.row - start) as u64);
+                (seen.start as usize..seen.end as usize, true)
+            }
+            None => (0..keys, false),
+        };
+        let first = shown.len();
+        match &self.call.keys {
+            CallKeys::Own => row.own_keys(start + range.start..start + range.end, shown)?,
+            CallKeys::Cached => row.cached_keys(sequence, range, step, shown)?,
+            CallKeys::CachedOf(requests) => {
+                row.cached_keys(requests.start + sequence, range, step, shown)?;
+            }
+            CallKeys::Blocks(blocks) => {
+                let blocks = blocks.get(sequence).map_or(&[][..], Vec::as_slice);
+                row.keys_in_blocks(blocks, range, step, shown)?;
+            }
+        }
+        let is_known =
+            is_known && !matches!((&self.call.keys, row.is_dummy), (CallKeys::Blocks(_), true));
+        for keys in shown.iter().skip(first) {
+            row.check(keys, is_known)?;
+        }
+        if !is_known {
+            shown.truncate(first);
+        }
+        Ok(is_known)
+    }
+}
+
+/// A row of a step.
+struct StepRow<'a> {
+    row: usize,
+    request: usize,
+    /// The rows of its request.
+    rows: Range<usize>,
+    /// The blocks of its request.
+    blocks: &'a [usize],
+    /// The number of its token among those of its request.
+    position: usize,
+    /// Keys of its request.
+    keys: usize,
+    /// The positions of the keys that it sees; `None` under a mask by a rule of the caller.
+    seen: Option<Range<usize>>,
+    mask: &'a LayerMask,
+    is_dummy: bool,
+}
+
+impl fmt::Display for StepRow<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "token {} of request {}", self.position, self.request)
+    }
+}
+
+impl<'a> StepRow<'a> {
+    fn of(row: usize, step: &StepContext<'a>) -> Result<Self, Violation> {
+        let metadata = step.metadata;
+        let ends = metadata.q_ends().ends();
+        let request = ends.partition_point(|end| *end <= row);
+        let keys = metadata.kv_lengths().lengths().get(request);
+        let (Some(&end), Some(&keys)) = (ends.get(request), keys) else {
+            return Err(other_keys(
+                format_args!("row {row}"),
+                format_args!(
+                    "the {} rows of the step's requests",
+                    metadata.q_ends().total()
+                ),
+            ));
+        };
+        let before = request.checked_sub(1).and_then(|before| ends.get(before));
+        let start = before.copied().unwrap_or(0);
+        let block_size = metadata.settings().block_size();
+        let position = keys.saturating_sub(end - row);
+        Ok(Self {
+            row,
+            request,
+            rows: start..end,
+            blocks: metadata.table().used(request, keys, block_size)?,
+            position,
+            keys,
+            seen: match step.mask {
+                LayerMask::Causality(Causality::Bidirectional) => Some(0..keys),
+                LayerMask::Causality(causality) => {
+                    Some(causality.shown_from(position)..position.saturating_add(1))
+                }
+                LayerMask::Named(_) => None,
+            },
+            mask: step.mask,
+            is_dummy: request >= metadata.requests(),
+        })
+    }
+
+    /// Keys of the step's own rows.
+    fn own_keys(&self, rows: Range<usize>, shown: &mut Vec<Range<usize>>) -> Result<(), Violation> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        if rows.start < self.rows.start || rows.end > self.rows.end {
+            return Err(other_keys(
+                format_args!("the keys of rows {rows:?} for {self}"),
+                format_args!("the rows {:?} of that request", self.rows),
+            ));
+        }
+        let position = |row: usize| self.position + row - self.row;
+        shown.push(position(rows.start)..position(rows.end));
+        Ok(())
+    }
+
+    /// Keys of a request by its row of the step's table.
+    fn cached_keys(
+        &self,
+        request: usize,
+        range: Range<usize>,
+        step: &StepContext<'_>,
+        shown: &mut Vec<Range<usize>>,
+    ) -> Result<(), Violation> {
+        if request == self.request {
+            shown.push(range);
+            return Ok(());
+        }
+        let blocks = step.metadata.table().row(request).unwrap_or_default();
+        self.keys_in_blocks(blocks, range, step, shown)
+    }
+
+    /// Keys by blocks, which have to be of the row's request.
+    fn keys_in_blocks(
+        &self,
+        blocks: &[usize],
+        range: Range<usize>,
+        step: &StepContext<'_>,
+        shown: &mut Vec<Range<usize>>,
+    ) -> Result<(), Violation> {
+        let block_size = step.metadata.settings().block_size().max(1);
+        if self.is_dummy {
+            // The blocks of a dummy are all the same, so that they do not tell which keys they hold.
+            return Ok(());
+        }
+        let first = shown.len();
+        let mut next = 0;
+        for nth in range.start / block_size..range.end.div_ceil(block_size) {
+            let block = blocks.get(nth);
+            if self.blocks.get(next) != block || block.is_none() {
+                let place = self.blocks.iter().position(|own| Some(own) == block);
+                let (Some(place), Some(_)) = (place, block) else {
+                    return Err(other_keys(
+                        match block {
+                            Some(block) => format!("block {block} for {self}"),
+                            None => format!("block number {nth} of {} for {self}", blocks.len()),
+                        },
+                        "blocks of that request, as many as the keys take",
+                    ));
+                };
+                next = place;
+            }
+            let of_block = nth * block_size;
+            let start = next * block_size + range.start.saturating_sub(of_block);
+            let end = next * block_size + (range.end - of_block).min(block_size);
+            match shown.get_mut(first..).and_then(<[_]>::last_mut) {
+                Some(last) if last.end == start => last.end = end,
+                _ => shown.push(start..end),
+            }
+            next += 1;
+        }
+        Ok(())
+    }
+
+    /// Refuses keys that the row's request does not have, and where it `is_known` what the row is shown, keys that the
+    /// mask of the step hides.
+    fn check(&self, keys: &Range<usize>, is_known: bool) -> Result<(), Violation> {
+        if keys.end > self.keys {
+            return Err(other_keys(
+                format_args!("the keys {keys:?} for {self}"),
+                format_args!("its {} keys", self.keys),
+            ));
+        }
+        let within = |seen: &Range<usize>| seen.start <= keys.start && keys.end <= seen.end;
+        if !is_known || keys.is_empty() || self.seen.as_ref().is_some_and(within) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::BACKEND_UNMASKED,
+            format_args!("a call that shows {self} the keys {keys:?}"),
+            match &self.seen {
+                None => format!("calls under {}", self.mask),
+                Some(seen) => format!("the keys {seen:?}, as {} shows", self.mask),
+            },
+            match self.seen {
+                None => {
+                    "return the error of `step.mask.causality()`, so that `NamedMaskAttention` computes such layers"
+                }
+                Some(_) => rules::BACKEND_UNMASKED.fix,
+            },
+        ))
+    }
+
+    /// Refuses a key that is shown twice, and if the parts have to be `complete`, one that is not shown.
+    fn check_parts(&self, shown: &[Range<usize>], complete: bool) -> Result<(), Violation> {
+        let Some(seen) = &self.seen else {
+            return Ok(());
+        };
+        let mut next = seen.start;
+        let mut missing = None;
+        for keys in shown.iter().filter(|keys| !keys.is_empty()) {
+            if keys.start < next {
+                return Err(other_keys(
+                    format_args!(
+                        "the keys {:?} of {self} twice",
+                        keys.start..next.min(keys.end)
+                    ),
+                    "each key in one of the calls that are merged",
+                ));
+            }
+            if keys.start > next {
+                missing.get_or_insert(next..keys.start);
+            }
+            next = keys.end;
+        }
+        if next < seen.end {
+            missing.get_or_insert(next..seen.end);
+        }
+        match missing {
+            Some(keys) if complete => Err(other_keys(
+                format_args!("no call with the keys {keys:?} for {self}"),
+                format_args!(
+                    "calls that show it the keys {seen:?}, as {} does",
+                    self.mask
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which calls of a merge count for a row.
+struct CountedCalls<'a> {
+    /// Where the rows of each entry end.
+    ends: Vec<usize>,
+    parts: &'a [PartsOfRows],
+}
+
+impl<'a> CountedCalls<'a> {
+    fn of(parts: &'a [PartsOfRows]) -> Self {
+        let ends = parts.iter().scan(0usize, |end, of| {
+            *end = end.saturating_add(of.rows);
+            Some(*end)
+        });
+        Self {
+            ends: ends.collect(),
+            parts,
+        }
+    }
+
+    fn counts(&self, row: usize, call: usize) -> bool {
+        let entry = self.ends.partition_point(|end| *end <= row);
+        let parts = self.parts.get(entry).map_or(0, |of| of.parts);
+        u32::try_from(call).is_ok_and(|call| parts.unbounded_shr(call) & 1 == 1)
+    }
+}
+
+impl StepCall {
+    /// Which keys the rows of a sequence see; `None` where the contents of a tensor decide.
+    fn geometry(&self, rows: usize, keys: usize) -> Option<MaskGeometry> {
+        let (rows, keys) = (rows as u64, keys as u64);
+        let CallMask::Operator(mask) = &self.mask else {
+            return None;
+        };
+        let mode = mask.sparse_mode();
+        match mask.tensor() {
+            None => Some(MaskGeometry::full(rows, keys)),
+            Some(_) if mode.takes_compressed_mask() => Some(MaskGeometry::new(
+                mode,
+                true,
+                rows,
+                keys,
+                mask.pre_tokens(),
+                mask.next_tokens(),
+            )),
+            Some(_) => None,
+        }
+    }
+}
+
+#[cold]
+fn other_keys(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
+    Violation::new(
+        &rules::BACKEND_KEYS,
+        given,
+        allowed,
+        rules::BACKEND_KEYS.fix,
+    )
+}
