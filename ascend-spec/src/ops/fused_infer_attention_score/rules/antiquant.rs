@@ -257,12 +257,8 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(scale) = &call.antiquant_scale else {
         return Err(SCALE.broken("none", "scales"));
     };
-    require!(
-        (0..=2).contains(&call.antiquant_mode),
-        MODES,
-        call.antiquant_mode,
-        "0 or 1",
-    );
+    // The operator takes 2 for 0.
+    MODES.takes(call.antiquant_mode, 0..=2)?;
     let dtype = match call.antiquant_mode {
         1 => DType::Float,
         _ => f.query.dtype,

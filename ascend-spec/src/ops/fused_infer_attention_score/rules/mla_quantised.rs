@@ -30,7 +30,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     let precise = call.inner_precise == 0
         || call.inner_precise == 1
         || (call.inner_precise == 2 && f.layout == Layout::Tnd);
-    require!(precise, PRECISE, call.inner_precise, "0 or 1",);
+    require!(precise, PRECISE, call.inner_precise, "0 or 1, and 2 with TND",);
     let none = [
         &call.deq_scale1,
         &call.quant_scale1,

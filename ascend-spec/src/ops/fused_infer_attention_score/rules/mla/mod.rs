@@ -67,7 +67,7 @@ rules! {
         "the absorbed form writes no log-sum-exp",
         "set softmaxLseFlag to false";
     PRECISE = "mla.inner_precise", TILING_ERROR, V3, "check G3.1",
-        "innerPrecise is 0 or 1",
+        "innerPrecise is 0 or 1, or 2 with an INT8 query in TND",
         "choose high precision (0) or high performance (1)";
     ALONE = "mla.alone", TILING_ERROR, V3, "check G2.3",
         "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
