@@ -151,7 +151,6 @@ struct PlannedIncre {
 
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
-    /// The stream on which calls take turns with the memory of copied rows.
     calls: Vec<(Range<usize>, PlannedCall)>,
     copied: Mutex<CopiedRows<T>>,
 }

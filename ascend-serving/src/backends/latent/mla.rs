@@ -198,7 +198,7 @@ impl<T: Element> StepStage<T> for MlaStep<T> {
         match self {
             Self::Absorbed(decode) => decode.memory(),
             Self::Plain(prefill) => prefill.memory(),
-            Self::Mixed(_, decode, prefill) => decode.memory().beside(prefill.memory()),
+            Self::Mixed(_, decode, prefill) => decode.memory().then(prefill.memory()),
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     batch.min(most.saturating_add(2))
 }
 
-/// The sum of `of` over all sequences.
+/// The sum of `size` over all sequences.
 pub(crate) fn total(call: &FiaCall<'_>, batch: usize, size: impl Fn(usize) -> i64) -> i64 {
     let looked_at = distinct(call, batch);
     let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(size(b)));
