@@ -74,7 +74,8 @@ impl<'a> FiaCall<'a> {
         }
         let verdict = match facts.checker {
             Checker::Prefill => {
-                // This check comes before the path; the older operator with the same path does not have it.
+                // FusedInferAttentionScore checks this before it enters the path; PromptFlashAttention, which shares
+                // the path, does not.
                 entry::several_rows(&facts)?;
                 prefill(&facts)
             }

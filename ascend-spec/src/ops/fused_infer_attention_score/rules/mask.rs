@@ -146,7 +146,8 @@ pub(crate) fn fix_of_one_row(
         return Err("pass mode 0, with a mask [B, 1, 1, Skv] where a row does not see every key");
     };
     let (mode, tokens) = match mode {
-        // This is a causal window: the lint on preTokens reads preTokens in this mode so.
+        // Mode 3 ignores preTokens. A caller that bounds them means a causal window, as the lint `pre_tokens.ignored`
+        // assumes.
         SparseMode::RightDownCausal if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => {
             (SparseMode::Band, (call.pre_tokens, 0))
         }

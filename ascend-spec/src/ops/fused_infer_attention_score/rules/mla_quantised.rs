@@ -185,8 +185,8 @@ pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Refuses rotary parts of a half-precision query over a quantised cache. The decode path of every release has this
-/// check, and behind it checks of such calls that no call reaches.
+/// Refuses rotary parts of a half-precision query over a quantised cache. Every release refuses these calls here; the
+/// operator's later checks for them are unreachable.
 pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
     require!(
