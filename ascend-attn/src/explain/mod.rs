@@ -70,7 +70,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// Who checks a rule, and in which releases.
 fn checked(rule: &Rule) -> String {
     match (rule.level, rule.since) {
-        (Level::Lint, _) => "by the safe layer and the emulation: the operator takes the call".to_owned(),
+        (Level::Lint, _) => {
+            "by the safe layer and the emulation: the operator takes the call".to_owned()
+        }
         (_, None) => format!("by {}, before any operator is called", rule.source),
         (_, Some(since)) if rule.scope == Scope::ATLAS_INFERENCE => {
             format!("{}, on 310P alone", since.symbol())

@@ -39,7 +39,7 @@ pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tens
     }
 }
 
-/// The sizes `[tokens, N, D]` of a packed tensor.
+/// The sizes of a packed tensor, `[tokens, N, D]` or `[N, tokens, D]`.
 pub(super) fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
     [0, 1, 2].map(|axis| size(packed, axis))
 }

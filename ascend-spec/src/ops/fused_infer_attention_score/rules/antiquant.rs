@@ -362,7 +362,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
 fn packed_lengths(f: &Facts<'_>) -> Result<(), Violation> {
-    super::packed::lengths(f, 65_536, i64::MAX)?;
+    super::packed::lengths(f, FiaCall::MOST_SEQUENCES, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
     let rows = f.sequences().map(|b| f.q_len(b));
     let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| {

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
-use crate::operator::{Change, Shown};
+use crate::operator::{Change, Listed};
 use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
@@ -60,7 +60,7 @@ pub(crate) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String {
     match lengths.collect::<Option<Vec<_>>>() {
         Some(lengths) if lengths.len() > 1 => format!(
             "if the entries are ends of sequences, pass their lengths {}; otherwise {otherwise}",
-            Shown(&lengths)
+            Listed(&lengths)
         ),
         _ => otherwise.to_owned(),
     }

@@ -81,7 +81,8 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
                 Dims::of([size, size]),
             )
             .fix(|| {
-                match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
+                let square = Dims::of([size, size]).elements();
+                match mask.shape.ends_with(&[size, size]) && mask.elements() == square {
                     true => Ok(Change::to(
                         Parameter::AttenMask,
                         NewArgument::Shape(Dims::of([size, size])),
