@@ -2,7 +2,9 @@
 //!
 //! `cargo run -p xtask -- emu-libs DIR` lays it out as an installed toolkit, for programs that link CANN's libraries
 //! and for loaders that look for them. Implemented here is only what such programs take from CANN beside its C ABI:
-//! members of `op::fp16_t` and the copies of `libc_sec.so`.
+//! members of `op::fp16_t` and the copies of `libc_sec.so`; functions of CANN that programs link and that are not
+//! emulated, which refuse with their names, and `aclAppLog` ([`unsupported`]); and the recording of calls as case files
+//! (`record`, by `ASCEND_RECORD`).
 
 pub mod fp16;
 #[cfg(feature = "glue")]

@@ -40,7 +40,7 @@ fn settings(pool: &BlockPool) -> BatchSettings {
 }
 
 fn batch(sequences: &[Sequence]) -> Vec<BatchRequest<'_>> {
-    let one = |sequence| BatchRequest::of(sequence, 1);
+    let one = |sequence| BatchRequest::of(sequence, 1).recompute();
     sequences.iter().map(one).collect()
 }
 

@@ -305,7 +305,7 @@ fn sink(call: FiaCall<'static>, dtype: DType) -> FiaCall<'static> {
     }
 }
 
-/// Packed INT8 rows over an NZ cache.
+/// Packed BF16 rows over INT8 keys in an NZ cache.
 fn packed_nz() -> FiaCall<'static> {
     let p = probe("TND", 1);
     let scale = of(DType::Bf16, &[2, 128]);
@@ -319,7 +319,8 @@ fn packed_nz() -> FiaCall<'static> {
     }
 }
 
-fn groups_of_four() -> FiaCall<'static> {
+/// FP4 keys in groups of 32 elements.
+fn fp4_keys() -> FiaCall<'static> {
     let scale = of(DType::Float8E8M0, &[1, BATCH, 2, KEYS, 128 / 32]);
     FiaCall {
         key_antiquant_scale: scale,
@@ -478,13 +479,13 @@ fn rows() -> Vec<Row> {
         feature("INT4 keys", probe("BNSD", 1).over(DType::Int4)),
         feature("E4M3 keys", probe("BNSD", 16).over(DType::Float8E4M3Fn)),
         feature("HIF8 keys", probe("BNSD", 16).over(DType::HiFloat8)),
-        feature("FP4 keys", groups_of_four()),
+        feature("FP4 keys", fp4_keys()),
         feature(
             "INT8 query of absorbed MLA",
             latent(1).fully_quantised(DType::Int8),
         ),
         feature(
-            "the same with 32 rows",
+            "INT8 query of absorbed MLA, 32 rows",
             causal(latent(32).fully_quantised(DType::Int8)),
         ),
         feature(

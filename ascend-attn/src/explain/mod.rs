@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ascend_attention::spec::{Level, Rule};
+use ascend_attention::spec::{Level, Rule, Scope};
 
 use super::output::Output;
 use super::{Stop, check, text_file};
@@ -70,8 +70,13 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// Who checks a rule, and in which releases.
 fn checked(rule: &Rule) -> String {
     match (rule.level, rule.since) {
-        (Level::Lint, _) => "by the safe layer alone: the operator takes the call".to_owned(),
+        (Level::Lint, _) => {
+            "by the safe layer and the emulation: the operator takes the call".to_owned()
+        }
         (_, None) => format!("by {}, before any operator is called", rule.source),
+        (_, Some(since)) if rule.scope == Scope::ATLAS_INFERENCE => {
+            format!("{}, on 310P alone", since.symbol())
+        }
         (_, Some(since)) => {
             let spans = [
                 ("Atlas A2 and A3", rule.scope.a2_a3),

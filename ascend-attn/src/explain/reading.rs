@@ -109,8 +109,17 @@ fn operator<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Declared
 pub(super) fn of_function(name: &str) -> Option<DeclaredOperator> {
     let cann = name.strip_prefix("aclnn");
     let torch = name.trim_start_matches('_').strip_prefix("npu_");
-    let name = cann.or(torch)?.trim_end_matches("GetWorkspaceSize");
-    let name = name.trim_end_matches("_symint").trim_end_matches("_out");
+    let name = cann.or(torch)?;
+    let ends = [
+        "GetWorkspaceSize",
+        "GetMaxWorkspaceSize",
+        "_symint",
+        "_out",
+        "_get_max_workspace",
+    ];
+    let name = ends
+        .into_iter()
+        .fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
     let name = name.replace('_', "").to_lowercase();
     let versioned = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let name = match versioned.strip_suffix('v') {
@@ -213,6 +222,18 @@ mod tests {
             (
                 "npu_fused_infer_attention_score_out_symint",
                 Some(FusedInferAttentionScore),
+            ),
+            (
+                "aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize",
+                Some(FusedInferAttentionScore),
+            ),
+            (
+                "_npu_fused_infer_attention_score_get_max_workspace",
+                Some(FusedInferAttentionScore),
+            ),
+            (
+                "_npu_fusion_attention_v3_get_max_workspace",
+                Some(FlashAttentionScore),
             ),
             ("npu_fusion_attention", Some(FlashAttentionScore)),
             ("aclnnFlashAttentionVarLenScore", Some(FlashAttentionScore)),

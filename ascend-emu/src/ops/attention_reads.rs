@@ -4,8 +4,8 @@
 //! tensor hides it: hardware loads such rows, and weighs a value with 0, which is NaN if the value is. Rows past a
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
-//! Padding is not written by anyone: where the block table names block 0 alone for a sequence, and does so twice or
-//! has other sequences, its tokens count as padding if none of them was written. Rows of tensors that are no cache
+//! Nobody writes padding. A sequence counts as padding if its table row names only block 0, none of its tokens was
+//! written, and it has several blocks or the batch other sequences. Rows of tensors that are no cache
 //! may be padding too: of these tensors only one that has no written byte at all is reported, and only if every
 //! sequence sees a key.
 

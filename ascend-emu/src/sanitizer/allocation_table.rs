@@ -74,7 +74,8 @@ enum Owner {
 #[derive(Debug)]
 struct Region {
     info: Allocation,
-    /// End of the bytes that may be touched: the requested size, rounded up to whole pages, and one page more.
+    /// End of the bytes that may be touched. Memory of the emulator is rounded up to whole pages, with one guard page
+    /// behind them; memory that is registered or mapped ends exactly.
     reach: usize,
     owner: Owner,
     accesses: Vec<QueuedAccess>,
@@ -171,11 +172,13 @@ impl AllocationTable {
         self.used.get(&location).copied().unwrap_or(0)
     }
 
+    /// Adds a region; its addresses no longer count as freed.
     fn insert(&mut self, region: Region) {
         if region.owner == Owner::Emulator {
             let used = self.used.entry(region.info.location).or_default();
             *used = used.saturating_add(region.info.bytes);
         }
+        self.forget_freed(region.info.base..region.reach);
         self.regions.insert(region.info.base, region);
     }
 
@@ -187,11 +190,22 @@ impl AllocationTable {
         {
             *used = used.saturating_sub(region.info.bytes);
         }
+        self.remember_freed(region.info.base..region.reach);
+        Some(region)
+    }
+
+    /// Remembers a range as freed.
+    fn remember_freed(&mut self, range: Range<usize>) {
         if self.freed.len() >= FREED {
             self.freed.pop_front();
         }
-        self.freed.push_back(region.info.base..region.reach);
-        Some(region)
+        self.freed.push_back(range);
+    }
+
+    /// Forgets the freed ranges that overlap `range`, which is in use again.
+    fn forget_freed(&mut self, range: Range<usize>) {
+        self.freed
+            .retain(|freed| freed.end <= range.start || range.end <= freed.start);
     }
 }
 
@@ -246,7 +260,6 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
         };
         let base = base.ok_or_else(short)?;
         table.allocations += 1;
-        table.freed.retain(|range| !range.contains(&base));
         let region = Region {
             info: Allocation {
                 id: table.allocations,
@@ -274,7 +287,7 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
 
 fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
     let mut start = std::ptr::null_mut();
-    // SAFETY: `at` is a valid place for the result; `align` is a power of two and a multiple of a pointer's size.
+    // SAFETY: `start` is a valid place for the result; `align` is a power of two and a multiple of a pointer's size.
     let status = unsafe { libc::posix_memalign(&raw mut start, align, bytes) };
     (status == 0 && !start.is_null()).then(|| start.expose_provenance())
 }
@@ -368,10 +381,10 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
 }
 
 fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure {
-    let why = if table.freed.iter().any(|range| range.start == address) {
-        "was already freed".to_owned()
-    } else if let Some(region) = table.region(address) {
+    let why = if let Some(region) = table.region(address) {
         format!("is inside the allocation at {:#x}", region.info.base)
+    } else if table.freed.iter().any(|range| range.start == address) {
+        "was already freed".to_owned()
     } else {
         "was not allocated".to_owned()
     };
@@ -475,4 +488,48 @@ pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(range: Range<usize>) -> Region {
+        Region {
+            info: Allocation {
+                id: 1,
+                base: range.start,
+                bytes: (range.end - range.start) as u64,
+                location: MemoryLocation::Device(0),
+                version: 0,
+            },
+            reach: range.end,
+            owner: Owner::Emulator,
+            accesses: Vec::new(),
+            written: WrittenBytes::default(),
+            poisoned: false,
+            orders: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_address_within_a_live_region_is_not_called_freed() {
+        let said = |table: &AllocationTable, address| {
+            not_allocated(table, "aclrtFree", address)
+                .message
+                .into_owned()
+        };
+        let mut table = AllocationTable::default();
+        for base in [0x4000, 0x6000] {
+            table.insert(region(base..base + 0x2000));
+            table.remove(base);
+        }
+        assert!(said(&table, 0x6000).contains("was already freed"));
+        // The new region begins in front of both, and overlaps one.
+        table.insert(region(0x1000..0x5000));
+        assert!(said(&table, 0x4000).contains("is inside the allocation at 0x1000"));
+        assert!(said(&table, 0x6000).contains("was already freed"));
+        table.remove(0x1000);
+        assert!(said(&table, 0x4000).contains("was not allocated"));
+    }
 }

@@ -14,8 +14,8 @@ use super::step_context::{LayerTensors, StepContext};
 /// One call (BSND) a layer over the paged cache, for steps behind cached tokens whose requests add equally many: drafts
 /// that are verified, or one prompt. It takes causal layers and windows, and leaves sinks to packed calls.
 ///
-/// On CANN 8.1 it takes FLOAT16, which packed calls do not: verification copies no keys then, as
-/// [`PromptAndIncre`](crate::PromptAndIncre) does.
+/// On CANN 8.1 packed calls do not take FLOAT16 and this call does, so drafts are verified without the copies that
+/// [`PromptAndIncre`](crate::PromptAndIncre) makes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BatchedQueries;
 

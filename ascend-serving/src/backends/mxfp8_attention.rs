@@ -16,8 +16,9 @@ use crate::rules;
 use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
+use super::paged_decode::sizes;
 use super::program::{StepProgram, StepStage};
-use super::step_context::{LayerTensors, StepContext, check_quantised_mask, size};
+use super::step_context::{LayerTensors, StepContext, check_quantised_mask};
 use super::step_memory::{StepMemory, tensor_bytes};
 
 /// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
@@ -40,7 +41,7 @@ impl MxFp8Query {
     /// Allocates memory for queries like these, for a step whose longest request has `longest` new tokens.
     fn empty<T: Element>(step: &StepContext<'_>, like: &Tensor<T>, longest: usize) -> Result<Self> {
         let device = step.stream.device();
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(like, axis));
+        let [tokens, heads, dim] = sizes(like);
         let (pairs, kv_heads) = (dim / (2 * GROUP), step.shape.kv_heads);
         let of_key_head = heads.checked_div(kv_heads).unwrap_or(0);
         let [rows, of_each] = [longest, of_key_head].map(|x| i64::try_from(x).unwrap_or(i64::MAX));

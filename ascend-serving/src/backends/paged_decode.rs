@@ -17,8 +17,8 @@ use super::step_context::{LayerTensors, StepContext, check_single_tokens, size};
 /// decode and layers without a window or sinks.
 ///
 /// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of
-/// 16 tokens. On 8.5 it takes heads that are neither 64 nor 128 long with as many key heads, and on every release
-/// heads up to 512. From 8.5 on it reads NZ caches of 64 or 128 elements a head too.
+/// 16 tokens. On 8.5 it also takes head dimensions other than 64 and 128 where there are as many key heads as query
+/// heads; in every release it takes heads up to 512. From 8.5 on it reads NZ caches of 64 or 128 elements a head too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PagedDecode;
 
@@ -39,7 +39,7 @@ pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tens
     }
 }
 
-/// The sizes `[tokens, N, D]` of a packed tensor.
+/// The sizes of a packed tensor, `[tokens, N, D]` or `[N, tokens, D]`.
 pub(super) fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
     [0, 1, 2].map(|axis| size(packed, axis))
 }

@@ -132,9 +132,9 @@ impl Neighbours {
     }
 }
 
-/// A call of a step, planned.
+/// A planned call of a step, by one of the two older operators.
 #[derive(Debug)]
-enum PlannedCall {
+enum PromptOrIncre {
     Incre(Box<PlannedIncre>),
     Prompt {
         plan: Arc<PromptPlan>,
@@ -151,8 +151,7 @@ struct PlannedIncre {
 
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
-    /// The stream on which calls take turns with the memory of copied rows.
-    calls: Vec<(Range<usize>, PlannedCall)>,
+    calls: Vec<(Range<usize>, PromptOrIncre)>,
     copied: Mutex<CopiedRows<T>>,
 }
 
@@ -160,7 +159,7 @@ fn plan_incre<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
     neighbours: &Neighbours,
-) -> Result<PlannedCall> {
+) -> Result<PromptOrIncre> {
     let layout = layout(first.cache);
     let block_table = step.block_table.rows(neighbours.requests.clone())?;
     let query = rows(layout, &first.query.narrow(0, neighbours.tokens.clone())?)?;
@@ -173,7 +172,7 @@ fn plan_incre<T: Element>(
         .scale(step.shape.scale)
         .actual_seq_lengths_kv(lengths)
         .plan(inputs.paged(&block_table))?;
-    Ok(PlannedCall::Incre(Box::new(PlannedIncre {
+    Ok(PromptOrIncre::Incre(Box::new(PlannedIncre {
         plan,
         layout,
         block_table,
@@ -266,7 +265,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
                             plan
                         }
                     };
-                    PlannedCall::Prompt { plan, prompts }
+                    PromptOrIncre::Prompt { plan, prompts }
                 }
             };
             calls.push((run.tokens, planned));
@@ -289,8 +288,8 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 impl<T: Element> StepStage<T> for StepCalls<T> {
     fn memory(&self) -> StepMemory {
         let calls = self.calls.iter().map(|(_, planned)| match planned {
-            PlannedCall::Incre(run) => run.plan.workspace_bytes(),
-            PlannedCall::Prompt { plan, .. } => plan.workspace_bytes(),
+            PromptOrIncre::Incre(run) => run.plan.workspace_bytes(),
+            PromptOrIncre::Prompt { plan, .. } => plan.workspace_bytes(),
         });
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
     }
@@ -307,14 +306,14 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
             let query = layer.query.narrow(0, tokens.clone())?;
             let attention = output.narrow(0, tokens.clone())?;
             match planned {
-                PlannedCall::Incre(run) => {
+                PromptOrIncre::Incre(run) => {
                     let query = rows(run.layout, &query)?;
                     let mut attention = rows(run.layout, &attention)?;
                     let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
                     let inputs = inputs.paged(&run.block_table);
                     run.plan.launch_into(stream, inputs, &mut attention)?;
                 }
-                PlannedCall::Prompt { plan, prompts } => {
+                PromptOrIncre::Prompt { plan, prompts } => {
                     let own = || KeyRows::of_step(layer)?.narrow(tokens.clone());
                     let keys = match prompts.prompt.copies_keys() {
                         true => copied.bring_keys(stream, prompts, layer.cache, own)?,

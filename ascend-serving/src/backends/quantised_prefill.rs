@@ -201,7 +201,7 @@ impl<T: Element> DenseStep<T> {
         for request in self
             .requests
             .iter()
-            .filter(|cache| !cache.cached.is_empty())
+            .filter(|request| !request.cached.is_empty())
         {
             let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
             let (key, value) = (place(&keys.quantised)?, place(&values.quantised)?);

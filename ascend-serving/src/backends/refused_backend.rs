@@ -94,15 +94,15 @@ pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
 /// The error of a step that no backend can serve, with the reason of each.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
     // Backends with the same reason are listed together.
-    let mut said: Vec<(Vec<&str>, String)> = Vec::new();
+    let mut by_reason: Vec<(Vec<&str>, String)> = Vec::new();
     for refused in refused {
         let reason = refused.reason();
-        match said.iter_mut().find(|(_, known)| *known == reason) {
+        match by_reason.iter_mut().find(|(_, known)| *known == reason) {
             Some((names, _)) => names.push(refused.name),
-            None => said.push((vec![refused.name], reason)),
+            None => by_reason.push((vec![refused.name], reason)),
         }
     }
-    let reasons = said.iter();
+    let reasons = by_reason.iter();
     let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
     let mut reasons: Vec<String> = match refused {
         [] => {

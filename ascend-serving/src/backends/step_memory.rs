@@ -13,8 +13,8 @@ use crate::rules;
 pub struct StepMemory {
     /// Bytes that the plan holds until it is dropped: masks, tables of its own, keys that were copied or dequantised.
     pub held: usize,
-    /// Bytes that a layer holds until the device has computed it: parts of the keys, which are merged. All queued
-    /// layers hold them at the same time.
+    /// Bytes that a layer holds until the device has computed it: the outputs of the calls that are merged, with their
+    /// log-sum-exps. All queued layers hold them at the same time.
     pub layer: usize,
     /// The largest workspace of its calls, which the stream keeps for other calls.
     pub workspace: usize,

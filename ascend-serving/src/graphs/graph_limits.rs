@@ -85,7 +85,7 @@ impl GraphLimits {
         rows.collect()
     }
 
-    /// Sets fewer blocks for all requests together; without it the verification of drafted trees has no such limit. A
+    /// Limits the blocks of all requests together; the default is the cache's size, and for drafted trees no limit. A
     /// block that requests share counts for each, and a dummy request takes one.
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = blocks;

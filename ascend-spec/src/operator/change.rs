@@ -68,7 +68,7 @@ impl fmt::Display for Change {
             NewArgument::Value(OwnedValue::Flag(value)) => write!(f, "set {name} to {value}"),
             NewArgument::Value(OwnedValue::Text(Some(value))) => write!(f, "set {name} to {value}"),
             NewArgument::Value(OwnedValue::Ints(Some(values))) => {
-                write!(f, "set {name} to {}", Shown(values))
+                write!(f, "set {name} to {}", Listed(values))
             }
             NewArgument::Value(OwnedValue::Text(None) | OwnedValue::Ints(None))
             | NewArgument::Nothing => {
@@ -88,9 +88,9 @@ impl fmt::Display for Change {
 }
 
 /// Numbers in a message: all of a short list, both ends of a long one.
-pub(crate) struct Shown<'a>(pub(crate) &'a [i64]);
+pub(crate) struct Listed<'a>(pub(crate) &'a [i64]);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [first, second, third, .., last] if self.0.len() > 12 => {

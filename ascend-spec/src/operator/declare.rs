@@ -202,7 +202,7 @@ macro_rules! declare_arguments {
                 })
             }
 
-            #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
+            /// The call that the rules judge, with these tensors.
             pub fn call_of<'a>(&'a self, tensors: &'a Arguments<$crate::TensorDesc>) -> $call<$($borrow)?> {
                 $call {
                     $($field: declare_arguments!(@view $kind self.$field, tensors.$field),)*

@@ -22,7 +22,7 @@ mod value;
 mod version;
 
 pub use change::{Change, NewArgument};
-pub(crate) use change::{Fix, Shown, changed, written};
+pub(crate) use change::{Fix, Listed, changed, written};
 pub use entry_point::EntryPoint;
 pub use parameter::{
     Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field,

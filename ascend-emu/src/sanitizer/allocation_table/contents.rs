@@ -5,7 +5,7 @@
 //! written. Host memory counts as written, since programs write it themselves. Allocators of the program that hand
 //! out parts of an allocation are not seen: bytes that an earlier tensor wrote stay written.
 
-use super::hazards::Visit as Accesses;
+use super::hazards::Accesses;
 use super::written::WrittenBytes;
 use super::{AllocationTable, MemoryLocation, Owner, Region, with};
 use crate::config::Check;

@@ -24,7 +24,7 @@ pub(super) struct QueuedAccess {
 const ACCESSES: usize = 4096;
 
 /// Visits the accesses of one operation.
-pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
+pub(crate) type Accesses<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
 /// The findings about the accesses of an operation.
 #[derive(Default)]
@@ -160,7 +160,7 @@ impl AllocationTable {
     pub(super) fn examine(
         &self,
         name: &'static str,
-        visit: Visit<'_>,
+        visit: Accesses<'_>,
         races: impl Fn(&QueuedAccess, Access) -> Option<Suspicion>,
     ) -> Examination {
         let mut examined = Examination::default();
@@ -187,7 +187,7 @@ impl AllocationTable {
     }
 
     /// Counts an operation as queued, and records its accesses.
-    fn queue(&mut self, operation: Operation, name: &'static str, visit: Visit<'_>) {
+    fn queue(&mut self, operation: Operation, name: &'static str, visit: Accesses<'_>) {
         self.order.queue(operation);
         let mut parts: SmallVec<[Access; 4]> = SmallVec::new();
         visit(&mut |access| {
@@ -209,7 +209,7 @@ pub(crate) fn admit(
     check: Check,
     code: i32,
     name: &'static str,
-    visit: Visit<'_>,
+    visit: Accesses<'_>,
 ) -> Outcome<Option<Fault>> {
     let examined = with(|table| {
         let races = |known: &QueuedAccess, access| {
@@ -244,7 +244,7 @@ pub(crate) fn add_replay_accesses(
     update: Operation,
     replays: &[Operation],
     name: &'static str,
-    visit: Visit<'_>,
+    visit: Accesses<'_>,
 ) {
     with(|table| {
         table.order.queue(update);
@@ -284,7 +284,7 @@ pub(crate) fn inspect(
     code: i32,
     name: &'static str,
     by_host: bool,
-    visit: Visit<'_>,
+    visit: Accesses<'_>,
 ) -> Outcome {
     let examined = with(|table| {
         table.examine(name, visit, |known, access| {

@@ -85,25 +85,21 @@ pub(crate) fn register_host(
         );
         if foreign {
             table.allocations += 1;
-            table.freed.retain(|range| !range.contains(&address));
-            table.regions.insert(
-                address,
-                Region {
-                    info: Allocation {
-                        id: table.allocations,
-                        base: address,
-                        bytes,
-                        location: MemoryLocation::PinnedHost,
-                        version: 0,
-                    },
-                    reach: end,
-                    owner: Owner::Program,
-                    accesses: Vec::new(),
-                    written: WrittenBytes::default(),
-                    poisoned: false,
-                    orders: Vec::new(),
+            table.insert(Region {
+                info: Allocation {
+                    id: table.allocations,
+                    base: address,
+                    bytes,
+                    location: MemoryLocation::PinnedHost,
+                    version: 0,
                 },
-            );
+                reach: end,
+                owner: Owner::Program,
+                accesses: Vec::new(),
+                written: WrittenBytes::default(),
+                poisoned: false,
+                orders: Vec::new(),
+            });
         }
         Ok(())
     })

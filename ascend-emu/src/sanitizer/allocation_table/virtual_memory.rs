@@ -74,9 +74,7 @@ pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
         let known = ReservedRange { range, len, device };
         table.memory.reserved.insert(range.base, known);
         let end = range.base + len;
-        table
-            .freed
-            .retain(|freed| freed.end <= range.base || end <= freed.start);
+        table.forget_freed(range.base..end);
     });
     Ok(range.base)
 }
@@ -107,10 +105,7 @@ pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
             ));
         }
         table.memory.reserved.remove(&address);
-        if table.freed.len() >= super::FREED {
-            table.freed.pop_front();
-        }
-        table.freed.push_back(address..end);
+        table.remember_freed(address..end);
         Ok(known.range)
     })?;
     DeviceMemory::get()?.ranges.give_back(range);
@@ -269,9 +264,6 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         physical.mappings += 1;
         let device = physical.device;
         table.allocations += 1;
-        table
-            .freed
-            .retain(|freed| freed.end <= address || address + bytes <= freed.start);
         let region = Region {
             info: Allocation {
                 id: table.allocations,

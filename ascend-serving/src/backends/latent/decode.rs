@@ -4,7 +4,8 @@ use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::{CausalOrigin, Element, Output, Plan, Stream, Tensor};
 
-use crate::backends::{StepContext, StepMemory, size};
+use crate::backends::paged_decode::sizes;
+use crate::backends::{StepContext, StepMemory};
 use crate::batch::{AttentionState, StepPart};
 use crate::error::Result;
 use crate::kv::LayerCache;
@@ -72,7 +73,7 @@ impl MlaDecode {
         queries: [&Tensor<T>; 2],
         into: &Tensor<T>,
     ) -> Result<()> {
-        let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(into, axis));
+        let [heads, tokens, dim] = sizes(into);
         let mut output = Output {
             attention: match self.layout {
                 Layout::TndNtd => into.clone(),
@@ -89,7 +90,7 @@ impl MlaDecode {
 /// Packed queries and their rotary parts, `[tokens, N, D]`, in the axes of a layout.
 fn views<T: Element>(layout: Layout, queries: [&Tensor<T>; 2]) -> Result<[Tensor<T>; 2]> {
     let view = |tensor: &Tensor<T>| {
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
+        let [tokens, heads, dim] = sizes(tensor);
         match layout {
             Layout::BnsdNbsd => tensor.reshape([tokens, heads, 1, dim]),
             Layout::BsndNbsd => tensor.reshape([tokens, 1, heads, dim]),

@@ -4,9 +4,10 @@ use std::fmt;
 
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
+use crate::backends::paged_decode::sizes;
 use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory,
-    StepProgram, StepStage, size,
+    StepProgram, StepStage,
 };
 use crate::batch::{AttentionMetadata, Causality, LayerMask, StatePolicy, StepPart};
 use crate::error::{Error, Result};
@@ -198,12 +199,12 @@ impl<T: Element> StepStage<T> for MlaStep<T> {
         match self {
             Self::Absorbed(decode) => decode.memory(),
             Self::Plain(prefill) => prefill.memory(),
-            Self::Mixed(_, decode, prefill) => decode.memory().beside(prefill.memory()),
+            Self::Mixed(_, decode, prefill) => decode.memory().then(prefill.memory()),
         }
     }
 
     fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
+        let [tokens, heads, dim] = sizes(layer.query);
         match self {
             Self::Absorbed(_) => [heads, tokens, dim],
             Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],

@@ -27,7 +27,6 @@ use super::context_chunks::{ContextChunk, ContextChunks};
 /// Queries of requests with cached tokens are put in the order of the chunks, so that the queries of a chunk are
 /// contiguous. With one such request, or where they are in that order already, nothing is copied.
 pub(super) struct MlaPrefill<T: Element> {
-    /// The stream that orders the use of the workspace.
     /// Shape of queries and output, `[tokens, N, D]`.
     shape: [usize; 3],
     /// The tokens of this part among those of the step.

@@ -2,6 +2,7 @@
 
 use super::resolve::{Verdict, resolve};
 use super::routing::Routing;
+use super::rules::api_layer::Progress;
 use super::rules::{
     Facts, antiquant, api_layer, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised,
     output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
@@ -21,13 +22,13 @@ impl<'a> FiaCall<'a> {
     /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute.
     pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
-        self.judged(version, target)
-            .map_err(|violation| self.tried(violation, version, target))
+        self.check_rules(version, target)
+            .map_err(|violation| self.try_fix(violation, version, target))
     }
 
     /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
     /// the same rule again, breaks any rule where the violation is of a lint, or is unsupported.
-    pub(super) fn tried(
+    pub(super) fn try_fix(
         &self,
         mut violation: Violation,
         version: Version,
@@ -38,7 +39,7 @@ impl<'a> FiaCall<'a> {
         }
         let mends = match self.to_arguments().changed(&violation.changes) {
             Err(_) => false,
-            Ok(changed) => match changed.call().judged(version, target) {
+            Ok(changed) => match changed.call().check_rules(version, target) {
                 Ok(_) => true,
                 Err(next) => {
                     !next.is_unsupported()
@@ -54,19 +55,29 @@ impl<'a> FiaCall<'a> {
         violation
     }
 
-    /// As [`FiaCall::check`], but the changes of a fix are not tried.
-    fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
-        if !api_layer::judges(version, target) {
-            return self.passed_on(version, target);
+    /// As [`FiaCall::check`], but the changes of a fix are not try_fix.
+    fn check_rules(
+        &'a self,
+        version: Version,
+        target: Target,
+    ) -> Result<CheckedCall<'a>, Violation> {
+        if !api_layer::applies(version, target) {
+            return self.check_behind_api_layer(version, target);
         }
         match api_layer::arguments(self)? {
-            true => Ok(self.without_work(target)),
-            false => self.passed_on(version, target).map_err(api_layer::returned),
+            Progress::Ends => Ok(self.without_work(target)),
+            Progress::GoesOn => self
+                .check_behind_api_layer(version, target)
+                .map_err(api_layer::with_its_status),
         }
     }
 
     /// The verdict on a call that the API layer passes on.
-    fn passed_on(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
+    fn check_behind_api_layer(
+        &'a self,
+        version: Version,
+        target: Target,
+    ) -> Result<CheckedCall<'a>, Violation> {
         let facts = self.facts(version, target)?;
         if version == Version::V5 && target.cann >= Cann::V9_1 && !target.is_950() {
             // V5 checks strides, whichever checks follow. From 9.2 on the layer of V1 to V4 makes tensors contiguous.
@@ -74,15 +85,16 @@ impl<'a> FiaCall<'a> {
         }
         let verdict = match facts.checker {
             Checker::Prefill => {
-                // This check comes before the path; the older operator with the same path does not have it.
+                // FusedInferAttentionScore checks this before it enters the path; PromptFlashAttention, which shares
+                // the path, does not.
                 entry::several_rows(&facts)?;
                 prefill(&facts)
             }
             Checker::Decode => decode(&facts),
             Checker::SplitFuse => split_fused(&facts),
-            Checker::Unified => checked_as_one(&facts),
+            Checker::Unified => check_unified(&facts),
         }?;
-        if api_layer::judges(version, target) {
+        if api_layer::applies(version, target) {
             api_layer::outputs(&facts)?;
         }
         resolve(&facts, verdict)
@@ -104,7 +116,11 @@ impl<'a> FiaCall<'a> {
 
     /// The verdict of the prefill or the decode path on the call, whichever path FusedInferAttentionScore would
     /// choose: each of the older operators has one of the two paths.
-    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<Verdict, Violation> {
+    pub(crate) fn verdict_of_path(
+        &'a self,
+        checker: Checker,
+        target: Target,
+    ) -> Result<Verdict, Violation> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
         match checker {
             Checker::Decode => decode(&facts),
@@ -112,8 +128,8 @@ impl<'a> FiaCall<'a> {
         }
     }
 
-    /// Resolves the call by a verdict of [`FiaCall::judge`]. The verdict may be that of another call with the same
-    /// work, mode and mask, whose head dimensions are padded.
+    /// Resolves the call by a verdict of [`FiaCall::verdict_of_path`]. The verdict may be that of another call with the
+    /// same work, mode and mask, whose head dimensions are padded.
     pub(crate) fn resolve_by(
         &'a self,
         verdict: Verdict,
@@ -333,7 +349,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Violation> {
     mla::decode_ropes(f)?;
     entry::empty_query(&main_tensors(f), f.route, false)?;
     let full_quant = f.query.dtype == DType::Int8 && f.rope();
-    if mla::unified(f) || full_quant {
+    if mla::is_for_newer_checker(f) || full_quant {
         if full_quant {
             mla_quantised::full_quant(f)?;
             if mla_quantised::tree(f) {
@@ -388,7 +404,7 @@ fn split_fused(f: &Facts<'_>) -> Result<Verdict, Violation> {
 }
 
 /// Checks by the unified checker: what is given, then each feature, then all of it together.
-fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Violation> {
+fn check_unified(f: &Facts<'_>) -> Result<Verdict, Violation> {
     use unified::{features, form, lengths, lists, masks, output, pages, quant, rope};
     let nothing = |work| Ok((work, SparseMode::DefaultMask, MaskUse::None));
     form::counts(f)?;

@@ -1,7 +1,7 @@
 //! FusedInferAttentionScore: the description of a call, its rules, and what a call that holds them computes.
 //!
-//! The rules are those of the operator's own checks in four releases of CANN ([`Cann`](crate::Cann)) on Atlas A2 and
-//! A3, and of 9.1 on Ascend 950; each states where it holds ([`Rule::scope`](crate::Rule::scope)). Which of the
+//! The rules are those of the operator's own checks in each release of [`Cann::ALL`](crate::Cann::ALL) on Atlas A2 and
+//! A3, and from 9.0 on on Ascend 950; each states where it holds ([`Rule::scope`](crate::Rule::scope)). Which of the
 //! operator's checkers judges a call depends on the release ([`Checker`]): most differences follow from it. What a
 //! release takes and no kernel here computes is [`UNSUPPORTED`](crate::UNSUPPORTED), such as the INT8 output that 9.0
 //! takes without a scale.

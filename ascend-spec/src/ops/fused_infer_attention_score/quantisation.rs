@@ -48,7 +48,8 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let call = f.call;
     let split = call.key_antiquant_scale.is_some() && call.value_antiquant_scale.is_some();
     // Ascend 950 has no merged form.
-    let few = f.prefill() && f.q.rows > 16 && !f.paged() && !f.target.is_950();
+    let few =
+        f.prefill() && f.q.rows > FiaCall::MOST_DECODE_ROWS && !f.paged() && !f.target.is_950();
     let (scale, offset, mode) = match (split && !few, half) {
         (true, 0) => (
             TensorRole::KeyScale,

@@ -1,6 +1,6 @@
 //! Resolution of a call that holds every rule into the problem that a kernel solves.
 
-use super::rules::ascend950::Kind;
+use super::rules::ascend950::QuantisationKind;
 use super::rules::{Facts, output, padding, prefix, pse};
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, mxfp8, quantisation};
 use crate::attention_problem::{
@@ -115,7 +115,8 @@ fn problem<'a>(
         ));
     }
     // A single row over quantised keys sees them all, wherever the query's padding puts it.
-    let sees_all = f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1;
+    let sees_all =
+        f.target.is_950() && f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;
     let pads_query = f.prefill() && call.query_padding_size.is_some() && !f.packed() && !sees_all;
     let small = |role, desc: &TensorDesc| SmallTensor::new(role, desc, DType::Int64);
     let query_padding = call.query_padding_size.as_ref().filter(|_| pads_query);
@@ -240,26 +241,26 @@ fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Violation> {
 fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Violation> {
     let small = || Violation::unsupported("a scale or offset smaller than its mode's grid");
     match f.kind() {
-        Kind::Half => {}
-        Kind::Antiquant => {
+        QuantisationKind::Half => {}
+        QuantisationKind::Antiquant => {
             problem.key_quantisation = Some(quantisation::antiquant(f, 0).ok_or_else(small)?);
             problem.value_quantisation = Some(quantisation::antiquant(f, 1).ok_or_else(small)?);
         }
-        Kind::Absorbed => {
+        QuantisationKind::Absorbed => {
             let whole = |role| quantisation::whole(f, role).ok_or_else(small);
             problem.query_quantisation = Some(quantisation::query(f).ok_or_else(small)?);
             problem.key_quantisation = Some(whole(TensorRole::KeyScale)?);
             problem.value_quantisation = Some(whole(TensorRole::ValueScale)?);
             problem.scaled_rope = true;
         }
-        Kind::MxFp8 => {
+        QuantisationKind::MxFp8 => {
             problem.query_quantisation = Some(mxfp8::query(f).ok_or_else(small)?);
             problem.key_quantisation = Some(mxfp8::key(f).ok_or_else(small)?);
             problem.value_quantisation = Some(mxfp8::value(f).ok_or_else(small)?);
             problem.probability_scale =
                 quantisation::whole(f, TensorRole::WeightScale).map(|grid| grid.scale);
         }
-        Kind::Fp8 => {
+        QuantisationKind::Fp8 => {
             if f.call.quant_scale1.is_some() {
                 return Err(Violation::unsupported(
                     "quantScale1 with the modes 3, 3 and 2, whose use no document describes",
@@ -269,7 +270,7 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Vi
             problem.key_quantisation = Some(quantisation::rows_of_blocks(f).ok_or_else(small)?);
             problem.value_quantisation = Some(quantisation::value_heads(f).ok_or_else(small)?);
         }
-        Kind::Tensor => {
+        QuantisationKind::Tensor => {
             let scale = |role| Some(quantisation::whole(f, role)?.scale);
             problem.int8_query = Some(Int8Query {
                 score_scale: scale(TensorRole::ScoreScale).ok_or_else(small)?,
@@ -347,7 +348,7 @@ fn cached(f: &Facts<'_>, cache: Cache, desc: &TensorDesc, dim: i64) -> Rows {
     let (n, bs) = (f.kv_heads, f.call.block_size);
     let dtype = super::rules::unpacked(desc.dtype);
     // Ascend 950 groups the elements of quantised keys as if they had the half-precision type of their query.
-    let halves = f.target.is_950() && f.kind() == Kind::Antiquant;
+    let halves = f.target.is_950() && f.kind() == QuantisationKind::Antiquant;
     let lanes = match cache {
         Cache::Nz if halves => 16,
         Cache::Nz => 256 / i64::from(dtype.bits().max(1)),

@@ -30,7 +30,7 @@ impl Routing<'_> {
             if self.split_fuse() {
                 return Checker::SplitFuse;
             }
-            if self.as_one() {
+            if self.is_unified() {
                 return Checker::Unified;
             }
         }
@@ -153,7 +153,7 @@ impl Routing<'_> {
         let cache = !paged
             || match self.key.shape[..] {
                 // Only caches with blocks of 128 rows leave the unified checker.
-                [_, _, _] if cann == Cann::V8_5 && self.as_one() => bs == 128,
+                [_, _, _] if cann == Cann::V8_5 && self.is_unified() => bs == 128,
                 [_, _, _] => bs % 16 == 0 && bs <= 512,
                 [_, _, _, _, c] => {
                     cann >= Cann::V9_1
@@ -169,12 +169,13 @@ impl Routing<'_> {
     }
 
     /// Whether the unified checker takes the call unless the split-fuse path does.
-    fn as_one(&self) -> bool {
+    fn is_unified(&self) -> bool {
         let halves = self.query.dtype.is_half() && self.query.dtype == self.key.dtype;
-        halves && self.unified()
+        halves && self.has_unified_form()
     }
 
-    fn unified(&self) -> bool {
+    /// Whether the form of a call in half precision is one that the unified checker takes.
+    fn has_unified_form(&self) -> bool {
         let call = self.call;
         if self.target.cann >= Cann::V9_0 {
             return !self.kept_single();

@@ -8,7 +8,7 @@ use crate::{Cann, DType, Target, TensorDesc};
 versions! {
     /// A version of FusedInferAttentionScore: each adds arguments to the one before.
     pub enum Version {
-        /// CANN 7.0 and later.
+        /// The first version, which CANN has had since 7.0; 8.1 is the first release with a contract here.
         V1 = OperatorVersion::new(1, "aclnnFusedInferAttentionScore", "8.1").shown_as("V1").on_a2_a3(V8_1),
         /// Adds separate key and value antiquantisation, keys and values of INT32 that hold eight INT4 each, and the
         /// shared prefix.
@@ -22,6 +22,7 @@ versions! {
         /// Adds position start indices and position bias types; the version of Ascend 950.
         V5 = OperatorVersion::new(5, "aclnnFusedInferAttentionScoreV5", "9.0")
             .shown_as("V5").exported_since(V9_0).on_a2_a3(V9_0)
+            // Releases before 9.0 do not know Ascend 950; the contract that stands in for them there has V5.
             .on_ascend950(V8_1),
     }
 }

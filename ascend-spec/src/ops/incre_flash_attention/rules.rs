@@ -36,7 +36,7 @@ impl IncreCall<'_> {
     pub const MOST_CARD_SEQUENCES: i64 = 256;
 
     /// Checks the rules that come before those of the decode path, and returns the verdict of that path.
-    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Violation> {
+    pub(super) fn path_verdict(&self, target: Target) -> Result<Option<Verdict>, Violation> {
         let query = Self::required(self.query, "query")?;
         Self::required(self.key.first(), "key")?;
         Self::required(self.value.first(), "value")?;

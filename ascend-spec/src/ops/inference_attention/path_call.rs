@@ -66,7 +66,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
 
     /// Checks the operator's own rules, and returns the path's verdict; `None` for a call that computes nothing.
     #[doc(hidden)]
-    fn judge(&self, target: Target) -> Result<Option<Verdict>, Violation>;
+    fn verdict(&self, target: Target) -> Result<Option<Verdict>, Violation>;
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.
     fn check_card(&self, problem: &AttentionProblem<'_>) -> Result<(), Violation>;
@@ -157,7 +157,9 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
 
     /// The verdict of the path's rules on a call of FusedInferAttentionScore.
     fn judge_path(fused: &FiaCall<'_>) -> Result<Verdict, Violation> {
-        fused.judge(Self::CHECKER, TILING).map_err(Self::by_path)
+        fused
+            .verdict_of_path(Self::CHECKER, TILING)
+            .map_err(Self::by_path)
     }
 
     /// A refusal of the path, as the operator reports it.
@@ -197,7 +199,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
             return Err(product.broken(target.soc, allowed));
         }
         let call = self.computed_by(version);
-        let Some(verdict) = call.judge(target)? else {
+        let Some(verdict) = call.verdict(target)? else {
             return Ok(then(None));
         };
         let fused = call.as_fused();

@@ -45,11 +45,11 @@ macro_rules! path_operator {
                 self.keeping(|parameter| Self::computes(version, parameter))
             }
 
-            fn judge(
+            fn verdict(
                 &self,
                 target: $crate::Target,
             ) -> Result<Option<$crate::ops::fused_infer_attention_score::Verdict>, $crate::Violation> {
-                self.judged(target)
+                self.path_verdict(target)
             }
 
             fn check_card(

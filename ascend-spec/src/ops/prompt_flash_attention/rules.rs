@@ -85,7 +85,7 @@ impl PromptCall<'_> {
 
     /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for
     /// an output without elements.
-    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Violation> {
+    pub(super) fn path_verdict(&self, target: Target) -> Result<Option<Verdict>, Violation> {
         let required = Required {
             query: Self::required(self.query.as_ref(), "query")?,
             key: Self::required(self.key.as_ref(), "key")?,

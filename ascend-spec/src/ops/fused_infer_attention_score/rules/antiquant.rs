@@ -257,12 +257,8 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(scale) = &call.antiquant_scale else {
         return Err(SCALE.broken("none", "scales"));
     };
-    require!(
-        (0..=2).contains(&call.antiquant_mode),
-        MODES,
-        call.antiquant_mode,
-        "0 or 1",
-    );
+    // The operator takes 2 for 0.
+    MODES.takes(call.antiquant_mode, 0..=2)?;
     let dtype = match call.antiquant_mode {
         1 => DType::Float,
         _ => f.query.dtype,
@@ -366,7 +362,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
 fn packed_lengths(f: &Facts<'_>) -> Result<(), Violation> {
-    super::packed::lengths(f, 65_536, i64::MAX)?;
+    super::packed::lengths(f, FiaCall::MOST_SEQUENCES, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
     let rows = f.sequences().map(|b| f.q_len(b));
     let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| {

@@ -22,15 +22,22 @@ rules! {
 }
 
 /// Whether calls of `version` pass this layer on `target`.
-pub(crate) fn judges(version: Version, target: Target) -> bool {
+pub(crate) fn applies(version: Version, target: Target) -> bool {
     version <= Version::V4
         && matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3)
         && target.cann >= Cann::V9_2
 }
 
-/// Checks what comes before shapes are inferred. Returns whether the call ends there, successfully: nothing else is
-/// checked of a call whose attentionOut has no elements.
-pub(crate) fn arguments(call: &FiaCall<'_>) -> Result<bool, Violation> {
+/// How a call goes on after the first checks of this layer.
+pub(crate) enum Progress {
+    /// It ends, successfully: nothing else is checked of a call whose attentionOut has no elements.
+    Ends,
+    /// The operator's own checks follow.
+    GoesOn,
+}
+
+/// Checks what comes before shapes are inferred.
+pub(crate) fn arguments(call: &FiaCall<'_>) -> Result<Progress, Violation> {
     let main = entry::main_tensors(call)?;
     require!(
         !call.softmax_lse_flag || call.softmax_lse.is_some(),
@@ -43,7 +50,7 @@ pub(crate) fn arguments(call: &FiaCall<'_>) -> Result<bool, Violation> {
         },
     );
     if main.out.is_empty() {
-        return Ok(true);
+        return Ok(Progress::Ends);
     }
     LISTS.takes(
         Named(
@@ -52,7 +59,7 @@ pub(crate) fn arguments(call: &FiaCall<'_>) -> Result<bool, Violation> {
         ),
         call.key.len(),
     )?;
-    Ok(false)
+    Ok(Progress::GoesOn)
 }
 
 /// Checks the outputs against the inferred shapes, which the copies of the results demand.
@@ -76,7 +83,7 @@ pub(crate) fn outputs(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// The refusal of a stage further in, as the layer returns it: with one status for all of them.
-pub(crate) fn returned(mut violation: Violation) -> Violation {
+pub(crate) fn with_its_status(mut violation: Violation) -> Violation {
     if matches!(violation.status(), PARAM_INVALID | TILING_ERROR) {
         violation.status = INNER_NULLPTR;
     }

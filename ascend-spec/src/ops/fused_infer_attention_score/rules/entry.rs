@@ -79,7 +79,6 @@ pub(crate) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTensors<'a>,
     })
 }
 
-/// Refuses versions whose entry points return an error before they look at any argument.
 impl Version {
     /// What the entry points check before any argument: those before V5 refuse Ascend 950 in releases that know it.
     ///

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
-use crate::operator::{Change, Shown};
+use crate::operator::{Change, Listed};
 use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
@@ -60,7 +60,7 @@ pub(crate) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String {
     match lengths.collect::<Option<Vec<_>>>() {
         Some(lengths) if lengths.len() > 1 => format!(
             "if the entries are ends of sequences, pass their lengths {}; otherwise {otherwise}",
-            Shown(&lengths)
+            Listed(&lengths)
         ),
         _ => otherwise.to_owned(),
     }
@@ -88,7 +88,7 @@ pub(crate) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     batch.min(most.saturating_add(2))
 }
 
-/// The sum of `of` over all sequences.
+/// The sum of `size` over all sequences.
 pub(crate) fn total(call: &FiaCall<'_>, batch: usize, size: impl Fn(usize) -> i64) -> i64 {
     let looked_at = distinct(call, batch);
     let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(size(b)));

@@ -81,7 +81,8 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
                 Dims::of([size, size]),
             )
             .fix(|| {
-                match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
+                let square = Dims::of([size, size]).elements();
+                match mask.shape.ends_with(&[size, size]) && mask.elements() == square {
                     true => Ok(Change::to(
                         Parameter::AttenMask,
                         NewArgument::Shape(Dims::of([size, size])),
@@ -146,7 +147,8 @@ pub(crate) fn fix_of_one_row(
         return Err("pass mode 0, with a mask [B, 1, 1, Skv] where a row does not see every key");
     };
     let (mode, tokens) = match mode {
-        // This is a causal window: the lint on preTokens reads preTokens in this mode so.
+        // Mode 3 ignores preTokens. A caller that bounds them means a causal window, as the lint `pre_tokens.ignored`
+        // assumes.
         SparseMode::RightDownCausal if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => {
             (SparseMode::Band, (call.pre_tokens, 0))
         }

@@ -30,7 +30,12 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     let precise = call.inner_precise == 0
         || call.inner_precise == 1
         || (call.inner_precise == 2 && f.layout == Layout::Tnd);
-    require!(precise, PRECISE, call.inner_precise, "0 or 1",);
+    require!(
+        precise,
+        PRECISE,
+        call.inner_precise,
+        "0 or 1, and 2 with TND",
+    );
     let none = [
         &call.deq_scale1,
         &call.quant_scale1,
@@ -115,7 +120,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
         "pass both",
     );
     if packed {
-        packed::lengths(f, 65_536, FiaCall::MOST_PACKED_ROWS)?;
+        packed::lengths(f, FiaCall::MOST_SEQUENCES, FiaCall::MOST_PACKED_ROWS)?;
     } else {
         super::lengths::key(f)?;
     }
@@ -185,8 +190,8 @@ pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Refuses rotary parts of a half-precision query over a quantised cache. The decode path of every release has this
-/// check, and behind it checks of such calls that no call reaches.
+/// Refuses rotary parts of a half-precision query over a quantised cache. Every release refuses these calls here; the
+/// operator's later checks for them are unreachable.
 pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
     require!(

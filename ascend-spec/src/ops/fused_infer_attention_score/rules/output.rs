@@ -178,7 +178,7 @@ pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let (call, route) = (f.call, f.route);
     let (holds, allowed) = match route {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),
-        Route::Prefill => (call.inner_precise != 4, "0 to 3"),
+        Route::Prefill => (call.inner_precise != 4, "anything but 4"),
     };
     require!(holds, PRECISE, call.inner_precise, allowed,);
     require!(

@@ -67,11 +67,17 @@ pub(crate) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Violat
     }
 }
 
-/// Checks the length arrays of packed sequences, whatever the path.
-pub(crate) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Violation> {
+/// The number of entries of a length array.
+pub(crate) fn entries(lengths: &[i64]) -> i64 {
+    i64::try_from(lengths.len()).unwrap_or(i64::MAX)
+}
+
+/// Checks the length arrays of packed sequences, whatever the path: at most `most` sequences of at most `rows` query
+/// rows together.
+pub(crate) fn lengths(f: &Facts<'_>, most: i64, rows: i64) -> Result<(), Violation> {
     let (q, kv) = arrays(f)?;
     require!(
-        (1..=most).contains(&q.len())
+        (1..=most).contains(&entries(q))
             && (kv.len() == q.len() || (f.paged() && !f.prefill() && kv.is_empty())),
         ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),

@@ -66,7 +66,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// Whether the decode path sees key lengths: an empty array counts as none.
-fn lengths(f: &Facts<'_>) -> bool {
+fn has_key_lengths(f: &Facts<'_>) -> bool {
     let lengths = f.call.actual_seq_lengths_kv;
     lengths.is_some_and(|lengths| !lengths.is_empty())
 }
@@ -79,7 +79,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     DECODE.forbids([
         (
             "a shared prefix with lengths",
-            f.call.key_shared_prefix.is_some() && lengths(f),
+            f.call.key_shared_prefix.is_some() && has_key_lengths(f),
         ),
         ("INT4 keys", f.kv_dtype() == DType::Int4),
         ("rotary parts", f.rope()),
@@ -102,6 +102,6 @@ pub(crate) fn in_force(f: &Facts<'_>) -> bool {
     if f.checker == Checker::Unified && f.prefill() {
         return checked_by_unified(f) && !f.packed();
     }
-    let ignored = f.paged() || f.kv_list || !lengths(f);
+    let ignored = f.paged() || f.kv_list || !has_key_lengths(f);
     f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)
 }

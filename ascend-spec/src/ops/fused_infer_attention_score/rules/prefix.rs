@@ -69,7 +69,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         require!(
             matches!(lengths, &[len] if (0..=f.prefix).contains(&len)),
             LENGTH,
-            crate::operator::Shown(lengths),
+            crate::operator::Listed(lengths),
             format_args!("one entry from 0 to {}", f.prefix),
         );
     }

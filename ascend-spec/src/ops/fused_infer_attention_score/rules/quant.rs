@@ -1,6 +1,7 @@
 //! Quantised query and quantised output.
 
 use super::Facts;
+use crate::allowed::Noted;
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, SparseMode, TensorDesc, Violation};
@@ -30,7 +31,7 @@ rules! {
         "in the decode path quantScale2 and quantOffset2 go with an INT8 output only",
         "drop quantScale2 and quantOffset2, or make the output INT8";
     OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9" in Scope::ALL,
-        "quantScale2 is FLOAT, or BF16 with a BF16 query",
+        "quantScale2 is FLOAT, or BF16 with a BF16 query, or FLOAT16 with a FLOAT16 query in the prefill path",
         "convert quantScale2";
     OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
         "quantScale2 has one element, or one for each head and dimension",
@@ -149,18 +150,13 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let Some(scale) = &call.quant_scale2 else {
         return Err(OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
-    let dtype = match scale.dtype {
-        DType::Float => true,
-        DType::Bf16 => f.query.dtype == DType::Bf16,
-        DType::Float16 => prefill && f.query.dtype == DType::Float16,
-        _ => false,
+    let allowed: &[DType] = match f.query.dtype {
+        DType::Bf16 => &[DType::Float, DType::Bf16],
+        DType::Float16 if prefill => &[DType::Float, DType::Float16],
+        _ => &[DType::Float],
     };
-    require!(
-        dtype,
-        OUT_DTYPE,
-        format_args!("{} with a {} query", scale.dtype, f.query.dtype),
-        "FLOAT, or BF16 with a BF16 query",
-    );
+    let note = format_args!("with a {} query", f.query.dtype);
+    OUT_DTYPE.takes(Noted(scale.dtype, note), allowed)?;
     let size = count(&call.quant_scale2);
     let channels =
         u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);

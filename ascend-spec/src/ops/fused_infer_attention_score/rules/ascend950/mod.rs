@@ -45,7 +45,7 @@ rules! {
 
 /// Which tensors are quantised, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum QuantisationKind {
     /// Nothing.
     Half,
     /// Key and value.
@@ -62,13 +62,13 @@ pub(crate) enum Kind {
 
 impl Facts<'_> {
     /// Which tensors are quantised, and how. On products other than Ascend 950 it follows from dtypes and path alone.
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> QuantisationKind {
         if !self.is_950() {
             return match (self.antiquant(), self.query.dtype, self.route) {
-                (true, ..) => Kind::Antiquant,
-                (false, DType::Int8, Route::Decode) => Kind::Absorbed,
-                (false, DType::Int8, Route::Prefill) => Kind::Tensor,
-                _ => Kind::Half,
+                (true, ..) => QuantisationKind::Antiquant,
+                (false, DType::Int8, Route::Decode) => QuantisationKind::Absorbed,
+                (false, DType::Int8, Route::Prefill) => QuantisationKind::Tensor,
+                _ => QuantisationKind::Half,
             };
         }
         let call = self.call;
@@ -78,32 +78,37 @@ impl Facts<'_> {
             call.value_antiquant_mode,
         );
         if self.query.dtype != self.kv_dtype() {
-            return Kind::Antiquant;
+            return QuantisationKind::Antiquant;
         }
         match modes {
-            _ if self.query.dtype.is_half() => Kind::Half,
-            (6, 6, 8) => Kind::MxFp8,
-            (3, 0, 0) if self.rope() => Kind::Absorbed,
-            (3, 3, 2) if self.since(Cann::V9_2) => Kind::Fp8,
-            _ => Kind::Tensor,
+            _ if self.query.dtype.is_half() => QuantisationKind::Half,
+            (6, 6, 8) => QuantisationKind::MxFp8,
+            (3, 0, 0) if self.rope() => QuantisationKind::Absorbed,
+            (3, 3, 2) if self.since(Cann::V9_2) => QuantisationKind::Fp8,
+            _ => QuantisationKind::Tensor,
         }
     }
 }
 
 /// Checks the dtype of the mask in calls of a kind.
-fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
+fn mask_dtype(f: &Facts<'_>, kind: QuantisationKind) -> Result<(), Violation> {
     use DType::{Bool, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, UInt8};
     let Some(mask) = &f.call.atten_mask else {
         return Ok(());
     };
     let fits = match (kind, f.kv_dtype(), f.out.dtype) {
-        (Kind::Antiquant, HiFloat8 | Float4E2M1 | Int4, _) => mask.dtype == Bool,
-        (Kind::Antiquant, Float8E4M3Fn, Float8E4M3Fn) => {
+        (QuantisationKind::Antiquant, HiFloat8 | Float4E2M1 | Int4, _) => mask.dtype == Bool,
+        (QuantisationKind::Antiquant, Float8E4M3Fn, Float8E4M3Fn) => {
             mask.dtype == Bool || (mask.dtype == UInt8 && f.query.dtype == Float16)
         }
-        (Kind::Absorbed | Kind::MxFp8 | Kind::Fp8 | Kind::Tensor, HiFloat8, Float16) => {
-            mask.dtype == Bool
-        }
+        (
+            QuantisationKind::Absorbed
+            | QuantisationKind::MxFp8
+            | QuantisationKind::Fp8
+            | QuantisationKind::Tensor,
+            HiFloat8,
+            Float16,
+        ) => mask.dtype == Bool,
         _ => true,
     };
     require!(
@@ -121,12 +126,12 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     mask_dtype(f, kind)?;
     layout(f, kind)?;
     match kind {
-        Kind::Half => Ok(()),
-        Kind::Antiquant => antiquant::check(f),
-        Kind::Absorbed => full_quant::absorbed(f),
-        Kind::MxFp8 => mxfp8::check(f),
-        Kind::Fp8 => fp8::check(f),
-        Kind::Tensor => full_quant::tensor(f),
+        QuantisationKind::Half => Ok(()),
+        QuantisationKind::Antiquant => antiquant::check(f),
+        QuantisationKind::Absorbed => full_quant::absorbed(f),
+        QuantisationKind::MxFp8 => mxfp8::check(f),
+        QuantisationKind::Fp8 => fp8::check(f),
+        QuantisationKind::Tensor => full_quant::tensor(f),
     }
 }
 
@@ -148,21 +153,21 @@ pub(crate) fn by_block(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
+fn layout(f: &Facts<'_>, kind: QuantisationKind) -> Result<(), Violation> {
     let layout = f.layout;
     let int8 = f.key.dtype == DType::Int8;
     let fits = match kind {
-        Kind::Half => true,
-        Kind::Antiquant => match layout {
+        QuantisationKind::Half => true,
+        QuantisationKind::Antiquant => match layout {
             Layout::Tnd => !int8,
             Layout::BnsdBsnd => f.q.rows != 1,
             _ => f.classic_layout(),
         },
-        Kind::MxFp8 => layout == Layout::Tnd,
-        Kind::Fp8 => layout == Layout::NtdTnd,
-        Kind::Tensor => f.classic_layout(),
+        QuantisationKind::MxFp8 => layout == Layout::Tnd,
+        QuantisationKind::Fp8 => layout == Layout::NtdTnd,
+        QuantisationKind::Tensor => f.classic_layout(),
         // The checks of the form of attention cover the rest.
-        Kind::Absorbed => !(int8 && matches!(layout, Layout::Bnsd | Layout::BnsdNbsd)),
+        QuantisationKind::Absorbed => !(int8 && matches!(layout, Layout::Bnsd | Layout::BnsdNbsd)),
     };
     require!(
         fits,

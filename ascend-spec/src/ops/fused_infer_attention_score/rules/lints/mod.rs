@@ -81,12 +81,12 @@ impl CheckedCall<'_> {
         };
         let report: Report<'_> = &mut |violation: Violation| {
             if violation.rule.scope.holds(target) {
-                report(self.call.tried(violation, version, target));
+                report(self.call.try_fix(violation, version, target));
             }
         };
-        let odd = tensors::Odd::of(self.call);
+        let unusual = tensors::UnusualTensors::of(self.call);
         if caller == Caller::Fused {
-            tensors::strided(self, odd, report);
+            tensors::strided(self, unusual, report);
         }
         outputs::check(self, report);
         match self.problem.work {
@@ -98,7 +98,7 @@ impl CheckedCall<'_> {
             // The operator checks nothing else, and reads whatever there is.
             return;
         }
-        tensors::check(self, odd, report);
+        tensors::check(self, unusual, report);
         outputs::precision(self, report);
         keys::check(self, report);
         lengths::check(self, report);

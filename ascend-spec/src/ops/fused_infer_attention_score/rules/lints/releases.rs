@@ -237,12 +237,7 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
     let inside = mask.byte_range().zip(p.problem.mask_bytes());
     let inside =
         inside.is_some_and(|(whole, read)| whole.start <= read.start && read.end <= whole.end);
-    // Older compilers cannot keep these arguments in a variable.
-    macro_rules! documents {
-        () => {
-            format_args!("[{batch}, {rows}, {rows}], packed [{squares}]")
-        };
-    }
+    let documented_shapes = format_args!("[{batch}, {rows}, {rows}], packed [{squares}]");
     let lengths = |b| (p.problem.q_len(b), p.problem.kv_len(b));
     let mut sequences = p.problem.distinct_sequences().map(lengths);
     let longer = sequences.find(|&(rows, keys)| keys > 0 && rows > keys);
@@ -254,13 +249,13 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         format_args!("{more} rows, {keys} keys"),
         "at least as many keys as rows",
     );
-    lint!(report, inside, TREE_SIZE, mask.shape, documents!());
+    lint!(report, inside, TREE_SIZE, mask.shape, documented_shapes);
     lint!(
         report,
         documented || !inside,
         TREE_SHAPE,
         mask.shape,
-        documents!(),
+        documented_shapes,
     );
 }
 

@@ -41,19 +41,19 @@ rules! {
 
 /// What is unusual about the tensors of a call, found in one pass: most calls have nothing of it.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Odd {
+pub(super) struct UnusualTensors {
     strided: bool,
     format: bool,
     /// An optional input is empty, or has more elements than can be counted.
     size: bool,
 }
 
-impl Odd {
-    pub(super) fn of(call: &FiaCall<'_>) -> Odd {
-        let mut odd = Odd::default();
+impl UnusualTensors {
+    pub(super) fn of(call: &FiaCall<'_>) -> UnusualTensors {
+        let mut unusual = UnusualTensors::default();
         let mut look = |desc: &TensorDesc| {
-            odd.strided |= !desc.is_contiguous();
-            odd.format |= !desc.format.is_plain();
+            unusual.strided |= !desc.is_contiguous();
+            unusual.format |= !desc.format.is_plain();
         };
         let mut size = false;
         for parameter in Parameter::tensors() {
@@ -62,7 +62,7 @@ impl Odd {
                 size |= is_optional(parameter) && (!countable(desc) || desc.is_empty());
             }
         }
-        Odd { size, ..odd }
+        UnusualTensors { size, ..unusual }
     }
 }
 
@@ -77,8 +77,8 @@ fn countable(desc: &TensorDesc) -> bool {
         .is_some_and(|count| i64::try_from(count).is_ok())
 }
 
-pub(super) fn strided(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
-    if !odd.strided {
+pub(super) fn strided(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report<'_>) {
+    if !unusual.strided {
         return;
     }
     for (argument, desc) in p.call.each_tensor() {
@@ -92,8 +92,8 @@ pub(super) fn strided(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     }
 }
 
-pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
-    if odd.format {
+pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report<'_>) {
+    if unusual.format {
         for (argument, desc) in p.call.each_tensor() {
             FORMAT
                 .takes(
@@ -106,7 +106,7 @@ pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
                 .report(report);
         }
     }
-    if odd.size {
+    if unusual.size {
         for parameter in Parameter::tensors().filter(|parameter| is_optional(*parameter)) {
             for desc in p.call.tensors(parameter) {
                 size(desc, parameter.acl_name(), report);

@@ -67,7 +67,7 @@ rules! {
         "the absorbed form writes no log-sum-exp",
         "set softmaxLseFlag to false";
     PRECISE = "mla.inner_precise", TILING_ERROR, V3, "check G3.1",
-        "innerPrecise is 0 or 1",
+        "innerPrecise is 0 or 1, or 2 with an INT8 query in TND",
         "choose high precision (0) or high performance (1)";
     ALONE = "mla.alone", TILING_ERROR, V3, "check G2.3",
         "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
@@ -162,8 +162,8 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether the decode path passes the call to its newer checker: it has rotary parts and no quantisation.
-pub(crate) fn unified(f: &Facts<'_>) -> bool {
+/// Whether the decode path passes the call to its newer checker: the call has rotary parts and no quantisation.
+pub(crate) fn is_for_newer_checker(f: &Facts<'_>) -> bool {
     f.call.query_rope.is_some()
         && f.call.key_rope.is_some()
         && f.query.dtype.is_half()
@@ -361,8 +361,8 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
 fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
     let call = f.call;
     if f.packed() {
-        let most = 1_048_576 / i64::from(f.query.dtype.bits().max(8) / 8);
-        packed::lengths(f, 65_536, most)?;
+        let most = FiaCall::MOST_PACKED_ROWS / i64::from(f.query.dtype.bits().max(8) / 8);
+        packed::lengths(f, FiaCall::MOST_SEQUENCES, most)?;
     } else {
         require!(
             sliding || call.actual_seq_lengths.is_none(),

@@ -3,7 +3,7 @@
 use super::masks;
 use crate::allowed::{Axis, Named, Shapes};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{
     Facts, heads, packed, padding, prefix, pse, sink,
 };
@@ -77,7 +77,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
 /// Number of keys that a position bias covers.
 fn bias_width(f: &Facts<'_>) -> i64 {
     let given = f.call.actual_shared_prefix_len.and_then(<[i64]>::first);
-    let rows = match f.paged() && f.since(Cann::V9_1) && f.kind() != Kind::Antiquant {
+    let rows = match f.paged() && f.since(Cann::V9_1) && f.kind() != QuantisationKind::Antiquant {
         true => f.mask_width(),
         false => f.key_rows,
     };
@@ -90,7 +90,7 @@ fn bias_width(f: &Facts<'_>) -> i64 {
 /// Checks left padding.
 pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
+    let ignored = f.single || (f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
     let key = call
         .kv_padding_size
@@ -118,7 +118,7 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     ];
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
-        let checked = (!f.single || f.since(Cann::V9_1)) && f.kind() == Kind::Half;
+        let checked = (!f.single || f.since(Cann::V9_1)) && f.kind() == QuantisationKind::Half;
         if checked {
             padding::SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
         }

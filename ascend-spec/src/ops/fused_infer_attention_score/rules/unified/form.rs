@@ -1,7 +1,7 @@
 //! The form of attention: which head dimensions and layouts may be combined.
 
 use crate::allowed::{DivisorsOf, Multiples, Named, Noted, Outcome, Shown};
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
@@ -132,7 +132,7 @@ pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         .takes(Named(format_args!("query {q}, key"), k), q)
         .fix(|| heads::packed_rows(f).unwrap_or(KEY_DIM.fix))?;
     let form = f.form();
-    if f.is_950() && f.dims_differ() && f.kind() == Kind::Half {
+    if f.is_950() && f.dims_differ() && f.kind() == QuantisationKind::Half {
         return different(f);
     }
     require!(
@@ -186,7 +186,7 @@ fn aligned(f: &Facts<'_>) -> i64 {
     let bnsd_bsnd = f.layout == Layout::BnsdBsnd;
     // Without a scale, which 9.0 does not require, this condition goes unchecked too.
     let int8 = f.out.dtype == DType::Int8 && f.call.quant_scale2.is_some();
-    let unlooked_at = f.is_950() && (!bnsd_bsnd || f.kind() == Kind::Tensor);
+    let unlooked_at = f.is_950() && (!bnsd_bsnd || f.kind() == QuantisationKind::Tensor);
     if f.form() != Form::Plain || unlooked_at {
         return 1;
     }

@@ -1,12 +1,9 @@
 //! Length arrays of the unified checker.
 
-use crate::ops::fused_infer_attention_score::Parameter;
 use crate::ops::fused_infer_attention_score::rules::{Facts, OneOr, lengths, packed};
+use crate::ops::fused_infer_attention_score::{FiaCall, Parameter};
 use crate::rule::require;
 use crate::{Axes, Cann, Violation};
-
-/// Most sequences that packed layouts have.
-const MOST: usize = 65_536;
 
 pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
@@ -39,14 +36,15 @@ fn counted(f: &Facts<'_>, all: &[i64]) -> bool {
 
 fn packed_arrays(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
+    let most = FiaCall::MOST_SEQUENCES;
     // Until 9.0 the numbers of entries are compared for dense TND alone.
     let few = f.paged() || f.layout.input() != Axes::Tnd;
     let alike = kv.len() == q.len() || (!kv.is_empty() && few && !f.since(Cann::V9_1));
     require!(
-        (1..=MOST).contains(&q.len()) && alike,
+        (1..=most).contains(&packed::entries(q)) && alike,
         packed::ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),
-        format_args!("as many of each, 1 to {MOST}"),
+        format_args!("as many of each, 1 to {most}"),
         packed::counted(q, kv),
     );
     packed::ends(q, f.q.rows, &packed::Q_ENDS, Parameter::ActualSeqLengths)?;

@@ -3,7 +3,7 @@
 use super::Form;
 use crate::allowed::{Rank, Shown};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
@@ -129,13 +129,13 @@ fn strided_axes(f: &Facts<'_>, parameter: Parameter) -> usize {
     let newer = f.since(Cann::V9_2);
     let cached = matches!(parameter, Key | Value | KeyRope);
     match (f.is_950(), f.kind()) {
-        (true, Kind::MxFp8) => 2,
-        (true, Kind::Half) if newer && cached => match cache {
+        (true, QuantisationKind::MxFp8) => 2,
+        (true, QuantisationKind::Half) if newer && cached => match cache {
             Cache::BnBsH => 1,
             Cache::BnNBsD | Cache::Nz => 2,
         },
-        (true, Kind::Fp8) if cached || parameter == KeyAntiquantScale => 2,
-        (false, Kind::Half) if newer && cached => {
+        (true, QuantisationKind::Fp8) if cached || parameter == KeyAntiquantScale => 2,
+        (false, QuantisationKind::Half) if newer && cached => {
             let absorbed = f.checker == Checker::Unified
                 && f.form() == Form::Absorbed
                 && f.kv_heads == 1
@@ -169,7 +169,7 @@ pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
         false => f.out.dtype == DType::Int8,
     };
     require!(
-        f.kind() != Kind::Half || f.out.dtype == f.query.dtype || quantised,
+        f.kind() != QuantisationKind::Half || f.out.dtype == f.query.dtype || quantised,
         output::OUT_DTYPE,
         format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
         f.query.dtype,

@@ -9,7 +9,7 @@ use crate::rule::{broken, require, rules};
 use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 
 rules! {
     in Scope::UNIFIED;
@@ -68,7 +68,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
         return Err(MODE.broken(f.mode(), "0 to 4"));
     };
-    let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
+    let one = f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;
     require!(
         !one || mode == SparseMode::DefaultMask,
         ONE_ROW,
@@ -146,7 +146,7 @@ pub(super) fn width(f: &Facts<'_>) -> i64 {
     let prefix = prefix::length(f);
     if f.paged() {
         // Over quantised keys the operator takes the block table's size for the number of keys.
-        return match f.since(Cann::V9_1) && f.kind() != Kind::Antiquant {
+        return match f.since(Cann::V9_1) && f.kind() != QuantisationKind::Antiquant {
             true => f.mask_width(),
             false => f.key_rows,
         };

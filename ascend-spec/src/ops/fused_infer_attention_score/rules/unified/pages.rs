@@ -1,7 +1,7 @@
 //! Page attention in the unified checker.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{require, rules};
@@ -90,7 +90,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
 
 fn block_size(f: &Facts<'_>) -> Result<(), Violation> {
     let bs = f.call.block_size;
-    if f.kind() == Kind::Antiquant {
+    if f.kind() == QuantisationKind::Antiquant {
         let step = if f.kv_dtype().bits() == 4 { 64 } else { 32 };
         require!(
             bs > 0 && bs % step == 0 && bs <= 512,
@@ -119,7 +119,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
     // Quantised keys under a half-precision query are in groups of 16 whatever their dtype.
     let bits = |desc: &TensorDesc| match f.kind() {
-        Kind::Antiquant => 16,
+        QuantisationKind::Antiquant => 16,
         _ => i64::from(desc.dtype.bits().max(1)),
     };
     let run =
@@ -139,7 +139,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
         ),
     );
     require!(
-        f.kind() != Kind::Antiquant
+        f.kind() != QuantisationKind::Antiquant
             || cache != Cache::BnNBsD
             || matches!(f.layout, Layout::Bnsd | Layout::BnsdBsnd | Layout::Tnd),
         paged::CACHE_LAYOUT,

@@ -1,7 +1,7 @@
 //! Quantisation arguments of the unified checker: those that the call does not use, and those of an INT8 output.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
@@ -40,7 +40,7 @@ rules! {
 /// Refuses quantisation arguments that a half-precision call does not use.
 pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    if f.kind() != Kind::Half {
+    if f.kind() != QuantisationKind::Half {
         return Ok(());
     }
     if LEFT_OVER.scope.holds(f.target) {
@@ -126,7 +126,8 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     require!(fits, CHANNELS, scale.shape, format_args!("[1], [{n}, {d}]"),);
     let band = f.mode() == SparseMode::Band.acl();
     // On Ascend 950 only quantised keys require it.
-    let asked = !f.is_950() || (f.kind() == Kind::Antiquant && f.out.dtype == DType::Int8);
+    let asked =
+        !f.is_950() || (f.kind() == QuantisationKind::Antiquant && f.out.dtype == DType::Int8);
     require!(
         for f.target => !band || !asked || (call.pre_tokens >= 0 && call.next_tokens >= 0),
         BAND,

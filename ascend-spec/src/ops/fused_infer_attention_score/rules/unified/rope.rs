@@ -4,7 +4,7 @@ use super::Form;
 use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::operator::OwnedValue;
-use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla, padding, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{require, rules};
@@ -40,13 +40,14 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let kind = f.kind();
     require!(
-        kind != Kind::Half || q_rope.dtype == f.query.dtype && k_rope.dtype == f.key.dtype,
+        kind != QuantisationKind::Half
+            || q_rope.dtype == f.query.dtype && k_rope.dtype == f.key.dtype,
         mla::DTYPE,
         format_args!("queryRope {}, keyRope {}", q_rope.dtype, k_rope.dtype),
         f.query.dtype,
     );
     require!(
-        (matches!(f.q.dim, 128 | 512) || (f.q.dim == 64 && kind == Kind::MxFp8))
+        (matches!(f.q.dim, 128 | 512) || (f.q.dim == 64 && kind == QuantisationKind::MxFp8))
             && f.q.dim == f.v.dim,
         DIMS,
         format_args!("query {}, value {}", f.q.dim, f.v.dim),
