@@ -110,6 +110,8 @@ def report(groups, only, files, lints, every, allowed):
             calls[operator] = calls.get(operator, 0) + count
     if every:
         failed += [f"{lint}: no case breaks the lint" for lint in sorted(unbroken)]
+    if not passed and not failed:
+        failed.append(f"no case: none has a name with one of {only}")
     for name in failed:
         print(f"failed: {name}")
     for operator in sorted(calls):
