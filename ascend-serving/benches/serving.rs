@@ -230,6 +230,7 @@ impl SharedPrefix {
             metadata: &self.metadata,
             mask: self.metadata.mask(),
             block_table: &self.block_table,
+            recorded: false,
         };
         let layer = LayerTensors {
             layer: 0,

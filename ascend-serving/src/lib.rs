@@ -180,9 +180,9 @@ pub mod prelude {
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
         AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
         FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence,
-        HybridBackend, LayerGroup, LayerInputs, LayerMask, Mla, PagedDecode, PrefixCache,
-        QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step,
-        TwoFusedCalls,
+        HybridBackend, LayerGroup, LayerInputs, LayerMask, LayerTensors, Mla, PagedDecode,
+        PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy,
+        Step, StepCall, StepContext, StepProgram, TwoFusedCalls,
     };
 }
 
@@ -200,4 +200,7 @@ mod pages {
 
     #[doc = include_str!("../../docs/src/serving.md")]
     struct Serving;
+
+    #[doc = include_str!("../../docs/src/backends.md")]
+    struct BackendsPage;
 }

@@ -263,7 +263,7 @@ ascend_attention::spec::library_rules! {
         "make the settings with the causality of these layers, or set their mask in the metadata";
     GRAPH_LAYER = "graph.layer",
         "a step replays each layer once",
-        "begin a step for each step of the engine";
+        "number the layers from 0, each once; to replay a step again, begin it again";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
         "register a backend such as `FusedAttention` behind it, or compute the step without a graph";

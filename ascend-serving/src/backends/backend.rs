@@ -66,6 +66,9 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Describes the work of a step, for layers whose tensors have the shapes of `first`: the tensors of the first
     /// layer that the program will serve.
     ///
+    /// While steps are captured ([`StepContext::recorded`]) it is asked for steps of dummy requests alone:
+    /// [`AttentionMetadata::requests`](crate::AttentionMetadata::requests) is 0, and the table has a row for each.
+    ///
     /// # Errors
     /// The reason why it cannot serve the step. Nothing is launched.
     fn program(

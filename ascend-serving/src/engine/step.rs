@@ -28,6 +28,8 @@ impl<T: Element> Attention<T> {
     /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) for blocks of another pool,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
     /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that are all computed, unless the request says
+    /// [`BatchRequest::recompute`](crate::BatchRequest::recompute),
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).

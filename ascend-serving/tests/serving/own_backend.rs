@@ -23,7 +23,10 @@ use crate::tokens::packed;
 type Program = fn(&StepContext<'_>) -> StepProgram<bf16>;
 
 /// A backend of the caller.
-struct Own(Box<dyn Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync>);
+struct Own(Box<Describes>);
+
+/// A function from a step to its program.
+type Describes = dyn Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync;
 
 /// A backend that computes steps by a program.
 fn own(program: impl Fn(&StepContext<'_>) -> StepProgram<bf16> + Send + Sync + 'static) -> Own {
