@@ -53,8 +53,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let ranked = ranking::ranked(&reading);
     if ranked.is_empty() {
         output.line(
-            "no rule fits: the text names no parameter, shape or mode of a call. Give the call by --call, or record it \
-             with ASCEND_RECORD=DIR and ask `ascend-attn check`",
+            "no rule fits: the text names no operator and status, or no parameter, shape or mode of a call. Give the call \
+             by --call, or record it with ASCEND_RECORD=DIR and ask `ascend-attn check`",
         )?;
         return Ok(ExitCode::from(1));
     }

@@ -27,7 +27,8 @@ pub(super) struct Reading {
     pub(super) statuses: Vec<i32>,
     /// Rules that the text names.
     pub(super) rules: Vec<&'static str>,
-    /// The words of the messages, as [`words`] has them.
+    /// The words of the messages, as [`words`] has them; none in a text that names neither operator nor status nor rule
+    /// and has no message of CANN: another program failed then.
     pub(super) words: BTreeSet<String>,
 }
 
@@ -39,17 +40,22 @@ impl Reading {
             known.contains(status.to_string().as_str()) || known.contains(name)
         });
         let rules = every_rule().map(|rule| rule.id);
-        let messages: Vec<&str> = text.lines().filter(|line| is_message(line)).collect();
-        let messages = match messages.is_empty() {
+        let of_cann: Vec<&str> = text.lines().filter(|line| is_message(line)).collect();
+        let messages = match of_cann.is_empty() {
             true => text.lines().filter(|line| !is_frame(line)).collect(),
-            false => messages,
+            false => of_cann.clone(),
         };
-        Self {
+        let mut reading = Self {
             operator: operator(names()),
             statuses: statuses.map(|(status, _)| *status).collect(),
             rules: rules.filter(|id| known.contains(id)).collect(),
-            words: messages.into_iter().flat_map(message_words).collect(),
+            words: BTreeSet::new(),
+        };
+        let names_none = reading.statuses.is_empty() && reading.rules.is_empty();
+        if !of_cann.is_empty() || reading.operator.is_some() || !names_none {
+            reading.words = messages.into_iter().flat_map(message_words).collect();
         }
+        reading
     }
 }
 
@@ -253,6 +259,17 @@ mod tests {
         );
         assert_eq!(words("atten_mask: heads"), ["atten", "mask", "head"]);
         assert_eq!(words("é\u{0}😀"), ["é"]);
+    }
+
+    #[test]
+    fn a_text_of_another_program_has_no_words() {
+        for text in [
+            "RuntimeError: out of memory. Tried to allocate 2.00 GiB",
+            "KeyError: 'block_tables'",
+        ] {
+            assert!(Reading::new(text).words.is_empty(), "{text}");
+        }
+        assert!(!Reading::new("561002: the block table").words.is_empty());
     }
 
     #[test]
