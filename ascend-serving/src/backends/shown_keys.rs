@@ -339,7 +339,7 @@ impl<'a> StepRow<'a> {
                         "the keys {:?} of {self} twice",
                         keys.start..next.min(keys.end)
                     ),
-                    "each key in one of the calls that are merged",
+                    "each key once, in one of the calls",
                 ));
             }
             if keys.start > next {
