@@ -97,7 +97,8 @@ impl AttentionMetadata {
     /// sequence holds, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for layers that see tokens which the sequence gave
     /// back, [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row
-    /// without a block for each token, or of another sequence than the request's, [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside the cache,
+    /// without a block for each token, or of another sequence than the request's,
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside the cache,
     /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED) for a block that a row names twice. For the step:
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same place,
     /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes.

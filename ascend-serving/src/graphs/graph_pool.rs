@@ -191,7 +191,8 @@ impl<B> GraphPool<B> {
     /// stream of another device, and if the step before was on another stream and its end is not known;
     /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the
     /// metadata is unchanged then. [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING)
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING)
     /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin); as for
     /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
     pub fn begin<'a>(

@@ -55,7 +55,7 @@ impl<'a> FiaCall<'a> {
         violation
     }
 
-    /// As [`FiaCall::check`], but the changes of a fix are not try_fix.
+    /// As [`FiaCall::check`], but the changes of a fix are not tried.
     fn check_rules(
         &'a self,
         version: Version,
