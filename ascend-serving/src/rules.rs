@@ -266,7 +266,8 @@ ascend_attention::spec::library_rules! {
         "number the layers from 0, each once; to replay a step again, begin it again";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "register a backend such as `FusedAttention` behind it, or compute the step without a graph";
+        "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this step "
+        "without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";

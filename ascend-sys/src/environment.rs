@@ -66,7 +66,7 @@ variables! {
         "where calls that are refused or fail are written as case files; the emulation as a shared library writes each call of FusedInferAttentionScore";
     "ASCEND_EMU_SOC" Emulation, "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
         "`Ascend910B3`", "the emulated product";
-    "ASCEND_EMU_CANN" Emulation, "`8.1`, `8.5`, `9.0`, `9.1`, `9.2` (a preview)", "the newest release, `9.1`",
+    "ASCEND_EMU_CANN" Emulation, "`8.1` (8.2 to 8.4 count as it), `8.5`, `9.0`, `9.1`, `9.2` (a preview)", "the newest release, `9.1`",
         "the release of CANN whose operators are emulated";
     "ASCEND_EMU_OPERATOR" Emulation, "`V1` to `V5`", "that of the release",
         "the newest version of FusedInferAttentionScore; newer ones are missing";

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill,
+    AttentionShape, BackendComparison, BackendTrial, Backends, BatchedQueries, CascadePrefill,
     ChunkedLocalAttention, FusedAttention, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch,
     SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls, compare_backends,
 };
@@ -34,8 +34,8 @@ pub(super) struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Backends of the first side, in the order in which they are tried: fused, fused_in_two, paged_decode,
-    /// cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS with the keys of
-    /// a part
+    /// batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS
+    /// with the keys of a part
     #[arg(
         long,
         required = true,
@@ -97,6 +97,7 @@ enum Name {
     FusedAttention,
     TwoFusedCalls,
     PagedDecode,
+    BatchedQueries,
     CascadePrefill,
     SharedPrefixDecode,
     PromptAndIncre,
@@ -106,10 +107,11 @@ enum Name {
 }
 
 /// Backends without parameters: the name on the command line, the name of the serving layer's type, and the backend.
-const NAMES: [(&str, &str, Name); 7] = [
+const NAMES: [(&str, &str, Name); 8] = [
     ("fused", "FusedAttention", Name::FusedAttention),
     ("fused_in_two", "TwoFusedCalls", Name::TwoFusedCalls),
     ("paged_decode", "PagedDecode", Name::PagedDecode),
+    ("batched_queries", "BatchedQueries", Name::BatchedQueries),
     ("cascade_prefill", "CascadePrefill", Name::CascadePrefill),
     (
         "shared_prefix_decode",
@@ -234,6 +236,7 @@ fn backends<T: Number>(names: &[Name]) -> Backends<T> {
         Name::FusedAttention => backends.with(FusedAttention),
         Name::TwoFusedCalls => backends.with(TwoFusedCalls),
         Name::PagedDecode => backends.with(PagedDecode),
+        Name::BatchedQueries => backends.with(BatchedQueries),
         Name::CascadePrefill => backends.with(CascadePrefill),
         Name::SharedPrefixDecode => backends.with(SharedPrefixDecode {
             thresholds: SharedPrefixThresholds::ALWAYS,

@@ -54,7 +54,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     if ranked.is_empty() {
         output.line(
             "no rule fits: the text names no operator and status, or no parameter, shape or mode of a call. Give the call \
-             by --call, or record it with ASCEND_RECORD=DIR and ask `ascend-attn check`",
+             by --call, or record it with ASCEND_RECORD=DIR and ask `ascend-attn check`; for a status alone, such as \
+             507015, see symptoms.md in the book",
         )?;
         return Ok(ExitCode::from(1));
     }

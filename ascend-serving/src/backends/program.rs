@@ -241,7 +241,8 @@ impl<T: Element> StepProgram<T> {
                 "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
             ),
             "calls that the captured size fixes",
-            "register a backend such as `FusedAttention` behind it, or compute the step without a graph",
+            "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 in a \
+             capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
         ))
     }
 

@@ -160,7 +160,11 @@ impl BatchRequest<'_> {
         let (len, given_back) = (sequence.len(), sequence.given_back());
         let (cached, new, kept) = (self.cached, self.new, len - given_back);
         if let Some(block) = sequence.uncopied() {
-            return Err(uncopied(format_args!("block {block} of request {request}")));
+            let column = sequence.row().iter().position(|own| *own == block);
+            let first = column.unwrap_or(0) * sequence.pool().block_size();
+            return Err(uncopied(format_args!(
+                "block {block} of request {request}, which begins with token {first}"
+            )));
         }
         if new > kept || cached > kept - new {
             return Err(Violation::new(

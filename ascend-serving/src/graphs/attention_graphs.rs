@@ -247,7 +247,9 @@ impl<T: Element> AttentionGraphs<T> {
 
     /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than
     /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
-    /// more than were declared. Compute other steps without a graph.
+    /// more than were declared. Compute other steps without a graph, and those that [`begin`](Self::begin) refuses all
+    /// the same because the calls of a backend of one's own depend on more than the size
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)).
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(std::slice::from_ref(metadata)).is_ok()
     }
