@@ -4,7 +4,7 @@ use std::fmt;
 
 use ascend_attention as attention;
 use ascend_attention::Device;
-use ascend_attention::spec::{Cann, Rule, Target};
+use ascend_attention::spec::{Cann, Level, Rule, Target};
 
 use crate::error::Error;
 use crate::kv::too_many_blocks;
@@ -43,6 +43,11 @@ impl RefusedBackend {
 }
 
 impl RefusedBackend {
+    /// Whether a call was planned, which the operator would refuse.
+    fn is_by_operator(&self) -> bool {
+        matches!(&self.why, Error::Violation(violation) if violation.rule.level != Level::Library)
+    }
+
     /// Why the backend refused, and which target takes the call.
     fn reason(&self) -> String {
         match self.taken_by {
@@ -91,11 +96,14 @@ pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
     }
 }
 
-/// The error of a step that no backend can serve, with the reason of each.
+/// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,
+/// then calls that the operator refuses, then what backends do not serve.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
+    let mut in_order: Vec<&RefusedBackend> = refused.iter().collect();
+    in_order.sort_by_key(|refused| (refused.taken_by.is_none(), !refused.is_by_operator()));
     // Backends with the same reason are listed together.
     let mut by_reason: Vec<(Vec<&str>, String)> = Vec::new();
-    for refused in refused {
+    for refused in in_order {
         let reason = refused.reason();
         match by_reason.iter_mut().find(|(_, known)| *known == reason) {
             Some((names, _)) => names.push(refused.name),
