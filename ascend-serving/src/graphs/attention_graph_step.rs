@@ -148,8 +148,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
     /// Copies a layer's query, key and value into its tensors and launches its graph. They have a row for each token
     /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
-    /// this step ([`AttentionGraphStep::launch`]). A mask and sinks may be left out, since the graph has those of the
-    /// capture.
+    /// this step ([`AttentionGraphStep::launch`]), which overwrites its memory, that of its clones too. A mask and
+    /// sinks may be left out, since the graph has those of the capture.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
