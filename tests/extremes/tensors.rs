@@ -29,11 +29,14 @@ pub const CALLS: &[Call] = &[
         let _ = stream.upload_bytes(dtype, &[0; 4], shape(draw));
         let tensor = match Tensor::<f16>::empty(stream.device(), shape(draw)) {
             Ok(tensor) => {
-                // What is copied below is written first, unless it is far too long to be.
-                if tensor.len() < 1 << 24 {
-                    tensor
-                        .overwrite(&stream, &vec![f16::ONE; tensor.len()])
-                        .unwrap();
+                // What is copied below is written first, in pieces that the allocator does not refuse.
+                let ones = vec![f16::ONE; 1 << 20];
+                let flat = tensor.reshape([tensor.len()]).unwrap();
+                for first in (0..tensor.len()).step_by(ones.len()) {
+                    let piece = first..tensor.len().min(first + ones.len());
+                    let ones = &ones[..piece.len()];
+                    let piece = flat.narrow(0, piece).unwrap();
+                    piece.overwrite(&stream, ones).unwrap();
                 }
                 tensor
             }
