@@ -110,15 +110,10 @@ impl<'a> Sequences<'a> {
         step: &StepContext<'_>,
         shown: &mut Vec<Range<usize>>,
     ) -> Result<bool, Violation> {
-        let sequence = self.ends.partition_point(|end| *end <= row.row);
-        let (true, Some(&end)) = (row.row >= self.start, self.ends.get(sequence)) else {
+        let Some((sequence, rows)) = entry_of(&self.ends, self.start, row.row) else {
             return Ok(true);
         };
-        let before = sequence
-            .checked_sub(1)
-            .and_then(|before| self.ends.get(before));
-        let start = before.copied().unwrap_or(self.start);
-        let rows = end - start;
+        let (start, rows) = (rows.start, rows.len());
         let keys = match &self.call.keys {
             CallKeys::Own => rows,
             _ => self
@@ -160,6 +155,16 @@ impl<'a> Sequences<'a> {
     }
 }
 
+/// The place of the entry that holds a row, and the entry's rows, where entries end at `ends` and the first one begins at
+/// `start`. `None` for a row of no entry.
+fn entry_of(ends: &[usize], start: usize, row: usize) -> Option<(usize, Range<usize>)> {
+    let entry = ends.partition_point(|end| *end <= row);
+    let end = *ends.get(entry)?;
+    let before = entry.checked_sub(1).and_then(|before| ends.get(before));
+    let first = before.copied().unwrap_or(start);
+    (first <= row).then_some((entry, first..end))
+}
+
 /// A row of a step.
 struct StepRow<'a> {
     row: usize,
@@ -188,9 +193,11 @@ impl<'a> StepRow<'a> {
     fn of(row: usize, step: &StepContext<'a>) -> Result<Self, Violation> {
         let metadata = step.metadata;
         let ends = metadata.q_ends().ends();
-        let request = ends.partition_point(|end| *end <= row);
-        let keys = metadata.kv_lengths().lengths().get(request);
-        let (Some(&end), Some(&keys)) = (ends.get(request), keys) else {
+        let entry = entry_of(ends, 0, row).and_then(|(request, rows)| {
+            let keys = metadata.kv_lengths().lengths().get(request)?;
+            Some((request, rows, *keys))
+        });
+        let Some((request, rows, keys)) = entry else {
             return Err(other_keys(
                 format_args!("row {row}"),
                 format_args!(
@@ -199,14 +206,12 @@ impl<'a> StepRow<'a> {
                 ),
             ));
         };
-        let before = request.checked_sub(1).and_then(|before| ends.get(before));
-        let start = before.copied().unwrap_or(0);
         let block_size = metadata.settings().block_size();
-        let position = keys.saturating_sub(end - row);
+        let position = keys.saturating_sub(rows.end - row);
         Ok(Self {
             row,
             request,
-            rows: start..end,
+            rows,
             blocks: metadata.table().used(request, keys, block_size)?,
             position,
             keys,

@@ -60,7 +60,7 @@ impl Engine {
         AttentionMetadata::new(&[BatchRequest::of(sequence, new)], settings).unwrap()
     }
 
-    /// The same where these tokens may be computed already.
+    /// As [`metadata`](Self::metadata), of a step whose tokens an earlier step may have computed.
     fn metadata_again(&self, sequence: &Sequence, new: usize) -> AttentionMetadata {
         let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
         let request = BatchRequest::of(sequence, new).recompute();
