@@ -203,7 +203,16 @@ impl BatchRequest<'_> {
                     block.id()
                 ),
                 "new tokens, or computed ones in blocks of the sequence alone",
-                "grow the sequence by its new tokens before the step (`Attention::grow`), which copies a shared block",
+                if self.recompute {
+                    format!(
+                        "take the {new} tokens from the sequence (`Sequence::truncate`) and grow it by them again \
+                         (`Attention::grow`), which copies a shared block"
+                    )
+                } else {
+                    "grow the sequence by its new tokens before the step (`Attention::grow`), which copies a shared \
+                     block"
+                        .into()
+                },
             ));
         }
         if let Causality::Chunk(size) = causality

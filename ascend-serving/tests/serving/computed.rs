@@ -403,6 +403,25 @@ fn tokens_that_another_sequence_reads_are_not_written_again() {
     }
 }
 
+/// Who computes tokens once more takes them back and grows by them, which copies the block that others read.
+#[test]
+fn shared_tokens_are_computed_once_more_in_a_copied_block() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    let tokens = names(1, 130);
+    engine.add(&mut sequence, &tokens);
+    let mut fork = sequence.fork();
+    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
+    let refused = AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.rule, &rules::TABLE_SHARED);
+    assert!(refused.fix.contains("Sequence::truncate"), "{refused}");
+    fork.truncate(129).unwrap();
+    engine.add(&mut fork, &tokens);
+    AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings).unwrap();
+    engine.metadata(&sequence, 1);
+}
+
 #[test]
 fn a_request_has_the_row_of_its_sequence() {
     let mut engine = Engine::new(8);
