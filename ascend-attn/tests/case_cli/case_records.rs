@@ -10,6 +10,7 @@ use ascend_attention::case::{
 };
 use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::spec::declared::DeclaredOperator;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
     CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,
@@ -462,11 +463,13 @@ fn a_full_folder_takes_no_more_and_loses_nothing() {
 fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
     let stream = harness::stream();
     let paged = Paged::new(&stream);
-    let case = AttentionCase::record(&stream, &paged.plan(), paged.inputs()).unwrap();
+    let plan = paged.plan();
+    let case = AttentionCase::record(&stream, &plan, paged.inputs()).unwrap();
     let device = stream.device();
     assert_eq!(case.soc_name.as_deref(), Some(device.soc_name()));
     assert_eq!(case.cann, Some(device.target().unwrap().cann));
-    assert_eq!(case.op_version, Some(1));
+    let called = Version::of_function(plan.operator()).map(Version::number);
+    assert_eq!(case.op_version, called);
 
     let query = stream
         .upload(&halves(1, 2 * 2 * 96), [2, 2, 1, 96])

@@ -9,7 +9,7 @@ use super::program::StepProgram;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask};
 
 /// Refuses a quantised cache on behalf of a backend that does not support its scales.
-fn knows_cache<T: Element>(
+fn check_reads_cache<T: Element>(
     backend: &(impl AttentionBackend<T> + ?Sized),
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
@@ -25,7 +25,7 @@ fn knows_cache<T: Element>(
 }
 
 /// Refuses latent attention on behalf of a backend that supports keys and values alone.
-fn knows_latents<T: Element>(
+fn check_reads_latents<T: Element>(
     backend: &(impl AttentionBackend<T> + ?Sized),
     layer: &LayerTensors<'_, T>,
 ) -> Result<(), Violation> {
@@ -83,8 +83,8 @@ pub(crate) fn checked_program<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
 ) -> Result<StepProgram<T>> {
-    knows_cache(backend, step, first)?;
-    knows_latents(backend, first)?;
+    check_reads_cache(backend, step, first)?;
+    check_reads_latents(backend, first)?;
     let program = backend.program(step, first)?;
     program.check(step, first)?;
     Ok(program)

@@ -15,7 +15,7 @@ use crate::rules;
 use super::BatchSettings;
 use super::causality::Causality;
 use super::layer_mask::{LayerMask, MaskedRequest};
-use super::request::{BatchRequest, shared_block};
+use super::request::{BatchRequest, columns, shared_block};
 use super::state::AttentionState;
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
@@ -93,8 +93,8 @@ impl AttentionMetadata {
     /// For the first request at fault: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more new tokens than the sequence has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose copies were not queued when the request
-    /// was made, [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for computed tokens once more in a block that another
-    /// sequence holds, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for layers that see tokens which the sequence gave
+    /// was made, [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence
+    /// holds, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for layers that see tokens which the sequence gave
     /// back, [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row
     /// without a block for each token, or of another sequence than the request's,
@@ -173,7 +173,7 @@ impl AttentionMetadata {
 
     /// Blocks that `len` tokens of a request need, at least one.
     pub(super) fn columns(&self, len: usize) -> usize {
-        len.div_ceil(self.settings.block_size).max(1)
+        columns(len, self.settings.block_size)
     }
 
     fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
@@ -202,31 +202,8 @@ impl AttentionMetadata {
             self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
             self.sequences.states.push(sequence);
             let len = request.check_lengths(index)?;
-            // A sequence's row ends with the block of its last token; checking that takes no division.
-            let columns = match request.row.len() {
-                all if all <= blocks && ends_in(all, block_size, len) => all,
-                _ => self.columns(len),
-            };
-            let used = request.row.get(..columns).ok_or_else(|| {
-                Violation::new(
-                    &rules::TABLE_ROW,
-                    format_args!(
-                        "{} blocks for {len} tokens of request {index}",
-                        request.row.len()
-                    ),
-                    format_args!("{columns} blocks of {block_size}"),
-                    "allocate blocks before the step",
-                )
-            })?;
-            if !all_below(used, blocks)
-                && let Some(block) = used.iter().find(|block| **block >= blocks)
-            {
-                return Err(rules::TABLE_BLOCK.broken(
-                    format_args!("block {block} of request {index}"),
-                    format_args!("0 to {}", blocks - 1),
-                ));
-            }
-            request.check_blocks(index, used, self.settings.causality)?;
+            let used = request.used_blocks(index, len, blocks, block_size)?;
+            request.check_repeated(index, used, self.settings.causality)?;
             tokens = request.add_tokens(index, tokens, Self::MAX_TOKENS)?;
             fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
             self.table.push_cut(used);
@@ -407,7 +384,7 @@ impl AttentionMetadata {
         }
         Err(Violation::new(
             &rules::BLOCK_WINDOW,
-            format_args!("{mask:?} over sequences that gave tokens back"),
+            format_args!("{mask} over sequences that gave tokens back"),
             format_args!("{kept:?}, or what shows less of each token's past"),
             "give layers that see more sequences of their own, which keep all that these layers see",
         ))
@@ -534,24 +511,6 @@ impl AttentionMetadata {
     }
 }
 
-/// Whether the last of `len` tokens is in the last of `blocks` blocks.
-fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
-    let places = blocks * block_size;
-    len > 0 && len <= places && places - len < block_size
-}
-
-/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
-/// number below the bound has no sign bit, and has one after the bound is subtracted.
-fn all_below(numbers: &[usize], bound: usize) -> bool {
-    let mut signs = (usize::MAX, 0usize);
-    for &number in numbers {
-        signs.0 &= number.wrapping_sub(bound);
-        signs.1 |= number;
-    }
-    let sign = |bits: usize| bits > usize::MAX / 2;
-    sign(signs.0) && !sign(signs.1)
-}
-
 #[cfg(test)]
 #[allow(
     clippy::unwrap_used,
@@ -563,7 +522,7 @@ mod tests {
     use super::super::RecordedBatch;
     use super::super::example::{request, settings};
     use super::*;
-    use crate::kv::{Audit, AuditRequest, MAX_INT32};
+    use crate::kv::{Audit, AuditRequest};
     use proptest::prelude::*;
 
     #[test]
@@ -663,25 +622,6 @@ mod tests {
                 slots: again.slots(),
             };
             prop_assert_eq!(audit.check(), Ok(()));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn blocks_are_below_a_bound_if_each_is(
-            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
-            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
-        ) {
-            prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
-        }
-
-        #[test]
-        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(
-            blocks in 0usize..9,
-            block_size in 1usize..9,
-            len in 0usize..70,
-        ) {
-            prop_assert_eq!(ends_in(blocks, block_size, len), len > 0 && len.div_ceil(block_size) == blocks);
         }
     }
 }

@@ -220,48 +220,97 @@ impl BatchRequest<'_> {
                  (`BatchRequest::in_row`)",
             ));
         }
-        let first = (given_back + cached) / sequence.pool().block_size();
-        let mut written = (first..sequence.row().len()).filter_map(|column| sequence.block(column));
-        if let Some(block) = written.find(|block| block.is_read_by_others(self.recompute)) {
-            let tokens = StepTokens {
-                stamp: sequence.stamp(),
-                cached: given_back + cached,
-                len: given_back + cached + new,
-                recompute: self.recompute,
-            };
-            let pool = sequence.pool();
-            return Err(shared_block(pool, request, block.id(), Some(&tokens)));
-        }
-        if let Causality::Chunk(size) = causality
-            && !given_back.is_multiple_of(size.get())
-        {
-            return Err(Violation::new(
-                &rules::BLOCK_WINDOW,
-                format_args!(
-                    "{causality:?} over request {request}, whose first {given_back} tokens were given back"
-                ),
-                format_args!("a multiple of {size}: whole chunks"),
+        self.check_unshared(request, sequence)?;
+        self.check_given_back(request, given_back, causality)
+    }
+
+    /// Refuses tokens in a block that another sequence holds too.
+    fn check_unshared(&self, request: usize, sequence: &Sequence) -> Result<(), Violation> {
+        let pool = sequence.pool();
+        let cached = sequence.given_back() + self.cached;
+        let len = cached + self.new;
+        let columns = cached / pool.block_size()..len.div_ceil(pool.block_size());
+        let mut written = columns.filter_map(|column| sequence.block(column));
+        let Some(block) = written.find(|block| block.is_read_by_others(self.recompute)) else {
+            return Ok(());
+        };
+        let tokens = StepTokens {
+            stamp: sequence.stamp(),
+            cached,
+            len,
+            recompute: self.recompute,
+        };
+        Err(shared_block(pool, request, block.id(), Some(&tokens)))
+    }
+
+    /// Refuses a mask that shows tokens which the sequence has given back.
+    fn check_given_back(
+        &self,
+        request: usize,
+        given_back: usize,
+        causality: Causality,
+    ) -> Result<(), Violation> {
+        let (allowed, fix) = match causality {
+            Causality::Chunk(size) if !given_back.is_multiple_of(size.get()) => (
+                format!("a multiple of {size}: whole chunks"),
                 "give back the chunks in front of the next token's, whole",
-            ));
-        }
-        // The tokens that the request calls cached come after those that were given back.
-        if causality.shown_from(given_back + cached) < given_back {
-            return Err(Violation::new(
-                &rules::BLOCK_WINDOW,
+            ),
+            // The tokens that the request calls cached come after those that were given back.
+            _ if causality.shown_from(given_back + self.cached) < given_back => (
+                format!("a window of at most {} keys", self.cached + 1),
+                "give back only what lies in front of the window of the next token; layers that see more have a \
+                 sequence of their own",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Violation::new(
+            &rules::BLOCK_WINDOW,
+            format_args!(
+                "{causality:?} over request {request}, whose first {given_back} tokens were given back"
+            ),
+            allowed,
+            fix,
+        ))
+    }
+
+    /// The blocks of the request's row that hold `len` tokens, all of them below `blocks`.
+    pub(super) fn used_blocks(
+        &self,
+        request: usize,
+        len: usize,
+        blocks: usize,
+        block_size: usize,
+    ) -> Result<&[usize], Violation> {
+        // A sequence's row ends with the block of its last token; checking that takes no division.
+        let columns = match self.row.len() {
+            all if all <= blocks && ends_in(all, block_size, len) => all,
+            _ => columns(len, block_size),
+        };
+        let used = self.row.get(..columns).ok_or_else(|| {
+            Violation::new(
+                &rules::TABLE_ROW,
                 format_args!(
-                    "{causality:?} over request {request}, whose first {given_back} tokens were given back"
+                    "{} blocks for {len} tokens of request {request}",
+                    self.row.len()
                 ),
-                format_args!("a window of at most {} keys", cached + 1),
-                "give back only what lies in front of the window of the next token, and keep a sequence of its own for \
-                 layers that see more",
+                format_args!("{columns} blocks of {block_size}"),
+                "allocate blocks before the step",
+            )
+        })?;
+        if !all_below(used, blocks)
+            && let Some(block) = used.iter().find(|block| **block >= blocks)
+        {
+            return Err(rules::TABLE_BLOCK.broken(
+                format_args!("block {block} of request {request}"),
+                format_args!("0 to {}", blocks - 1),
             ));
         }
-        Ok(())
+        Ok(used)
     }
 
     /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own;
     /// those of a window may be used in turn; and an engine's dummy requests may name block 0 throughout.
-    pub(crate) fn check_blocks(
+    pub(crate) fn check_repeated(
         &self,
         request: usize,
         used: &[usize],
@@ -336,5 +385,53 @@ impl BatchRequest<'_> {
                 "split the batch",
             )
         })
+    }
+}
+
+/// Blocks that `len` tokens need, at least one.
+pub(super) fn columns(len: usize, block_size: usize) -> usize {
+    len.div_ceil(block_size).max(1)
+}
+
+/// Whether the last of `len` tokens is in the last of `blocks` blocks.
+fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
+    let places = blocks * block_size;
+    len > 0 && len <= places && places - len < block_size
+}
+
+/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
+/// number below the bound has no sign bit, and has one after the bound is subtracted.
+fn all_below(numbers: &[usize], bound: usize) -> bool {
+    let mut signs = (usize::MAX, 0usize);
+    for &number in numbers {
+        signs.0 &= number.wrapping_sub(bound);
+        signs.1 |= number;
+    }
+    let sign = |bits: usize| bits > usize::MAX / 2;
+    sign(signs.0) && !sign(signs.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blocks_are_below_a_bound_if_each_is(
+            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
+            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
+        ) {
+            prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
+        }
+
+        #[test]
+        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(
+            blocks in 0usize..9,
+            block_size in 1usize..9,
+            len in 0usize..70,
+        ) {
+            prop_assert_eq!(ends_in(blocks, block_size, len), len > 0 && len.div_ceil(block_size) == blocks);
+        }
     }
 }

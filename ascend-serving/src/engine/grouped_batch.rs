@@ -109,6 +109,7 @@ pub struct GroupedRequest<'a> {
     sequence: &'a GroupedSequence,
     new: usize,
     drafts: usize,
+    prompt_len: Option<usize>,
     recompute: bool,
 }
 
@@ -120,8 +121,15 @@ impl<'a> GroupedRequest<'a> {
             sequence,
             new,
             drafts: 0,
+            prompt_len: None,
             recompute: false,
         }
+    }
+
+    /// Sets the length of the whole prompt: [`BatchRequest::prompt_len`].
+    pub fn prompt_len(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.prompt_len = tokens.into();
+        self
     }
 
     /// Computes tokens once more that a step has computed, as [`BatchRequest::recompute`] does.
@@ -146,10 +154,11 @@ pub struct GroupedMetadata {
 }
 
 /// The requests of a step, with their sequences in one group.
-fn of_group<'a>(requests: &[GroupedRequest<'a>], group: usize) -> Vec<BatchRequest<'a>> {
+fn requests_of_group<'a>(requests: &[GroupedRequest<'a>], group: usize) -> Vec<BatchRequest<'a>> {
     let parts = requests.iter().filter_map(|request| {
         let sequence = request.sequence.group(group)?;
         let mut part = BatchRequest::of(sequence, request.new).drafts(request.drafts);
+        part.prompt_len = request.prompt_len;
         part.recompute = request.recompute;
         Some(part)
     });
@@ -163,9 +172,9 @@ impl GroupedMetadata {
         requests: &[GroupedRequest<'_>],
         settings: impl Iterator<Item = BatchSettings>,
     ) -> Result<Self, Violation> {
-        let groups = settings
-            .enumerate()
-            .map(|(group, settings)| AttentionMetadata::new(&of_group(requests, group), settings));
+        let groups = settings.enumerate().map(|(group, settings)| {
+            AttentionMetadata::new(&requests_of_group(requests, group), settings)
+        });
         let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Violation>>()?;
         if groups.is_empty() {
             return Err(Violation::new(
@@ -186,7 +195,8 @@ impl GroupedMetadata {
     /// As for [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
     pub fn renew(&mut self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
         let mut groups = self.groups.iter_mut().enumerate();
-        let outcome = groups.try_for_each(|(at, group)| group.renew(&of_group(requests, at)));
+        let outcome =
+            groups.try_for_each(|(at, group)| group.renew(&requests_of_group(requests, at)));
         let outcome = outcome.and_then(|()| self.has_all(requests));
         if outcome.is_err() {
             self.groups.iter_mut().for_each(AttentionMetadata::forget);

@@ -28,12 +28,12 @@ impl<T: Element> Attention<T> {
     /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) for blocks of another pool,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
     /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that are all computed, unless the request says
-    /// [`BatchRequest::recompute`](crate::BatchRequest::recompute),
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that a step has computed, unless the request
+    /// says [`BatchRequest::recompute`](crate::BatchRequest::recompute),
+    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence holds,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
-    ///
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,

@@ -15,7 +15,7 @@ from vllm_ascend.attention.mla_v1 import AscendMLABackend
 from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 from vllm_ascend.ops import rotary_embedding
 
-LATENT, TURNED, NOPE, VALUE, HIDDEN = 512, 64, 128, 128, 256
+LATENT, ROPE, NOPE, VALUE, HIDDEN = 512, 64, 128, 128, 256
 EPSILON = 1e-6
 DEEPSEEK = {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -25,7 +25,7 @@ DEEPSEEK = {
     "kv_lora_rank": LATENT,
     "q_lora_rank": 256,
     "qk_nope_head_dim": NOPE,
-    "qk_rope_head_dim": TURNED,
+    "qk_rope_head_dim": ROPE,
     "v_head_dim": VALUE,
     "num_hidden_layers": 2,
     "max_position_embeddings": 8192,
@@ -77,28 +77,28 @@ class Norm:
 
 
 def angles(positions):
-    return positions.double()[:, None] * (1e4 ** (-torch.arange(0, TURNED, 2).double() / TURNED))
+    return positions.double()[:, None] * (1e4 ** (-torch.arange(0, ROPE, 2).double() / ROPE))
 
 
-def turned(rows, positions):
-    """Neighbours turned by the angle of their position; the halves come out apart, as the operators leave them."""
-    angle = angles(positions).reshape(rows.shape[0], *[1] * (rows.dim() - 2), TURNED // 2)
+def rotated(rows, positions):
+    """Neighbours rotated by the angle of their position; the halves come out apart, as the operators leave them."""
+    angle = angles(positions).reshape(rows.shape[0], *[1] * (rows.dim() - 2), ROPE // 2)
     even, odd = rows[..., 0::2], rows[..., 1::2]
     return torch.cat([even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()], -1)
 
 
 class Latent:
-    """The layer. Where decoding speculates, the engine is told of so many tokens."""
+    """The layer. Where decoding speculates, the engine is told the number of drafted tokens."""
 
     def __init__(self, heads=16, dtype=torch.bfloat16, fractal=False, speculative=0, workspace=None, seed=3):
         make = torch.Generator().manual_seed(seed)
         self.heads, self.dtype, self.fractal = heads, dtype, fractal
         self.speculative, self.workspace = speculative, workspace
-        self.query = Linear(heads * (NOPE + TURNED), HIDDEN, dtype, make)
-        self.down = Linear(LATENT + TURNED, HIDDEN, dtype, make)
+        self.query = Linear(heads * (NOPE + ROPE), HIDDEN, dtype, make)
+        self.down = Linear(LATENT + ROPE, HIDDEN, dtype, make)
         self.up = Linear(heads * (NOPE + VALUE), LATENT, dtype, make)
         self.norm = Norm(LATENT, dtype, make)
-        self.scale = (NOPE + TURNED) ** -0.5
+        self.scale = (NOPE + ROPE) ** -0.5
 
     @contextlib.contextmanager
     def configured(self):
@@ -111,8 +111,8 @@ class Latent:
             angle = angles(torch.arange(LONGEST)).repeat(1, 2)
             rotary_embedding._cos_cache = angle.cos().to(self.dtype).to(DEVICE)
             rotary_embedding._sin_cache = angle.sin().to(self.dtype).to(DEVICE)
-            rotary_embedding._cos_mla = torch.ones(LONGEST, 1, 1, TURNED, dtype=self.dtype, device=DEVICE)
-            rotary_embedding._sin_mla = torch.zeros(LONGEST, 1, 1, TURNED, dtype=self.dtype, device=DEVICE)
+            rotary_embedding._cos_mla = torch.ones(LONGEST, 1, 1, ROPE, dtype=self.dtype, device=DEVICE)
+            rotary_embedding._sin_mla = torch.zeros(LONGEST, 1, 1, ROPE, dtype=self.dtype, device=DEVICE)
             yield setup
 
     def builder(self, setup):
@@ -128,7 +128,7 @@ class Latent:
         name = vllm_engine.LAYER.format(0)
         setup.compilation_config.static_forward_context[name] = MagicMock()
         spec = AscendMLAAttentionSpec(
-            block_size=BLOCK, num_kv_heads=1, head_size=LATENT + TURNED, dtype=self.dtype
+            block_size=BLOCK, num_kv_heads=1, head_size=LATENT + ROPE, dtype=self.dtype
         )
         made = AscendMLABackend.get_builder_cls()(spec, [name], setup, DEVICE)
         if self.workspace:
@@ -138,7 +138,7 @@ class Latent:
     def implementation(self):
         made = AscendMLABackend.get_impl_cls()(
             num_heads=self.heads,
-            head_size=LATENT + TURNED,
+            head_size=LATENT + ROPE,
             scale=self.scale,
             num_kv_heads=1,
             alibi_slopes=None,
@@ -150,8 +150,8 @@ class Latent:
             q_lora_rank=None,
             kv_lora_rank=LATENT,
             qk_nope_head_dim=NOPE,
-            qk_rope_head_dim=TURNED,
-            qk_head_dim=NOPE + TURNED,
+            qk_rope_head_dim=ROPE,
+            qk_head_dim=NOPE + ROPE,
             v_head_dim=VALUE,
             rotary_emb=None,
             fused_qkv_a_proj=None,
@@ -182,19 +182,19 @@ class Drawn:
         self.kept = [self.latent(hidden) for hidden in self.hidden]
 
     def latent(self, hidden):
-        """What the caches keep of each token: the normed latent, and the turned part of the key."""
+        """What the caches keep of each token: the normed latent, and the rotary part of the key."""
         rows = hidden.double() @ self.layer.down.host.double().T
         latent, key = rows[:, :LATENT], rows[:, LATENT:]
         latent = latent * torch.rsqrt((latent * latent).mean(-1, keepdim=True) + EPSILON)
         latent = latent * self.layer.norm.host.double()
-        key = turned(key, torch.arange(len(key)))
+        key = rotated(key, torch.arange(len(key)))
         return [part.to(self.layer.dtype)[:, None] for part in (latent, key)]
 
     def inputs(self):
         return self.batch.new(self.hidden)
 
     def caches(self, lengths):
-        """Both caches with so many tokens of each request."""
+        """Both caches with the first `lengths` tokens of each request."""
         return tuple(self.batch.cache(parts, lengths, self.layer.fractal) for parts in zip(*self.kept))
 
     def expected(self):
@@ -204,10 +204,10 @@ class Drawn:
         layer, rows, length = self.layer, self.batch.rows[request], self.batch.lengths[request]
         latent, key = (part[:, 0].double() for part in self.kept[request])
         both = (latent @ layer.up.host.double().T).view(length, layer.heads, NOPE + VALUE)
-        key = torch.cat([both[..., :NOPE], key[:, None].expand(length, layer.heads, TURNED)], -1)
+        key = torch.cat([both[..., :NOPE], key[:, None].expand(length, layer.heads, ROPE)], -1)
         query = self.hidden[request][length - rows :].double() @ layer.query.host.double().T
-        query = query.view(rows, layer.heads, NOPE + TURNED)
-        query = torch.cat([query[..., :NOPE], turned(query[..., NOPE:], torch.arange(length - rows, length))], -1)
+        query = query.view(rows, layer.heads, NOPE + ROPE)
+        query = torch.cat([query[..., :NOPE], rotated(query[..., NOPE:], torch.arange(length - rows, length))], -1)
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, both[..., NOPE:]))
         output, _ = reference.attend(query, key, value, layer.scale, reference.right_down(rows, length))
         return output.transpose(0, 1).reshape(rows, layer.heads * VALUE)

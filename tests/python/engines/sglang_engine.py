@@ -45,7 +45,7 @@ from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 
 DEVICE = torch.device("npu:0")
 LONGEST = 1024
-LATENT, TURNED, NOPE, VALUE = 512, 64, 128, 128
+LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
 
 
 class Pool:
@@ -81,7 +81,7 @@ def backend(batch, pool, heads, dtype, latent, drafts, fused):
         use_alibi=False,
         num_attention_heads=heads,
         kv_lora_rank=LATENT,
-        qk_rope_head_dim=TURNED,
+        qk_rope_head_dim=ROPE,
         qk_nope_head_dim=NOPE,
         v_head_dim=VALUE,
     )

@@ -9,7 +9,7 @@ from vllm_ascend.compilation import acl_graph
 
 
 class Captured:
-    """A model's layers of attention in a graph of so many tokens."""
+    """A model's layers of attention in a graph of `tokens` tokens."""
 
     def __init__(self, setup, backend, tokens, layers, sinks=False):
         self.setup, self.backend, self.tokens, self.sinks = setup, backend, tokens, sinks

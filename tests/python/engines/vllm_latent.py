@@ -57,7 +57,7 @@ def context(batch):
 
 @case(batch=list(GATHERED))
 def context_of_float16(batch):
-    """The engine computes prefill in bfloat16 and gathers turned keys of float16 into a tensor of that dtype."""
+    """The engine computes prefill in bfloat16 and gathers rotary parts of float16 into a tensor of that dtype."""
     cached, rows, more = GATHERED[batch]
     refused(
         lambda: attends(State.ChunkedPrefill, cached, rows, dtype=torch.float16, **more),

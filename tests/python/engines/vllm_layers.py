@@ -93,7 +93,7 @@ class Drawn:
         return self.query, self.batch.new(self.keys), self.batch.new(self.values)
 
     def cache(self, lengths):
-        """Keys and values of so many tokens of each request, as the engine keeps them."""
+        """Keys and values of the first `lengths` tokens of each request, as the engine keeps them."""
         return torch.stack([self.batch.cache(parts, lengths) for parts in (self.keys, self.values)])
 
     def expected(self):
