@@ -193,7 +193,7 @@ answered! {
     i32 = feature => aclrtMemExportToShareableHandle aclrtMemImportFromShareableHandle aclrtMemSetPidToShareableHandle;
     // Kernels of the client's own.
     i32 = feature => aclrtBinaryGetFunction aclrtBinaryLoadFromData aclrtGetFunctionAddr;
-    i32 = runtime => rtDevBinaryRegister rtFunctionRegister rtKernelLaunch;
+    i32 = runtime => rtDevBinaryRegister rtFunctionRegister rtGetC2cCtrlAddr rtKernelLaunch;
     // Queues of tensors between host and device.
     i32 = feature => acltdtDestroyChannel acltdtDestroyDataset acltdtGetDataTypeFromItem acltdtGetDimsFromItem
         acltdtReceiveTensor;

@@ -1,4 +1,5 @@
-/* A client that looks operators up, says in the log which it did not find, and compiles it by its name instead. */
+/* A client that looks operators up, says in the log which it did not find, and compiles it by its name instead; it also
+   asks for what kernels of its own need. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 /* CANN declares these in headers for its own components. */
 void aclAppLog(int level, const char *function, const char *file, uint32_t line, const char *format, ...);
 int aclSetCompileopt(int option, const char *value);
+int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length);
 
 static void compile_at_once(void) {
     const int jit_compile = 10;
@@ -23,6 +25,10 @@ int main(void) {
     aclAppLog(2, __func__, __FILE__, __LINE__, "[PTA]:%d of %d bytes", 3, 4);
     compile_at_once();
     compile_at_once();
+    uint64_t address = 5;
+    uint32_t length = 6;
+    int status = rtGetC2cCtrlAddr(&address, &length);
+    printf("%d %d %d %s\n", status, (int)address, (int)length, aclGetRecentErrMsg());
     printf("done\n");
     return 0;
 }

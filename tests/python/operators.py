@@ -254,11 +254,10 @@ FROM_C = {"aclnnPermute", "aclnnSlice", "aclnnGatherV2", "aclnnArgsort"}
 # Operators that the extension calls only where the toolkit lacks a newer version.
 OLDER = {"aclnnApplyRotaryPosEmb"}
 
-# Operators that later extensions do not call for the same line, and what they call: another operator, or, where the
-# host computes, none.
-LATER = {
-    "aclnnInplaceCeil": ((2, 10), "aclnnCeil"),
-    "aclnnRepeatInterleaveTensor": ((2, 10), None),
+# By version of the extension, operators that it does not call for the same line, and what it calls: another operator,
+# or, where the host computes, none.
+INSTEAD = {
+    (2, 10): {"aclnnInplaceCeil": "aclnnCeil", "aclnnRepeatInterleaveTensor": None},
 }
 VERSION = tuple(int(part) for part in torch_npu.__version__.split(".")[:2])
 
@@ -396,8 +395,7 @@ def called(operator, line):
     after = [function for function in Trace.new() if function.startswith("aclnn")]
     for actual, expected in zip(results, done(on_host, "cpu"), strict=True):
         compare(actual, expected)
-    since, later = LATER.get(operator, (VERSION, operator))
-    expected = later if VERSION >= since else operator
+    expected = INSTEAD.get(VERSION, {}).get(operator, operator)
     assert expected in after if expected else not after, f"{line} called {after}"
 
 

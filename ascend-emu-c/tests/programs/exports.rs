@@ -90,6 +90,11 @@ fn operators_that_clients_do_not_find_are_named() {
         .collect();
     // The name belongs to the refusal that follows.
     assert_eq!(refusals, [false, true, false]);
+    // What kernels of the client's own would need is refused, and nothing is written.
+    let refused = |line: &String| {
+        line.starts_with("207000 5 6 rtGetC2cCtrlAddr") && line.contains("not emulated")
+    };
+    assert!(printed.lines.iter().any(refused), "{:?}", printed.lines);
 }
 
 /// The functions of the small operators around attention.
