@@ -1,5 +1,5 @@
-// A language model through llama.cpp on one device: decodes greedily and prints the numbers of the tokens, a line for each
-// prompt.
+// A language model through llama.cpp on one device: decodes greedily and prints the numbers of the tokens, a line for
+// each prompt.
 //
 //   greedy convert MODEL TYPE OUTPUT             writes the model's weights as f16, q8_0 or q4_0
 //   greedy decode MODEL DEVICE TOKENS PROMPT...  DEVICE is what ggml calls it: CPU, CANN0
@@ -137,6 +137,7 @@ void run(const std::string & path, const std::string & name, int count, const st
             std::printf("%d ", token);
         }
         std::printf("\n");
+        std::fflush(stdout);
         std::fprintf(stderr, "%s%s\n", prompt.c_str(), text.c_str());
     }
     if (!on_cpu) {
