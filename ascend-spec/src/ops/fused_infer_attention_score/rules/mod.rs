@@ -26,7 +26,7 @@ pub mod split_fuse;
 pub mod unified;
 
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route, Version};
 use crate::{Cann, DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
 use std::ops::Range;
@@ -117,6 +117,7 @@ impl fmt::Display for Given<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) call: &'a FiaCall<'a>,
+    pub(crate) version: Version,
     pub(crate) query: &'a TensorDesc,
     pub(crate) key: &'a TensorDesc,
     pub(crate) value: &'a TensorDesc,
