@@ -17,6 +17,9 @@ type Steps = SmallVec<[isize; 8]>;
 /// Number of elements that are computed at once.
 const CHUNK: usize = 256;
 
+/// Number of strided elements that are read from each row at once: their cache lines stay at hand for the next row.
+const PANEL: usize = 32;
+
 /// Elements of memory that stays valid while the launch that made the view runs.
 ///
 /// All methods access only these elements; methods that write are for views of outputs.
@@ -266,8 +269,30 @@ impl View {
     pub(super) fn read<W: WideElement>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
         let mut values = try_repeat(W::default(), count)?;
-        self.read_into(&mut values);
+        match self.steps.as_slice() {
+            [down, across] if down.unsigned_abs() < across.unsigned_abs() => {
+                self.read_panels(&mut values);
+            }
+            _ => self.read_into(&mut values),
+        }
         Ok(values)
+    }
+
+    /// Reads a matrix whose rows are strided, such as a transposed one: a few columns of all rows at a time, since a
+    /// whole row would bring as many cache lines as it has elements, and the next row the same ones again.
+    fn read_panels<W: WideElement>(&self, values: &mut [W]) {
+        let columns = self.shape[1].max(1);
+        for start in (0..columns).step_by(PANEL) {
+            for (row, values) in values.chunks_mut(columns).enumerate() {
+                let panel = values[start..].chunks_mut(PANEL).next();
+                let offset = self.steps[0] * row as isize + self.steps[1] * start as isize;
+                // SAFETY: elements of the view.
+                unsafe {
+                    let from = self.first.offset(offset);
+                    W::load(self.dtype, from, self.steps[1], panel.unwrap_or_default());
+                }
+            }
+        }
     }
 
     /// Reads the first `values.len()` elements in row-major order.

@@ -30,7 +30,7 @@ pub(crate) struct Buffers {
     pub rstd: Elements,
 }
 
-/// Normalises all rows. Tensors `x` and `y` are of `dtype`, `gamma` of `gamma_dtype`.
+/// Normalises all rows. Tensors `x` and `y` are of `dtype`, `gamma` of `gamma_dtype`; `y` may be `x`.
 ///
 /// # Errors
 /// There is no host memory for the weights in double precision.

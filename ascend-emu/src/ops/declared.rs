@@ -48,6 +48,11 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         false
     }
 
+    /// An output and the input that it may be: each element is read before the one in its place is written.
+    fn in_place(&self) -> Option<[ParameterOf<Self>; 2]> {
+        None
+    }
+
     /// Visits the bytes of each tensor that a launch touches, counted from the tensor's base address and given the
     /// strides with which the launch walks them.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));

@@ -6,17 +6,17 @@ use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::memory::DeviceMemory;
-use crate::operator::{Access, Addresses, Operator};
+use crate::operator::{Access, Addresses, Operator as _};
 use crate::sanitizer::{Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
-use ascend_spec::operator::{Argument, ArgumentList};
+use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter as _};
 use smallvec::SmallVec;
 use std::fmt::Display;
 use std::ptr;
 
 /// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its
-/// other tensors.
+/// other tensors, but for an output that is an input, where the operator works in place.
 pub(super) struct Launch<'a, O> {
     op: &'a O,
     check: Check,
@@ -146,26 +146,41 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
 }
 
-/// An output that shares bytes with another tensor of the same launch.
-fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
+/// An output that shares bytes with another tensor of the same launch, unless both are one tensor by `may_be_one`.
+fn overlap<'a>(
+    accesses: &'a [Access],
+    may_be_one: impl Fn(&Access, &Access) -> bool,
+) -> Option<(&'a Access, &'a Access)> {
     let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
     accesses.iter().enumerate().find_map(|(i, one)| {
         let other = accesses.iter().enumerate().find(|&(j, other)| {
-            i != j && one.write && one.address < end(other) && other.address < end(one)
+            i != j
+                && one.write
+                && one.address < end(other)
+                && other.address < end(one)
+                && !may_be_one(one, other)
         });
         other.map(|(_, other)| (one, other))
     })
 }
 
 /// Returns a device fault if a launch would write memory that is also part of another of its tensors.
-fn refuse_overlap(op: &dyn Operator, addresses: &Addresses) -> Result<(), Fault> {
+fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Result<(), Fault> {
     let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
     op.accesses(addresses, &mut |access| {
         if access.bytes > 0 {
             accesses.push(access);
         }
     });
-    match overlap(&accesses) {
+    let in_place = op.in_place().filter(|pair| {
+        let [output, input] = pair.map(|parameter| op.arguments().tensor(parameter.into()));
+        output == input
+    });
+    let names = in_place.map(|pair| pair.map(|parameter| parameter.info().acl_name));
+    let may_be_one = |one: &Access, other: &Access| {
+        names == Some([one.what, other.what]) && one.address == other.address
+    };
+    match overlap(&accesses, may_be_one) {
         None => Ok(()),
         Some((output, other)) => Err(Fault {
             code: AICORE_EXCEPTION,

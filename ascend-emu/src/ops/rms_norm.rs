@@ -45,6 +45,10 @@ impl DeclaredOperator for RmsNormOperator {
         self.problem.overruns
     }
 
+    fn in_place(&self) -> Option<[Parameter; 2]> {
+        Some([Parameter::Y, Parameter::X])
+    }
+
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         let call = self.arguments.call();
         (self.problem).touches(&call, &mut |parameter, range| {
@@ -78,7 +82,7 @@ impl DeclaredOperator for RmsNormOperator {
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
-        // everything else.
+        // everything else, but for `y`, which may be `x`.
         let run = unsafe { rms_norm::run(&self.problem, [x.dtype, gamma.dtype], &buffers) };
         run.map_err(|why| launch.fault(why))
     }

@@ -4,7 +4,7 @@
 
 use crate::Cann::{V8_1, V9_0};
 use crate::DType::{Bf16, Float, Float16};
-use crate::allowed::{Named, Outcome};
+use crate::allowed::Named;
 use crate::contract::{CallContract, DescribedOperator, each_lint, first_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::rule::{lint, require, rules};
@@ -75,7 +75,7 @@ pub mod rules {
             "epsilon is at least 0",
             "give a small positive number, usually 1e-6";
         RSTD_ROWS = "rms_norm.rstd_rows", Overrun("a number is written for each row, whatever room there is"), V1, "RmsNorm documentation, rstdOut",
-            "rstdOut has an element for each row, and 1 for each axis of a row",
+            "rstdOut has an element for each row, and 1 for each axis of a row or no such axes",
             "give rstdOut the shape of x, with 1 for each axis of a row";
         FINITE = "rms_norm.finite_epsilon", Lint("rows become NaN or 0"), V1, "RmsNorm documentation, epsilon",
             "epsilon is finite",
@@ -259,8 +259,15 @@ impl RmsNormCall {
             .unwrap_or(0)
             .saturating_mul(u64::from(gamma.dtype.bits() / 8));
         let wanted = Self::rstd_shape(&x.shape, &gamma.shape);
+        let rows = &x.shape[..x.shape.len() - gamma.shape.len()];
         first_lint(allowed, |report| {
-            RSTD_ROWS.takes(rstd.shape, wanted).report(report);
+            lint!(
+                report,
+                rstd.shape == wanted || *rstd.shape == *rows,
+                RSTD_ROWS,
+                rstd.shape,
+                wanted,
+            );
             lint!(
                 report,
                 (self.epsilon as f32).is_finite(),

@@ -190,6 +190,30 @@ proptest! {
     }
 }
 
+/// As engines multiply by weights, which lie transposed: more columns than are read at once.
+#[test]
+fn wide_transposed_factors_are_multiplied() {
+    let _bench = Bench::new();
+    let values: Vec<f64> = (0..17).map(f64::from).collect();
+    for columns in [31, 32, 70] {
+        let turned = View {
+            strides: vec![1, 3],
+            ..View::packed(&[3, columns])
+        };
+        let a = Tensor::packed(aclDataType::ACL_FLOAT, &[2, 3], &values);
+        let b = Tensor::new(aclDataType::ACL_FLOAT16, turned, &values);
+        let out = Tensor::floats(&[2, columns], &[0.5]);
+        ok(call!(aclnnMm(a.input(), b.input(), out.out(), 2)));
+        let want = (0..2 * columns).map(|place| {
+            let (row, column) = (place / columns, place % columns);
+            let term =
+                |k: i64| values[(row * 3 + k) as usize] * values[((column * 3 + k) % 17) as usize];
+            (0..3).map(term).sum::<f64>()
+        });
+        assert_eq!(out.values(), want.collect::<Vec<_>>(), "{columns}");
+    }
+}
+
 #[test]
 fn stacks_that_a_product_lacks_are_refused_by_name() {
     let _bench = Bench::new();
