@@ -250,6 +250,7 @@ impl<'a> FiaCall<'a> {
         let prefix = prefix.and_then(|desc| lying(cache, desc));
         Ok(Facts {
             call: self,
+            version,
             query: main.query,
             key: main.key,
             value: main.value,
@@ -422,7 +423,7 @@ fn check_unified(f: &Facts<'_>) -> Result<Verdict, Violation> {
         return nothing(Work::Fill);
     }
     lists::ranks(f)?;
-    if f.is_950() || !f.since(Cann::V9_2) {
+    if !lists::made_contiguous(f) {
         lists::contiguous(f)?;
     }
     rope::paired(f)?;

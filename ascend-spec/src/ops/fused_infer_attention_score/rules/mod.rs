@@ -26,7 +26,7 @@ pub mod split_fuse;
 pub mod unified;
 
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route, Version};
 use crate::{Cann, DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
 use std::ops::Range;
@@ -122,6 +122,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) value: &'a TensorDesc,
     pub(crate) out: &'a TensorDesc,
     pub(crate) layout: Layout,
+    pub(crate) version: Version,
     pub(crate) target: Target,
     pub(crate) checker: Checker,
     /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and

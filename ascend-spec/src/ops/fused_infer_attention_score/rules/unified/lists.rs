@@ -7,7 +7,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
+use crate::{Cann, Change, DType, Layout, NewArgument, StridedKeys, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -15,7 +15,8 @@ rules! {
         "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks \
          the call, and from 9.2 on for no other; blocks of a paged cache may lie apart on Ascend 950 with MXFP8 and \
          from 9.2 on without quantisation, but for BnBsH their heads too, and for V5 on Atlas A2 and A3 from 9.2 on in \
-         the split-fuse path and the absorbed form",
+         the split-fuse path and the absorbed form; it is open whether V1 to V4 of 9.1 on Atlas A2 and A3 refuse \
+         others, as the checks of 9.1 do, or copy them first, as its operator definition says",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
@@ -85,6 +86,16 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
         );
     }
     Ok(())
+}
+
+/// Whether the unified checks see no strided keys and values: versions 1 to 4 make them contiguous, and version 5 asks
+/// before it chooses a checker.
+pub(crate) fn made_contiguous(f: &Facts<'_>) -> bool {
+    if f.is_950() {
+        return false;
+    }
+    let copied = f.version < Version::V5 && f.target.strided_keys == StridedKeys::Copied;
+    f.since(Cann::V9_2) || (f.since(Cann::V9_1) && copied)
 }
 
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
