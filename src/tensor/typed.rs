@@ -118,6 +118,14 @@ impl<T: Element> Tensor<T> {
         self.tensor.narrow(axis, range).map(Self::of)
     }
 
+    /// A contiguous view of the memory from the first element to the last, as [`AnyTensor::span`] makes it.
+    ///
+    /// # Errors
+    /// As for [`AnyTensor::span`].
+    pub fn span(&self) -> Result<Self> {
+        self.tensor.span().map(Self::of)
+    }
+
     /// This tensor if it is contiguous, otherwise a contiguous copy. The copy goes through the host and waits for the
     /// stream, so it is for setting up, not for each step.
     ///

@@ -110,6 +110,7 @@ impl<'a> FiaCall<'a> {
             route: Route::Prefill,
             layout: Layout::parse(self.input_layout).unwrap_or(Layout::Bnsd),
             cache: None,
+            axes_in_place: None,
             problem: AttentionProblem::blank(dtype),
         }
     }

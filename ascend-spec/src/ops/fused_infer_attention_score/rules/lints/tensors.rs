@@ -1,5 +1,6 @@
 //! Tensors of every kind, and the factor of the scores.
 
+use super::pages::{self, strided_cache};
 use super::{Report, lint};
 use crate::TensorDesc;
 use crate::allowed::{Named, Outcome, PlainFormat};
@@ -84,12 +85,13 @@ pub(super) fn strided(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Repo
     for (argument, desc) in p.call.each_tensor() {
         lint!(
             report,
-            desc.is_contiguous(),
+            desc.is_contiguous() || strided_cache(p, argument.parameter, desc).is_some(),
             STRIDED,
             format_args!("{} {desc}", argument.parameter.acl_name()),
             "row-major strides",
         );
     }
+    pages::copied(p, report);
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report<'_>) {

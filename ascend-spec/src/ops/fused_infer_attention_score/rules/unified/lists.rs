@@ -98,6 +98,12 @@ pub(crate) fn made_contiguous(f: &Facts<'_>) -> bool {
     f.since(Cann::V9_2) || (f.since(Cann::V9_1) && copied)
 }
 
+/// How many axes of a paged cache may have any stride where the operator reads it in place; `None` where no source says
+/// what becomes of one with other strides, or of any.
+pub(crate) fn axes_in_place(f: &Facts<'_>) -> Option<usize> {
+    (f.is_950() || made_contiguous(f)).then(|| strided_axes(f, Parameter::Key))
+}
+
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
 pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
@@ -105,8 +111,9 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let strided = |parameter: Parameter| {
         let apart = strided_axes(f, parameter);
         let mut tensors = call.tensors(parameter).iter().enumerate();
-        tensors.find(|(_, desc)| {
-            !desc.is_contiguous_from(apart) || (f.since(Cann::V9_2) && !is_spread(desc, apart))
+        tensors.find(|(_, desc)| match f.since(Cann::V9_2) {
+            true => !is_read_in_place(desc, apart),
+            false => !desc.is_contiguous_from(apart),
         })
     };
     let looked_at = [Key, Value, KeyRope, KeyAntiquantScale, ValueAntiquantScale];
@@ -150,17 +157,19 @@ fn strided_axes(f: &Facts<'_>, parameter: Parameter) -> usize {
             let absorbed = f.checker == Checker::Unified
                 && f.form() == Form::Absorbed
                 && f.kv_heads == 1
-                && f.call.learnable_sink.is_none();
+                && f.call.learnable_sink.is_none()
+                && f.version >= Version::V4;
             usize::from(absorbed || f.checker == Checker::SplitFuse)
         }
         _ => 0,
     }
 }
 
-/// Whether the entries of the first `axes` axes lie one after another, not at one place.
-fn is_spread(desc: &TensorDesc, axes: usize) -> bool {
+/// Whether a tensor whose first `axes` axes may have any stride is contiguous in the others, and the entries of those
+/// axes lie one after another, not at one place.
+pub(crate) fn is_read_in_place(desc: &TensorDesc, axes: usize) -> bool {
     let mut sized = desc.shape.iter().zip(desc.strides.iter()).take(axes);
-    sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
+    desc.is_contiguous_from(axes) && sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
 }
 
 /// Checks the dtypes of query, key, value and output.
