@@ -81,7 +81,7 @@ impl CacheShape {
     /// lie two blocks apart. They have one head dimension, and are not quantised.
     ///
     /// Which calls read such a cache in place is for the release to say: on Atlas A2 and A3 CANN 9.2 does in packed
-    /// steps over BnBsH and NZ, on Ascend 950 in every step. Elsewhere backends refuse it, by `tensor.contiguous`,
+    /// steps over BnBsH, on Ascend 950 in every step. Elsewhere backends refuse it, by `tensor.contiguous`,
     /// `tensor.strided` or, where each call would copy the whole cache, `cache.copied`.
     pub fn side_by_side(mut self) -> Self {
         self.side_by_side = true;

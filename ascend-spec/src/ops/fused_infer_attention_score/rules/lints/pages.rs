@@ -50,6 +50,12 @@ pub(super) enum StridedCache {
     Copied,
 }
 
+/// Whether a parameter's tensors are the cache of a call with a block table.
+pub(super) fn is_cached(parameter: Parameter) -> bool {
+    use Parameter::{Key, KeyRope, Value};
+    matches!(parameter, Key | Value | KeyRope)
+}
+
 /// What becomes of a call's tensor that is not contiguous, if it is of a paged cache; `None` for other tensors, and
 /// where no source says it.
 pub(super) fn strided_cache(
@@ -58,11 +64,7 @@ pub(super) fn strided_cache(
     desc: &TensorDesc,
 ) -> Option<StridedCache> {
     p.cache?;
-    let cached = matches!(
-        parameter,
-        Parameter::Key | Parameter::Value | Parameter::KeyRope
-    );
-    let axes = p.axes_in_place.filter(|_| cached)?;
+    let axes = p.axes_in_place.filter(|_| is_cached(parameter))?;
     Some(match lists::is_read_in_place(desc, axes) {
         true => StridedCache::Read,
         false => StridedCache::Copied,
@@ -83,7 +85,7 @@ pub(super) fn copied(p: &CheckedCall<'_>, report: Report<'_>) {
         let packed = TensorDesc::packed(desc.dtype, desc.shape);
         bytes += packed.byte_range().map_or(0, |range| range.end);
         let name = argument.parameter.acl_name();
-        tensors += &format!(", {name} {desc} strides {}", desc.strides);
+        tensors += &format!(", {name} {desc}");
     }
     lint!(
         report,

@@ -5,6 +5,7 @@ use super::{Report, lint};
 use crate::TensorDesc;
 use crate::allowed::{Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
+use crate::ops::fused_infer_attention_score::rules::unified::lists;
 use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter, Version};
 use crate::rule::rules;
 
@@ -89,6 +90,10 @@ pub(super) fn strided(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Repo
             STRIDED,
             format_args!("{} {desc}", argument.parameter.acl_name()),
             "row-major strides",
+            match p.cache.is_some() && pages::is_cached(argument.parameter) {
+                true => lists::CONTIGUOUS_CACHE,
+                false => STRIDED.fix,
+            },
         );
     }
     pages::copied(p, report);

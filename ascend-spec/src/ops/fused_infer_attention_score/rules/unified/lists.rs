@@ -41,6 +41,10 @@ rules! {
         "shape the caches of key and value alike";
 }
 
+/// What mends a call over a strided cache.
+pub(crate) const CONTIGUOUS_CACHE: &str =
+    "give the cache contiguous memory: a copy of it misses what is written later";
+
 /// Checks the numbers of tensors.
 pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
@@ -129,7 +133,7 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("{} {index}: {desc} strides {}", parameter.acl_name(), desc.strides),
             "row-major strides",
             match f.paged() {
-                true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
+                true => Err(CONTIGUOUS_CACHE),
                 false => Ok(copied.map(|parameter| Change::to(parameter, NewArgument::Packed)).collect::<Vec<_>>()),
             },
         );
