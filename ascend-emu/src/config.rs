@@ -431,6 +431,7 @@ mod tests {
             ("ASCEND_EMU_CHECK", "strict,"),
             ("ASCEND_EMU_CHECK", "compat,-leak"),
             ("ASCEND_EMU_LINTS", "on"),
+            ("ASCEND_EMU_STRIDED", "copied"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),
             ("ASCEND_EMU_CANN", "9.3"),

@@ -376,7 +376,7 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
 
 /// Steps over a cache with keys and values side by side.
 fn side_by_side(_: &Stream, pools: &mut Pools) -> Result<()> {
-    let machine = Machine::new(Soc::AtlasA2, Cann::V9_2);
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_2);
     let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;
     let shape = CacheShape::new(LAYERS, 1, DIM).side_by_side();
     let pad = PadPolicy::SkipNegative;

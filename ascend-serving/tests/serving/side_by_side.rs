@@ -5,9 +5,12 @@ use crate::harness;
 use crate::tokens::{DIM, dense, packed};
 use approx::abs_diff_eq;
 
+use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, CachedRows, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, Error, FusedAttention, GraphLimits, PagedDecode,
@@ -173,10 +176,28 @@ fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec
         let (keys, values): (Tensor<bf16>, Tensor<bf16>) = (target(), target());
         let layer = engine.attention.cache().layer(1).unwrap();
         layer.gather(stream, &rows, &keys, &values).unwrap();
-        for (what, gathered) in [(1, &keys), (2, &values)] {
-            let want = packed::<bf16>(stream, &second.names[2..], 1, what, KV_HEADS);
-            let (got, want) = (gathered.download(stream), want.download(stream));
-            assert_eq!(got.unwrap(), want.unwrap());
+        // By the operator, in the memory that keys and values span.
+        let step = if shape.side_by_side { 2 } else { 1 };
+        let blocks = (BLOCKS - 1) * step + 1;
+        let memory = |cache: &Tensor<bf16>| {
+            let span = cache.span().unwrap();
+            span.reshape([blocks, 128, KV_HEADS, DIM]).unwrap()
+        };
+        let caches = [memory(&layer.key), memory(&layer.value)];
+        let row: Vec<usize> = row.iter().map(|block| block * step).collect();
+        let tokens = second.names.len();
+        let sequences = SequenceBlocks::new(stream, &[row], &[tokens], blocks, 128).unwrap();
+        let plan = GatherPaKvCache::new().plan(&sequences, (&caches[0], &caches[1]));
+        let gathered = plan
+            .unwrap()
+            .launch(stream, (&caches[0], &caches[1]))
+            .unwrap();
+        let all = [gathered.0, gathered.1];
+        for (what, (copied, gathered)) in [&keys, &values].into_iter().zip(&all).enumerate() {
+            let want = packed::<bf16>(stream, &second.names, 1, 1 + what as u64, KV_HEADS);
+            let want = want.download(stream).unwrap();
+            assert_eq!(copied.download(stream).unwrap(), want[2 * width..]);
+            assert_eq!(gathered.download(stream).unwrap(), want);
         }
     }
     drop((first, second, fork));
@@ -269,4 +290,33 @@ fn shapes_that_do_not_go_side_by_side_are_refused() {
     let refused = PagedKvCache::<bf16>::quantised_by_token(device, 4, 128, shape, pad);
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("lie apart"), "{refused}");
+}
+
+/// Without ScatterPaKvCache copies write, to the same places.
+#[test]
+fn copies_write_side_by_side() {
+    let stream = stream_of(Soc::AtlasInference, Cann::V9_1);
+    for (format, kv_heads) in [(Cache::BnBsH, 2), (Cache::BnNBsD, 1)] {
+        let shape = CacheShape::new(1, kv_heads, DIM)
+            .format(format)
+            .side_by_side();
+        let pad = PadPolicy::SkipNegative;
+        let mut cache = PagedKvCache::<bf16>::new(stream.device(), 5, 16, shape, pad).unwrap();
+        let mut sequence = Sequence::new(cache.pool());
+        let slots = cache.grow(&stream, &mut sequence, 50).unwrap();
+        let names: Vec<u64> = (1..51).collect();
+        let [key, value] = [1, 2].map(|what| packed(&stream, &names, 0, what, kv_heads));
+        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
+        cache.write(&stream, &write, 0, &key, &value).unwrap();
+        let mut rows = CachedRows::new(16);
+        rows.push(&sequence.row(), 0..50).unwrap();
+        let target = || Tensor::empty(stream.device(), [50, kv_heads * DIM]).unwrap();
+        let (keys, values): (Tensor<bf16>, Tensor<bf16>) = (target(), target());
+        let layer = cache.layer(0).unwrap();
+        layer.gather(&stream, &rows, &keys, &values).unwrap();
+        for (got, want) in [(&keys, &key), (&values, &value)] {
+            let (got, want) = (got.download(&stream), want.download(&stream));
+            assert_eq!(got.unwrap(), want.unwrap());
+        }
+    }
 }

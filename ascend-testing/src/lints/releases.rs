@@ -315,6 +315,10 @@ pub(super) fn strided_caches(found: &mut Found<'_>) {
     let bytes = 2 * 6 * 128 * 128 * 2;
     found.breaks_by("cache.copied", &decode, (Version::V4, A2_9_2));
     copied(&decode, Version::V1, A2_9_2, bytes);
+    // What the fix asks for.
+    let plain = [bf16(&[6, 128, 128])];
+    let mended = with(&decode, |c| (c.key, c.value) = (&plain, &plain));
+    assert_eq!(lints_on(&mended, Version::V4, A2_9_2), [""; 0]);
     let reading = A2.strided_keys(StridedKeys::Copied);
     copied(&decode, Version::V4, reading, bytes);
     // 9.0 takes it too, and no source says what it does.
