@@ -309,7 +309,7 @@ fn copies_write_side_by_side() {
         let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
         let mut rows = CachedRows::new(16);
-        rows.push(&sequence.row(), 0..50).unwrap();
+        rows.push(sequence.row(), 0..50).unwrap();
         let target = || Tensor::empty(stream.device(), [50, kv_heads * DIM]).unwrap();
         let (keys, values): (Tensor<bf16>, Tensor<bf16>) = (target(), target());
         let layer = cache.layer(0).unwrap();
