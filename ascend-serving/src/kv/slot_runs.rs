@@ -90,8 +90,8 @@ pub(super) fn spread_blocks<T: Element>(cache: &Tensor<T>) -> Result<(Tensor<T>,
     }
 }
 
-/// A cache as contiguous rows `[tokens, N * D]` of its [blocks in memory](spread_blocks), how many of these lie from one
-/// block of the cache to the next, and the sizes of the rows.
+/// A cache as contiguous rows `[tokens, N * D]` of its [blocks in memory](spread_blocks), how many of these lie from
+/// one block of the cache to the next, and the sizes of the rows.
 ///
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of another block size, or one in which a token has

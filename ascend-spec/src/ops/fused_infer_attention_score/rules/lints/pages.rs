@@ -35,8 +35,8 @@ rules! {
         "use a BnNBsD cache with BNSD queries";
     COPIED = "cache.copied", Lint("the copy has the elements of the cache"), V1,
         "entry points, strided tensors" in Scope::A2_A3.since(V9_1),
-        "V1 to V4 read a paged cache in place: from 9.2 on with blocks apart in the split-fuse path and, for V4, in the \
-         absorbed form, otherwise contiguous",
+        "V1 to V4 read a paged cache in place: from 9.2 on with blocks apart in the split-fuse path and, for V4, in \
+         the absorbed form, otherwise contiguous",
         "give keys and values a contiguous cache each: the operator copies every other one whole in each call, used \
          blocks or not";
 }

@@ -92,8 +92,8 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether the unified checks see no strided keys and values: versions 1 to 4 make them contiguous, and version 5 asks
-/// before it chooses a checker.
+/// Whether the unified checker leaves strides alone: the layer of versions 1 to 4 makes keys and values contiguous, and
+/// version 5 has asked before it chose a checker.
 pub(crate) fn made_contiguous(f: &Facts<'_>) -> bool {
     if f.is_950() {
         return false;
