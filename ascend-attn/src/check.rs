@@ -377,7 +377,7 @@ fn check(
     version: Option<u8>,
     target: Target,
 ) -> Checked {
-    let version = version.unwrap_or_else(|| arguments.oldest_on(1, target));
+    let version = version.unwrap_or_else(|| arguments.chosen_on(1, target));
     let mut checked = Checked {
         id,
         target,

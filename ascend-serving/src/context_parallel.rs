@@ -82,11 +82,9 @@ impl ContextParallel {
     /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs.
     pub fn new(share: Interleave, block_size: usize) -> Result<Self, Violation> {
         if share.ranks() > Self::MAX_RANKS {
-            return Err(Violation::new(
-                &rules::RANKS_PARTS,
+            return Err(rules::RANKS_PARTS.broken(
                 format_args!("{} ranks", share.ranks()),
                 format_args!("1 to {}", Self::MAX_RANKS),
-                "merge in two levels",
             ));
         }
         share.check(block_size)?;

@@ -281,13 +281,11 @@ impl TokenIndices {
                 let mut slots = page.iter().zip(first..);
                 let contiguous = slots.all(|(slot, wanted)| *slot as usize == wanted);
                 if !contiguous || !first.is_multiple_of(page_size) {
-                    return Err(Violation::new(
-                        &rules::INDEX_MISALIGNED,
+                    return Err(rules::INDEX_MISALIGNED.broken(
                         format_args!("slots {first}, ... of request {request}"),
                         format_args!(
                             "runs of {page_size} slots that begin at a multiple of {page_size}"
                         ),
-                        "allocate whole pages, or gather the keys into a dense tensor",
                     ));
                 }
                 row.push(first / page_size);

@@ -46,11 +46,9 @@ impl LocalBatch {
     ) -> Result<Self, Violation> {
         let size = NonZeroU64::new(chunk as u64);
         let Some(size) = size.filter(|_| chunk.is_multiple_of(block_size)) else {
-            return Err(Violation::new(
-                &rules::CHUNK_SIZE,
+            return Err(rules::CHUNK_SIZE.broken(
                 format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
                 format_args!("a multiple of {block_size}"),
-                "choose a block size that divides the chunk",
             ));
         };
         let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());
@@ -71,11 +69,9 @@ impl LocalBatch {
         let mut rows = Vec::new();
         for (request, (&q, &kv)) in q.iter().zip(kv).enumerate() {
             if q > kv {
-                return Err(Violation::new(
-                    &rules::LENGTHS_KV_BELOW_Q,
+                return Err(rules::LENGTHS_KV_BELOW_Q.broken(
                     format_args!("{q} query rows and {kv} keys of request {request}"),
                     "at least as many keys",
-                    "count the new tokens as keys too",
                 ));
             }
             let used = table.used(request, kv, block_size)?;

@@ -602,6 +602,8 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Vi
         "insert sequences of the pools that the prefix cache was made with",
     )?;
     part.check_count(tokens, "insert the tokens whose keys a step has computed")?;
+    // Tokens behind the last full block are not cached.
+    let tokens = tokens - tokens % pool.block_size();
     if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|n| *n < tokens) {
         return Err(Violation::new(
             &rules::SEQUENCE_GAP,

@@ -41,12 +41,12 @@ ascend_attention::spec::library_rules! {
         "a sequence has the tokens that are asked of it",
         "grow the sequence by its new tokens before the step, and ask for tokens that it still has";
     SEQUENCE_GAP = "sequence.gap",
-        "a step begins where the computed tokens of its sequences end, or in front of that",
+        "a step begins where the computed tokens of its sequences end",
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
     SEQUENCE_COMPUTED = "sequence.computed",
-        "a step computes tokens that no step has computed before, unless it says so",
-        "grow the sequence by its new tokens before each step (`Attention::grow`), and make the step's metadata after that; "
-        "to compute tokens once more on purpose, as benchmarks do, say `BatchRequest::recompute`";
+        "a step computes tokens that no step has computed before, unless the request says so",
+        "`grow` the sequence by its new tokens before each step, and make the step's metadata after that; to compute "
+        "tokens once more on purpose, as benchmarks do, say `recompute` of the request";
     SEQUENCE_CHANGED = "sequence.changed",
         "a step begins with its sequences as they were when its metadata was made",
         "make the step's metadata after the last `grow`, `truncate` or `drop_before` of its sequences";
@@ -80,7 +80,7 @@ ascend_attention::spec::library_rules! {
         "kind";
     STEP_LAYERS_MISSING = "step.layers_missing",
         "a step queues all layers before the next step of its sequences begins",
-        "queue every layer of a step before the next step of its sequences begins";
+        "begin the step again and queue every layer";
     STEP_LAYER_REPEATED = "step.layer_repeated",
         "a step queues each layer once",
         "number the layers from 0, each once; to compute a step again, begin it again";

@@ -33,11 +33,9 @@ impl SplitLimits {
     pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Violation> {
         let grouped = self.heads.is_multiple_of(self.kv_heads);
         if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
-            return Err(Violation::new(
-                &rules::SPLIT_LIMITS,
+            return Err(rules::SPLIT_LIMITS.broken(
                 format_args!("{self:?}"),
                 "1 or more of each, heads a multiple of kv_heads",
-                "give the device's cores and the model's heads",
             ));
         }
         let lengths = lengths.lengths();

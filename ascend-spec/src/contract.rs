@@ -75,19 +75,17 @@ pub(crate) trait CallContract: DescribedOperator {
         Self::unread(arguments, version).is_none()
     }
 
-    /// The oldest version from number `at_least` on that computes with every given argument and that the product has
-    /// in the release; the newest version where none does.
-    fn oldest_on(
+    /// Of the versions from number `at_least` on that compute with every given argument and that the product has in
+    /// the release, the oldest that is not deprecated; the newest version where there is none.
+    fn chosen_on(
         arguments: &Self::Arguments,
         at_least: u8,
         target: Target,
     ) -> Option<Self::Version> {
         let able = |version: &Self::Version| {
-            let info = version.info();
-            info.number() >= at_least && info.runs_on(target) && Self::computes(arguments, *version)
+            version.info().number() >= at_least && Self::computes(arguments, *version)
         };
-        let mut versions = Self::Version::ALL.iter().copied();
-        versions
+        Self::Version::preferred_on(target)
             .find(able)
             .or_else(|| Self::Version::ALL.last().copied())
     }

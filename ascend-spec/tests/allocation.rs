@@ -94,7 +94,7 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
         for target in Cann::ALL.map(|cann| Target::new(soc, cann)) {
             let version = match soc {
                 Soc::Ascend950 => Version::V5,
-                _ => Version::V3,
+                _ => Version::chosen_on(&decode, Version::V3, target),
             };
             for (index, call) in calls.into_iter().enumerate() {
                 let before = allocations();
@@ -161,7 +161,7 @@ fn an_accepted_flash_attention_call_allocates_nothing() {
     let target = Target::new(Soc::AtlasA2, Cann::V9_1);
     for call in [dense, masked, packed] {
         let before = allocations();
-        let problem = call.check(Version::oldest_on(&call, target), target);
+        let problem = call.check(Version::chosen_on(&call, target), target);
         let linted = problem.as_ref().map(|problem| problem.lint(&[]));
         let rows = problem.as_ref().map(|problem| {
             let each = problem.sequences();

@@ -68,8 +68,9 @@ pub fn check(
     let mut attention = Attention::<bf16>::new(shape, cache, backends);
     let mut sequences: Vec<Sequence> = Vec::new();
     for (cached, new) in requests {
-        let shared = sequences.first().map_or(0, Sequence::len);
-        let shared = (*cached).min(shared) / BLOCK_SIZE * BLOCK_SIZE;
+        let computed = sequences.first().and(requests.first());
+        let shared = computed.map_or(0, |(of_first, _)| *cached.min(of_first));
+        let shared = shared / BLOCK_SIZE * BLOCK_SIZE;
         let mut sequence = match sequences.first() {
             Some(first) => first.share_prefix(shared).unwrap(),
             None => Sequence::new(attention.cache().pool()),

@@ -363,7 +363,7 @@ impl<A: CaseArguments> Case<A> {
         };
         match self.op_version {
             Some(number) if able(number) => number,
-            oldest => described.oldest_on(oldest.unwrap_or(1), target),
+            oldest => described.chosen_on(oldest.unwrap_or(1), target),
         }
     }
 

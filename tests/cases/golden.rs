@@ -328,7 +328,7 @@ fn an_operator_that_does_nothing_fails() {
         0
     }
     let mut functions = harness::functions();
-    functions.aclnnFusedInferAttentionScore = Some(nothing);
+    functions.aclnnFusedInferAttentionScoreV4 = Some(nothing);
     let api = Arc::new(Api::from_functions(functions, "nothing is computed"));
     // SAFETY: the emulation's functions, and one that touches no argument.
     let runtime = unsafe { Runtime::from_api(api) }.unwrap();

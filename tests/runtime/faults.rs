@@ -29,8 +29,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     };
     let runtime = with(|functions| {
         functions.aclrtGetVersion = None;
-        functions.aclnnFusedInferAttentionScore = None;
-        functions.aclnnFusedInferAttentionScoreV2GetWorkspaceSize = None;
+        functions.aclnnFusedInferAttentionScoreV4GetWorkspaceSize = None;
     })
     .unwrap();
     assert_eq!(runtime.platform(), Platform::Custom);
@@ -39,7 +38,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
         error.to_string(),
         "libascendcl.so does not export aclrtGetVersion; the CANN in use has no such function"
     );
-    // The call goes to the oldest version that is there.
+    // The call goes to the next version that is there.
     let stream = runtime.device(0).unwrap().stream().unwrap();
     still_works(&stream);
     let sample = Sample::new(1);
@@ -47,7 +46,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     let plan = Sample::attention(stream.device())
         .plan((&query, &key, &value))
         .unwrap();
-    assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV3");
+    assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV5");
     drop(plan);
 
     let runtime = with(|functions| {
@@ -67,7 +66,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
         matches!(
             &error,
             Error::OperatorVersion {
-                needed: "aclnnFusedInferAttentionScore",
+                needed: "aclnnFusedInferAttentionScoreV4",
                 ..
             }
         ),
@@ -415,6 +414,9 @@ unsafe extern "C" fn growing(
 fn scratch_memory_grows_while_work_uses_it() {
     let functions = Functions {
         aclnnFusedInferAttentionScoreGetWorkspaceSize: Some(growing),
+        // Without V4 and V5 the deprecated first version takes the call.
+        aclnnFusedInferAttentionScoreV4: None,
+        aclnnFusedInferAttentionScoreV5: None,
         ..harness::functions()
     };
     let api = Arc::new(Api::from_functions(functions, "emulation that wants more"));

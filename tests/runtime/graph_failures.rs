@@ -187,7 +187,9 @@ unsafe extern "C" fn launch(
     drop(workspaces);
     // SAFETY: handed on to the caller.
     unsafe {
-        let launch = harness::functions().aclnnFusedInferAttentionScore.unwrap();
+        let launch = harness::functions()
+            .aclnnFusedInferAttentionScoreV4
+            .unwrap();
         launch(workspace, bytes, executor, stream)
     }
 }
@@ -197,7 +199,7 @@ unsafe extern "C" fn launch(
 #[test]
 fn graphs_on_two_streams_share_no_workspace() {
     let _turn = turn();
-    let runtime = runtime(|functions| functions.aclnnFusedInferAttentionScore = Some(launch));
+    let runtime = runtime(|functions| functions.aclnnFusedInferAttentionScoreV4 = Some(launch));
     let device = runtime.device(0).unwrap();
     let streams = [device.stream().unwrap(), device.stream().unwrap()];
     let mut sets = Vec::new();

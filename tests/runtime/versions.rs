@@ -123,8 +123,9 @@ fn with_slopes(stream: &Stream) -> Result<Plan> {
         .plan(inputs)
 }
 
+/// In the emulation's release, from which on V1 to V3 are deprecated.
 #[test]
-fn the_oldest_version_that_can_express_a_call_is_used() {
+fn the_oldest_version_that_can_express_a_call_and_is_not_deprecated_is_used() {
     type Call = fn(&Stream) -> Result<Plan>;
     let calls: [(Call, &str); 5] = [
         (plain, "aclnnFusedInferAttentionScore"),
@@ -134,16 +135,27 @@ fn the_oldest_version_that_can_express_a_call_is_used() {
         (with_sink, "aclnnFusedInferAttentionScoreV4"),
     ];
     let stream = stream_of(|_| {});
-    for (call, operator) in calls {
-        assert_eq!(call(&stream).unwrap().operator(), operator);
+    for (call, _) in calls {
+        let operator = call(&stream).unwrap().operator();
+        assert_eq!(operator, "aclnnFusedInferAttentionScoreV4");
     }
-    // An older CANN makes no difference to what it can express ...
     let stream = stream_of(without_v4);
+    for (call, _) in calls {
+        let operator = call(&stream).unwrap().operator();
+        assert_eq!(operator, "aclnnFusedInferAttentionScoreV5");
+    }
+    // Deprecated versions where nothing else is installed ...
+    let stream = stream_of(|functions| {
+        without_v4(functions);
+        without_v5(functions);
+    });
     for (call, operator) in &calls[..4] {
         assert_eq!(call(&stream).unwrap().operator(), *operator);
     }
-    // ... and a newer one without the old symbols takes the next.
+    // ... and without the oldest symbols the next.
     let stream = stream_of(|functions| {
+        without_v4(functions);
+        without_v5(functions);
         functions.aclnnFusedInferAttentionScore = None;
         functions.aclnnFusedInferAttentionScoreV2GetWorkspaceSize = None;
     });
@@ -249,7 +261,8 @@ fn an_older_release_can_be_emulated() {
         assert!(child.status.success(), "{child:?}");
         String::from_utf8(child.stdout).unwrap()
     };
-    let plain = "plain by aclnnFusedInferAttentionScore\n";
+    let first = "plain by aclnnFusedInferAttentionScore\n";
+    let kept = "plain by aclnnFusedInferAttentionScoreV4\n";
     for (variable, value) in [("ASCEND_EMU_OPERATOR", "V3"), ("ASCEND_EMU_CANN", "8.1")] {
         let old = run(variable, value);
         assert!(
@@ -257,9 +270,12 @@ fn an_older_release_can_be_emulated() {
             "{old}"
         );
         assert!(old.contains("install CANN 8.5 or newer"), "{old}");
-        assert!(old.contains(plain), "{old}");
+        assert!(old.contains(first), "{old}");
     }
-    for (variable, value) in [("ASCEND_EMU_OPERATOR", "V4"), ("ASCEND_EMU_CANN", "8.5")] {
+    for (variable, value, plain) in [
+        ("ASCEND_EMU_OPERATOR", "V4", kept),
+        ("ASCEND_EMU_CANN", "8.5", first),
+    ] {
         let new = run(variable, value);
         assert!(
             new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),

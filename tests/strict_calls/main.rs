@@ -233,7 +233,7 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
     let described = call.describe();
     let version = match call.target.soc {
         Soc::Ascend950 => Version::V5,
-        _ => Version::oldest_for(&described),
+        _ => Version::chosen_on(&described, Version::V1, call.target),
     };
     let live = ascend_emu::live();
     let findings = ascend_emu::findings().len();

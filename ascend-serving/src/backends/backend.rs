@@ -18,13 +18,8 @@ fn knows_cache<T: Element>(
         true => Ok(()),
         // Under a mask that no backend for quantised caches takes, none of them is advised.
         false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
-            Violation::new(
-                &rules::BACKEND_QUANTISED,
-                "a quantised cache",
-                format_args!("a cache of {}", T::DTYPE),
-                "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8Attention`, or make the cache by \
-                 `PagedKvCache::new`",
-            )
+            rules::BACKEND_QUANTISED
+                .broken("a quantised cache", format_args!("a cache of {}", T::DTYPE))
         })),
     }
 }
@@ -66,8 +61,9 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Describes the work of a step, for layers whose tensors have the shapes of `first`: the tensors of the first
     /// layer that the program will serve.
     ///
-    /// While steps are captured ([`StepContext::recorded`]) it is asked for steps of dummy requests alone:
-    /// [`AttentionMetadata::requests`](crate::AttentionMetadata::requests) is 0, and the table has a row for each.
+    /// For graphs ([`StepContext::recorded`]) a capture asks for steps of dummy requests alone:
+    /// [`AttentionMetadata::requests`](crate::AttentionMetadata::requests) is 0, and the table has a row for each. Each
+    /// replay asks again, with its requests.
     ///
     /// # Errors
     /// The reason why it cannot serve the step. Nothing is launched.

@@ -1,8 +1,8 @@
 //! Prefill after a cached prefix: the new tokens dense, the cached ones paged, merged.
 
+use ascend_attention::Element;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::merge::PartsOfRows;
-use ascend_attention::{Element, Violation};
 
 use crate::error::Result;
 use crate::rules;
@@ -43,17 +43,12 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = causality.window().is_some();
         if !behind || windowed || !merges_sinks(step, first)? {
-            return Err(Violation::new(
-                &rules::BACKEND_CASCADE,
-                format_args!(
+            return Err(rules::BACKEND_CASCADE.broken(format_args!(
                     "{:?}, {causality:?}, {} sinks",
                     metadata.state(),
                     first.describe_sinks()
-                ),
-                "a request with several new tokens behind cached ones, no window that hides keys, and sinks on \
-                 Ascend 950 alone",
-                "register a backend for packed queries behind this one",
-            )
+                ), "a request with several new tokens behind cached ones, no window that hides keys, and sinks on \
+                 Ascend 950 alone")
             .into());
         }
         let mask = causality.mask(&step.stream.device().masks())?;

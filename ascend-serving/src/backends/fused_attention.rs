@@ -1,6 +1,6 @@
 //! Steps by packed calls of FusedInferAttentionScore: any step by one, mixed steps also by two.
 
-use ascend_attention::{Element, Violation};
+use ascend_attention::Element;
 
 use crate::batch::StepPart;
 use crate::error::Result;
@@ -53,21 +53,20 @@ impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
         if !mixed || !metadata.decodes_lead() {
-            return Err(Violation::new(
-                &rules::BACKEND_TWO_CALLS,
-                format_args!(
-                    "{:?} of {decodes} decodes and {prefills} prefills{}",
-                    metadata.state(),
-                    if metadata.decodes_lead() {
-                        ""
-                    } else {
-                        ", one of the prefills in front of a decode"
-                    },
-                ),
-                "decodes, then prefills, at least one of them behind cached tokens",
-                "put the decodes first, and register a backend for other steps behind this one",
-            )
-            .into());
+            return Err(rules::BACKEND_TWO_CALLS
+                .broken(
+                    format_args!(
+                        "{:?} of {decodes} decodes and {prefills} prefills{}",
+                        metadata.state(),
+                        if metadata.decodes_lead() {
+                            ""
+                        } else {
+                            ", one of the prefills in front of a decode"
+                        },
+                    ),
+                    "decodes, then prefills, at least one of them behind cached tokens",
+                )
+                .into());
         }
         let masks = step.stream.device().masks();
         let mask = step.mask.causality()?.mask(&masks)?;

@@ -167,11 +167,9 @@ impl<T: Element> HybridBackend<T> {
                 let name = set.backend(phase);
                 if registry.get(name).is_none() {
                     let names: Vec<_> = registry.names().collect();
-                    return Err(Violation::new(
-                        &rules::BACKEND_NAME,
+                    return Err(rules::BACKEND_NAME.broken(
                         format_args!("{name:?} for the phase {phase:?} of set {at}"),
                         format_args!("one of {names:?}"),
-                        "register the backend before the sets are made",
                     ));
                 }
             }
@@ -200,11 +198,9 @@ impl<T: Element> HybridBackend<T> {
 
 #[cold]
 fn unknown_layers(given: impl fmt::Display, layers: usize) -> Violation {
-    Violation::new(
-        &rules::HYBRID_LAYERS,
+    rules::HYBRID_LAYERS.broken(
         given,
         format_args!("each layer below {layers} once, every set with one or more"),
-        "divide the layers of the model among the sets",
     )
 }
 

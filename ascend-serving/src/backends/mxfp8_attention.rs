@@ -142,13 +142,12 @@ impl<T: Element> AttentionBackend<T> for MxFp8Attention {
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
-            return Err(Violation::new(
-                &rules::BACKEND_MX_FP8,
-                format_args!("{causality:?}, {} sinks", first.describe_sinks()),
-                "causal layers of MXFP8 without window and sinks",
-                "give such layers a cache of their own with scales of channels or tokens",
-            )
-            .into());
+            return Err(rules::BACKEND_MX_FP8
+                .broken(
+                    format_args!("{causality:?}, {} sinks", first.describe_sinks()),
+                    "causal layers of MXFP8 without window and sinks",
+                )
+                .into());
         }
         let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
         let query = MxFp8Query::empty(step, first.query, longest.unwrap_or(0))?;

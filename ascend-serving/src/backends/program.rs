@@ -54,11 +54,9 @@ impl<P> LayerPrograms<P> {
         let program = self.of_layer.get(layer);
         match program.and_then(|program| self.programs.get(*program)) {
             Some((_, program)) => Ok(program),
-            None => Err(Violation::new(
-                &rules::HYBRID_LAYERS,
+            None => Err(rules::HYBRID_LAYERS.broken(
                 format_args!("layer {layer}"),
                 format_args!("layers below {}", self.of_layer.len()),
-                "divide the layers of the model among the sets",
             )),
         }
     }
@@ -174,13 +172,12 @@ impl<T: Element> StepProgram<T> {
         if counted == 1 && merges_sinks(step, first)? {
             return Ok(());
         }
-        Err(Violation::new(
-            &rules::BACKEND_SINKS,
-            format_args!("a merge of {counted} calls that count the layer's sinks"),
-            "1 such call, on a product whose log-sum-exps count sinks",
-            "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call",
-        )
-        .into())
+        Err(rules::BACKEND_SINKS
+            .broken(
+                format_args!("a merge of {counted} calls that count the layer's sinks"),
+                "1 such call, on a product whose log-sum-exps count sinks",
+            )
+            .into())
     }
 
     /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge
@@ -201,11 +198,9 @@ impl<T: Element> StepProgram<T> {
         if once && computed <= tokens && (computed == tokens || self.stage.is_some()) {
             return Ok(());
         }
-        Err(Violation::new(
-            &rules::BACKEND_ROWS,
+        Err(rules::BACKEND_ROWS.broken(
             format_args!("calls of the rows {rows:?}"),
             format_args!("calls that divide the rows 0..{tokens} among them"),
-            "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`",
         ))
     }
 
@@ -252,7 +247,7 @@ impl<T: Element> StepProgram<T> {
             false => Ok(()),
             true => Err(Violation::new(
                 &rules::GRAPH_BACKEND,
-                format_args!("the backend `{backend}`, which copies or waits between its calls"),
+                format_args!("the backend `{backend}`, whose program has a `StepStage`"),
                 "calls alone, whose number and rows the captured size fixes",
                 "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
                  the step without a graph",

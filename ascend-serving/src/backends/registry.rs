@@ -179,8 +179,12 @@ impl<T: Element> Backends<T> {
             return None;
         }
         let older = PromptAndIncre::is_all_of(step.stream.device());
-        if older && self.get(PromptAndIncre::NAME).is_none() {
-            return Some(
+        let is_plain = step.mask.causality().is_ok()
+            && first.learnable_sink.is_none()
+            && first.latent.is_none();
+        if older {
+            // It takes no named masks, sinks or latents, and no other backend serves this product.
+            return (is_plain && self.get(PromptAndIncre::NAME).is_none()).then_some(
                 "`.with(PromptAndIncre)` adds PromptFlashAttention and IncreFlashAttention, the fused attention of \
                  this product",
             );
@@ -196,14 +200,13 @@ impl<T: Element> Backends<T> {
                 "`.with(ChunkedLocalAttention)` adds attention within chunks, by virtual requests",
             );
         }
-        let plain = *step.mask == LayerMask::Causality(Causality::Causal)
-            && first.learnable_sink.is_none()
-            && first.latent.is_none();
-        let decodes = metadata.state() == AttentionState::DecodeOnly && plain;
+        let decodes = metadata.state() == AttentionState::DecodeOnly
+            && is_plain
+            && *step.mask == LayerMask::Causality(Causality::Causal);
         let untried = self
             .get(AttentionBackend::<T>::name(&PagedDecode))
             .is_none();
-        (decodes && untried && !older).then_some(
+        (decodes && untried).then_some(
             "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element \
              types, head dimensions and blocks that packed calls of the release may not",
         )

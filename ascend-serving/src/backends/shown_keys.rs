@@ -1,5 +1,6 @@
 //! Which keys the calls of a program show to the rows of a step, compared with those that the rows may see.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -14,10 +15,12 @@ use super::step_call::{CallKeys, CallMask, StepCall};
 use super::step_context::StepContext;
 
 /// Refuses calls that show a row keys of another request, keys that the mask of the step hides, or a key twice; and,
-/// unless the program `leaves_keys_out`, calls that together show a row fewer keys than the mask does.
+/// unless the program `leaves_keys_out`, calls that together show a row fewer keys than the mask does. A row without
+/// any key is refused of every program.
 ///
-/// What a row sees begins and ends on lines that are cut off at the first and the last key. It is therefore compared
-/// for the first and the last row that a request has in a sequence of a call.
+/// In a run of rows of one request, one sequence of a call, one entry of the merge and one chunk, what a row sees
+/// begins and ends on lines that are cut off at the first and the last key. Two such lines that agree at the first, the
+/// middle and the last row agree everywhere, so that these three rows of each run are compared.
 pub(super) fn check(
     calls: &[StepCall],
     merge: Option<&[PartsOfRows]>,
@@ -26,27 +29,35 @@ pub(super) fn check(
 ) -> Result<(), Violation> {
     let calls: Vec<_> = calls
         .iter()
-        .map(|call| Sequences::of(call, step.metadata, merge.is_some()))
+        .map(|call| Sequences::of(call, step.metadata, merge.is_some() || leaves_keys_out))
         .collect::<Result<_, _>>()?;
+    let counted = merge.map(CountedCalls::of);
     let mut compared = Vec::new();
     for call in &calls {
-        call.first_and_last_rows(step.metadata, &mut compared);
+        call.add_compared_rows(step, counted.as_ref(), &mut compared)?;
     }
     compared.sort_unstable();
     compared.dedup();
-    let counted = merge.map(CountedCalls::of);
     let mut shown = Vec::new();
     for row in compared {
         let row = StepRow::of(row, step)?;
         let mut all_known = true;
         shown.clear();
         for (nth, call) in calls.iter().enumerate() {
-            if counted.as_ref().is_none_or(|of| of.counts(row.row, nth)) {
+            if counted
+                .as_ref()
+                .is_none_or(|counted| counted.counts(row.row, nth))
+            {
                 all_known &= call.show(&row, step, &mut shown)?;
             }
         }
         shown.sort_unstable_by_key(|keys| keys.start);
-        row.check_parts(&shown, all_known && !leaves_keys_out)?;
+        if let Some(keys) = row.left_out(&shown)?
+            && all_known
+            && (!leaves_keys_out || row.seen.as_ref() == Some(&keys))
+        {
+            return Err(row.not_shown(&keys));
+        }
     }
     Ok(())
 }
@@ -61,17 +72,17 @@ struct Sequences<'a> {
 }
 
 impl<'a> Sequences<'a> {
-    /// The sequences of a call, with a number of keys and blocks for each. A call that is not `merged` with others
-    /// reads the cached keys where there are some.
+    /// The sequences of a call, with a number of keys and blocks for each. Unless the call `is_partial`, it reads the
+    /// cached keys where there are some.
     fn of(
         call: &'a StepCall,
         metadata: &AttentionMetadata,
-        merged: bool,
+        is_partial: bool,
     ) -> Result<Self, Violation> {
         let (start, ends) = call.row_ends(metadata.tokens());
         let keys = call.kv_lengths.lengths().len();
         let named = match &call.keys {
-            CallKeys::Own if metadata.state().reads_cache() && !merged => {
+            CallKeys::Own if metadata.state().reads_cache() && !is_partial => {
                 return Err(other_keys("the step's own keys alone", "cached keys too"));
             }
             CallKeys::Own => return Ok(Self { call, start, ends }),
@@ -88,18 +99,32 @@ impl<'a> Sequences<'a> {
         Ok(Self { call, start, ends })
     }
 
-    /// Adds the first and the last row that each request has in each sequence.
-    fn first_and_last_rows(&self, metadata: &AttentionMetadata, rows: &mut Vec<usize>) {
-        let of_step = metadata.q_ends().ends();
+    /// Adds the first, the middle and the last row of each run.
+    fn add_compared_rows(
+        &self,
+        step: &StepContext<'_>,
+        counted: Option<&CountedCalls<'_>>,
+        rows: &mut Vec<usize>,
+    ) -> Result<(), Violation> {
         let mut start = self.start;
         for &end in &self.ends {
             while start < end {
-                let request = of_step.partition_point(|of| *of <= start);
-                let stop = of_step.get(request).map_or(end, |of| end.min(*of));
-                rows.extend([start, stop - 1]);
+                let row = StepRow::of(start, step)?;
+                let of_merge = counted.and_then(|counted| counted.end_of(start));
+                let of_chunk = match step.mask {
+                    LayerMask::Causality(Causality::Chunk(size)) => {
+                        start.checked_add(size.get() - row.position % size.get())
+                    }
+                    _ => None,
+                };
+                let ends = [Some(end), Some(row.rows.end), of_merge, of_chunk];
+                let stop = ends.into_iter().flatten().min().unwrap_or(end);
+                let last = stop - 1;
+                rows.extend([start, start.midpoint(last), last]);
                 start = stop;
             }
         }
+        Ok(())
     }
 
     /// Adds the keys that the call shows to a row, as ranges of positions in its request. Says whether these are known
@@ -114,7 +139,7 @@ impl<'a> Sequences<'a> {
             return Ok(true);
         };
         let (start, rows) = (rows.start, rows.len());
-        let keys = match &self.call.keys {
+        let keys_of_call = match &self.call.keys {
             CallKeys::Own => rows,
             _ => self
                 .call
@@ -124,12 +149,12 @@ impl<'a> Sequences<'a> {
                 .copied()
                 .unwrap_or(0),
         };
-        let (range, is_known) = match self.call.geometry(rows, keys) {
+        let (range, is_known) = match self.call.geometry(rows, keys_of_call) {
             Some(geometry) => {
                 let seen = geometry.row((row.row - start) as u64);
                 (seen.start as usize..seen.end as usize, true)
             }
-            None => (0..keys, false),
+            None => (0..keys_of_call, false),
         };
         let first = shown.len();
         match &self.call.keys {
@@ -146,7 +171,7 @@ impl<'a> Sequences<'a> {
         let is_known =
             is_known && !matches!((&self.call.keys, row.is_dummy), (CallKeys::Blocks(_), true));
         for keys in shown.iter().skip(first) {
-            row.check(keys, is_known)?;
+            row.check(keys, is_known, keys_of_call)?;
         }
         if !is_known {
             shown.truncate(first);
@@ -274,17 +299,24 @@ impl<'a> StepRow<'a> {
         }
         let first = shown.len();
         let mut next = 0;
+        // Made where blocks come in another order.
+        let mut places = None;
         for nth in range.start / block_size..range.end.div_ceil(block_size) {
             let block = blocks.get(nth);
             if self.blocks.get(next) != block || block.is_none() {
-                let place = self.blocks.iter().position(|own| Some(own) == block);
-                let (Some(place), Some(_)) = (place, block) else {
+                let places: &HashMap<_, _> = places.get_or_insert_with(|| {
+                    let places = self.blocks.iter().enumerate();
+                    places.map(|(place, block)| (block, place)).collect()
+                });
+                let Some(place) = block.and_then(|block| places.get(block).copied()) else {
                     return Err(other_keys(
                         match block {
                             Some(block) => format!("block {block} for {self}"),
-                            None => format!("block number {nth} of {} for {self}", blocks.len()),
+                            None => {
+                                format!("{} blocks for {self}, too few for its keys", blocks.len())
+                            }
                         },
-                        "blocks of that request, as many as the keys take",
+                        "the blocks of that request, one for each full or partly filled block of keys",
                     ));
                 };
                 next = place;
@@ -303,7 +335,12 @@ impl<'a> StepRow<'a> {
 
     /// Refuses keys that the row's request does not have, and where it `is_known` what the row is shown, keys that the
     /// mask of the step hides.
-    fn check(&self, keys: &Range<usize>, is_known: bool) -> Result<(), Violation> {
+    fn check(
+        &self,
+        keys: &Range<usize>,
+        is_known: bool,
+        keys_of_call: usize,
+    ) -> Result<(), Violation> {
         if keys.end > self.keys {
             return Err(other_keys(
                 format_args!("the keys {keys:?} for {self}"),
@@ -316,7 +353,14 @@ impl<'a> StepRow<'a> {
         }
         Err(Violation::new(
             &rules::BACKEND_UNMASKED,
-            format_args!("a call that shows {self} the keys {keys:?}"),
+            match keys_of_call == self.keys {
+                true => format!("a call that shows {self} the keys {keys:?}"),
+                // Masks count from the last key, so that a wrong number of keys moves what they hide.
+                false => format!(
+                    "a call over {keys_of_call} keys that shows {self}, whose request has {}, the keys {keys:?}",
+                    self.keys
+                ),
+            },
             match &self.seen {
                 None => format!("calls under {}", self.mask),
                 Some(seen) => format!("the keys {seen:?}, as {} shows", self.mask),
@@ -325,15 +369,19 @@ impl<'a> StepRow<'a> {
                 None => {
                     "return the error of `step.mask.causality()`, so that `NamedMaskAttention` computes such layers"
                 }
+                Some(_) if matches!(self.mask, LayerMask::Causality(Causality::Chunk(_))) => {
+                    "make each chunk's rows a sequence of the call, or return an error, so that `ChunkedLocalAttention` \
+                     computes such layers"
+                }
                 Some(_) => rules::BACKEND_UNMASKED.fix,
             },
         ))
     }
 
-    /// Refuses a key that is shown twice, and if the parts have to be `complete`, one that is not shown.
-    fn check_parts(&self, shown: &[Range<usize>], complete: bool) -> Result<(), Violation> {
+    /// The first keys that the mask of the step shows and the calls do not. Refuses a key that is shown twice.
+    fn left_out(&self, shown: &[Range<usize>]) -> Result<Option<Range<usize>>, Violation> {
         let Some(seen) = &self.seen else {
-            return Ok(());
+            return Ok(None);
         };
         let mut next = seen.start;
         let mut missing = None;
@@ -355,16 +403,19 @@ impl<'a> StepRow<'a> {
         if next < seen.end {
             missing.get_or_insert(next..seen.end);
         }
-        match missing {
-            Some(keys) if complete => Err(other_keys(
-                format_args!("no call with the keys {keys:?} for {self}"),
-                format_args!(
-                    "calls that show it the keys {seen:?}, as {} does",
-                    self.mask
-                ),
-            )),
-            _ => Ok(()),
-        }
+        Ok(missing)
+    }
+
+    #[cold]
+    fn not_shown(&self, keys: &Range<usize>) -> Violation {
+        let seen = self.seen.clone().unwrap_or_default();
+        other_keys(
+            format_args!("no call with the keys {keys:?} for {self}"),
+            format_args!(
+                "calls that show it the keys {seen:?}, as {} does",
+                self.mask
+            ),
+        )
     }
 }
 
@@ -385,6 +436,12 @@ impl<'a> CountedCalls<'a> {
             ends: ends.collect(),
             parts,
         }
+    }
+
+    /// Where the entry of a row ends; `None` behind the last entry.
+    fn end_of(&self, row: usize) -> Option<usize> {
+        let entry = self.ends.partition_point(|end| *end <= row);
+        self.ends.get(entry).copied()
     }
 
     fn counts(&self, row: usize, call: usize) -> bool {
@@ -419,10 +476,5 @@ impl StepCall {
 
 #[cold]
 fn other_keys(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
-    Violation::new(
-        &rules::BACKEND_KEYS,
-        given,
-        allowed,
-        rules::BACKEND_KEYS.fix,
-    )
+    rules::BACKEND_KEYS.broken(given, allowed)
 }

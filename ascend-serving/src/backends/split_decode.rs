@@ -69,11 +69,9 @@ impl SplitDecode {
             .balanced(lengths)?,
             KeySplit::Tiles(tile) => {
                 if !tile.get().is_multiple_of(block_size.max(1)) {
-                    return Err(Violation::new(
-                        &rules::SPLIT_TILE,
+                    return Err(rules::SPLIT_TILE.broken(
                         format_args!("tiles of {tile} keys in blocks of {block_size}"),
                         format_args!("a multiple of {block_size}"),
-                        "choose a tile of whole blocks",
                     ));
                 }
                 SplitLimits::deterministic(lengths, tile.get())?

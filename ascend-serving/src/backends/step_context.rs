@@ -156,8 +156,8 @@ pub struct StepContext<'a> {
     pub mask: &'a LayerMask,
     /// The table on the device.
     pub block_table: &'a BlockTable,
-    /// Whether a graph replays the program for steps of other lengths: its calls may differ in lengths and blocks
-    /// alone then, and not in masks.
+    /// Whether a graph replays the program for steps of other lengths: its calls may differ in lengths, blocks and the
+    /// contents of named masks alone then.
     pub recorded: bool,
 }
 

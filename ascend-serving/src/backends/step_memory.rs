@@ -89,15 +89,10 @@ impl MemoryLimit {
             layer,
             workspace,
         } = memory;
-        Err(Violation::new(
-            &rules::BACKEND_MEMORY,
-            format_args!(
+        Err(rules::BACKEND_MEMORY.broken(format_args!(
                 "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
                  workspace"
-            ),
-            format_args!("at most {bytes}"),
-            "register a backend behind this one that needs less, divide the step, or give more by `Backends::memory_limit`",
-        ))
+            ), format_args!("at most {bytes}")))
     }
 }
 

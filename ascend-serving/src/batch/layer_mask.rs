@@ -251,16 +251,15 @@ impl NamedMask {
         if let Some((entry, row)) = mask.fully_masked_rows().next() {
             let token = requests[entry].cached + row;
             let place = requests[entry].place.unwrap_or(entry);
-            return Err(Violation::new(
-                &rules::MASK_ROWS,
-                format_args!(
-                    "{:?}: no key for token {token} of request {place}",
-                    self.name()
-                ),
-                "a key for each token",
-                "let each token see itself",
-            )
-            .into());
+            return Err(rules::MASK_ROWS
+                .broken(
+                    format_args!(
+                        "{:?}: no key for token {token} of request {place}",
+                        self.name()
+                    ),
+                    "a key for each token",
+                )
+                .into());
         }
         Ok(mask)
     }

@@ -7,15 +7,15 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
-    BlockPool, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepProgress,
-    StepTokens, check_slots, fill_slots, uncopied, written_over,
+    BlockPool, BlocksOfRequest, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp,
+    StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::rules;
 
 use super::BatchSettings;
 use super::causality::Causality;
 use super::layer_mask::{LayerMask, MaskedRequest};
-use super::request::BatchRequest;
+use super::request::{BatchRequest, shared_block};
 use super::state::AttentionState;
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
@@ -102,8 +102,6 @@ impl AttentionMetadata {
     /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED) for a block that a row names twice. For the step:
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same place,
     /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes.
-    ///
-    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW): ascend_attention::rules::LENGTHS_OVERFLOW
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Violation> {
         let mut metadata = Self::empty(settings);
         metadata.renew(requests)?;
@@ -223,11 +221,9 @@ impl AttentionMetadata {
             if !all_below(used, blocks)
                 && let Some(block) = used.iter().find(|block| **block >= blocks)
             {
-                return Err(Violation::new(
-                    &rules::TABLE_BLOCK,
+                return Err(rules::TABLE_BLOCK.broken(
                     format_args!("block {block} of request {index}"),
                     format_args!("0 to {}", blocks - 1),
-                    "use blocks that this cache's pool handed out",
                 ));
             }
             request.check_blocks(index, used, self.settings.causality)?;
@@ -269,27 +265,40 @@ impl AttentionMetadata {
         let group = pool.group();
         match self.group.filter(|other| *other != group) {
             None => Ok(()),
-            Some(other) => Err(Violation::new(
-                &rules::TABLE_GROUP,
-                format_args!("a step of {other}"),
-                group,
-                "begin the step on the layers whose pool the sequences are of",
-            )),
+            Some(other) => Err(rules::TABLE_GROUP.broken(format_args!("a step of {other}"), group)),
         }
     }
 
-    /// Refuses a step whose sequences gave up blocks since it was made. Call it after
-    /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
-    pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Violation> {
+    /// Refuses a step whose sequences gave up blocks since it was made, or share blocks that the step writes. Call it
+    /// after [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later, and before
+    /// [`begin_progress`](Self::begin_progress), which finds sequences that are gone though their blocks are held.
+    pub(crate) fn check_blocks(&self, pool: &BlockPool) -> Result<(), Violation> {
         let sequences = self.sequences.states.iter();
         let rows = sequences.zip(self.used_blocks()).zip(self.new_and_cached());
-        let rows = rows.filter_map(|((sequence, used), (_, cached))| {
+        let rows = rows.enumerate();
+        let rows = rows.filter_map(|(request, ((sequence, used), (_, cached)))| {
             let (read, written) = used.split_at(cached / self.settings.block_size);
-            Some((sequence.as_ref()?.pool_departures, [read, written]))
+            let sequence = sequence.as_ref()?;
+            Some(BlocksOfRequest {
+                request,
+                departures: sequence.pool_departures,
+                recompute: sequence.recompute,
+                read,
+                written,
+            })
         });
-        match pool.changed_since(rows) {
+        match pool.unusable(rows) {
             None => Ok(()),
-            Some(block) => Err(Violation::new(
+            Some(UnusableBlock {
+                request,
+                block,
+                is_shared: true,
+            }) => {
+                let mut tokens = self.step_tokens();
+                let tokens = tokens.find_map(|(of, tokens)| (of == request).then_some(tokens));
+                Err(shared_block(pool, request, block, tokens.as_ref()))
+            }
+            Some(UnusableBlock { block, .. }) => Err(Violation::new(
                 &rules::BLOCK_GIVEN_BACK,
                 format_args!("block {block}, which a sequence gave up since the metadata was made"),
                 "blocks that the step's sequences hold",
@@ -299,10 +308,11 @@ impl AttentionMetadata {
     }
 
     /// Begins to record what the step computes, in one cache of a pool. Call it after
-    /// [`check_blocks_held`](Self::check_blocks_held), which checks that the sequences still have their blocks.
+    /// [`check_blocks`](Self::check_blocks), which checks that the sequences still have their blocks.
     ///
     /// # Errors
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub(crate) fn begin_progress(
         &self,

@@ -129,12 +129,7 @@ impl BatchSettings {
         if *self == own {
             return Ok(());
         }
-        Err(Violation::new(
-            &rules::SETTINGS_CACHE,
-            self.geometry(),
-            own.geometry(),
-            "make the settings with `BatchSettings::of(&cache, ...)`, from the cache that the step begins on",
-        ))
+        Err(rules::SETTINGS_CACHE.broken(self.geometry(), own.geometry()))
     }
 
     fn geometry(&self) -> String {

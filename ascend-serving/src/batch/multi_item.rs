@@ -48,11 +48,9 @@ impl MultiItemPrompt {
             (None, Some(last)) => format!("an item that begins at {last} of {tokens} tokens"),
             (None, None) => return Ok(Self { starts, tokens }),
         };
-        Err(Violation::new(
-            &rules::ITEM_STARTS,
+        Err(rules::ITEM_STARTS.broken(
             given,
             "places that rise and are within the prompt: an item has a token",
-            "leave out empty items",
         ))
     }
 

@@ -15,7 +15,8 @@ impl AttentionMetadata {
     ///
     /// Operators require that the last end is the number of query rows, that a verifying request has at most 16 rows,
     /// and that there are at least as many keys as rows. So the padding is divided over several dummy requests: each
-    /// as long as the real ones where those are all equally long, otherwise of up to 16 tokens. A dummy has as many
+    /// as long as the real ones where those are all equally long, otherwise of 16 tokens, and never of more than 16 or
+    /// than a block. A dummy has as many
     /// keys as tokens, its row of the table is 0, and its tokens get the slots of the
     /// [`PadPolicy`](crate::kv::PadPolicy).
     ///
@@ -26,12 +27,9 @@ impl AttentionMetadata {
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Violation> {
         let now = self.tokens();
         if tokens < now || tokens > Self::MAX_TOKENS {
-            return Err(Violation::new(
-                &rules::PAD_TARGET,
-                tokens,
-                format_args!("{now} to {}", Self::MAX_TOKENS),
-                "pad to the smallest captured size that holds the batch",
-            ));
+            return Err(
+                rules::PAD_TARGET.broken(tokens, format_args!("{now} to {}", Self::MAX_TOKENS))
+            );
         }
         let (rows, left) = (self.dummy_rows(), tokens - now);
         let dummies = (0..left).step_by(rows);
@@ -146,18 +144,13 @@ impl AttentionMetadata {
         tokens: usize,
     ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Violation> {
         let Some((added, left)) = self.left_to(requests, tokens) else {
-            return Err(Violation::new(
-                &rules::PAD_TARGET,
-                format_args!("{tokens} tokens of {requests} requests"),
-                format_args!(
+            return Err(rules::PAD_TARGET.broken(format_args!("{tokens} tokens of {requests} requests"), format_args!(
                     "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
                      that is added",
                     self.table.requests(),
                     self.tokens(),
                     Self::MAX_TOKENS
-                ),
-                "pad to the smallest captured size that holds the batch",
-            ));
+                )));
         };
         Ok((0..added).map(move |nth| left / added + usize::from(nth < left % added)))
     }

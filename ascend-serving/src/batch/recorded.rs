@@ -102,11 +102,9 @@ impl RecordedBatch {
     /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
     pub fn from_json(json: &str) -> Result<Self, Violation> {
         let wrong = |given: String| {
-            Violation::new(
-                &rules::BATCH_FORMAT,
+            rules::BATCH_FORMAT.broken(
                 given,
                 format_args!("a recorded batch of version {}", Self::VERSION),
-                "record the batch again with this version of the crate",
             )
         };
         // The version first: another one may have other names.

@@ -2,7 +2,7 @@
 
 use ascend_attention::Violation;
 
-use crate::kv::{GroupId, MAX_INT32, Sequence, uncopied};
+use crate::kv::{BlockPool, GroupId, MAX_INT32, Sequence, StepTokens, uncopied};
 use crate::rules;
 
 use super::causality::Causality;
@@ -26,7 +26,7 @@ pub struct BatchRequest<'a> {
     /// chunk of a prompt. Backends that depend on where a prompt ends, such as TriangleMix, need it.
     pub prompt_len: Option<usize>,
     /// The sequence of the request, where there is one: a step is refused if it contradicts what was computed of the
-    /// sequence, and a step that ends records what it computed. Without a sequence the step is not checked in this
+    /// sequence, and the last layer of a step records what the step computed. Without a sequence the step is not checked in this
     /// way.
     pub sequence: Option<&'a Sequence>,
     /// Whether the step may compute tokens that a step has computed already.
@@ -103,8 +103,9 @@ impl<'a> BatchRequest<'a> {
     }
 
     /// Computes tokens once more that a step has computed: the same tokens again, such as in a benchmark or a
-    /// comparison. Otherwise a step is refused whose tokens are all computed, since its `grow` was forgotten
-    /// ([`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED)).
+    /// comparison. Otherwise a step that computes such tokens is refused, since its `grow` was forgotten
+    /// ([`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED)). Tokens in a block that a fork or a prefix holds are
+    /// refused all the same ([`TABLE_SHARED`](crate::rules::TABLE_SHARED)).
     pub fn recompute(mut self) -> Self {
         self.recompute = true;
         self
@@ -115,6 +116,38 @@ impl<'a> BatchRequest<'a> {
         self.drafts = drafts;
         self
     }
+}
+
+/// Tokens of a request in a block that another sequence holds too, and reads or will read.
+#[cold]
+pub(super) fn shared_block(
+    pool: &BlockPool,
+    request: usize,
+    block: usize,
+    tokens: Option<&StepTokens>,
+) -> Violation {
+    let fix = match tokens {
+        Some(tokens)
+            if tokens.recompute || pool.computed_tokens(tokens.stamp) < Some(tokens.len) =>
+        {
+            format!(
+                "take the request's {} tokens back (`truncate` its sequence to {}) and `grow` by them again, which \
+                 copies a shared block",
+                tokens.len - tokens.cached,
+                tokens.cached
+            )
+        }
+        _ => "`grow` the sequence by its new tokens before the step, which copies a shared block"
+            .into(),
+    };
+    Violation::new(
+        &rules::TABLE_SHARED,
+        format_args!(
+            "tokens of request {request} in block {block}, which another sequence or a prefix holds too"
+        ),
+        "tokens in blocks that the sequence holds alone",
+        fix,
+    )
 }
 
 /// A sequence's row of the table, without the blocks that were given back.
@@ -187,33 +220,17 @@ impl BatchRequest<'_> {
                  (`BatchRequest::in_row`)",
             ));
         }
-        // Sequences share blocks from the front on, so that the first block that is written tells for all. A fork in
-        // front of the step that computes its tokens shares blocks that are still to be written.
         let first = (given_back + cached) / sequence.pool().block_size();
-        let shared = sequence.block(first).filter(|block| block.is_shared());
-        let computed = || sequence.pool().computed_tokens(sequence.stamp());
-        if let Some(block) = shared
-            && computed().is_some_and(|computed| computed > given_back + cached)
-        {
-            return Err(Violation::new(
-                &rules::TABLE_SHARED,
-                format_args!(
-                    "computed tokens of request {request} once more, in block {}, which another sequence or a prefix \
-                     holds too",
-                    block.id()
-                ),
-                "new tokens, or computed ones in blocks of the sequence alone",
-                if self.recompute {
-                    format!(
-                        "take the {new} tokens from the sequence (`Sequence::truncate`) and grow it by them again \
-                         (`Attention::grow`), which copies a shared block"
-                    )
-                } else {
-                    "grow the sequence by its new tokens before the step (`Attention::grow`), which copies a shared \
-                     block"
-                        .into()
-                },
-            ));
+        let mut written = (first..sequence.row().len()).filter_map(|column| sequence.block(column));
+        if let Some(block) = written.find(|block| block.is_read_by_others(self.recompute)) {
+            let tokens = StepTokens {
+                stamp: sequence.stamp(),
+                cached: given_back + cached,
+                len: given_back + cached + new,
+                recompute: self.recompute,
+            };
+            let pool = sequence.pool();
+            return Err(shared_block(pool, request, block.id(), Some(&tokens)));
         }
         if let Causality::Chunk(size) = causality
             && !given_back.is_multiple_of(size.get())
@@ -243,7 +260,7 @@ impl BatchRequest<'_> {
     }
 
     /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own;
-    /// those of a window may be used in turn; and 0 may stand for blocks of padding.
+    /// those of a window may be used in turn; and an engine's dummy requests may name block 0 throughout.
     pub(crate) fn check_blocks(
         &self,
         request: usize,
@@ -260,11 +277,9 @@ impl BatchRequest<'_> {
         let mut twice = pairs.filter(|(one, next)| one == next && **one != 0);
         match twice.next() {
             None => Ok(()),
-            Some((block, _)) => Err(Violation::new(
-                &rules::TABLE_REPEATED,
+            Some((block, _)) => Err(rules::TABLE_REPEATED.broken(
                 format_args!("block {block} twice in the row of request {request}"),
                 "each block once",
-                "name each block of the request once, in the order of its tokens",
             )),
         }
     }
@@ -286,11 +301,9 @@ impl BatchRequest<'_> {
             ));
         }
         if drafts >= new {
-            return Err(Violation::new(
-                &rules::DRAFT_COUNT,
+            return Err(rules::DRAFT_COUNT.broken(
                 format_args!("{drafts} drafts among {new} query tokens of request {request}"),
                 format_args!("0 to {}", new - 1),
-                "count the last certain token among the query tokens",
             ));
         }
         let len = cached.checked_add(new);

@@ -13,11 +13,12 @@ pub enum AttentionState {
     PrefillNoCache,
     /// Some keys are cached already, and prompts are computed whole.
     PrefillCacheHit,
-    /// Every request adds one token.
+    /// Every request adds one token, in an engine without drafts.
     DecodeOnly,
     /// Prompts in parts, mixed with decoding.
     ChunkedPrefill,
-    /// Every request adds one certain token and verifies drafts.
+    /// Every request adds one certain token and verifies its drafts, of which an engine that predicts several tokens
+    /// may have none.
     SpecDecoding,
 }
 

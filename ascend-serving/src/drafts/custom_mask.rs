@@ -160,8 +160,7 @@ impl CustomMask {
         let rises = starts(&mask_indptr) && starts(&qo_indptr);
         let fits = rises && whole && mask_indptr.len() == qo_indptr.len();
         if !fits || !sizes.into_iter().all(even) {
-            return Err(Violation::new(
-                &rules::MASK_SHAPE,
+            return Err(rules::MASK_SHAPE.broken(
                 format_args!(
                     "{} elements, mask_indptr of {} to {:?}, qo_indptr of {} to {:?}",
                     visible.len(),
@@ -171,7 +170,6 @@ impl CustomMask {
                     qo_indptr.last()
                 ),
                 "offsets from 0 to the size, rows of equal length in each request",
-                "compute mask_indptr as the sums of rows times keys",
             ));
         }
         Ok(Self {

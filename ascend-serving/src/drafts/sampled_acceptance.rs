@@ -67,12 +67,7 @@ impl Distribution {
             Some(token) => format!("{} for token {token} behind node {node}", weights[token]),
             None => format!("a sum of {sum} behind node {node}"),
         };
-        Err(Violation::new(
-            &rules::DRAFT_PROBABILITY,
-            given,
-            "numbers of at least 0 with a sum of 1",
-            "give probabilities, not logits: apply softmax to each row",
-        ))
+        Err(rules::DRAFT_PROBABILITY.broken(given, "numbers of at least 0 with a sum of 1"))
     }
 
     /// The probability of a token of the vocabulary.
@@ -268,12 +263,7 @@ impl DraftTree {
             .find(|place| !(0.0..1.0).contains(*place))
         {
             None => Ok(()),
-            Some(place) => Err(Violation::new(
-                &rules::DRAFT_UNIFORM,
-                place,
-                "0 up to, but not including, 1",
-                "draw the numbers evenly from 0 to 1",
-            )),
+            Some(place) => Err(rules::DRAFT_UNIFORM.broken(place, "0 up to, but not including, 1")),
         }
     }
 }

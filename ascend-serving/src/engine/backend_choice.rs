@@ -190,7 +190,7 @@ impl<T: Element> Attention<T> {
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
         metadata.check_pool(self.cache().pool())?;
-        metadata.check_blocks_held(self.cache().pool())?;
+        metadata.check_blocks(self.cache().pool())?;
         let mask = mask.unwrap_or(metadata.mask());
         self.choice(stream, metadata, mask, learnable_sink)
     }

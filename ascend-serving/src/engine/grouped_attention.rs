@@ -4,7 +4,7 @@ use ascend_attention::{Element, Number, Stream, Tensor, Violation};
 
 use crate::backends::SelectedBackend;
 use crate::batch::{BatchSettings, Causality, LayerMask, StatePolicy};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
 use crate::rules;
 
@@ -315,12 +315,12 @@ impl<T: Element> GroupedAttention<T> {
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
             let given = metadata.settings().causality;
             same_mask(&given.into(), &group.causality.into())?;
-            let mut step = group.attention.begin(stream, metadata)?;
-            step.layers.silence();
-            steps.push(step);
+            steps.push(group.attention.begin(stream, metadata)?);
         }
+        let mut layers = QueuedLayers::new(self.of_layer.len(), Vec::new());
+        layers.join(steps.iter_mut().map(|step| &mut step.layers));
         Ok(GroupedStep {
-            layers: QueuedLayers::new(self.of_layer.len(), Vec::new()),
+            layers,
             steps,
             of_layer: &self.of_layer,
         })
@@ -345,12 +345,7 @@ pub(crate) fn same_mask(given: &LayerMask, own: &LayerMask) -> Result<(), Violat
     if given == own {
         return Ok(());
     }
-    Err(Violation::new(
-        &rules::STEP_CAUSALITY,
-        format_args!("a step of {given}"),
-        own,
-        "make the settings with the causality of these layers, or set their mask in the metadata",
-    ))
+    Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), own))
 }
 
 /// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; end it when the last layer is
@@ -363,11 +358,36 @@ pub struct GroupedStep<'a, T: Element> {
 }
 
 impl<'a, T: Element> GroupedStep<'a, T> {
-    fn of(&mut self, layer: usize) -> Result<(&mut Step<'a, T>, usize)> {
+    /// Queues a layer of the model as a layer of its group.
+    fn queue<R>(
+        &mut self,
+        layer: usize,
+        forward: impl FnOnce(&mut Step<'a, T>, usize) -> Result<R>,
+    ) -> Result<R> {
+        let outcome = self.queue_in_group(layer, forward);
+        self.layers.note_outcome(layer, outcome)
+    }
+
+    fn queue_in_group<R>(
+        &mut self,
+        layer: usize,
+        forward: impl FnOnce(&mut Step<'a, T>, usize) -> Result<R>,
+    ) -> Result<R> {
+        self.layers.check_not_repeated(layer)?;
         let layers = self.of_layer.len();
         let known = self.of_layer.get(layer);
         let step = known.and_then(|(group, local)| Some((self.steps.get_mut(*group)?, *local)));
-        step.ok_or_else(|| no_layer(layer, layers))
+        let (step, local) = step.ok_or_else(|| no_layer(layer, layers))?;
+        let mut outcome = forward(step, local);
+        self.layers.note_write(&step.layers);
+        if let Err(Error::Violation(violation)) = &mut outcome
+            && local != layer
+        {
+            // The step of the group knows the layer by its number there.
+            let of_model = format!(", in layer {layer} of the model, number {local} of its group");
+            violation.given.push_str(&of_model);
+        }
+        outcome
     }
 
     /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
@@ -380,10 +400,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         layer: usize,
         inputs: impl Into<LayerInputs<'i, T>>,
     ) -> Result<Tensor<T>> {
-        let outcome = self
-            .of(layer)
-            .and_then(|(step, local)| step.forward(local, inputs));
-        self.layers.note_outcome(layer, outcome)
+        self.queue(layer, |step, local| step.forward(local, inputs))
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller: [`Step::forward_into`].
@@ -396,10 +413,9 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         inputs: impl Into<LayerInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let outcome = self
-            .of(layer)
-            .and_then(|(step, local)| step.forward_into(local, inputs, output));
-        self.layers.note_outcome(layer, outcome)
+        self.queue(layer, |step, local| {
+            step.forward_into(local, inputs, output)
+        })
     }
 
     /// Ends the step, and checks that all its layers were queued: [`Step::end`].

@@ -46,12 +46,21 @@ impl GroupedSequence {
         })
     }
 
+    /// A sequence with the same tokens in the same blocks of every group: [`Sequence::fork`].
+    pub fn fork(&self) -> Self {
+        let parts = self.parts.iter();
+        let parts = parts.map(|(sequence, causality)| (sequence.fork(), *causality));
+        Self {
+            parts: parts.collect(),
+        }
+    }
+
     /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
     /// preempted. After an error the sequence is unchanged.
     ///
     /// # Errors
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or a windowed group gave some of the
-    /// remaining ones back.
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or for fewer than a windowed group gave
+    /// back, other than 0.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         for (sequence, causality) in &self.parts {
             if !sequence.keeps(tokens, causality.shown_from(tokens)) {
@@ -71,7 +80,8 @@ impl GroupedSequence {
         parts.try_for_each(|(sequence, _)| sequence.truncate(tokens))
     }
 
-    /// Keys of a group that a step reads which adds `tokens` tokens, after growing by them has given tokens back.
+    /// Keys that a step of `tokens` new tokens reads in a group, once growing by them has given back what the window
+    /// hides.
     pub(crate) fn keys_of(&self, group: usize, tokens: usize) -> Option<usize> {
         let (sequence, causality) = self.parts.get(group)?;
         let shown = match tokens {

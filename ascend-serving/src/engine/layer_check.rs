@@ -157,8 +157,7 @@ impl StepRows {
         let least = if padding { padded } else { actual };
         if !(least..=padded).contains(&rows) {
             let dummies = padded.saturating_sub(actual);
-            return Err(Violation::new(
-                &rules::STEP_TOKENS,
+            return Err(rules::STEP_TOKENS.broken(
                 told(),
                 match padding {
                     true => {
@@ -168,7 +167,6 @@ impl StepRows {
                         format!("{actual} rows of the requests, and up to {dummies} of padding")
                     }
                 },
-                "bring the rows of the batch that the metadata was made of, and as many more as `pad_to` added",
             ));
         }
         let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);

@@ -35,6 +35,20 @@ impl QueuedLayers {
         }
     }
 
+    /// Takes over what the steps of single groups would record: the tokens count as computed once the layers of every
+    /// group are queued.
+    pub(crate) fn join<'s>(&mut self, parts: impl Iterator<Item = &'s mut QueuedLayers>) {
+        for part in parts {
+            part.silence();
+            self.progress.append(&mut part.progress);
+        }
+    }
+
+    /// Notes what the step of a group has written.
+    pub(crate) fn note_write(&mut self, part: &QueuedLayers) {
+        self.wrote |= part.wrote;
+    }
+
     /// Gives no warning on drop.
     pub(crate) fn silence(&mut self) {
         self.warned = true;
@@ -58,8 +72,8 @@ impl QueuedLayers {
             &rules::STEP_LAYER_REPEATED,
             format_args!("layer {layer} a second time{without}"),
             format_args!("each layer below {} once", self.queued.len()),
-            "say which layer of the cache each call is, counted from 0, and give the cache all layers of the model; to compute a \
-             step again, begin it again",
+            "say which layer each call is, counted from 0, and give the cache all layers of the model; to compute a step again, \
+             begin it again",
         )
     }
 

@@ -391,7 +391,7 @@ impl<T: Element> AttentionGraphs<T> {
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
         for (group, metadata) in self.groups.iter().zip(&*metadata) {
-            metadata.check_blocks_held(group.pool())?;
+            metadata.check_blocks(group.pool())?;
         }
         let progress = self.groups.iter().zip(&*metadata);
         let progress = progress.map(|(group, metadata)| {

@@ -121,7 +121,7 @@ impl CapturedGroup {
     /// Refuses a step with another mask, or whose sequences gave back tokens that some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.check_pool(&self.pool)?;
-        metadata.check_blocks_held(&self.pool)?;
+        metadata.check_blocks(&self.pool)?;
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
         {

@@ -172,11 +172,9 @@ impl<B> GraphPool<B> {
 
     /// The refusal of a step that no size holds.
     pub(super) fn too_large(&self, tokens: usize) -> Violation {
-        Violation::new(
-            &rules::GRAPH_SIZE,
+        rules::GRAPH_SIZE.broken(
             format_args!("{tokens} tokens"),
             format_args!("at most {}", self.sizes().last().unwrap_or(0)),
-            "compute the step without a graph, or capture a larger size",
         )
     }
 

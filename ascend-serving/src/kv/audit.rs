@@ -119,11 +119,9 @@ impl Audit<'_> {
         // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
         // exists.
         if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
-            return Err(Violation::new(
-                &rules::TABLE_BLOCK,
+            return Err(rules::TABLE_BLOCK.broken(
                 format_args!("block {block} of request {request}"),
                 format_args!("0 to {}", self.blocks - 1),
-                "use blocks that this cache's pool handed out",
             ));
         }
         Ok(RequestBlocks {
@@ -165,19 +163,15 @@ impl Audit<'_> {
                 // An INT32, as every slot.
                 let wanted = slot(blocks.used, position, self.block_size)? as i32;
                 if self.pad.is_padding(wanted, self.block_size) {
-                    return Err(Violation::new(
-                        &rules::SLOT_DUMP,
+                    return Err(rules::SLOT_DUMP.broken(
                         format_args!("slot {wanted} for position {position} of request {request}"),
                         "a slot that padding is not written to",
-                        "never give a sequence the dump block",
                     ));
                 }
                 if given != wanted {
-                    return Err(Violation::new(
-                        &rules::SLOT_POSITION,
+                    return Err(rules::SLOT_POSITION.broken(
                         format_args!("slot {given} for position {position} of request {request}"),
                         wanted,
-                        "compute slots from the table that the attention call reads",
                     ));
                 }
             }

@@ -91,19 +91,14 @@ impl<T: Element> PagedKvCache<T> {
         let (own, other) = (sizes(&self.pool), sizes(pool));
         let (own_held, held) = (self.pool.held_blocks(), pool.held_blocks());
         if own != other || own_held > 0 || held > 0 {
-            return Err(Violation::new(
-                &rules::POOL_SHARED,
-                format_args!(
+            return Err(rules::POOL_SHARED.broken(format_args!(
                     "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own \
                      {own_held} are held",
                     other.0, other.1, other.2
-                ),
-                format_args!(
+                ), format_args!(
                     "{} blocks of {} tokens with padding {:?}, none held",
                     own.0, own.1, own.2
-                ),
-                "make caches of one size share a pool before the first sequence grows",
-            ));
+                )));
         }
         self.entry = CacheEntry::new(pool);
         self.pool = pool.clone();
@@ -197,13 +192,12 @@ impl<T: Element> PagedKvCache<T> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();
         if let Some(block) = table.blocks().iter().find(|block| **block >= blocks) {
-            return Err(Violation::new(
-                &rules::TABLE_BLOCK,
-                format_args!("block {block}"),
-                format_args!("0 to {}", blocks - 1),
-                "use blocks that this cache's pool handed out",
-            )
-            .into());
+            return Err(rules::TABLE_BLOCK
+                .broken(
+                    format_args!("block {block}"),
+                    format_args!("0 to {}", blocks - 1),
+                )
+                .into());
         }
         let block_size = self.pool.block_size();
         Ok(BlockTable::from_full_rows(

@@ -33,14 +33,12 @@ impl KernelBlocks {
                     times,
                 })
             }
-            _ => Err(Violation::new(
-                &rules::BLOCK_SPLIT,
+            _ => Err(rules::BLOCK_SPLIT.broken(
                 format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
                 format_args!(
                     "cache blocks of 1 to {} times {kernel_block} tokens",
                     Self::MAX_TIMES
                 ),
-                "choose the cache's block size as a multiple of the kernel's",
             )),
         }
     }

@@ -45,7 +45,9 @@ pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
-pub(crate) use pool::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
+pub(crate) use pool::{
+    BlocksOfRequest, CacheEntry, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
+};
 pub(crate) use quantised::{
     ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8,
     quantised_rows, split,

@@ -97,6 +97,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that no step has computed,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
@@ -129,9 +130,21 @@ impl<T: Element> PagedKvCache<T> {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }
         let block_size = self.pool().block_size();
+        let computed = self.entry().computed_tokens(sequence.stamp());
         let mut slots = Vec::new();
         for (from, to) in moves {
             let pair = (sequence.slot(from)?, sequence.slot(to)?);
+            if from >= computed {
+                return Err(Violation::new(
+                    &rules::SEQUENCE_GAP,
+                    format_args!(
+                        "position {from} to move from, of a sequence whose first {computed} tokens are computed"
+                    ),
+                    "positions of computed tokens",
+                    "move tokens once the step that computes them has queued its last layer",
+                )
+                .into());
+            }
             let block = sequence.block(to / block_size);
             if block.is_some_and(Block::is_shared) {
                 return Err(Violation::new(

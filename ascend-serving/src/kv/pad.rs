@@ -102,21 +102,17 @@ impl PadPolicy {
 /// The refusal of a token whose slot is one that padding is written to.
 #[cold]
 pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Violation {
-    Violation::new(
-        &rules::SLOT_DUMP,
+    rules::SLOT_DUMP.broken(
         format_args!("{pad:?} for token {token}"),
         "a slot that padding is not written to",
-        "never give a sequence the dump block",
     )
 }
 
 #[cold]
 fn outside(slot: u32, slots: usize) -> Violation {
-    Violation::new(
-        &rules::PAD_SLOT,
+    rules::PAD_SLOT.broken(
         format_args!("dump slot {slot}"),
         format_args!("below {slots}"),
-        "write padding to a slot of the cache, or skip it by a negative slot",
     )
 }
 

@@ -109,7 +109,8 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         given,
         "blocks whose copies were queued, in the order of the growths",
         "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step; where \
-         the copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it \
+         another cache of the pool made the growth, call `Attention::queue_pending_copies`; where the copies were \
+         dropped, truncate the sequence to a token in front of the block, and grow and compute it \
          again from there",
     )
 }
@@ -264,7 +265,7 @@ impl Sequence {
             && let Some(own) = new.next()
         {
             copies.push(BlockCopy {
-                from: from.clone(),
+                from: from.to_copy(),
                 to: own.id(),
                 number: self.pool.await_copy(from, &own),
             });
@@ -310,8 +311,8 @@ impl Sequence {
     }
 
     /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are
-    /// queued to write: fork after the step that computes a token, since a fork that grows copies the block as it is
-    /// then.
+    /// queued to write: fork after the step that computes a token. A step that writes a block which a fork holds is
+    /// refused ([`TABLE_SHARED`](crate::rules::TABLE_SHARED)).
     pub fn fork(&self) -> Self {
         self.first(self.len)
     }
@@ -377,7 +378,8 @@ impl Sequence {
     /// preempted.
     ///
     /// # Errors
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of the remaining ones back.
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or for fewer than were given back, other
+    /// than 0.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         self.check_kept(tokens)?;
         let kept = tokens.div_ceil(self.pool.block_size());
@@ -437,7 +439,7 @@ impl Sequence {
             &rules::SEQUENCE_LENGTH,
             format_args!("{tokens} tokens"),
             format_args!("0, or {} to {}", self.dropped, self.len),
-            "keep no more tokens than there are",
+            "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens again",
         ))
     }
 }

@@ -46,22 +46,18 @@ fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
 fn faulty(fault: &SlotFault, slots: usize) -> Violation {
     match *fault {
         SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => {
-            Violation::new(
-                &rules::SLOT_RANGE,
+            rules::SLOT_RANGE.broken(
                 format_args!("slot {slot} of token {token}"),
                 format_args!("0 to {}, or padding", slots - 1),
-                "compute slots from the block table of this cache",
             )
         }
         SlotFault::Duplicate {
             token,
             earlier,
             slot,
-        } => Violation::new(
-            &rules::SLOT_DUPLICATE,
+        } => rules::SLOT_DUPLICATE.broken(
             format_args!("slot {slot} for the tokens {earlier} and {token}"),
             "each slot once a step",
-            "give the requests blocks of their own to write to",
         ),
     }
 }

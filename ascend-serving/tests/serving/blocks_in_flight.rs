@@ -144,7 +144,8 @@ fn metadata_does_not_outlive_its_blocks() {
     let kept = of(&other);
     let fork = other.fork();
     drop(other);
-    stale(attention.begin(&stream, &kept).map(drop));
+    let gone = attention.begin(&stream, &kept).map(drop).unwrap_err();
+    assert!(gone.breaks(&rules::SEQUENCE_CHANGED), "{gone}");
     let mut grown = fork;
     attention.grow(&stream, &mut grown, 29).unwrap();
     attention.cache().mark_computed(&grown, 128).unwrap();

@@ -19,7 +19,7 @@ use crate::tokens::{DIM, dense, packed, row};
 const LAYERS: usize = 3;
 const PAD: PadPolicy = PadPolicy::SkipNegative;
 
-/// An engine of one head, and the names of its one request's tokens.
+/// An engine of one head and three layers.
 struct Engine {
     stream: Stream,
     attention: Attention<bf16>,
@@ -143,8 +143,7 @@ fn both_kinds(mut test: impl FnMut(Engine)) {
     }));
 }
 
-/// A new user makes room for a prompt and decodes behind it, or grows twice. The block between its own is another
-/// request's.
+/// A new user makes room for a prompt and decodes behind it, or grows twice. Its blocks hold another request's old tokens.
 #[test]
 fn a_gap_is_refused_and_its_fix_computes_it() {
     both_kinds(|mut engine| {
@@ -161,10 +160,7 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         let gap = engine.refused(&metadata, &tokens);
         assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
         assert!(gap.given.contains("99 tokens of request 0"), "{gap}");
-        assert!(
-            gap.allowed.contains("`BatchRequest::of(&sequence, 100)`"),
-            "{gap}"
-        );
+        assert!(gap.allowed.contains("`of(&sequence, 100)`"), "{gap}");
         // As it says.
         let metadata = engine.metadata(&sequence, 100);
         engine.step(&metadata, &tokens);
@@ -175,10 +171,7 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         let metadata = engine.metadata(&sequence, 1);
         let gap = engine.refused(&metadata, &tokens);
         assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
-        assert!(
-            gap.allowed.contains("`BatchRequest::of(&sequence, 2)`"),
-            "{gap}"
-        );
+        assert!(gap.allowed.contains("`of(&sequence, 2)`"), "{gap}");
         let metadata = engine.metadata(&sequence, 2);
         engine.step(&metadata, &tokens);
 
@@ -258,12 +251,7 @@ fn a_step_without_some_layers_does_not_count() {
         let missing = engine.refused(&decode, &tokens);
         assert_eq!(missing.rule, &rules::STEP_LAYERS_MISSING);
         assert!(missing.given.contains("without layer 1"), "{missing}");
-        assert!(
-            missing
-                .allowed
-                .contains("`BatchRequest::of(&sequence, 11)`"),
-            "{missing}"
-        );
+        assert!(missing.allowed.contains("`of(&sequence, 11)`"), "{missing}");
         let all = engine.metadata(&sequence, 11);
         engine.step(&all, &tokens);
 
@@ -359,17 +347,10 @@ fn forks_have_what_was_computed_of_them() {
     let mut engine = Engine::new(8);
     let mut sequence = engine.sequence();
     let mut tokens = names(1, 130);
-    engine.grow(&mut sequence, 130);
-    // In front of the step that computes it.
-    let mut early = sequence.fork();
-    let prompt = engine.metadata(&sequence, 130);
-    engine.step(&prompt, &tokens);
+    engine.add(&mut sequence, &tokens);
     let mut late = sequence.fork();
     let mut prefix = sequence.share_prefix(129).unwrap();
     tokens.push(200);
-    engine.grow(&mut early, 1);
-    let decode = engine.metadata(&early, 1);
-    assert_eq!(engine.refused(&decode, &tokens).rule, &rules::SEQUENCE_GAP);
     engine.add(&mut late, &tokens);
     let mut other = names(1, 129);
     other.extend([300, 301]);
@@ -403,6 +384,90 @@ fn tokens_that_another_sequence_reads_are_not_written_again() {
     }
 }
 
+/// Both would write their next token into one block.
+#[test]
+fn a_fork_in_front_of_the_step_that_computes_its_tokens_is_refused() {
+    for tokens in [50, 128] {
+        let mut engine = Engine::new(8);
+        let mut sequence = engine.sequence();
+        let mut names = names(1, tokens);
+        engine.add(&mut sequence, &names);
+        engine.grow(&mut sequence, 1);
+        let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
+        let step = |sequence: &Sequence| {
+            AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings)
+        };
+        let early = engine.metadata(&sequence, 1);
+        let mut fork = sequence.fork();
+        names.push(200);
+        // Before and after the fork.
+        assert_eq!(engine.refused(&early, &names).rule, &rules::TABLE_SHARED);
+        let late = step(&sequence).unwrap_err();
+        assert_eq!(late.rule, &rules::TABLE_SHARED);
+        let says = format!("`truncate` its sequence to {tokens}");
+        assert!(late.fix.contains(&says), "{late}");
+        // As it says, once for either of them.
+        fork.truncate(tokens).unwrap();
+        engine.add(&mut fork, &names);
+        engine.step(&step(&sequence).unwrap(), &names);
+        for mut sequence in [sequence, fork] {
+            let mut names = names.clone();
+            names.push(300);
+            engine.add(&mut sequence, &names);
+        }
+    }
+}
+
+/// A fork that comes and goes leaves the block to its sequence.
+#[test]
+fn a_fork_that_is_dropped_again_hurts_nobody() {
+    let mut engine = Engine::new(2);
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 50);
+    engine.add(&mut sequence, &tokens);
+    engine.grow(&mut sequence, 1);
+    tokens.push(60);
+    let metadata = engine.metadata(&sequence, 1);
+    drop(sequence.fork());
+    engine.step(&metadata, &tokens);
+}
+
+/// Of blocks that another sequence holds none is written, whichever of them they are.
+#[test]
+fn a_block_behind_the_first_may_be_shared_too() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 300));
+    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
+    let again = |sequence: &Sequence| {
+        AttentionMetadata::new(&[BatchRequest::of(sequence, 300).recompute()], settings)
+    };
+    let made_before = again(&sequence).unwrap();
+    let mut fork = sequence.fork();
+    fork.drop_before(128).unwrap();
+    assert_eq!(again(&sequence).unwrap_err().rule, &rules::TABLE_SHARED);
+    let refused = engine.refused(&made_before, &names(1, 300));
+    assert_eq!(refused.rule, &rules::TABLE_SHARED);
+}
+
+/// A step that begins too early by some tokens is refused with the number that is meant.
+#[test]
+fn a_step_that_begins_among_computed_tokens_is_refused() {
+    let mut engine = Engine::new(2);
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 8);
+    engine.add(&mut sequence, &tokens);
+    engine.grow(&mut sequence, 1);
+    tokens.push(20);
+    let metadata = engine.metadata(&sequence, 3);
+    let early = engine.refused(&metadata, &tokens);
+    assert_eq!(early.rule, &rules::SEQUENCE_COMPUTED);
+    assert!(early.given.contains("tokens 6 to 7"), "{early}");
+    assert!(early.allowed.contains("`of(&sequence, 1)`"), "{early}");
+    let metadata = engine.metadata(&sequence, 1);
+    engine.step(&metadata, &tokens);
+}
+
 /// Who computes tokens once more takes them back and grows by them, which copies the block that others read.
 #[test]
 fn shared_tokens_are_computed_once_more_in_a_copied_block() {
@@ -415,7 +480,10 @@ fn shared_tokens_are_computed_once_more_in_a_copied_block() {
     let refused = AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings);
     let refused = refused.unwrap_err();
     assert_eq!(refused.rule, &rules::TABLE_SHARED);
-    assert!(refused.fix.contains("Sequence::truncate"), "{refused}");
+    assert!(
+        refused.fix.contains("`truncate` its sequence to 129"),
+        "{refused}"
+    );
     fork.truncate(129).unwrap();
     engine.add(&mut fork, &tokens);
     AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings).unwrap();
@@ -450,6 +518,9 @@ fn prefixes_are_found_once_they_are_computed() {
     assert_eq!(early.rule, &rules::SEQUENCE_GAP);
     let metadata = engine.metadata(&sequence, 140);
     engine.step(&metadata, &tokens);
+    // Tokens behind the last full block need not be computed.
+    engine.grow(&mut sequence, 1);
+    tokens.push(600);
     assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
     drop(sequence);
     let mut hit = prefixes.share(b"", &tokens).unwrap();
@@ -529,6 +600,30 @@ fn windows_slide() {
     assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
     let both = of(&attention, &sequence, 2).unwrap();
     run(&mut attention, &tokens, &both, LAYERS).unwrap();
+    // The layers of one group alone: the tokens count for no group, and the step can begin again.
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    tokens.push(9002);
+    let metadata = of(&attention, &sequence, 1).unwrap();
+    let why = run(&mut attention, &tokens, &metadata, 1).unwrap_err();
+    assert!(why.to_string().contains("without layers 1 to 2"), "{why}");
+    run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
+    let twice = of(&attention, &sequence, 1).unwrap();
+    let again = attention.begin(&stream, &twice).map(drop).unwrap_err();
+    assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
+    // A fork has the tokens of every group, and a fault names the layer by the model's number.
+    let mut fork = sequence.fork();
+    attention.grow(&stream, &mut fork, 1).unwrap();
+    tokens.push(9003);
+    let metadata = of(&attention, &fork, 1).unwrap();
+    let [query, wrong] = [1, 2].map(|heads| packed(&stream, &[9003], 1, 0, heads));
+    let mut begun = attention.begin(&stream, &metadata).unwrap();
+    let wrong = begun.forward(2, (&query, &wrong, &wrong)).unwrap_err();
+    assert!(
+        wrong.to_string().contains("layer 2 of the model"),
+        "{wrong}"
+    );
+    drop(begun);
+    run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
 }
 
 /// Tokens that come from elsewhere: a host cache, another rank, launches of one's own.

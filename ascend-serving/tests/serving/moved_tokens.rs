@@ -165,6 +165,9 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
     let fork = sequence.fork();
     assert_eq!(refused(&sequence, &[(139, 135)]), &rules::TABLE_SHARED);
     drop(fork);
+    let _ = sequence.grow(2).unwrap();
+    assert_eq!(refused(&sequence, &[(141, 135)]), &rules::SEQUENCE_GAP);
+    sequence.truncate(140).unwrap();
     let foreign = harness::stream();
     let other = self::attention(&foreign, Some(Cache::BnBsH), 1);
     let strange = Sequence::new(other.cache().pool());

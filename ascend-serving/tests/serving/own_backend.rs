@@ -213,9 +213,28 @@ fn parts_of_a_merge_show_each_key_once() {
         let error = outcome(program(keys, parts)).unwrap_err();
         assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
     }
+    // The row between two of its request does without the cached keys.
+    let left_out = |step: &StepContext<'_>| {
+        let counts = step.metadata.new_and_cached();
+        let before = counts.map(|(_, keys)| keys).collect();
+        let ends = step.metadata.q_ends().clone();
+        let cached = StepCall::packed(ends, PerRequest::new(before).unwrap());
+        let parts = [(1, 0b11), (1, 0b01), (1, 0b11), (2, 0b11)];
+        let parts = parts.map(|(rows, parts)| PartsOfRows { rows, parts });
+        StepProgram::new([own_keys(step), cached]).merged(parts.to_vec())
+    };
+    let error = forward(&stream, left_out, [3, 2], None).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
     let sparse = program(|keys| keys - 1, 0b11);
     let sparse = move |step: &StepContext<'_>| sparse(step).leaves_keys_out();
     forward_under(&stream, sparse, [2, 2], None, Causality::Causal).unwrap();
+    // Without the cached keys, and without any.
+    let own: Program = |step| StepProgram::from(own_keys(step)).leaves_keys_out();
+    forward(&stream, own, [2, 2], None).unwrap();
+    let none = program(|_| 0, 0b10);
+    let none = move |step: &StepContext<'_>| none(step).leaves_keys_out();
+    let error = forward_under(&stream, none, [2, 2], None, Causality::Causal).unwrap_err();
+    assert!(error.breaks(&rules::BACKEND_KEYS), "{error}");
 }
 
 /// A causal call over the step's own keys.
@@ -269,11 +288,16 @@ fn a_mask_shows_what_the_step_shows() {
             Some(&rules::BACKEND_KEYS),
         ),
     ];
-    for (of_step, of_call, rule) in cases {
+    let chunk = Causality::Chunk(NonZeroUsize::new(127).unwrap());
+    // Of a chunk's rows the last alone sees as many keys as in a window of the chunk's size.
+    let of_chunks = [(chunk, operator(window(127)), Some(&rules::BACKEND_UNMASKED))];
+    let cases = (cases.map(|case| (case, [2, 3])).into_iter())
+        .chain(of_chunks.map(|case| (case, [1, 128])));
+    for ((of_step, of_call, rule), new) in cases {
         let text = format!("{of_call:?} in a step of {of_step:?}");
         let program =
             move |step: &StepContext<'_>| packed_call(step, 0).mask(of_call.clone()).into();
-        let outcome = forward_under(&stream, program, [2, 3], None, of_step);
+        let outcome = forward_under(&stream, program, new, None, of_step);
         match (rule, outcome) {
             (None, Ok(())) => {}
             (Some(rule), Err(error)) => assert!(error.breaks(rule), "{text}: {error}"),

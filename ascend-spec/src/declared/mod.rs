@@ -212,13 +212,13 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The version, counted from 1, that the call is checked for: the oldest from `at_least` on that computes
-            /// with every argument given and that the product has in the release. Where there is none, this is a
-            /// version that the check refuses.
-            pub fn oldest_on(&self, at_least: u8, target: Target) -> u8 {
+            /// The version, counted from 1, that the call is checked for: of those from `at_least` on that compute
+            /// with every argument given and that the product has in the release, the oldest that is not deprecated.
+            /// Where there is none, this is a version that the check refuses.
+            pub fn chosen_on(&self, at_least: u8, target: Target) -> u8 {
                 match self {
                     $(Self::$variant(arguments) => {
-                        let version = crate::ops::$module::$variant::oldest_on(arguments, at_least, target);
+                        let version = crate::ops::$module::$variant::chosen_on(arguments, at_least, target);
                         version.map_or(1, |version| version.number())
                     })*
                 }

@@ -10,6 +10,8 @@ pub struct OperatorVersion {
     symbol: &'static str,
     since_cann: &'static str,
     exported: Cann,
+    /// First release whose headers or documents announce its end.
+    deprecated: Option<Cann>,
     /// First release on Atlas A2 and A3.
     a2_a3: Option<Cann>,
     /// First release on Ascend 950.
@@ -30,6 +32,7 @@ impl OperatorVersion {
             symbol,
             since_cann,
             exported: Cann::V8_1,
+            deprecated: None,
             a2_a3: None,
             ascend950: None,
             inference: None,
@@ -41,6 +44,14 @@ impl OperatorVersion {
     /// This version, with libraries that export it from release `exported` on.
     pub(crate) const fn exported_since(self, exported: Cann) -> Self {
         OperatorVersion { exported, ..self }
+    }
+
+    /// This version, announced to go from release `deprecated` on.
+    pub(crate) const fn deprecated_since(self, deprecated: Cann) -> Self {
+        OperatorVersion {
+            deprecated: Some(deprecated),
+            ..self
+        }
     }
 
     /// This version, on Atlas A2 and A3 from release `since` on.
@@ -108,6 +119,11 @@ impl OperatorVersion {
         cann >= self.exported
     }
 
+    /// Whether a release announces that this version will go.
+    pub fn is_deprecated(self, cann: Cann) -> bool {
+        self.deprecated.is_some_and(|since| cann >= since)
+    }
+
     /// Whether a product has this version in a release.
     pub fn runs_on(self, target: Target) -> bool {
         let since = match target.soc {
@@ -134,6 +150,18 @@ pub trait DeclaredVersion: Copy + Send + Sync + 'static {
 
     /// The declaration of the version.
     fn info(self) -> OperatorVersion;
+
+    /// The versions that a product has in a release, oldest first, but deprecated ones behind the others.
+    fn preferred_on(target: Target) -> impl Iterator<Item = Self> {
+        let with = move |deprecated: bool| {
+            let versions = Self::ALL.iter().copied();
+            versions.filter(move |version| {
+                let info = version.info();
+                info.runs_on(target) && info.is_deprecated(target.cann) == deprecated
+            })
+        };
+        with(false).chain(with(true))
+    }
 }
 
 /// Makes the enum `Version` of an operator: one line for each version, with its documentation and its declaration.

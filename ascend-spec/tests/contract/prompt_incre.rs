@@ -500,9 +500,9 @@ fn every_rule_of_incre_flash_attention_has_a_call_that_breaks_it() {
     broken.insert(bias.lint(V3, &[]).unwrap_err().rule.id);
     assert_eq!(bias.lint(V4, &[]), Ok(()));
     let biased = AnyArguments::IncreFlashAttention(bias.to_arguments());
-    assert_eq!(biased.oldest_on(1, TARGET), 3);
+    assert_eq!(biased.chosen_on(1, TARGET), 4);
     let plain = AnyArguments::IncreFlashAttention(base.to_arguments());
-    assert_eq!(plain.oldest_on(1, TARGET), 1);
+    assert_eq!(plain.chosen_on(1, TARGET), 4);
     let ascend950 = Target::new(Soc::Ascend950, Cann::V9_1);
     named(
         &mut broken,

@@ -24,6 +24,9 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         ..FiaCall::new("TND")
     };
     assert_eq!(lints_on(&packed, Version::V5, A2), [""; 0]);
+    assert_eq!(lints_on(&packed, Version::V3, A2), ["version.deprecated"]);
+    found.ids.insert("version.deprecated");
+    (found.visit)("version.deprecated", &packed, Version::V3, A2);
     found.breaks_on(
         "split_fuse.ends",
         &with(&packed, |c| c.actual_seq_lengths = Some(&[11, 9])),
@@ -56,7 +59,7 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         };
         let target = |cann| Target::new(Soc::AtlasA2, cann);
         for cann in [Cann::V8_5, Cann::V9_0, Cann::V9_1] {
-            let broken = lints_on(&call, Version::V3, target(cann));
+            let broken = lints_on(&call, Version::V4, target(cann));
             assert_eq!(
                 broken,
                 ["split_fuse.heads_divide"],

@@ -255,7 +255,7 @@ impl Content<'_> {
     /// the feature that is not supported; `None` if neither.
     pub(super) fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<Cow<'static, str>> {
         let target = self.target?;
-        let version = call.oldest_on(self.version, target);
+        let version = call.chosen_on(self.version, target);
         match call.check(version, target, &mut |_| {}) {
             Ok(()) => None,
             Err(violation) if violation.is_unsupported() => Some(violation.given.into()),

@@ -68,7 +68,7 @@ impl LiveCall {
         fixed: impl IntoIterator<Item = (P, &'t AnyTensor)>,
     ) -> Self {
         let version =
-            (context.target()).map_or(at_least, |target| call.oldest_on(at_least, target));
+            (context.target()).map_or(at_least, |target| call.chosen_on(at_least, target));
         let mut arguments: AnyArguments<LiveTensor> = call.attributes();
         let mut set = |name: &str, desc: TensorDesc, memory: Option<&AnyTensor>| {
             let tensor = LiveTensor {

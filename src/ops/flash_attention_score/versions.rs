@@ -26,7 +26,7 @@ pub(super) fn choose<'a>(
     call: &FlashAttentionCall<'a>,
     allowed: &AllowedLints,
 ) -> Result<(Version, FlashAttentionProblem<'a>)> {
-    let first = Version::oldest_on(call, target);
+    let first = Version::chosen_on(call, target);
     let checked = call.check(first, target)?;
     let mut able = Version::able(call).filter(|version| version.runs_on(target));
     let Some(version) = able.find(|&version| phases_of(version).are_installed(api)) else {

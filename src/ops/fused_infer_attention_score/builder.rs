@@ -21,7 +21,8 @@ use super::{unset, versions};
 /// tensors of these shapes as there are layers. What is not set has the operator's default, except
 /// [`inner_precise`](Self::inner_precise), which is high precision, and [`scale`](Self::scale), which has to be set.
 ///
-/// Source: aclnnFusedInferAttentionScore V1 to V5; the oldest version that can express the call is used.
+/// Source: aclnnFusedInferAttentionScore V1 to V5; the oldest version that can express the call and is not
+/// deprecated is used.
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until planned"]
 pub struct FusedInferAttention {

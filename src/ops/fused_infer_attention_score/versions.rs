@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ascend_spec::ops::fused_infer_attention_score::rules::lints::releases::DEPRECATED;
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{
     Cann, Target, Violation, arguments_of_version, fused_infer_attention_score_arguments,
@@ -16,22 +17,16 @@ use crate::operator::{
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-/// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
-/// product and can express the call. Also returns the bounds of what the call reads on the
-/// device as positions.
+/// Checks a call against the contract, and finds the version of the operator that takes it: the first of
+/// [`Version::able`] that is installed. Also returns the bounds of what the call reads on the device as positions.
 pub(super) fn choose(
     api: &Api,
     target: Target,
     call: &FiaCall<'_>,
     allowed: &[&str],
 ) -> Result<(Version, Option<ContentBounds>)> {
-    let oldest = Version::oldest_for(call);
-    let candidates = || {
-        let able = |version: &Version| *version >= oldest && version.runs_on(target);
-        Version::ALL.into_iter().filter(able)
-    };
     // Where no version runs on the product, the contract refuses the call.
-    let first = candidates().next().unwrap_or(oldest);
+    let first = Version::chosen_on(call, Version::V1, target);
     // Newer releases are checked only where this one refuses.
     let told = |mut violation: Violation| {
         violation.taken_by = call.taken_by(Version::V1, target, allowed);
@@ -43,10 +38,11 @@ pub(super) fn choose(
                 true => violation,
                 false => told(violation),
             })?;
-    let Some(version) = candidates().find(|&version| phases_of(version).are_installed(api)) else {
+    let mut able = Version::able(call, Version::V1, target);
+    let Some(version) = able.find(|&version| phases_of(version).are_installed(api)) else {
         return Err(Error::OperatorVersion {
             needed: first.symbol(),
-            why: why(oldest),
+            why: why(Version::oldest_for(call)),
             library: Library::Opapi.file_name(),
             since: first.since_cann(),
         });
@@ -55,7 +51,10 @@ pub(super) fn choose(
         true => checked,
         false => call.check(version, target)?,
     };
-    checked.lint(allowed).map_err(told)?;
+    // A deprecated version is chosen only where no other is installed.
+    let mut allowed = SmallVec::<[&str; 4]>::from_slice(allowed);
+    allowed.push(DEPRECATED.id);
+    checked.lint(&allowed).map_err(told)?;
     Ok((version, checked.content_bounds()))
 }
 
@@ -76,7 +75,7 @@ pub(super) fn portable(
     first.map_or(Ok(()), |lint| Err(lint.into()))
 }
 
-/// What makes a version the oldest that can express a call.
+/// What makes a version the oldest that can express a call, in brackets.
 fn why(oldest: Version) -> &'static str {
     match oldest {
         Version::V1 => "",

@@ -50,14 +50,12 @@ impl ContextChunks {
         // The sort is stable: requests of equal length stay in the order of the batch.
         order.sort_by_key(|request| std::cmp::Reverse(cached_tokens(request)));
         if capacity < order.len() {
-            return Err(Violation::new(
-                &rules::LATENT_WORKSPACE,
+            return Err(rules::LATENT_WORKSPACE.broken(
                 format_args!(
                     "room for {capacity} tokens, {} requests with cached tokens",
                     order.len()
                 ),
                 "a token of each",
-                "give `Mla` a larger workspace, or make the batch smaller",
             ));
         }
         let mut chunks = Vec::new();

@@ -6,15 +6,6 @@ use crate::sharing::lock;
 
 use super::BlockPool;
 
-/// Who holds a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// A [`Block`], such as those of a sequence.
-    Handle,
-    /// A copy from the block that is still to be queued.
-    Copy,
-}
-
 /// A block that is held. Cloning shares it; dropping the last handle gives it back. It cannot be given back twice:
 ///
 /// ```compile_fail,E0382
@@ -28,6 +19,16 @@ pub(super) enum Holder {
 pub struct Block {
     pub(super) pool: BlockPool,
     pub(super) id: u32,
+    pub(super) holder: Holder,
+}
+
+/// Who holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A sequence, a prefix or a caller.
+    Handle,
+    /// A copy from the block that is still to be queued, which reads tokens that are computed.
+    Copy,
 }
 
 impl Block {
@@ -50,14 +51,33 @@ impl Block {
     pub(crate) fn holders(&self) -> u64 {
         lock(&self.pool.0.state).block(self.id).holders
     }
+
+    /// Whether somebody else reads what is written to the block: another handle, or where tokens that are computed are
+    /// `rewritten`, a copy.
+    pub(crate) fn is_read_by_others(&self, rewritten: bool) -> bool {
+        let mut state = lock(&self.pool.0.state);
+        state.block(self.id).is_read_by_others(rewritten)
+    }
+
+    /// The block as a copy from it holds it.
+    pub(in crate::kv) fn to_copy(&self) -> Self {
+        let holder = Holder::Copy;
+        lock(&self.pool.0.state).block(self.id).join(holder);
+        Self {
+            pool: self.pool.clone(),
+            id: self.id,
+            holder,
+        }
+    }
 }
 
 impl Clone for Block {
     fn clone(&self) -> Self {
-        lock(&self.pool.0.state).block(self.id).holders += 1;
+        lock(&self.pool.0.state).block(self.id).join(self.holder);
         Self {
             pool: self.pool.clone(),
             id: self.id,
+            holder: self.holder,
         }
     }
 }
@@ -65,7 +85,7 @@ impl Clone for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let pool = &self.pool;
-        pool.leave(&mut lock(&pool.0.state), self.id, Holder::Handle);
+        pool.leave(&mut lock(&pool.0.state), self.id, self.holder);
     }
 }
 

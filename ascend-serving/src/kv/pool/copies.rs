@@ -36,7 +36,7 @@ impl BlockPool {
         state.next_copy += 1;
         let kept = (caches.len() > 1).then_some(from.id);
         if let Some(from) = kept {
-            state.block(from).holders += 1;
+            state.block(from).join(Holder::Copy);
         }
         let copy = AwaitedCopy {
             number,

@@ -37,8 +37,25 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// Blocks of a request that a step only reads, and those that it writes.
-pub(crate) type ReadAndWritten<'r> = [&'r [usize]; 2];
+/// The blocks of a request in a step.
+pub(crate) struct BlocksOfRequest<'r> {
+    pub(crate) request: usize,
+    /// The pool's count of departures ([`BlockPool::departures`]) when the request was made.
+    pub(crate) departures: u64,
+    /// Whether the step may compute tokens that are computed already.
+    pub(crate) recompute: bool,
+    /// The blocks that the step only reads.
+    pub(crate) read: &'r [usize],
+    pub(crate) written: &'r [usize],
+}
+
+/// A block that a step must not use.
+pub(crate) struct UnusableBlock {
+    pub(crate) request: usize,
+    pub(crate) block: usize,
+    /// Whether the block would be written though another sequence holds it too; otherwise it was given back.
+    pub(crate) is_shared: bool,
+}
 
 struct SharedPool {
     group: GroupId,
@@ -186,36 +203,28 @@ impl BlockPool {
         self.0.departures.load(Ordering::Acquire)
     }
 
-    /// The first block of these rows that changed hands after the count of departures in the row: a block that is
-    /// read, if it was given back; a block that is written, if any handle has left it, because another handle may
-    /// hold it alone now.
-    pub(crate) fn changed_since<'r>(
+    /// The first block of these rows that a step must not use: one that was given back after the count of departures
+    /// in its row, or one that is written though somebody else reads it.
+    pub(crate) fn unusable<'r>(
         &self,
-        rows: impl IntoIterator<Item = (u64, ReadAndWritten<'r>)>,
-    ) -> Option<usize> {
+        rows: impl IntoIterator<Item = BlocksOfRequest<'r>>,
+    ) -> Option<UnusableBlock> {
         let now = self.departures();
-        let mut rows = rows.into_iter().filter(|(before, _)| *before != now);
-        // Most steps begin directly after their metadata was made, with no departure in between.
-        let first = rows.next()?;
         let state = lock(&self.0.state);
-        let changed = |(before, [read, written]): (u64, ReadAndWritten<'r>)| {
-            let after = |block: &usize, when: fn(&BlockRecord) -> u64| {
-                state
-                    .blocks
-                    .get(*block)
-                    .is_some_and(|record| when(record) > before)
-            };
-            let read = read
-                .iter()
-                .find(|block| after(block, |record| record.given_back));
-            let changed = read.or_else(|| {
-                written
-                    .iter()
-                    .find(|block| after(block, |record| record.left))
-            });
-            changed.copied()
-        };
-        std::iter::once(first).chain(rows).find_map(changed)
+        let record = |block: usize| state.blocks.get(block).copied().unwrap_or_default();
+        rows.into_iter().find_map(|row| {
+            // Most steps begin directly after their metadata was made, with no departure in between.
+            let departed = (row.departures != now).then(|| row.read.iter().chain(row.written));
+            let mut departed = departed.into_iter().flatten();
+            let given_back = departed.find(|block| record(**block).given_back > row.departures);
+            let mut written = row.written.iter();
+            let shared = || written.find(|block| record(**block).is_read_by_others(row.recompute));
+            Some(UnusableBlock {
+                request: row.request,
+                is_shared: given_back.is_none(),
+                block: *given_back.or_else(shared)?,
+            })
+        })
     }
 
     /// Checks that one packed call can read requests of these lengths: the operator requires that the cache has as
@@ -305,10 +314,12 @@ impl BlockPool {
     }
 
     fn hand_out(&self, state: &mut State, id: u32) -> Block {
-        state.block(id).holders = 1;
+        let holder = Holder::Handle;
+        state.block(id).join(holder);
         Block {
             pool: self.clone(),
             id,
+            holder,
         }
     }
 

@@ -139,8 +139,8 @@ impl ProgressTable {
         version.is_some_and(|version| version.began == stamp.began)
     }
 
-    /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and tokens that were
-    /// computed already.
+    /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and unless they are to
+    /// be recomputed, tokens that were computed already or that a step in progress computes.
     fn check(
         &mut self,
         cache: Option<usize>,
@@ -166,8 +166,8 @@ impl ProgressTable {
             Some(progress) if progress.computed < cached => {
                 Err(missing_tokens(whose, progress, cached, len))
             }
-            Some(progress) if cached < len && len <= progress.computed && !recompute => {
-                Err(computed_tokens(whose, cached, len))
+            Some(progress) if cached < len && cached < progress.computed && !recompute => {
+                Err(computed_tokens(whose, cached, progress.computed, len))
             }
             _ => Ok(()),
         }
@@ -227,15 +227,21 @@ fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Vio
 }
 
 #[cold]
-fn computed_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation {
-    Violation::new(
-        &rules::SEQUENCE_COMPUTED,
-        format_args!(
-            "tokens {cached} to {} of {whose}, which a step has computed",
-            len - 1
-        ),
-        "tokens that no step has computed yet",
-        rules::SEQUENCE_COMPUTED.fix,
+fn computed_tokens(
+    whose: &dyn fmt::Display,
+    cached: usize,
+    computed: usize,
+    len: usize,
+) -> Violation {
+    let last = computed.min(len) - 1;
+    rules::SEQUENCE_COMPUTED.broken(
+        format_args!("tokens {cached} to {last} of {whose}, which a step has computed"),
+        match len.saturating_sub(computed) {
+            0 => "tokens that no step has computed yet".into(),
+            new => {
+                format!("the {new} tokens that no step has computed yet: `of(&sequence, {new})`")
+            }
+        },
     )
 }
 
@@ -251,7 +257,7 @@ fn missing_tokens(
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
     let allowed = match len - computed {
         new if len > cached => {
-            format!("{new} or more new tokens: `BatchRequest::of(&sequence, {new})`")
+            format!("{new} new tokens: `of(&sequence, {new})`")
         }
         new => format!("{computed} tokens, or all once a step has computed the last {new}"),
     };
@@ -434,6 +440,7 @@ impl StepProgress {
     ///
     /// # Errors
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub(crate) fn begin(
         pool: &BlockPool,

@@ -15,14 +15,32 @@ pub(super) enum Step {
     Ending(Arc<dyn Fence>),
 }
 
-/// The holders of a block, and when it changed hands, as a count of departures; 0 for never.
+/// The holders of a block, and when it was given back, as a count of departures; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BlockRecord {
     /// The number of handles and copies that hold the block.
     pub(super) holders: u64,
+    /// How many of them are copies.
+    copies: u64,
     pub(super) given_back: u64,
-    /// When a handle left the block.
-    pub(super) left: u64,
+}
+
+impl BlockRecord {
+    /// Records one more holder.
+    pub(super) fn join(&mut self, holder: Holder) {
+        self.holders += 1;
+        self.copies += u64::from(holder == Holder::Copy);
+    }
+
+    /// Whether the holders are more than the one that writes to the block, where copies count if tokens that are
+    /// computed are `rewritten`.
+    pub(super) fn is_read_by_others(&self, rewritten: bool) -> bool {
+        let counted = match rewritten {
+            true => self.holders,
+            false => self.holders - self.copies,
+        };
+        counted > 1
+    }
 }
 
 #[derive(Default)]
@@ -87,9 +105,7 @@ impl State {
         let now = self.departures;
         let record = self.block(block);
         record.holders -= 1;
-        if holder == Holder::Handle {
-            record.left = now;
-        }
+        record.copies -= u64::from(holder == Holder::Copy);
         if record.holders > 0 {
             return None;
         }

@@ -55,11 +55,9 @@ fn all_finite(
     let mut all = written.flat_map(|(row, (row_of, _))| row_of.iter().map(move |x| (row, x)));
     match all.find(|(_, number)| !number.is_finite()) {
         None => Ok(()),
-        Some((row, number)) => Err(Violation::new(
-            &rules::QUANTISED_FINITE,
+        Some((row, number)) => Err(rules::QUANTISED_FINITE.broken(
             format_args!("{number} in row {row} of the {argument}"),
             "finite numbers",
-            "find the layer that overflows by `Tensor::range_report`",
         )),
     }
 }

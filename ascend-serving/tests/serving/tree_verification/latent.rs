@@ -306,7 +306,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let machine = machine(newest);
         match case.check(&numbers, &machine) {
             Err(Error::NoBackend { reasons, .. }) => {
-                for told in ["tree_mask, context_and_tree: ", "V3"] {
+                for told in ["tree_mask, context_and_tree: ", "V4", "rotary parts"] {
                     assert!(reasons.contains(told), "{newest:?}: {reasons}");
                 }
             }

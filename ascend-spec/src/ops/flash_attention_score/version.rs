@@ -72,7 +72,7 @@ impl Version {
 
     /// The version that a call is made with: the oldest that can express it and that the product has in the release.
     /// Where there is none, the oldest that can express it, which the check refuses.
-    pub fn oldest_on(call: &FlashAttentionCall<'_>, target: Target) -> Version {
+    pub fn chosen_on(call: &FlashAttentionCall<'_>, target: Target) -> Version {
         let found = Self::able(call).find(|version| version.runs_on(target));
         found.unwrap_or_else(|| Self::oldest_for(call))
     }

@@ -1,7 +1,7 @@
 //! A call of FusedInferAttentionScore: its limits and defaults, who judges it, and what is known of it once it holds
 //! every rule.
 
-use super::{Cache, FiaCall};
+use super::{Cache, FiaCall, Version};
 use crate::attention_problem::AttentionProblem;
 use crate::{Cann, DType, Layout, Target, TensorDesc};
 
@@ -74,6 +74,8 @@ pub enum Route {
 pub struct CheckedCall<'a> {
     /// The call.
     pub call: &'a FiaCall<'a>,
+    /// The version that the call was checked for.
+    pub version: Version,
     /// The release and product that the call was checked for.
     pub target: Target,
     /// Which of the operator's checkers judged the call.

@@ -65,7 +65,7 @@ impl<'a> FiaCall<'a> {
             return self.check_behind_api_layer(version, target);
         }
         match api_layer::arguments(self)? {
-            Progress::Ends => Ok(self.without_work(target)),
+            Progress::Ends => Ok(self.without_work(version, target)),
             Progress::GoesOn => self
                 .check_behind_api_layer(version, target)
                 .map_err(api_layer::with_its_status),
@@ -101,10 +101,11 @@ impl<'a> FiaCall<'a> {
     }
 
     /// A call that ends before anything of it is looked at, because its output is empty.
-    fn without_work(&'a self, target: Target) -> CheckedCall<'a> {
+    fn without_work(&'a self, version: Version, target: Target) -> CheckedCall<'a> {
         let dtype = self.attention_out.map_or(DType::Float16, |out| out.dtype);
         CheckedCall {
             call: self,
+            version,
             target,
             checker: Checker::Prefill,
             route: Route::Prefill,

@@ -85,9 +85,9 @@ impl CallContract for FusedInferAttentionScore {
         arguments.softmax_lse = arguments.softmax_lse.or(softmax_lse);
     }
 
-    fn oldest_on(arguments: &Self::Arguments, at_least: u8, target: Target) -> Option<Version> {
+    fn chosen_on(arguments: &Self::Arguments, at_least: u8, target: Target) -> Option<Version> {
         let at_least = Self::version(at_least).unwrap_or(Version::V1);
-        Some(Version::oldest_on(&arguments.call(), at_least, target))
+        Some(Version::chosen_on(&arguments.call(), at_least, target))
     }
 
     fn check_contents(

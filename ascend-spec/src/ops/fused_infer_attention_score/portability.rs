@@ -67,7 +67,7 @@ impl FiaCall<'_> {
 
     /// Finds a target that takes a call that `target` refuses: the oldest newer release of its product, or else
     /// another product with the oldest release from `target`'s on. A target takes a call that breaks no rule there,
-    /// and no lint but the `allowed` ones, in the oldest version of the operator from `at_least` on.
+    /// and no lint but the `allowed` ones, in the version of the operator that [`Version::chosen_on`] chooses.
     ///
     /// ```
     /// use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
@@ -92,7 +92,7 @@ impl FiaCall<'_> {
     /// ```
     pub fn taken_by(&self, at_least: Version, target: Target, allowed: &[&str]) -> Option<Target> {
         let takes = |other: &Target| {
-            let version = Version::oldest_on(self, at_least, *other);
+            let version = Version::chosen_on(self, at_least, *other);
             let checked = self.check(version, *other);
             other.is_released() && checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
         };

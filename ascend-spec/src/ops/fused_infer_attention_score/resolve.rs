@@ -22,6 +22,7 @@ pub(crate) type Verdict = (Work, SparseMode, MaskUse);
 pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Violation> {
     Ok(CheckedCall {
         call: f.call,
+        version: f.version,
         target: f.target,
         checker: f.checker,
         route: f.route,

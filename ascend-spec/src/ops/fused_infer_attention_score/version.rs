@@ -1,7 +1,7 @@
 //! Versions of FusedInferAttentionScore, and which one a call needs.
 
 use crate::Cann::{V8_1, V8_5, V9_0};
-use crate::operator::{DeclaredParameter, OperatorVersion, versions};
+use crate::operator::{DeclaredParameter, DeclaredVersion, OperatorVersion, versions};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter};
 use crate::{Cann, DType, Target, TensorDesc};
 
@@ -9,12 +9,15 @@ versions! {
     /// A version of FusedInferAttentionScore: each adds arguments to the one before.
     pub enum Version {
         /// The first version, which CANN has had since 7.0; 8.1 is the first release with a contract here.
-        V1 = OperatorVersion::new(1, "aclnnFusedInferAttentionScore", "8.1").shown_as("V1").on_a2_a3(V8_1),
+        V1 = OperatorVersion::new(1, "aclnnFusedInferAttentionScore", "8.1")
+            .shown_as("V1").deprecated_since(V9_0).on_a2_a3(V8_1),
         /// Adds separate key and value antiquantisation, keys and values of INT32 that hold eight INT4 each, and the
         /// shared prefix.
-        V2 = OperatorVersion::new(2, "aclnnFusedInferAttentionScoreV2", "8.1").shown_as("V2").on_a2_a3(V8_1),
+        V2 = OperatorVersion::new(2, "aclnnFusedInferAttentionScoreV2", "8.1")
+            .shown_as("V2").deprecated_since(V9_0).on_a2_a3(V8_1),
         /// Adds the rotary parts of multi-head latent attention.
-        V3 = OperatorVersion::new(3, "aclnnFusedInferAttentionScoreV3", "8.1").shown_as("V3").on_a2_a3(V8_1),
+        V3 = OperatorVersion::new(3, "aclnnFusedInferAttentionScoreV3", "8.1")
+            .shown_as("V3").deprecated_since(V9_0).on_a2_a3(V8_1),
         // The snapshot that stands in for 8.1 to 8.4 has it, though it is released from 8.5 on.
         /// Adds the query's dequantisation scale and learnable sinks.
         V4 = OperatorVersion::new(4, "aclnnFusedInferAttentionScoreV4", "8.5")
@@ -42,12 +45,24 @@ impl Version {
         exported.unwrap_or(Version::V1)
     }
 
-    /// The version that a call is made with: the oldest one from `at_least` on that can express it and that the
-    /// product has in the release. Where there is none, the oldest that can express it, which the check refuses.
-    pub fn oldest_on(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
+    /// The version that a call is made with: of those from `at_least` on that can express it and that the product has
+    /// in the release, the oldest that is not deprecated. Where there is none, the oldest that can express it, which
+    /// the check refuses.
+    pub fn chosen_on(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
+        let mut able = Version::able(call, at_least, target);
+        able.next()
+            .unwrap_or_else(|| Version::oldest_for(call).max(at_least))
+    }
+
+    /// The versions from `at_least` on that can express a call and that the product has in the release, oldest first,
+    /// but deprecated ones behind the others.
+    pub fn able(
+        call: &FiaCall<'_>,
+        at_least: Version,
+        target: Target,
+    ) -> impl Iterator<Item = Version> + use<> {
         let oldest = Version::oldest_for(call).max(at_least);
-        let able = |version: &Version| *version >= oldest && version.runs_on(target);
-        Version::ALL.into_iter().find(able).unwrap_or(oldest)
+        Version::preferred_on(target).filter(move |version| *version >= oldest)
     }
 
     /// The oldest version whose arguments can express `call`, whatever the product.

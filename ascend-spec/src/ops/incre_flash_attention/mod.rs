@@ -9,17 +9,18 @@ pub mod rules;
 pub use arguments::{Argument, Arguments, IncreCall, Parameter};
 
 use super::inference_attention::{path_operator, path_version};
+use crate::Cann::V8_1;
 use crate::operator::versions;
 
 versions! {
     /// A version of IncreFlashAttention: each adds arguments to the one before.
     pub enum Version {
         /// The first. It takes a position bias and computes without it.
-        V1 = path_version(1, "aclnnIncreFlashAttention"),
+        V1 = path_version(1, "aclnnIncreFlashAttention").deprecated_since(V8_1),
         /// Adds quantisation. It takes a position bias and computes without it.
-        V2 = path_version(2, "aclnnIncreFlashAttentionV2"),
+        V2 = path_version(2, "aclnnIncreFlashAttentionV2").deprecated_since(V8_1),
         /// Adds quantised keys and values, paged caches and the precision, and uses the position bias.
-        V3 = path_version(3, "aclnnIncreFlashAttentionV3"),
+        V3 = path_version(3, "aclnnIncreFlashAttentionV3").deprecated_since(V8_1),
         /// Adds left padding of keys and values.
         V4 = path_version(4, "aclnnIncreFlashAttentionV4"),
     }

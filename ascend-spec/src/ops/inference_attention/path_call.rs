@@ -228,9 +228,10 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         if version.number() < BIAS_SINCE && bias.is_some() {
             report(pse_dropped.broken(format_args!("pseShift for {version}"), "null"));
         }
-        let newest = Self::Version::ALL.last().map(|newest| newest.info());
-        if let Some(newest) = newest.filter(|newest| *newest != version) {
-            report(deprecated.broken(version, newest));
+        if version.is_deprecated(TILING.cann)
+            && let Some(kept) = Self::Version::preferred_on(TILING).next()
+        {
+            report(deprecated.broken(version, kept.info()));
         }
         if let Some(checked) = checked {
             checked.each_lint_of_path(report);

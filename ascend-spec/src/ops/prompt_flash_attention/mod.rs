@@ -10,6 +10,7 @@ pub mod rules;
 pub use arguments::{Argument, Arguments, Parameter, PromptCall};
 
 use super::inference_attention::{path_operator, path_version};
+use crate::Cann::V8_1;
 use crate::operator::versions;
 use crate::{DType, TensorDesc};
 
@@ -17,9 +18,9 @@ versions! {
     /// A version of PromptFlashAttention: each adds arguments to the one before.
     pub enum Version {
         /// The first. It takes a position bias and computes without it.
-        V1 = path_version(1, "aclnnPromptFlashAttention"),
+        V1 = path_version(1, "aclnnPromptFlashAttention").deprecated_since(V8_1),
         /// Adds key lengths, quantisation and sparse modes. It takes a position bias and computes without it.
-        V2 = path_version(2, "aclnnPromptFlashAttentionV2"),
+        V2 = path_version(2, "aclnnPromptFlashAttentionV2").deprecated_since(V8_1),
         /// Adds the precision, and uses the position bias.
         V3 = path_version(3, "aclnnPromptFlashAttentionV3"),
     }

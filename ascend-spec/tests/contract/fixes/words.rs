@@ -7,7 +7,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "batch_mat_mul.cube_math_type batch_mat_mul.ignored_cube_math_type batch_mat_mul.product call.entry_point \
          call.product flash.entry_point flash.packed_without_lengths gather.product incre.card_heads \
          incre.deprecated incre.product incre.pse_dropped incre.rows incre.successor packed.lengths_data \
-         prompt.deprecated prompt.product prompt.pse_dropped prompt.successor ring.entry_point rms_norm.product \
+         prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known",
     ),
     (

@@ -128,7 +128,7 @@ fn accepted_calls_have_the_outputs_that_their_inputs_imply() {
 fn the_oldest_version_that_can_express_a_call_takes_it() {
     for described in described::sample() {
         let (call, as_described) = (described.call(), described.version);
-        let oldest = Version::oldest_on(&call, TARGET);
+        let oldest = Version::chosen_on(&call, TARGET);
         let status = |version: Version| match call.check(version, TARGET) {
             Err(violation) => Some(violation.rule.status),
             _ => None,

@@ -117,6 +117,7 @@ impl fmt::Display for Given<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) call: &'a FiaCall<'a>,
+    pub(crate) version: Version,
     pub(crate) query: &'a TensorDesc,
     pub(crate) key: &'a TensorDesc,
     pub(crate) value: &'a TensorDesc,

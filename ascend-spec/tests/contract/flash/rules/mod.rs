@@ -135,13 +135,13 @@ impl Broken {
     /// The oldest version refuses `call`.
     #[track_caller]
     fn by(&mut self, id: &'static str, status: i32, call: Call) {
-        self.at(Version::oldest_on(&call, TARGET), TARGET, id, status, &call);
+        self.at(Version::chosen_on(&call, TARGET), TARGET, id, status, &call);
     }
 
     /// The oldest version takes `call`, and the lint finds it.
     #[track_caller]
     fn lint(&mut self, id: &'static str, call: Call) {
-        let version = Version::oldest_on(&call, TARGET);
+        let version = Version::chosen_on(&call, TARGET);
         let problem = call.check(version, TARGET).unwrap();
         match problem.lint(&[]) {
             Err(violation) => {
@@ -164,7 +164,7 @@ fn every_rule_and_lint_is_broken_by_some_call() {
         roped(),
         masked(2, dense()),
     ] {
-        let version = Version::oldest_on(&call, TARGET);
+        let version = Version::chosen_on(&call, TARGET);
         let problem = call.check(version, TARGET).unwrap();
         assert_eq!(problem.lint(&[]), Ok(()));
     }

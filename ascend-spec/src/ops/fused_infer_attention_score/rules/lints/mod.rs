@@ -15,9 +15,9 @@ pub mod tensors;
 
 use crate::attention_problem::Work;
 use crate::contract::first_lint;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
+use crate::ops::fused_infer_attention_score::CheckedCall;
 use crate::rule::lint;
-use crate::{Cann, Rule, Violation};
+use crate::{Rule, Violation};
 
 /// Receives the lints that are found.
 type Report<'r> = &'r mut dyn FnMut(Violation);
@@ -62,6 +62,7 @@ impl CheckedCall<'_> {
     /// Calls `report` with every lint that the call breaks.
     pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
         self.each_lint_of(Caller::Fused, report);
+        releases::deprecated(self, report);
     }
 
     /// As [`CheckedCall::each_lint`], but only for what the two paths themselves take and ignore, whichever
@@ -73,15 +74,9 @@ impl CheckedCall<'_> {
 
     fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
         let target = self.target;
-        // A version that the target has: its own check judges the changes of a fix.
-        let version = match (target.is_950(), target.cann < Cann::V8_5) {
-            (true, _) => Version::V5,
-            (false, true) => Version::V3,
-            (false, false) => Version::V4,
-        };
         let report: Report<'_> = &mut |violation: Violation| {
             if violation.rule.scope.holds(target) {
-                report(self.call.try_fix(violation, version, target));
+                report(self.call.try_fix(violation, self.version, target));
             }
         };
         let unusual = tensors::UnusualTensors::of(self.call);

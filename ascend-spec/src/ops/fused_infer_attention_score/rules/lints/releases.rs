@@ -103,6 +103,10 @@ rules! {
         Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
         "the head dimension is a multiple of 16",
         "pad the head dimension with zeros: the documents ask for it";
+    DEPRECATED = "version.deprecated", Lint("nothing changes yet"), V1, "header of the operator, deprecation" in
+        Scope::A2_A3.since(V9_0),
+        "calls go to V4 or V5: V1 to V3 are announced to go in December 2026",
+        "call aclnnFusedInferAttentionScoreV4, which takes the same arguments and more";
     PORTABLE_REFUSED = "portable.refused",
         Lint("the release that the call runs on takes it"), V1, "differences between releases" in Scope::ALL,
         "a call that is to be portable is one that every release that it is meant for takes",
@@ -112,6 +116,11 @@ rules! {
         V1, "differences between releases" in Scope::ALL,
         "a call that is to be portable means the same on every release that it is meant for",
         "drop what releases read differently: masks and modes of single rows, arguments that one of them ignores";
+}
+
+pub(super) fn deprecated(p: &CheckedCall<'_>, report: Report<'_>) {
+    let is_kept = !p.version.info().is_deprecated(p.target.cann);
+    lint!(report, is_kept, DEPRECATED, p.version, "V4 or V5");
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
