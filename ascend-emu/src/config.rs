@@ -6,7 +6,7 @@ use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure, warn};
 use ascend_spec::ops::fused_infer_attention_score::Version;
-use ascend_spec::{Cann, Soc};
+use ascend_spec::{Cann, Soc, StridedKeys};
 use std::cell::Cell;
 use std::env;
 use std::ffi::OsString;
@@ -207,6 +207,17 @@ impl Config {
         if let Some(newest) = newest {
             machine = machine.operator(newest);
         }
+        let strided = read(
+            &var,
+            "ASCEND_EMU_STRIDED",
+            "copy, refuse",
+            |text| match text.trim() {
+                "copy" => Some(StridedKeys::Copied),
+                "refuse" => Some(StridedKeys::Refused),
+                _ => None,
+            },
+        )?;
+        machine = machine.strided_keys(strided.unwrap_or_default());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // The kernels read the variable themselves.
         let levels: Vec<_> = Level::all().into_iter().map(Level::name).collect();
@@ -367,6 +378,7 @@ mod tests {
             ("ASCEND_EMU_SIMD", "portable"),
             ("ASCEND_EMU_POISON", "1"),
             ("ASCEND_EMU_OPERATOR", "V3"),
+            ("ASCEND_EMU_STRIDED", "copy"),
         ])
         .unwrap();
         assert_eq!(
@@ -374,7 +386,8 @@ mod tests {
             (Check::Strict, Some(Lints::Error))
         );
         let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
-        assert_eq!(config.machine, machine.operator(Version::V3));
+        let machine = machine.operator(Version::V3);
+        assert_eq!(config.machine, machine.strided_keys(StridedKeys::Copied));
         assert_eq!((config.devices, config.threads), (8, 3));
         assert_eq!((config.memory, config.poison), (Some(1 << 20), true));
     }
@@ -418,6 +431,7 @@ mod tests {
             ("ASCEND_EMU_CHECK", "strict,"),
             ("ASCEND_EMU_CHECK", "compat,-leak"),
             ("ASCEND_EMU_LINTS", "on"),
+            ("ASCEND_EMU_STRIDED", "copied"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),
             ("ASCEND_EMU_CANN", "9.3"),

@@ -2,7 +2,7 @@
 
 use crate::status::{ACLNN_RUNTIME, Outcome, failure};
 use ascend_spec::ops::fused_infer_attention_score::Version;
-use ascend_spec::{Cann, Soc, Target, UnreleasedTarget};
+use ascend_spec::{Cann, Soc, StridedKeys, Target, UnreleasedTarget};
 use std::ffi::{CStr, CString};
 
 /// An emulated chip, and the CANN release that is installed with it.
@@ -108,6 +108,13 @@ impl Machine {
     #[must_use]
     pub fn operator(mut self, newest: Version) -> Self {
         self.behaviour.operator = newest;
+        self
+    }
+
+    /// Sets what versions 1 to 4 of FusedInferAttentionScore do with strided keys on Atlas A2 and A3 in 9.1.
+    #[must_use]
+    pub fn strided_keys(mut self, reading: StridedKeys) -> Self {
+        self.behaviour.target = self.behaviour.target.strided_keys(reading);
         self
     }
 

@@ -374,6 +374,20 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     outcome
 }
 
+/// Steps over a cache with keys and values side by side.
+fn side_by_side(_: &Stream, pools: &mut Pools) -> Result<()> {
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_2);
+    let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;
+    let shape = CacheShape::new(LAYERS, 1, DIM).side_by_side();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), BLOCKS, 128, shape, pad)?;
+    pools.push(cache.pool().clone());
+    let outcome = schedule_over(&stream, cache, Backends::none().with(FusedAttention));
+    // Whatever failed, the stream goes on.
+    let _ = stream.synchronize();
+    outcome
+}
+
 fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
     let query = ones(stream, bf16::ONE, [3, HEADS, DIM])?;
     let keys = ones(stream, bf16::ONE, [5, 1, DIM])?;
@@ -446,7 +460,7 @@ fn nothing_is_left_whatever_fails() {
     assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
 
     // The others find the one that they use, which the device keeps.
-    let launching: [Piece; 13] = [
+    let launching: [Piece; 14] = [
         packed_steps,
         steps_over_integers,
         steps_by_several_backends,
@@ -459,6 +473,7 @@ fn nothing_is_left_whatever_fails() {
         cached_prefixes,
         masked_layers,
         inference_card,
+        side_by_side,
         merges,
     ];
     let mut pieces = launching.map(|piece| (piece, true)).to_vec();

@@ -64,5 +64,5 @@ pub use rule::{
     Scope, Span, TILING_ERROR, UNSUPPORTED, Violation,
 };
 pub use soc::Soc;
-pub use target::{Target, UnreleasedTarget};
+pub use target::{StridedKeys, Target, UnreleasedTarget};
 pub use tensor::TensorDesc;

@@ -3,6 +3,17 @@
 use crate::{Cann, Soc};
 use std::fmt;
 
+/// What versions 1 to 4 of FusedInferAttentionScore do with strided keys and values on Atlas A2 and A3 in 9.1, in
+/// calls that the unified checker judges. The sources of that release disagree, and no device was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum StridedKeys {
+    /// The checks refuse them, as those of 9.1 say.
+    #[default]
+    Refused,
+    /// Each call copies them to contiguous memory before the checks, as the operator definition of 9.1 says.
+    Copied,
+}
+
 /// A product and a CANN release: what a call is checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
@@ -10,12 +21,25 @@ pub struct Target {
     pub soc: Soc,
     /// Release.
     pub cann: Cann,
+    /// The reading of 9.1 on Atlas A2 and A3 that holds for strided keys; other targets do not ask it.
+    pub strided_keys: StridedKeys,
 }
 
 impl Target {
     /// `soc` with `cann`.
     pub const fn new(soc: Soc, cann: Cann) -> Self {
-        Target { soc, cann }
+        Target {
+            soc,
+            cann,
+            strided_keys: StridedKeys::Refused,
+        }
+    }
+
+    /// Sets the reading of 9.1 on Atlas A2 and A3 that holds for strided keys.
+    #[must_use]
+    pub const fn strided_keys(mut self, reading: StridedKeys) -> Self {
+        self.strided_keys = reading;
+        self
     }
 
     /// `soc` with the snapshot that stands in for releases 8.1 to 8.4.

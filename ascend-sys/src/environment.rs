@@ -70,6 +70,8 @@ variables! {
         "the release of CANN whose operators are emulated";
     "ASCEND_EMU_OPERATOR" Emulation, "`V1` to `V5`", "that of the release",
         "the newest version of FusedInferAttentionScore; newer ones are missing";
+    "ASCEND_EMU_STRIDED" Emulation, "`copy`, `refuse`", "`refuse`",
+        "what V1 to V4 of FusedInferAttentionScore do with strided keys on Atlas A2 and A3 in 9.1, of which the sources of that release say both (`tensor.contiguous`)";
     "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`, `strict,-KIND,...`", "`compat`",
         "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it, except for the kinds of findings named behind a `-`";
     "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",

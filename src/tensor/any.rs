@@ -356,6 +356,28 @@ impl AnyTensor {
         end.is_some_and(|end| end.is_multiple_of(8) || Some(end) == end_bit(&self.desc))
     }
 
+    /// A contiguous view, of one axis, of the memory from this view's first element to its last one, with what lies
+    /// between its elements: for operators that take contiguous memory alone, over blocks that lie apart.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a negative stride, and for a view without elements.
+    pub fn span(&self) -> Result<Self> {
+        let bits = end_bit(&self.desc).filter(|_| !self.desc.is_empty());
+        let elements = bits.map(|bits| bits / u64::from(self.desc.dtype.bits().max(1)));
+        match elements.map(usize::try_from) {
+            Some(Ok(elements)) => {
+                let desc = TensorDesc::packed(self.desc.dtype, dims(&[elements])?);
+                Self::new(Arc::clone(&self.memory), self.start, desc)
+            }
+            _ => Err(Error::invalid(
+                "tensor",
+                self.desc,
+                "a view with elements, and strides of at least 0",
+            )
+            .fix("span a view that begins with its first element in memory")),
+        }
+    }
+
     /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides. Bits of the
     /// last byte that elements smaller than a byte leave unused are 0.
     ///

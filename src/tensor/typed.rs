@@ -118,6 +118,32 @@ impl<T: Element> Tensor<T> {
         self.tensor.narrow(axis, range).map(Self::of)
     }
 
+    /// A contiguous view of the memory from the first element to the last, as [`AnyTensor::span`] makes it.
+    ///
+    /// ```
+    /// use ascend_attention::Runtime;
+    ///
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// // Two blocks, each of two keys and two values.
+    /// let blocks = stream.upload(&[0, 1, 10, 11, 2, 3, 12, 13], [2, 4])?;
+    /// let values = blocks.narrow(1, 2..4)?;
+    /// assert_eq!(values.download(&stream)?, [10, 11, 12, 13]);
+    /// // For operators that take contiguous caches alone: the values are the blocks 0 and 2.
+    /// let memory = values.span()?.reshape([3, 2])?;
+    /// assert_eq!(memory.download(&stream)?, [10, 11, 2, 3, 12, 13]);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`AnyTensor::span`].
+    pub fn span(&self) -> Result<Self> {
+        self.tensor.span().map(Self::of)
+    }
+
     /// This tensor if it is contiguous, otherwise a contiguous copy. The copy goes through the host and waits for the
     /// stream, so it is for setting up, not for each step.
     ///

@@ -1,5 +1,8 @@
 //! What the versions of the operator answer on each product and release.
 
+use std::env;
+use std::process::Command;
+
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use ascend_attention::{Machine, Runtime};
@@ -226,6 +229,43 @@ fn keys_and_values_with_gaps_are_refused_by_9_1_and_later_by_v5() {
         });
         refused(&scales, Version::V5, TILING, RULE);
     });
+}
+
+/// The answers of a machine of 9.1 to keys with gaps, for `ASCEND_EMU_STRIDED`.
+#[test]
+fn child_passes_keys_with_gaps_to_9_1() {
+    let Ok(reading) = env::var("ASCEND_EMU_STRIDED") else {
+        return;
+    };
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let _stream = Runtime::emulated()
+        .unwrap()
+        .device(0)
+        .unwrap()
+        .stream()
+        .unwrap();
+    let target = Target::new(Soc::AtlasA2, V9_1);
+    let mut keys = call(target, Layout::Bnsd, DType::Bf16, [2, 64]);
+    keys.key = vec![apart(keys.key[0])];
+    refused(&keys, Version::V5, TILING, "tensor.contiguous");
+    match reading.as_str() {
+        "copy" => taken(&keys, Version::V4),
+        _ => refused(&keys, Version::V4, TILING, "tensor.contiguous"),
+    }
+}
+
+#[test]
+fn the_environment_says_whether_9_1_copies_keys_with_gaps() {
+    for reading in ["copy", "refuse"] {
+        let name = "entry_points::child_passes_keys_with_gaps_to_9_1";
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env("ASCEND_TEST_CHILD", "1")
+            .env("ASCEND_EMU_STRIDED", reading)
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{child:?}");
+    }
 }
 
 #[test]

@@ -497,6 +497,20 @@ fn calls_that_each_release_accepts_are_computed() {
     }
 }
 
+#[test]
+fn calls_over_caches_whose_blocks_lie_apart_are_computed() {
+    let cases = config().cases / 4 + 1;
+    for soc in [Soc::AtlasA2, Soc::Ascend950] {
+        let target = Target::new(soc, Cann::V9_2);
+        strictly_on(target, |stream, ends| {
+            proptest!(Config { cases, ..config() }, |(seed: u64)| {
+                let call = releases::blocks_apart(seed, target);
+                check(stream, &call, Made::Taken, ends).map_err(|error| context(error, &call, ""))?;
+            });
+        });
+    }
+}
+
 /// A launch that reads a mask beyond what is allocated.
 fn reads_beyond(stream: &Stream, call: &Call) {
     let described = call.describe();

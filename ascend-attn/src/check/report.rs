@@ -29,7 +29,7 @@ pub(super) fn verdict(
             "message": checked.message,
             "taken_by": checked
                 .taken_by
-                .map(|Target { soc, cann }| json!({"soc": soc.name(), "cann": cann.name()})),
+                .map(|Target { soc, cann, .. }| json!({"soc": soc.name(), "cann": cann.name()})),
             "cann": checked.target.cann.name(),
             "soc": checked.target.soc.name(),
             "lints": lints.collect::<Vec<_>>(),

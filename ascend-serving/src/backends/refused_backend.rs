@@ -27,7 +27,7 @@ impl RefusedBackend {
         let release = |since| {
             let cann = Cann::of_version(since)?.cann();
             let soc = device.target().ok()?.soc;
-            Some(Target { soc, cann })
+            Some(Target::new(soc, cann))
         };
         let taken_by = match &why {
             Error::Violation(violation) => violation.taken_by,

@@ -357,11 +357,11 @@ impl CapturedGroup {
             (Some(quantisers), Some(layer)) => {
                 let new = layer.quantise(quantisers, capture, new)?;
                 let views = WriteViews::of(&self.shape, &layer.cache, rows, new)?;
-                views.record(capture, write, slots)?;
+                views.launch(capture, write, slots)?;
             }
             _ => {
                 let views = WriteViews::of(&self.shape, &cache, rows, new)?;
-                views.record(capture, write, slots)?;
+                views.launch(capture, write, slots)?;
             }
         }
         let layer = self.layer_tensors(layer, tensors, (&cache, quantised.as_ref()), sink);

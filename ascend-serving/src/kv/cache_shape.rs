@@ -5,6 +5,8 @@ use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
+use super::slot_runs::spread_blocks;
+
 /// The heads and the format of the cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -19,6 +21,9 @@ pub struct CacheShape {
     pub value_dim: usize,
     /// The format of a block.
     pub format: Cache,
+    /// Whether the values of a block lie behind its keys, in one allocation
+    /// ([`side_by_side`](CacheShape::side_by_side)).
+    pub side_by_side: bool,
 }
 
 impl CacheShape {
@@ -33,6 +38,7 @@ impl CacheShape {
             key_dim: head_dim,
             value_dim: head_dim,
             format: Cache::BnBsH,
+            side_by_side: false,
         }
     }
 
@@ -45,6 +51,7 @@ impl CacheShape {
             key_dim: 512,
             value_dim: 64,
             format: Cache::BnBsH,
+            side_by_side: false,
         }
     }
 
@@ -67,6 +74,26 @@ impl CacheShape {
     pub fn format(mut self, format: Cache) -> Self {
         self.format = format;
         self
+    }
+
+    /// Lays the values of each block behind its keys, in one allocation for a layer: a block of a request is then one
+    /// range of memory, which an engine moves or registers at once. Keys and values are strided views, whose blocks
+    /// lie two blocks apart. They have one head dimension, and are not quantised.
+    ///
+    /// Which calls read such a cache in place is for the release to say: on Atlas A2 and A3 CANN 9.2 does in packed
+    /// steps over BnBsH, on Ascend 950 in every step. Elsewhere backends refuse it, by `tensor.contiguous`,
+    /// `tensor.strided` or, where each call would copy the whole cache, `cache.copied`.
+    pub fn side_by_side(mut self) -> Self {
+        self.side_by_side = true;
+        self
+    }
+
+    /// How many blocks of keys, or of values, lie from one block to the next.
+    pub(super) fn block_step(&self) -> usize {
+        match self.side_by_side {
+            true => 2,
+            false => 1,
+        }
     }
 }
 
@@ -140,6 +167,10 @@ impl CacheShape {
         block_size: usize,
     ) -> Result<Vec<LayerCache<T>>> {
         let [key, value] = self.tensors::<T>(blocks, block_size)?;
+        if self.side_by_side {
+            let layer = |_| self.zeroed_side_by_side(device, &key, &value);
+            return (0..self.layers).map(layer).collect();
+        }
         let zeros = |(dims, elements): &(Vec<usize>, usize)| -> Result<Tensor<T>> {
             let buffer = device.alloc_zeroed::<T>(*elements)?;
             Ok(Tensor::from_buffer(&buffer, dims)?)
@@ -151,6 +182,33 @@ impl CacheShape {
             })
         };
         (0..self.layers).map(layer).collect()
+    }
+
+    /// A layer with the values of each block behind its keys, full of zeros.
+    fn zeroed_side_by_side<T: Element>(
+        &self,
+        device: &Device,
+        (dims, elements): &(Vec<usize>, usize),
+        value: &(Vec<usize>, usize),
+    ) -> Result<LayerCache<T>> {
+        let both = elements.checked_mul(2).filter(|_| &value.0 == dims);
+        let (Some(both), &[blocks, first, ref rest @ ..]) = (both, &dims[..]) else {
+            return Err(Error::invalid(
+                "shape",
+                format_args!(
+                    "keys of {} and values of {} side by side",
+                    self.key_dim, self.value_dim
+                ),
+                "keys and values of one size, whose bytes together can be counted",
+            )
+            .fix("leave `side_by_side` out"));
+        };
+        let buffer = device.alloc_zeroed::<T>(both)?;
+        let both = Tensor::from_buffer(&buffer, [&[blocks, 2 * first], rest].concat())?;
+        Ok(LayerCache {
+            key: both.narrow(1, 0..first)?,
+            value: both.narrow(1, first..2 * first)?,
+        })
     }
 
     /// The number of separate pieces that a token's key is written in: its heads in BnNBsD, otherwise 1.
@@ -198,13 +256,28 @@ impl CacheShape {
         }
     }
 
-    /// A cache as it is written: in BnNBsD each head of a block is a block of its own.
+    /// A cache as it is written: contiguous, with [what lies between its blocks](spread_blocks); in BnNBsD each head of
+    /// a block is a block of its own.
     pub(super) fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
+        let (cache, _) = spread_blocks(cache)?;
         match (self.format, cache.shape()) {
             (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
                 Ok(cache.reshape([blocks * heads, block_size, dim])?)
             }
-            _ => Ok(cache.clone()),
+            _ => Ok(cache),
+        }
+    }
+
+    /// Refuses keys and values side by side where they are quantised.
+    pub(super) fn check_apart(&self) -> Result<()> {
+        match self.side_by_side {
+            false => Ok(()),
+            true => Err(Error::invalid(
+                "shape",
+                "quantised keys and values side by side",
+                "keys and values that lie apart",
+            )
+            .fix("leave `side_by_side` out, or make the cache by `PagedKvCache::new`")),
         }
     }
 }

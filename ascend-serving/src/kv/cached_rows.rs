@@ -92,7 +92,8 @@ impl<T: Element> LayerCache<T> {
     }
 
     /// Queues copies of cached tokens to `key` and `value`, `[tokens, N * D]` each, from a cache in which a token's
-    /// row is contiguous: BnBsH, or a single head in BnNBsD. Returns at once.
+    /// row is contiguous: BnBsH, or a single head in BnNBsD. From blocks that lie apart each block is a copy of its
+    /// own. Returns at once.
     ///
     /// # Errors
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
@@ -114,7 +115,7 @@ impl<T: Element> LayerCache<T> {
             .fix("give keys and values a tensor each"));
         }
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
-            let (tokens, _) = token_rows(cache, rows.block_size)?;
+            let (tokens, step, _) = token_rows(cache, rows.block_size)?;
             if target.shape().first() != Some(&rows.len()) {
                 return Err(Error::invalid(
                     "target",
@@ -123,7 +124,8 @@ impl<T: Element> LayerCache<T> {
                 )
                 .fix("make the target with as many rows as are read"));
             }
-            for run in &rows.runs {
+            let runs = rows.runs.iter();
+            for run in runs.flat_map(|run| run.spread(rows.block_size, step)) {
                 let source = tokens.narrow(0, run.sources())?;
                 let place = target.narrow(0, run.places())?;
                 place.copy_from(stream, &source)?;

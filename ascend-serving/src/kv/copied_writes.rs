@@ -38,7 +38,7 @@ impl CopiedWrites {
         rows: &Tensor<T>,
         cache: &Tensor<T>,
     ) -> Result<CheckedWrites<'_, T>> {
-        let (places, [count, hidden]) = token_rows(cache, self.block_size)?;
+        let (places, _, [count, hidden]) = token_rows(cache, self.block_size)?;
         let tokens = match *rows.shape() {
             [tokens, heads, dim] if heads.checked_mul(dim) == Some(hidden) => tokens,
             _ => {

@@ -10,8 +10,8 @@ use super::cache_shape::LayerCache;
 use super::pool::Block;
 use super::quantised::QuantisedLayer;
 use super::sequence::{Sequence, uncopied};
-use super::slot::head_slot;
-use super::slot_runs::SlotRun;
+use super::slot::{head_slot, spread_slot};
+use super::slot_runs::{SlotRun, spread_blocks};
 
 /// Joins pairs of slots, from and to, to as few runs as possible; a run stays in one block on each side, and its two
 /// sides do not overlap.
@@ -27,9 +27,10 @@ fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
     runs
 }
 
-/// A cache as contiguous rows, `[blocks * pieces * block_size, elements]`, and the number of pieces that a token has
-/// in a block.
-fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, usize)> {
+/// A cache as contiguous rows, `[blocks * pieces * block_size, elements]` of its [blocks in memory](spread_blocks), how
+/// many of these lie from one block of the cache to the next, and the number of pieces that a token has in a block.
+fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, [usize; 2])> {
+    let (cache, step) = &spread_blocks(cache)?;
     let shape = match cache.shape() {
         [blocks, pieces @ .., size, elements] if *size == block_size => {
             // The sizes of a tensor of the cache, which has elements.
@@ -46,16 +47,19 @@ fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T
         )
         .fix("pass a layer of the cache that the blocks are of"));
     };
-    Ok((cache.reshape(shape)?, pieces))
+    Ok((cache.reshape(shape)?, [*step, pieces]))
 }
 
 impl<T: Element> LayerCache<T> {
     fn move_runs(&self, stream: &Stream, runs: &[SlotRun], block_size: usize) -> Result<()> {
         for tensor in [&self.key, &self.value] {
-            let (rows, pieces) = rows_of(tensor, block_size)?;
+            let (rows, [step, pieces]) = rows_of(tensor, block_size)?;
             for run in runs {
                 for piece in 0..pieces {
-                    let slot = |slot| head_slot(slot, block_size, pieces, piece);
+                    let slot = |slot| {
+                        let slot = spread_slot(slot, block_size, step);
+                        head_slot(slot, block_size, pieces, piece)
+                    };
                     let run = SlotRun {
                         from: slot(run.from),
                         to: slot(run.to),

@@ -272,6 +272,7 @@ impl<T: Element> PagedKvCache<T> {
         stored: QuantisedType,
         scales: Vec<LayerScales>,
     ) -> Result<Self> {
+        shape.check_apart()?;
         let block_size = pool.block_size();
         let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
         let empty = |dim| Tensor::empty(device, [0, block_size, shape.kv_heads * dim]);

@@ -99,6 +99,12 @@ pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usiz
     head_block(slot / block_size, heads, head) * block_size + slot % block_size
 }
 
+/// The slot of a token where each block lies `step` blocks behind the one before it, counted in the memory from the
+/// first block on.
+pub(super) fn spread_slot(slot: usize, block_size: usize, step: usize) -> usize {
+    slot / block_size * step * block_size + slot % block_size
+}
+
 /// Appends the slots of the tokens at `positions`, as [`slot`] computes them, block by block.
 ///
 /// # Errors

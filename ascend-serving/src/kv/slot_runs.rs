@@ -1,10 +1,13 @@
 //! What copies move: runs of contiguous rows or slots, in a cache whose tokens are contiguous rows.
 
+use std::iter;
 use std::ops::Range;
 
 use ascend_attention::{Element, Tensor};
 
 use crate::error::{Error, Result};
+
+use super::slot::spread_slot;
 
 /// Contiguous rows or slots that are copied to contiguous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +28,23 @@ impl SlotRun {
         self.to..self.to + self.len
     }
 
+    /// The run where blocks to copy from lie `step` blocks apart: one run for each block, or where they follow each
+    /// other the run itself.
+    pub(super) fn spread(self, block_size: usize, step: usize) -> impl Iterator<Item = SlotRun> {
+        let mut done = 0;
+        iter::from_fn(move || {
+            let (from, left) = (self.from + done, self.len - done);
+            let len = match step {
+                1 => left,
+                _ => left.min(block_size - from % block_size),
+            };
+            let to = self.to + done;
+            done += len;
+            let from = spread_slot(from, block_size, step);
+            (len > 0).then_some(SlotRun { from, to, len })
+        })
+    }
+
     /// Appends a run: it extends the last one if it continues that and `joins` returns true.
     pub(super) fn push(runs: &mut Vec<Self>, next: Self, joins: impl FnOnce(&Self) -> bool) {
         match runs.last_mut() {
@@ -40,7 +60,38 @@ impl SlotRun {
     }
 }
 
-/// A cache as contiguous rows `[tokens, N * D]`, and these two sizes.
+/// A cache as contiguous memory, which has what lies between its blocks as blocks of its own, and how many of these lie
+/// from one block of the cache to the next: 1 where the cache is contiguous.
+///
+/// # Errors
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for blocks that are not contiguous, or not a whole number of blocks
+/// apart.
+pub(super) fn spread_blocks<T: Element>(cache: &Tensor<T>) -> Result<(Tensor<T>, usize)> {
+    if cache.is_contiguous() {
+        return Ok((cache.clone(), 1));
+    }
+    let apart = || -> Option<(usize, Vec<usize>)> {
+        let (&blocks, block) = cache.shape().split_first()?;
+        let elements = block.iter().product::<usize>();
+        let stride = usize::try_from(*cache.strides().first()?).ok()?;
+        let step = stride.checked_div(elements)?;
+        let whole = stride == step * elements && step > 0 && cache.desc().is_contiguous_from(1);
+        let all = blocks.checked_sub(1)? * step + 1;
+        whole.then(|| (step, [&[all], block].concat()))
+    };
+    match apart() {
+        Some((step, shape)) => Ok((cache.span()?.reshape(shape)?, step)),
+        None => Err(Error::invalid(
+            "cache",
+            format_args!("{} strides {:?}", cache.desc(), cache.strides()),
+            "contiguous blocks, a whole number of blocks apart",
+        )
+        .fix("keep each block contiguous, or make the cache by `PagedKvCache`")),
+    }
+}
+
+/// A cache as contiguous rows `[tokens, N * D]` of its [blocks in memory](spread_blocks), how many of these lie from
+/// one block of the cache to the next, and the sizes of the rows.
 ///
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of another block size, or one in which a token has
@@ -48,7 +99,8 @@ impl SlotRun {
 pub(super) fn token_rows<T: Element>(
     cache: &Tensor<T>,
     block_size: usize,
-) -> Result<(Tensor<T>, [usize; 2])> {
+) -> Result<(Tensor<T>, usize, [usize; 2])> {
+    let (cache, step) = &spread_blocks(cache)?;
     let sizes = match *cache.shape() {
         [blocks, size, hidden] | [blocks, 1, size, hidden] if size == block_size => {
             blocks.checked_mul(size).map(|tokens| [tokens, hidden])
@@ -56,7 +108,7 @@ pub(super) fn token_rows<T: Element>(
         _ => None,
     };
     match sizes {
-        Some(sizes) => Ok((cache.reshape(sizes)?, sizes)),
+        Some(sizes) => Ok((cache.reshape(sizes)?, *step, sizes)),
         None => Err(Error::invalid(
             "cache",
             cache.desc(),

@@ -1,10 +1,9 @@
 //! Writes of new keys and values to the slots of a paged cache.
 
-use ascend_attention::graph::Capturing;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::spec::ops::scatter_pa_kv_cache as scatter;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Queue, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::rules::{self, room};
@@ -12,7 +11,7 @@ use crate::rules::{self, room};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::{CheckedWrites, CopiedWrites};
 use super::pool::BlockPool;
-use super::slot::head_slot;
+use super::slot::{head_slot, spread_slot};
 use super::slot_check::check_slots;
 
 /// The writes of a step to the slots of its tokens, for numbers that are not quantised.
@@ -54,6 +53,7 @@ impl SlotWrite {
             shape.check_copied()?;
             let places = written_slots.flat_map(|slot| {
                 let slot = pad.cached_slot(slot, block_size);
+                let slot = slot.map(|slot| spread_slot(slot, block_size, shape.block_step()));
                 (0..split).map(move |head| Some(head_slot(slot?, block_size, split, head)))
             });
             let writes = CopiedWrites::new(places, block_size);
@@ -90,9 +90,7 @@ impl SlotWrite {
             Writer::Nothing => Ok(()),
             Writer::Scatter(scatter) => {
                 let (slots, plan) = &**scatter;
-                let (key, value) = (&views.key, &views.value);
-                let (keys, values) = (&views.key_cache, &views.value_cache);
-                Ok(plan.launch(stream, (key, value, slots, keys, values))?)
+                views.launch(stream, plan, slots)
             }
             Writer::Copies(writes) => {
                 let [keys, values] = views.checked(writes)?;
@@ -110,6 +108,8 @@ pub(crate) struct WriteViews<T: Element> {
     /// The keys of the layer's cache, the layer's own memory.
     key_cache: Tensor<T>,
     value_cache: Tensor<T>,
+    /// Whether one call writes the keys and another the values, because each of the caches spans parts of the other.
+    in_turn: bool,
 }
 
 impl<T: Element> WriteViews<T> {
@@ -125,10 +125,11 @@ impl<T: Element> WriteViews<T> {
             value: shape.new_rows("value", value, rows)?,
             key_cache: shape.writable(&layer.key)?,
             value_cache: shape.writable(&layer.value)?,
+            in_turn: shape.side_by_side,
         })
     }
 
-    /// The call that writes to slots of a [mapping](slot_mapping).
+    /// The call that writes to slots of a [mapping](slot_mapping): keys and values, or either of them in turn.
     pub(crate) fn scatter(&self, shape: &CacheShape, slots: &SlotMapping) -> Result<ScatterPlan> {
         let scatter = ScatterPaKvCache::new().cache_order(match shape.format {
             Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
@@ -139,14 +140,18 @@ impl<T: Element> WriteViews<T> {
             value,
             key_cache,
             value_cache,
+            in_turn,
         } = self;
-        Ok(scatter.plan((key, value, slots, key_cache, value_cache))?)
+        Ok(match in_turn {
+            true => scatter.plan((key, slots, key_cache))?,
+            false => scatter.plan((key, value, slots, key_cache, value_cache))?,
+        })
     }
 
-    /// Records the call into a graph.
-    pub(crate) fn record(
+    /// Queues the call on a stream, or records it into a graph.
+    pub(crate) fn launch(
         &self,
-        capture: &Capturing<'_>,
+        queue: &impl Queue,
         plan: &ScatterPlan,
         slots: &SlotMapping,
     ) -> Result<()> {
@@ -155,8 +160,13 @@ impl<T: Element> WriteViews<T> {
             value,
             key_cache,
             value_cache,
+            in_turn,
         } = self;
-        Ok(plan.launch(capture, (key, value, slots, key_cache, value_cache))?)
+        if *in_turn {
+            plan.launch(queue, (key, slots, key_cache))?;
+            return Ok(plan.launch(queue, (value, slots, value_cache))?);
+        }
+        Ok(plan.launch(queue, (key, value, slots, key_cache, value_cache))?)
     }
 
     /// The checked copies of keys and of values.
@@ -169,7 +179,7 @@ impl<T: Element> WriteViews<T> {
 }
 
 /// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have [blocks
-/// of their own](super::slot::head_block).
+/// of their own](super::slot::head_block), and with what lies between the cache's blocks.
 ///
 /// # Errors
 /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more slots than the host has memory for.
@@ -177,13 +187,15 @@ pub(crate) fn scattered_slots(
     (pool, shape): (&BlockPool, &CacheShape),
     slots: impl ExactSizeIterator<Item = i32>,
 ) -> Result<Vec<i64>, Violation> {
-    let (block_size, heads) = (pool.block_size(), shape.split());
+    let (block_size, heads, step) = (pool.block_size(), shape.split(), shape.block_step());
     let mut scattered = Vec::new();
     let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "write fewer tokens in a step");
     room(&mut scattered, slots.len() * heads, rule, fix)?;
     for slot in slots {
         scattered.extend((0..heads).map(|head| match usize::try_from(slot) {
-            Ok(slot) => head_slot(slot, block_size, heads, head) as i64,
+            Ok(slot) => {
+                head_slot(spread_slot(slot, block_size, step), block_size, heads, head) as i64
+            }
             // A negative slot stays negative for every head.
             Err(_) => i64::from(slot),
         }));
@@ -200,7 +212,9 @@ pub(crate) fn slot_mapping(
     let (pool, shape) = blocks;
     let allowed = [pool.pad_policy().allowed_lint()];
     let scattered = scattered_slots(blocks, slots)?;
-    let places = pool.slots() * shape.split();
+    // Behind the last block lies nothing that the cache of keys or of values spans.
+    let blocks_spanned = (pool.blocks() - 1) * shape.block_step() + 1;
+    let places = blocks_spanned * pool.block_size() * shape.split();
     Ok(SlotMapping::allowing(stream, &scattered, places, &allowed)?)
 }
 

@@ -67,11 +67,14 @@ proptest! {
         format in format(),
         (heads, block_size, dump) in (1usize..4, 1usize..20, any::<bool>()),
         dims in (1usize..4, 1usize..4),
+        side_by_side in any::<bool>(),
         wanted in prop::collection::vec((any::<usize>(), any::<bool>()), 1..30),
     ) {
         let stream = harness::stream();
-        let (key_dim, value_dim) = (16 * dims.0, 16 * dims.1);
+        let value_dim = 16 * if side_by_side { dims.0 } else { dims.1 };
+        let key_dim = 16 * dims.0;
         let shape = CacheShape::new(1, heads, key_dim).value_dim(value_dim).format(format);
+        let shape = if side_by_side { shape.side_by_side() } else { shape };
         let pad = if dump { PadPolicy::DumpSlot(0) } else { PadPolicy::SkipNegative };
         let mut cache = cache(&stream, block_size, shape, pad);
         let capacity = BLOCKS * block_size;

@@ -41,6 +41,7 @@ mod routes;
 mod schedule;
 mod shared_memory;
 mod shared_pool;
+mod side_by_side;
 mod states;
 mod step_memory;
 mod tree_verification;

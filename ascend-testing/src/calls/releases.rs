@@ -2,10 +2,10 @@
 
 use super::contents::{arguments_of, reach};
 use super::paths::{CACHES, HALVES, ends, length, pick};
-use super::{Call, Random, cached, desc};
+use super::{Call, Random, ascend950, cached, desc};
 use ascend_spec::attention_problem::Work;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
-use ascend_spec::{DType, Extents, Layout, SparseMode, Target, TensorDesc};
+use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 const LAYOUTS: [Layout; 9] = [
     Layout::Bsh,
@@ -33,7 +33,33 @@ const LATENT: [Layout; 8] = [
 
 /// The first call from `seed` on that `target` takes, that has something to compute and that reads its tensors alone.
 pub fn accepted(seed: u64, target: Target) -> Call {
-    let mut all = (0..10_000).map(|more| drawn(seed.wrapping_add(more), target));
+    first_sound((0..10_000).map(|more| drawn(seed.wrapping_add(more), target)))
+}
+
+/// The first call from `seed` on over a paged cache whose blocks lie apart that `target` takes.
+pub fn blocks_apart(seed: u64, target: Target) -> Call {
+    let of_950 = target.soc == Soc::Ascend950;
+    let draw = |seed| match of_950 {
+        true => [ascend950::half, ascend950::latent][seed as usize % 2](seed),
+        false => drawn(seed, target),
+    };
+    let all = (0..100_000).map(|more| draw(seed.wrapping_add(more)));
+    let paged = all.filter(|call| call.plain.block_table.is_some() && call.key.len() == 1);
+    first_sound(paged.map(|mut call| {
+        call.target = target;
+        let random = &mut Random(call.seed ^ 0x51de_b10c);
+        let rope = call.plain.key_rope.iter_mut();
+        for desc in call.key.iter_mut().chain(&mut call.value).chain(rope) {
+            let block = desc.strides[0] * pick(random, &[1, 2, 3]);
+            let apart = block + pick(random, &[16, 16, 48, 1024]);
+            desc.strides = desc.strides.with(0, apart);
+        }
+        call
+    }))
+}
+
+/// The first of these calls that its target takes and that a test computes in a moment.
+fn first_sound(mut all: impl Iterator<Item = Call>) -> Call {
     let mut call = all.find(|call| sound(call) && small(call)).unwrap();
     let size = SparseMode::COMPRESSED_MASK_SIZE as usize;
     let compressed = (2..=4).contains(&call.plain.sparse_mode);

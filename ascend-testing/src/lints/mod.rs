@@ -78,16 +78,22 @@ impl Found<'_> {
     }
 
     fn breaks_on(&mut self, id: &'static str, call: &FiaCall<'_>, target: Target) {
-        assert_eq!(lints_on(call, Version::V5, target), [id], "{call:?}");
+        self.breaks_by(id, call, (Version::V5, target));
+    }
+
+    fn breaks_by(
+        &mut self,
+        id: &'static str,
+        call: &FiaCall<'_>,
+        (version, target): (Version, Target),
+    ) {
+        assert_eq!(lints_on(call, version, target), [id], "{call:?}");
         self.ids.insert(id);
-        (self.visit)(id, call, Version::V5, target);
+        (self.visit)(id, call, version, target);
     }
 
     fn breaks(&mut self, id: &'static str, call: FiaCall<'_>) {
-        assert_eq!(lints(&call), [id], "{call:?}");
-        self.ids.insert(id);
-        let (version, target) = asked_for(&call);
-        (self.visit)(id, &call, version, target);
+        self.breaks_by(id, &call, asked_for(&call));
     }
 }
 
@@ -111,6 +117,7 @@ pub fn each_broken(visit: Visit<'_>) -> BTreeSet<&'static str> {
     releases::split_fused(&mut found);
     releases::unified(&mut found);
     releases::trees(&mut found);
+    releases::strided_caches(&mut found);
     portable::portable(&mut found);
     found.ids
 }

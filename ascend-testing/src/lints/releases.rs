@@ -2,10 +2,11 @@
 
 use super::{Found, bf16, half, int8, lints_on, mask, of, with};
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
-use ascend_spec::{Cann, DType, Soc, Target};
+use ascend_spec::{Cann, DType, Dims, Soc, StridedKeys, Target, TensorDesc};
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 const A2_9_0: Target = Target::new(Soc::AtlasA2, Cann::V9_0);
+const A2_9_2: Target = Target::new(Soc::AtlasA2, Cann::V9_2);
 const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_1);
 
 pub(super) fn split_fused(found: &mut Found<'_>) {
@@ -285,4 +286,81 @@ pub(super) fn trees(found: &mut Found<'_>) {
         let checked = other.check(Version::V5, A2).unwrap();
         assert_eq!(checked.problem.mask_bytes(), None);
     }
+}
+
+pub(super) fn strided_caches(found: &mut Found<'_>) {
+    let strided = |shape: &[i64], strides: [i64; 3]| TensorDesc {
+        strides: Dims::of(strides),
+        ..bf16(shape)
+    };
+    let blocks_apart = [strided(&[6, 128, 128], [32_768, 128, 1])];
+    let rows_apart = [strided(&[6, 128, 128], [32_768, 256, 1])];
+    let decode = FiaCall {
+        query: Some(bf16(&[2, 8, 1, 64])),
+        key: &blocks_apart,
+        value: &blocks_apart,
+        num_heads: 8,
+        num_key_value_heads: 2,
+        block_table: Some(of(DType::Int32, &[2, 2])),
+        block_size: 128,
+        actual_seq_lengths_kv: Some(&[100, 128]),
+        attention_out: Some(bf16(&[2, 8, 1, 64])),
+        ..FiaCall::new("BNSD")
+    };
+    // The bytes of two caches.
+    let copied = |call: &FiaCall<'_>, version, target, bytes: u64| {
+        let checked = call.check(version, target).unwrap();
+        let refused = checked.lint(&[]).unwrap_err();
+        let said = format!("{bytes} bytes copied by each call");
+        assert!(refused.given.starts_with(&said), "{refused}");
+        assert!(refused.fix.contains("contiguous cache"), "{refused}");
+    };
+    let bytes = 2 * 6 * 128 * 128 * 2;
+    found.breaks_by("cache.copied", &decode, (Version::V4, A2_9_2));
+    copied(&decode, Version::V1, A2_9_2, bytes);
+    // What the fix asks for.
+    let plain = [bf16(&[6, 128, 128])];
+    let mended = with(&decode, |c| (c.key, c.value) = (&plain, &plain));
+    assert_eq!(lints_on(&mended, Version::V4, A2_9_2), [""; 0]);
+    let reading = A2.strided_keys(StridedKeys::Copied);
+    copied(&decode, Version::V4, reading, bytes);
+    // 9.0 takes it too, and no source says what it does.
+    assert_eq!(lints_on(&decode, Version::V4, A2_9_0)[0], "tensor.strided");
+    let packed = FiaCall {
+        query: Some(bf16(&[9, 8, 64])),
+        attention_out: Some(bf16(&[9, 8, 64])),
+        actual_seq_lengths: Some(&[4, 9]),
+        input_layout: "TND",
+        ..decode.clone()
+    };
+    for version in [Version::V1, Version::V4, Version::V5] {
+        assert_eq!(lints_on(&packed, version, A2_9_2), [""; 0]);
+    }
+    let rows = with(&packed, |c| (c.key, c.value) = (&rows_apart, &rows_apart));
+    found.breaks_by("cache.copied", &rows, (Version::V4, A2_9_2));
+    copied(&rows, Version::V4, A2_9_2, bytes);
+    assert_eq!(
+        lints_on(
+            &decode,
+            Version::V5,
+            Target::new(Soc::Ascend950, Cann::V9_2)
+        ),
+        [""; 0]
+    );
+
+    let latents = [strided(&[6, 128, 512], [73_728, 512, 1])];
+    let absorbed = FiaCall {
+        query: Some(bf16(&[2, 1, 8, 512])),
+        key: &latents,
+        value: &latents,
+        query_rope: Some(bf16(&[2, 1, 8, 64])),
+        key_rope: Some(strided(&[6, 128, 64], [73_728, 64, 1])),
+        num_key_value_heads: 1,
+        attention_out: Some(bf16(&[2, 1, 8, 512])),
+        input_layout: "BSND",
+        ..decode
+    };
+    assert_eq!(lints_on(&absorbed, Version::V4, A2_9_2), [""; 0]);
+    found.breaks_by("cache.copied", &absorbed, (Version::V3, A2_9_2));
+    copied(&absorbed, Version::V3, A2_9_2, 6 * 128 * (2 * 512 + 64) * 2);
 }

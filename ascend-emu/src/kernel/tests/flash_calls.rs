@@ -9,10 +9,7 @@ use half::{bf16, f16};
 use std::collections::HashMap;
 
 /// The newest release on Atlas A2.
-pub(super) const TARGET: Target = Target {
-    soc: Soc::AtlasA2,
-    cann: Cann::NEWEST,
-};
+pub(super) const TARGET: Target = Target::new(Soc::AtlasA2, Cann::NEWEST);
 
 /// A call that satisfies every rule, with its data. Outputs are poisoned.
 #[derive(Clone, Debug)]

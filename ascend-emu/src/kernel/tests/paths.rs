@@ -3,7 +3,7 @@
 use super::calls::{Call, ascend950, dense, paths, quantised, releases};
 use super::case::ComputedCall as _;
 use super::data::levels;
-use ascend_spec::{Cann, DType, Soc, Target};
+use ascend_spec::{Cann, DType, Soc, StridedKeys, Target};
 use proptest::prelude::*;
 
 fn config() -> ProptestConfig {
@@ -37,6 +37,16 @@ proptest! {
     fn calls_of_every_release_agree_with_the_oracle(seed: u64, release in 0..4usize, level: usize, single: bool) {
         let target = Target::new(Soc::AtlasA2, Cann::ALL[release]);
         agree(&releases::accepted(seed, target), level, single)?;
+    }
+
+    #[test]
+    fn blocks_that_lie_apart_agree_with_the_oracle(seed: u64, which in 0..3usize, level: usize, single: bool) {
+        let target = [
+            Target::new(Soc::AtlasA2, Cann::V9_2),
+            Target::new(Soc::AtlasA2, Cann::V9_1).strided_keys(StridedKeys::Copied),
+            Target::new(Soc::Ascend950, Cann::V9_2),
+        ][which];
+        agree(&releases::blocks_apart(seed, target), level, single)?;
     }
 
     #[test]

@@ -167,11 +167,6 @@ impl BlockPool {
         self.0.blocks
     }
 
-    /// Number of slots, an INT32.
-    pub(crate) fn slots(&self) -> usize {
-        self.0.blocks * self.0.block_size
-    }
-
     /// What padding tokens write.
     pub fn pad_policy(&self) -> PadPolicy {
         self.0.pad

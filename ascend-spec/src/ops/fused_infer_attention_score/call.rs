@@ -86,6 +86,9 @@ pub struct CheckedCall<'a> {
     pub layout: Layout,
     /// Axis order of the paged cache, if there is one.
     pub cache: Option<Cache>,
+    /// How many axes of a paged cache, from the first on, may have any stride without a copy: key, value and keyRope
+    /// with other strides are copied whole by each call. `None` where no source says what becomes of them.
+    pub(super) axes_in_place: Option<usize>,
     /// What the call computes.
     pub problem: AttentionProblem<'a>,
 }

@@ -111,6 +111,7 @@ impl<'a> FiaCall<'a> {
             route: Route::Prefill,
             layout: Layout::parse(self.input_layout).unwrap_or(Layout::Bnsd),
             cache: None,
+            axes_in_place: None,
             problem: AttentionProblem::blank(dtype),
         }
     }
@@ -424,7 +425,7 @@ fn check_unified(f: &Facts<'_>) -> Result<Verdict, Violation> {
         return nothing(Work::Fill);
     }
     lists::ranks(f)?;
-    if f.is_950() || !f.since(Cann::V9_2) {
+    if !lists::made_contiguous(f) {
         lists::contiguous(f)?;
     }
     rope::paired(f)?;

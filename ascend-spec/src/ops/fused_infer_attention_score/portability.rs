@@ -99,7 +99,7 @@ impl FiaCall<'_> {
         let from = |soc, is_beside: fn(&Cann, &Cann) -> bool| {
             let releases = Cann::ALL.into_iter();
             let releases = releases.filter(move |cann| is_beside(cann, &target.cann));
-            releases.map(move |cann| Target { soc, cann })
+            releases.map(move |cann| Target::new(soc, cann))
         };
         let products = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
         let others = products.into_iter().filter(|soc| !soc.is_kin(target.soc));

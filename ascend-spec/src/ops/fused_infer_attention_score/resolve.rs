@@ -1,6 +1,7 @@
 //! Resolution of a call that holds every rule into the problem that a kernel solves.
 
 use super::rules::ascend950::QuantisationKind;
+use super::rules::unified::lists;
 use super::rules::{Facts, output, padding, prefix, pse};
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, mxfp8, quantisation};
 use crate::attention_problem::{
@@ -27,6 +28,7 @@ pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall
         route: f.route,
         layout: f.layout,
         cache: f.cache,
+        axes_in_place: lists::axes_in_place(f),
         problem: problem(f, verdict)?,
     })
 }

@@ -1,8 +1,8 @@
 //! Heads, precision, layouts, lists, outputs, and what plain calls carry without need.
 
 use super::{Call, Probe, float, hold, hold_for_both, kept, mask, of, probe, with};
-use ascend_spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_spec::{DType, TensorDesc};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
+use ascend_spec::{Cann, DType, Soc, StridedKeys, Target, TensorDesc};
 
 const NONE: [&str; 2] = ["rrrr"; 2];
 
@@ -354,6 +354,46 @@ fn strided_keys_are_refused_from_9_1_on() {
             },
         ),
     ]);
+}
+
+/// The sources of 9.1 disagree about V1 to V4: the target says which of them is believed.
+#[test]
+fn strided_keys_are_taken_by_9_1_where_it_is_said_to_copy_them() {
+    let p = probe("BNSD", [2, 4, 4, 16, 64, 64]);
+    let strided = TensorDesc {
+        strides: ascend_spec::Dims::of([8 * 64 * 64, 64 * 64, 64, 1]),
+        ..p.call().key[0]
+    };
+    let call = FiaCall {
+        key: kept(vec![strided]),
+        ..p.call()
+    };
+    let taken = |soc, cann, reading, version| {
+        let target = Target::new(soc, cann).strided_keys(reading);
+        let refusal = call.check(version, target).err();
+        assert!(
+            refusal
+                .as_ref()
+                .is_none_or(|refusal| refusal.rule.id == "tensor.contiguous")
+        );
+        refusal.is_none()
+    };
+    for soc in [Soc::AtlasA2, Soc::AtlasA3] {
+        for version in [Version::V1, Version::V4] {
+            assert!(taken(soc, Cann::V9_1, StridedKeys::Copied, version));
+            assert!(!taken(soc, Cann::V9_1, StridedKeys::Refused, version));
+            assert!(taken(soc, Cann::V9_2, StridedKeys::Refused, version));
+        }
+        for cann in [Cann::V9_1, Cann::V9_2] {
+            assert!(!taken(soc, cann, StridedKeys::Copied, Version::V5));
+        }
+    }
+    assert!(!taken(
+        Soc::Ascend950,
+        Cann::V9_1,
+        StridedKeys::Copied,
+        Version::V5
+    ));
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          batch_mat_mul.rank batch_mat_mul.reduced_axis batch_mat_mul.required block_size.decode block_size.ignored \
          block_size.prefill block_size.quantised block_size.unified block_table.empty block_table.packed_rows \
          block_table.range block_table.rank block_table.rows block_table.shape block_table.unchecked cache.blocks \
-         cache.blocks_unchecked cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified \
+         cache.blocks_unchecked cache.copied cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified \
          cache.layout cache.nz_head_dim cache.rank cache.shape cache.shape_unchecked cache.unified_shape \
          cache.value_unchecked call.required deq_scale.unchecked flash.atten_mask_compressed flash.atten_mask_loose \
          flash.atten_mask_packed flash.atten_mask_shape flash.countable flash.cut_sequence flash.drop_mask_dtype \

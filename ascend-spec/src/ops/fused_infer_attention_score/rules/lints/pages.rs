@@ -2,10 +2,11 @@
 
 use super::{Report, lint};
 use crate::allowed::{Named, Outcome, Shown};
-use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker, Version};
+use crate::ops::fused_infer_attention_score::rules::unified::lists;
+use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker, Parameter, Version};
 use crate::rule::rules;
 use crate::{Cann, DType, TensorDesc};
-use std::slice;
+use std::{iter, slice};
 
 rules! {
     in Scope::ALL;
@@ -32,6 +33,70 @@ rules! {
         Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
         "in the decode path the last axis of a BnBsH cache is at most 65535",
         "use a BnNBsD cache with BNSD queries";
+    COPIED = "cache.copied", Lint("the copy has the elements of the cache"), V1,
+        "entry points, strided tensors" in Scope::A2_A3.since(V9_1),
+        "V1 to V4 read a paged cache in place: from 9.2 on with blocks apart in the split-fuse path and, for V4, in \
+         the absorbed form, otherwise contiguous",
+        "give keys and values a contiguous cache each: the operator copies every other one whole in each call, used \
+         blocks or not";
+}
+
+/// What becomes of a tensor of a paged cache that is not contiguous.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StridedCache {
+    /// The operator reads it in place.
+    Read,
+    /// Each call copies it whole.
+    Copied,
+}
+
+/// Whether a parameter's tensors are the cache of a call with a block table.
+pub(super) fn is_cached(parameter: Parameter) -> bool {
+    use Parameter::{Key, KeyRope, Value};
+    matches!(parameter, Key | Value | KeyRope)
+}
+
+/// What becomes of a call's tensor that is not contiguous, if it is of a paged cache; `None` for other tensors, and
+/// where no source says it.
+pub(super) fn strided_cache(
+    p: &CheckedCall<'_>,
+    parameter: Parameter,
+    desc: &TensorDesc,
+) -> Option<StridedCache> {
+    p.cache?;
+    let axes = p.axes_in_place.filter(|_| is_cached(parameter))?;
+    Some(match lists::is_read_in_place(desc, axes) {
+        true => StridedCache::Read,
+        false => StridedCache::Copied,
+    })
+}
+
+/// Reports the tensors of a paged cache that the call copies first, with their bytes.
+pub(super) fn copied(p: &CheckedCall<'_>, report: Report<'_>) {
+    let mut copies = p.call.each_tensor().filter(|(argument, desc)| {
+        let becomes = || strided_cache(p, argument.parameter, desc);
+        !desc.is_contiguous() && becomes() == Some(StridedCache::Copied)
+    });
+    let Some(first) = copies.next() else {
+        return;
+    };
+    let (mut bytes, mut tensors) = (0, String::new());
+    for (argument, desc) in iter::once(first).chain(copies) {
+        let packed = TensorDesc::packed(desc.dtype, desc.shape);
+        bytes += packed.byte_range().map_or(0, |range| range.end);
+        let name = argument.parameter.acl_name();
+        tensors += &format!(", {name} {desc}");
+    }
+    lint!(
+        report,
+        false,
+        COPIED,
+        format_args!("{bytes} bytes copied by each call{tensors}"),
+        match p.axes_in_place {
+            Some(1..) => "no bytes: strides as of row-major blocks, which may lie apart",
+            _ => "no bytes: row-major strides",
+        },
+    );
 }
 
 /// Whether a tensor may be a paged cache whose table was forgotten. Serving engines pass their block size with every

@@ -1,9 +1,11 @@
 //! Tensors of every kind, and the factor of the scores.
 
+use super::pages::{self, strided_cache};
 use super::{Report, lint};
 use crate::TensorDesc;
 use crate::allowed::{Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
+use crate::ops::fused_infer_attention_score::rules::unified::lists;
 use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter, Version};
 use crate::rule::rules;
 
@@ -84,12 +86,17 @@ pub(super) fn strided(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Repo
     for (argument, desc) in p.call.each_tensor() {
         lint!(
             report,
-            desc.is_contiguous(),
+            desc.is_contiguous() || strided_cache(p, argument.parameter, desc).is_some(),
             STRIDED,
             format_args!("{} {desc}", argument.parameter.acl_name()),
             "row-major strides",
+            match p.cache.is_some() && pages::is_cached(argument.parameter) {
+                true => lists::CONTIGUOUS_CACHE,
+                false => STRIDED.fix,
+            },
         );
     }
+    pages::copied(p, report);
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report<'_>) {

@@ -7,7 +7,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
+use crate::{Cann, Change, DType, Layout, NewArgument, StridedKeys, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -15,7 +15,8 @@ rules! {
         "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks \
          the call, and from 9.2 on for no other; blocks of a paged cache may lie apart on Ascend 950 with MXFP8 and \
          from 9.2 on without quantisation, but for BnBsH their heads too, and for V5 on Atlas A2 and A3 from 9.2 on in \
-         the split-fuse path and the absorbed form",
+         the split-fuse path and the absorbed form; it is open whether V1 to V4 of 9.1 on Atlas A2 and A3 refuse \
+         others, as the checks of 9.1 do, or copy them first, as its operator definition says",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
@@ -39,6 +40,10 @@ rules! {
         "caches of key and value have one number of axes",
         "shape the caches of key and value alike";
 }
+
+/// What mends a call over a strided cache.
+pub(crate) const CONTIGUOUS_CACHE: &str =
+    "give the cache contiguous memory: a copy of it misses what is written later";
 
 /// Checks the numbers of tensors.
 pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
@@ -87,6 +92,22 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
+/// Whether the unified checker leaves strides alone: the layer of versions 1 to 4 makes keys and values contiguous, and
+/// version 5 has asked before it chose a checker.
+pub(crate) fn made_contiguous(f: &Facts<'_>) -> bool {
+    if f.is_950() {
+        return false;
+    }
+    let copied = f.version < Version::V5 && f.target.strided_keys == StridedKeys::Copied;
+    f.since(Cann::V9_2) || (f.since(Cann::V9_1) && copied)
+}
+
+/// How many axes of a paged cache may have any stride where the operator reads it in place; `None` where no source says
+/// what becomes of one with other strides, or of any.
+pub(crate) fn axes_in_place(f: &Facts<'_>) -> Option<usize> {
+    (f.is_950() || made_contiguous(f)).then(|| strided_axes(f, Parameter::Key))
+}
+
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
 pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
@@ -94,8 +115,9 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let strided = |parameter: Parameter| {
         let apart = strided_axes(f, parameter);
         let mut tensors = call.tensors(parameter).iter().enumerate();
-        tensors.find(|(_, desc)| {
-            !desc.is_contiguous_from(apart) || (f.since(Cann::V9_2) && !is_spread(desc, apart))
+        tensors.find(|(_, desc)| match f.since(Cann::V9_2) {
+            true => !is_read_in_place(desc, apart),
+            false => !desc.is_contiguous_from(apart),
         })
     };
     let looked_at = [Key, Value, KeyRope, KeyAntiquantScale, ValueAntiquantScale];
@@ -111,7 +133,7 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("{} {index}: {desc} strides {}", parameter.acl_name(), desc.strides),
             "row-major strides",
             match f.paged() {
-                true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
+                true => Err(CONTIGUOUS_CACHE),
                 false => Ok(copied.map(|parameter| Change::to(parameter, NewArgument::Packed)).collect::<Vec<_>>()),
             },
         );
@@ -139,17 +161,19 @@ fn strided_axes(f: &Facts<'_>, parameter: Parameter) -> usize {
             let absorbed = f.checker == Checker::Unified
                 && f.form() == Form::Absorbed
                 && f.kv_heads == 1
-                && f.call.learnable_sink.is_none();
+                && f.call.learnable_sink.is_none()
+                && f.version >= Version::V4;
             usize::from(absorbed || f.checker == Checker::SplitFuse)
         }
         _ => 0,
     }
 }
 
-/// Whether the entries of the first `axes` axes lie one after another, not at one place.
-fn is_spread(desc: &TensorDesc, axes: usize) -> bool {
+/// Whether a tensor whose first `axes` axes may have any stride is contiguous in the others, and the entries of those
+/// axes lie one after another, not at one place.
+pub(crate) fn is_read_in_place(desc: &TensorDesc, axes: usize) -> bool {
     let mut sized = desc.shape.iter().zip(desc.strides.iter()).take(axes);
-    sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
+    desc.is_contiguous_from(axes) && sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
 }
 
 /// Checks the dtypes of query, key, value and output.
