@@ -147,10 +147,10 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
 }
 
 /// An output that shares bytes with another tensor of the same launch, unless both are one tensor by `may_be_one`.
-fn overlap<'a>(
-    accesses: &'a [Access],
+fn overlap(
+    accesses: &[Access],
     may_be_one: impl Fn(&Access, &Access) -> bool,
-) -> Option<(&'a Access, &'a Access)> {
+) -> Option<(&Access, &Access)> {
     let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
     accesses.iter().enumerate().find_map(|(i, one)| {
         let other = accesses.iter().enumerate().find(|&(j, other)| {

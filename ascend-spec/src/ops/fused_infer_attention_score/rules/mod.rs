@@ -123,7 +123,6 @@ pub(crate) struct Facts<'a> {
     pub(crate) value: &'a TensorDesc,
     pub(crate) out: &'a TensorDesc,
     pub(crate) layout: Layout,
-    pub(crate) version: Version,
     pub(crate) target: Target,
     pub(crate) checker: Checker,
     /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and
