@@ -6,6 +6,9 @@ use ascend_attention::Runtime;
 use ascend_attention::case::{AttentionCase, Case, Expect, Parameter, Verdict};
 use std::path::{Path, PathBuf};
 
+/// A release that says nothing about the version which the program calls.
+const BEFORE_DEPRECATION: (&str, &str) = ("ASCEND_EMU_CANN", "8.5");
+
 /// The case in a file.
 fn read(file: &Path) -> AttentionCase {
     Case::read(file).unwrap().attention().unwrap()
@@ -24,7 +27,12 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     let libraries = lay_out();
     let program = compile("two_phase.c", &["-std=c99"], libraries.path());
     let folder = libraries.path().join("calls");
-    let output = succeed(command(&program, libraries.path()).env("ASCEND_RECORD", &folder));
+    let mut command = command(&program, libraries.path());
+    let output = succeed(
+        command
+            .env("ASCEND_RECORD", &folder)
+            .envs([BEFORE_DEPRECATION]),
+    );
     assert!(output.stderr.is_empty());
     let cases = recorded(&folder);
     let [refused, ran] = &cases[..] else {
@@ -69,8 +77,9 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
 fn a_folder_that_cannot_be_written_is_told_once_and_fails_no_call() {
     let libraries = lay_out();
     let program = compile("two_phase.c", &["-std=c99"], libraries.path());
-    let output =
-        succeed(command(&program, libraries.path()).env("ASCEND_RECORD", "/dev/null/calls"));
+    let mut command = command(&program, libraries.path());
+    let command = command.env("ASCEND_RECORD", "/dev/null/calls");
+    let output = succeed(command.envs([BEFORE_DEPRECATION]));
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(
