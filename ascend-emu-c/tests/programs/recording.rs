@@ -1,13 +1,10 @@
 //! `ASCEND_RECORD`: the attention calls of a program as cases.
 
-use crate::computed::{DIM, HEADS, QUERIES, element};
+use crate::computed::{BEFORE_DEPRECATION, DIM, HEADS, QUERIES, element};
 use crate::{command, compile, emu_libs, lay_out, library, repository, succeed};
 use ascend_attention::Runtime;
 use ascend_attention::case::{AttentionCase, Case, Expect, Parameter, Verdict};
 use std::path::{Path, PathBuf};
-
-/// A release that says nothing about the version which the program calls.
-const BEFORE_DEPRECATION: (&str, &str) = ("ASCEND_EMU_CANN", "8.5");
 
 /// The case in a file.
 fn read(file: &Path) -> AttentionCase {

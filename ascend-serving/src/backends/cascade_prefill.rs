@@ -43,13 +43,14 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = causality.window().is_some();
         if !behind || windowed || !merges_sinks(step, first)? {
-            return Err(rules::BACKEND_CASCADE.broken(format_args!(
-                    "{:?}, {causality:?}, {} sinks",
-                    metadata.state(),
-                    first.describe_sinks()
-                ), "a request with several new tokens behind cached ones, no window that hides keys, and sinks on \
-                 Ascend 950 alone")
-            .into());
+            let given = format_args!(
+                "{:?}, {causality:?}, {} sinks",
+                metadata.state(),
+                first.describe_sinks()
+            );
+            let allowed = "a request with several new tokens behind cached ones, no window that hides keys, and sinks \
+                           on Ascend 950 alone";
+            return Err(rules::BACKEND_CASCADE.broken(given, allowed).into());
         }
         let mask = causality.mask(&step.stream.device().masks())?;
         let ends = metadata.q_ends();

@@ -144,13 +144,15 @@ impl AttentionMetadata {
         tokens: usize,
     ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Violation> {
         let Some((added, left)) = self.left_to(requests, tokens) else {
-            return Err(rules::PAD_TARGET.broken(format_args!("{tokens} tokens of {requests} requests"), format_args!(
-                    "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
-                     that is added",
-                    self.table.requests(),
-                    self.tokens(),
-                    Self::MAX_TOKENS
-                )));
+            let allowed = format_args!(
+                "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
+                 that is added",
+                self.table.requests(),
+                self.tokens(),
+                Self::MAX_TOKENS
+            );
+            let given = format_args!("{tokens} tokens of {requests} requests");
+            return Err(rules::PAD_TARGET.broken(given, allowed));
         };
         Ok((0..added).map(move |nth| left / added + usize::from(nth < left % added)))
     }

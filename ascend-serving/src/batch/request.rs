@@ -26,8 +26,8 @@ pub struct BatchRequest<'a> {
     /// chunk of a prompt. Backends that depend on where a prompt ends, such as TriangleMix, need it.
     pub prompt_len: Option<usize>,
     /// The sequence of the request, where there is one: a step is refused if it contradicts what was computed of the
-    /// sequence, and the last layer of a step records what the step computed. Without a sequence the step is not checked in this
-    /// way.
+    /// sequence, and the last layer of a step records what the step computed. Without a sequence the step is not
+    /// checked in this way.
     pub sequence: Option<&'a Sequence>,
     /// Whether the step may compute tokens that a step has computed already.
     pub recompute: bool,
