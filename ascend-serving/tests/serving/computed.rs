@@ -54,17 +54,21 @@ impl Engine {
         self.attention.grow(&self.stream, sequence, tokens).unwrap();
     }
 
+    /// The metadata of a step of one request.
+    fn of_request(&self, request: BatchRequest<'_>) -> Result<AttentionMetadata, Violation> {
+        let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
+        AttentionMetadata::new(&[request], settings)
+    }
+
     /// The metadata of a step of the last `new` tokens.
     fn metadata(&self, sequence: &Sequence, new: usize) -> AttentionMetadata {
-        let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
-        AttentionMetadata::new(&[BatchRequest::of(sequence, new)], settings).unwrap()
+        self.of_request(BatchRequest::of(sequence, new)).unwrap()
     }
 
     /// As [`metadata`](Self::metadata), of a step whose tokens an earlier step may have computed.
     fn metadata_again(&self, sequence: &Sequence, new: usize) -> AttentionMetadata {
-        let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
         let request = BatchRequest::of(sequence, new).recompute();
-        AttentionMetadata::new(&[request], settings).unwrap()
+        self.of_request(request).unwrap()
     }
 
     /// Queues layers of a step of the last of these tokens. The rows of the last one.
@@ -375,8 +379,7 @@ fn tokens_that_another_sequence_reads_are_not_written_again() {
     drop(sequence);
     let hit = prefixes.share(b"", &tokens).unwrap();
     for mut sequence in [fork, hit] {
-        let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
-        let again = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings);
+        let again = engine.of_request(BatchRequest::of(&sequence, 1));
         assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
         engine.add(&mut sequence, &tokens);
         // Its last block is its own.
@@ -393,23 +396,21 @@ fn a_fork_in_front_of_the_step_that_computes_its_tokens_is_refused() {
         let mut names = names(1, tokens);
         engine.add(&mut sequence, &names);
         engine.grow(&mut sequence, 1);
-        let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
-        let step = |sequence: &Sequence| {
-            AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings)
-        };
         let early = engine.metadata(&sequence, 1);
         let mut fork = sequence.fork();
         names.push(200);
         // Before and after the fork.
         assert_eq!(engine.refused(&early, &names).rule, &rules::TABLE_SHARED);
-        let late = step(&sequence).unwrap_err();
+        let late = engine.of_request(BatchRequest::of(&sequence, 1));
+        let late = late.unwrap_err();
         assert_eq!(late.rule, &rules::TABLE_SHARED);
         let says = format!("`truncate` its sequence to {tokens}");
         assert!(late.fix.contains(&says), "{late}");
         // As it says, once for either of them.
         fork.truncate(tokens).unwrap();
         engine.add(&mut fork, &names);
-        engine.step(&step(&sequence).unwrap(), &names);
+        let alone = engine.metadata(&sequence, 1);
+        engine.step(&alone, &names);
         for mut sequence in [sequence, fork] {
             let mut names = names.clone();
             names.push(300);
@@ -438,14 +439,11 @@ fn a_block_behind_the_first_may_be_shared_too() {
     let mut engine = Engine::new(8);
     let mut sequence = engine.sequence();
     engine.add(&mut sequence, &names(1, 300));
-    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
-    let again = |sequence: &Sequence| {
-        AttentionMetadata::new(&[BatchRequest::of(sequence, 300).recompute()], settings)
-    };
-    let made_before = again(&sequence).unwrap();
+    let made_before = engine.metadata_again(&sequence, 300);
     let mut fork = sequence.fork();
     fork.drop_before(128).unwrap();
-    assert_eq!(again(&sequence).unwrap_err().rule, &rules::TABLE_SHARED);
+    let again = engine.of_request(BatchRequest::of(&sequence, 300).recompute());
+    assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
     let refused = engine.refused(&made_before, &names(1, 300));
     assert_eq!(refused.rule, &rules::TABLE_SHARED);
 }
@@ -476,8 +474,7 @@ fn shared_tokens_are_computed_once_more_in_a_copied_block() {
     let tokens = names(1, 130);
     engine.add(&mut sequence, &tokens);
     let mut fork = sequence.fork();
-    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
-    let refused = AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings);
+    let refused = engine.of_request(BatchRequest::of(&fork, 1).recompute());
     let refused = refused.unwrap_err();
     assert_eq!(refused.rule, &rules::TABLE_SHARED);
     assert!(
@@ -486,7 +483,7 @@ fn shared_tokens_are_computed_once_more_in_a_copied_block() {
     );
     fork.truncate(129).unwrap();
     engine.add(&mut fork, &tokens);
-    AttentionMetadata::new(&[BatchRequest::of(&fork, 1).recompute()], settings).unwrap();
+    engine.metadata_again(&fork, 1);
     engine.metadata(&sequence, 1);
 }
 
@@ -496,14 +493,13 @@ fn a_request_has_the_row_of_its_sequence() {
     let [mut one, mut other] = [engine.sequence(), engine.sequence()];
     engine.grow(&mut one, 3);
     engine.grow(&mut other, 3);
-    let settings = BatchSettings::of(engine.attention.cache(), Causality::Causal);
     let mut request = BatchRequest::of(&one, 3);
     request.row = other.row();
-    let error = AttentionMetadata::new(&[request], settings).unwrap_err();
+    let error = engine.of_request(request).unwrap_err();
     assert_eq!(error.rule, &rules::TABLE_ROW);
     let copied = one.row().to_vec();
     request.row = &copied;
-    AttentionMetadata::new(&[request], settings).unwrap();
+    engine.of_request(request).unwrap();
 }
 
 #[test]

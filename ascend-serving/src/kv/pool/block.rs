@@ -61,7 +61,11 @@ impl Block {
 
     /// The block as a copy from it holds it.
     pub(in crate::kv) fn to_copy(&self) -> Self {
-        let holder = Holder::Copy;
+        self.held_by(Holder::Copy)
+    }
+
+    /// The block with one more holder.
+    fn held_by(&self, holder: Holder) -> Self {
         lock(&self.pool.0.state).block(self.id).join(holder);
         Self {
             pool: self.pool.clone(),
@@ -73,12 +77,7 @@ impl Block {
 
 impl Clone for Block {
     fn clone(&self) -> Self {
-        lock(&self.pool.0.state).block(self.id).join(self.holder);
-        Self {
-            pool: self.pool.clone(),
-            id: self.id,
-            holder: self.holder,
-        }
+        self.held_by(self.holder)
     }
 }
 
