@@ -199,7 +199,9 @@ fn store(
     };
     let (key, value) = (upload(1)?, upload(2)?);
     let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value)?;
-    Ok(cache.write(stream, &write, 0, &key, &value)?)
+    cache.write(stream, &write, 0, &key, &value)?;
+    // Of its one layer: no step of an engine has computed them, and only computed tokens can be moved.
+    Ok(cache.mark_computed(cached, cached.len())?)
 }
 
 /// Rows of all nodes, `[B, N, nodes, D]`.

@@ -97,7 +97,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
-    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that no step has computed,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
+    /// [`mark_computed`](PagedKvCache::mark_computed) named,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
@@ -141,7 +142,8 @@ impl<T: Element> PagedKvCache<T> {
                         "position {from} to move from, of a sequence whose first {computed} tokens are computed"
                     ),
                     "positions of computed tokens",
-                    "move tokens once the step that computes them has queued its last layer",
+                    "move tokens once the step that computes them has queued its last layer; tokens that you wrote \
+                     yourself, in every layer: name them first by `PagedKvCache::mark_computed`",
                 )
                 .into());
             }
