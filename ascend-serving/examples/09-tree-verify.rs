@@ -79,6 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             query: &upload(0, HEADS)?,
             key: &upload(1, KV_HEADS)?,
             value: &upload(2, KV_HEADS)?,
+            query_rope: None,
             cache: cache.layer(0)?,
             block_table: &table,
         };

@@ -85,15 +85,15 @@
 //!
 //! - [`DraftTree`]: drafted tokens, and which of them are [`AcceptedDrafts`]: greedily, or by rejection sampling
 //!   ([`SampledDrafts`]).
-//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
-//! - [`LatentTreeVerification`]: trees of latent attention, by one call where the release has a tree mask.
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; trees of latent attention by
+//!   one call where the release has a tree mask.
 //! - [`CustomMask`]: packed tree masks, as engines pass them.
 //!
 //! # Graphs and ranks
 //!
 //! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer.
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
-//! - [`TreeGraphs`], [`LatentTreeGraphs`]: drafted trees replayed from graphs.
+//! - [`TreeGraphs`]: drafted trees replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`ContextParallel`]: contexts divided over ranks, and the merge of their results.
 //!
@@ -130,9 +130,8 @@ pub use batch::{
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
-    LatentTreeVerification, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreePlan, TreeTensors,
-    TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits,
+    SampledDrafts, TreePlan, TreeTensors, TreeVerification,
 };
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
@@ -144,8 +143,7 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors,
-    LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs, TreeGraphStep, TreeGraphs,
-    TreeRequest,
+    TreeGraphStep, TreeGraphs, TreeRequest,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;

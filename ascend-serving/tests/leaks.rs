@@ -172,6 +172,7 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
     let tensors = TreeTensors {
         query: &rows(HEADS)?,
+        query_rope: None,
         key: &rows(1)?,
         value: &rows(1)?,
         cache: cache.layer(0)?,

@@ -1,7 +1,6 @@
 //! Drafted tokens: their trees and the walk that accepts some of them, masks for other kernels, and their verification.
 
 mod custom_mask;
-mod latent_tree;
 mod sampled_acceptance;
 mod tree_verification;
 
@@ -11,11 +10,9 @@ use ascend_attention::spec::geometry::TokenTree;
 use crate::rules;
 
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
-pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
-pub(crate) use latent_tree::{has_no_such_call, latent_nodes, latent_paged};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
-pub(crate) use tree_verification::{TwoCalls, tree_mask, tree_nodes, tree_paged};
+pub(crate) use tree_verification::{TwoCalls, has_no_such_call, tree_mask};
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.

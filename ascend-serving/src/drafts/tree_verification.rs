@@ -1,16 +1,17 @@
-//! Verifying drafted trees by the stock operator: one call over the cached tokens and one over the tree, merged.
+//! Verifying drafted trees: one call over the cached tokens and one over the tree, merged, or one call with a tree mask.
 
 use std::borrow::Borrow;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::case::tentatively;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
-use ascend_attention::spec::Layout;
+use ascend_attention::spec::{Layout, Level};
 use ascend_attention::{
     AnyTensor, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor, Violation,
 };
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 use crate::rules;
@@ -25,37 +26,97 @@ use super::DraftTree;
 /// nodes alone with a mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's
 /// rows.
 ///
-/// The operator takes sparse mode 9, the tree mask of CANN 9.1, with rotary parts alone:
-/// [`LatentTreeVerification`](crate::LatentTreeVerification) uses it.
+/// Latent attention ([`CacheShape::latent`](crate::kv::CacheShape::latent)) is verified with absorbed queries, and by
+/// a single call where the device's product and release have a mask for trees, sparse mode 9, which CANN takes with
+/// rotary parts alone:
+///
+/// | heads | target | calls |
+/// |---|---|---|
+/// | grouped queries | all | one over the cached tokens, one over the nodes, merged |
+/// | latent | Atlas A2 and A3 with CANN 9.1 | one over the cache, which has the nodes too |
+/// | latent | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
+/// | latent | CANN 8.1 | none: refused |
 ///
 /// Chains need none of this: they are causal, and a step of
 /// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
+///
+/// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention and sparse mode 9.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct TreeVerification {
-    /// The heads.
+    /// The heads. [`AttentionShape::latent`] for latent attention: one key head, and the scale of the whole head.
     pub shape: AttentionShape,
 }
 
-/// The tensors of one layer.
+/// The tensors of one layer. With latents, queries are absorbed, and the cache has the nodes after the cached tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeTensors<'a, T: Element> {
-    /// Queries of the nodes, `[B, N, nodes, D]`.
+    /// Queries of the nodes, `[B, N, nodes, D]`; with latents `[B, N, nodes, 512]`.
     pub query: &'a Tensor<T>,
-    /// Keys of the nodes, `[B, Nkv, nodes, D]`; they need not be in the cache.
+    /// Keys of the nodes, `[B, Nkv, nodes, D]`, which need not be in the cache; with latents the latents,
+    /// `[B, 1, nodes, 512]`.
     pub key: &'a Tensor<T>,
-    /// Values of the nodes.
+    /// Values of the nodes; with latents their rotary keys, `[B, 1, nodes, 64]`.
     pub value: &'a Tensor<T>,
+    /// The rotary parts of absorbed queries, `[B, N, nodes, 64]`, for a cache of latents alone.
+    pub query_rope: Option<&'a Tensor<T>>,
     /// The layer's cache.
     pub cache: &'a LayerCache<T>,
-    /// Blocks of the cached tokens.
+    /// Blocks of the cached tokens, and with latents of the nodes.
     pub block_table: &'a BlockTable,
+}
+
+impl<'a, T: Element> TreeTensors<'a, T> {
+    /// The inputs of the call of the nodes among themselves. Latents are keys and values.
+    pub(crate) fn of_nodes(&self) -> Inputs<'a, T> {
+        match self.query_rope {
+            None => Inputs::new(self.query, self.key, self.value),
+            Some(rope) => Inputs::new(self.query, self.key, self.key).rope(rope, self.value),
+        }
+    }
+
+    /// The inputs of the call of the nodes over the cache.
+    pub(crate) fn over_cache(&self) -> Inputs<'a, T> {
+        let LayerCache { key, value } = self.cache;
+        let inputs = match self.query_rope {
+            None => Inputs::new(self.query, key, value),
+            Some(rope) => Inputs::new(self.query, key, key).rope(rope, value),
+        };
+        inputs.paged(self.block_table)
+    }
+
+    /// Refuses tensors with another number of requests or nodes than the query: a node that has no key of its own
+    /// would not see itself.
+    fn check_nodes(&self, [requests, nodes]: [usize; 2]) -> Result<(), Violation> {
+        let tensors = [("key", self.key), ("value", self.value)];
+        let rope = self.query_rope.map(|rope| ("query_rope", rope));
+        for (name, tensor) in tensors.into_iter().chain(rope) {
+            if !matches!(*tensor.shape(), [b, _, rows, _] if [b, rows] == [requests, nodes]) {
+                return Err(Violation::new(
+                    &rules::DRAFT_TREE,
+                    format_args!("{name} {:?}", tensor.shape()),
+                    format_args!(
+                        "[{requests}, heads, {nodes}, elements], as the query has requests and nodes"
+                    ),
+                    "bring a row for each node of the query",
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A prepared verification. From [`TreeVerification::plan`].
 #[derive(Debug)]
 pub struct TreePlan {
-    calls: TwoPlans,
+    calls: Calls,
+    refused: Option<RefusedBackend>,
+}
+
+#[derive(Debug)]
+enum Calls {
+    One(Box<Plan>),
+    Two(Box<TwoPlans>),
 }
 
 impl TreeVerification {
@@ -69,9 +130,11 @@ impl TreeVerification {
     ///
     /// # Errors
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of trees or lengths than requests,
-    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree larger than the tensors, and for keys and values with
-    /// another number of nodes than the query; as for
-    /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree larger than the tensors, and for tensors with another
+    /// number of nodes than the query; as for
+    /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`]. With
+    /// latents [`Error::NoBackend`] with the reasons where neither form has a call; errors of the device, such as
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -86,50 +149,98 @@ impl TreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
-        check_nodes(
-            [requests, nodes],
-            [("key", tensors.key), ("value", tensors.value)],
-        )?;
+        tensors.check_nodes([requests, nodes])?;
         let mask = tree_mask(trees, requests, nodes)?;
-        let calls = self.two_calls(stream.device().masks().custom_matrix(&mask)?);
-        let inputs = [&tree_nodes(tensors), &tree_paged(tensors)];
-        let calls = TwoPlans::plan::<T>(calls, cached, inputs)?;
-        Ok(TreePlan { calls })
+        let mask = stream.device().masks().custom_matrix(&mask)?;
+        let is_latent = tensors.query_rope.is_some();
+        let two = |mask| {
+            let calls = self.two_calls(mask, is_latent);
+            Ok(Calls::Two(Box::new(TwoPlans::plan(
+                calls, cached, tensors,
+            )?)))
+        };
+        if !is_latent {
+            return Ok(TreePlan {
+                calls: two(mask)?,
+                refused: None,
+            });
+        }
+        let refused = |name, why| RefusedBackend::new(name, why, stream.device());
+        tentatively(|| {
+            let one = match self.plan_one(trees, cached, tensors, &mask) {
+                Ok(plan) => {
+                    return Ok(TreePlan {
+                        calls: Calls::One(Box::new(plan)),
+                        refused: None,
+                    });
+                }
+                Err(why) if has_no_such_call(&why) => refused("tree_mask", why),
+                Err(why) => return Err(why),
+            };
+            match two(mask) {
+                Ok(calls) => Ok(TreePlan {
+                    calls,
+                    refused: Some(one),
+                }),
+                Err(why) if has_no_such_call(&why) => {
+                    Err(no_backend(&[one, refused("context_and_tree", why)], None))
+                }
+                Err(why) => Err(why),
+            }
+        })
+    }
+
+    /// The single call of latent attention: all nodes over the cache, which has them too, with a mask of the trees.
+    pub(crate) fn one_call(&self, mask: impl Into<AnyTensor>) -> FusedInferAttention {
+        self.shape.call(Layout::Bnsd).mask(Mask::tree_mask(mask))
     }
 
     /// The two calls, with a mask of the trees.
-    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
-        TwoCalls::new(self.shape, Mask::all_mask(mask))
+    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>, is_latent: bool) -> TwoCalls {
+        let mask = match is_latent {
+            false => Mask::all_mask(mask),
+            // The absorbed form takes full masks in mode 0 alone.
+            true => Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS),
+        };
+        TwoCalls::new(self.shape, mask)
+    }
+
+    fn plan_one<T: Element>(
+        &self,
+        trees: &[DraftTree],
+        cached: &PerRequest,
+        tensors: &TreeTensors<'_, T>,
+        mask: &AnyTensor,
+    ) -> Result<Plan> {
+        let rows = trees.iter().map(DraftTree::nodes);
+        let keys = rows.clone().zip(cached.lengths());
+        let keys = keys.map(|(nodes, cached)| cached + nodes);
+        let (q, kv) = (
+            PerRequest::new(rows.collect())?,
+            PerRequest::new(keys.collect())?,
+        );
+        let lengths = CallLengths::Batched {
+            q: Some(&q),
+            kv: &kv,
+        };
+        let call = lengths.apply(self.one_call(mask.clone()));
+        Ok(call.plan(tensors.over_cache())?)
     }
 }
 
-/// Refuses tensors `[B, N, nodes, D]` with another number of requests or nodes than the query: a node that has no key
-/// of its own would not see itself.
-pub(super) fn check_nodes<T: Element, const N: usize>(
-    [requests, nodes]: [usize; 2],
-    tensors: [(&str, &Tensor<T>); N],
-) -> Result<(), Violation> {
-    for (name, tensor) in tensors {
-        if !matches!(*tensor.shape(), [b, _, rows, _] if [b, rows] == [requests, nodes]) {
-            return Err(Violation::new(
-                &rules::DRAFT_TREE,
-                format_args!("{name} {:?}", tensor.shape()),
-                format_args!(
-                    "[{requests}, heads, {nodes}, elements], as the query has requests and nodes"
-                ),
-                "bring a row for each node of the query",
-            ));
-        }
+/// Whether an error means that the operator has no call of this form on the device's product and release, so that
+/// another form may serve. A device that fails, or has no memory left, is no reason for another form.
+pub(crate) fn has_no_such_call(why: &Error) -> bool {
+    use ascend_attention::Error::{MissingOperator, OperatorVersion};
+    match why {
+        Error::Violation(violation) => violation.rule.level != Level::Library,
+        Error::Attention(why) => matches!(why, OperatorVersion { .. } | MissingOperator { .. }),
+        Error::NoBackend { .. } => false,
     }
-    Ok(())
 }
 
 /// Refuses another number of trees or lengths than the query has requests.
-pub(super) fn same_batch(
-    trees: &[DraftTree],
-    cached: &PerRequest,
-    requests: usize,
-) -> Result<(), Violation> {
+fn same_batch(trees: &[DraftTree], cached: &PerRequest, requests: usize) -> Result<(), Violation> {
     if (trees.len(), cached.lengths().len()) == (requests, requests) {
         return Ok(());
     }
@@ -139,22 +250,6 @@ pub(super) fn same_batch(
         format_args!("{requests} of each, as the query has requests"),
         "make them from the same batch",
     ))
-}
-
-/// The inputs of the call over the nodes alone.
-pub(crate) fn tree_nodes<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a, T> {
-    Inputs::new(tensors.query, tensors.key, tensors.value)
-}
-
-/// The inputs of the call of the nodes over the cached tokens.
-pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a, T> {
-    let TreeTensors {
-        query,
-        cache,
-        block_table,
-        ..
-    } = *tensors;
-    Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
 /// The mask of the trees, `[requests, nodes, nodes]`, 1 hides. A row after the nodes of its tree sees itself, so that
@@ -198,7 +293,7 @@ pub(crate) struct TwoCalls {
 
 impl TwoCalls {
     /// The two calls, with a mask of the trees.
-    pub(super) fn new(shape: AttentionShape, mask: Mask) -> Self {
+    fn new(shape: AttentionShape, mask: Mask) -> Self {
         let call = shape.call(Layout::Bnsd).softmax_lse(true);
         Self {
             nodes: call.clone().mask(mask),
@@ -222,28 +317,27 @@ impl TwoCalls {
 
 /// Both calls and their merge, planned.
 #[derive(Debug)]
-pub(super) struct TwoPlans {
+struct TwoPlans {
     nodes: Plan,
     cached: Option<(Plan, RowMergePlan)>,
 }
 
 impl TwoPlans {
-    /// Plans the calls, with the inputs of the nodes and those over the cached tokens.
-    pub(super) fn plan<T: Element>(
+    fn plan<T: Element>(
         calls: TwoCalls,
         cached: &PerRequest,
-        [own, paged]: [&Inputs<'_, T>; 2],
+        tensors: &TreeTensors<'_, T>,
     ) -> Result<Self> {
         let TwoCalls { nodes, context } = calls;
         if cached.lengths().iter().all(|len| *len == 0) {
             return Ok(Self {
-                nodes: nodes.softmax_lse(false).plan(own)?,
+                nodes: nodes.softmax_lse(false).plan(tensors.of_nodes())?,
                 cached: None,
             });
         }
-        let nodes = nodes.plan(own)?;
+        let nodes = nodes.plan(tensors.of_nodes())?;
         let lengths = TwoCalls::context_lengths(cached);
-        let context = lengths.apply(context).plan(paged)?;
+        let context = lengths.apply(context).plan(tensors.over_cache())?;
         let (of_nodes, of_cached): (Output<T>, Output<T>) = (nodes.output()?, context.output()?);
         let parts = cached.lengths().iter().map(|len| PartsOfRows {
             rows: 1,
@@ -259,24 +353,34 @@ impl TwoPlans {
     }
 
     /// Queues both calls and the merge.
-    pub(super) fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
         stream: &Stream,
-        own: &Inputs<'_, T>,
-        paged: &Inputs<'_, T>,
+        tensors: &TreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
-        let own: Output<T> = self.nodes.launch(stream, own)?;
+        let own: Output<T> = self.nodes.launch(stream, tensors.of_nodes())?;
         let Some((plan, merge)) = &self.cached else {
             return Ok(own.attention);
         };
-        let cached = plan.launch(stream, paged)?;
+        let cached = plan.launch(stream, tensors.over_cache())?;
         let parts = [Part::of(&own)?, Part::of(&cached)?];
         Ok(merge.launch(stream, &parts)?.attention)
     }
 }
 
 impl TreePlan {
-    /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, D]`.
+    /// Whether a launch is one call of the operator.
+    pub fn is_one_call(&self) -> bool {
+        matches!(self.calls, Calls::One(_))
+    }
+
+    /// With latents, why a launch is not one call, and which product and release would take that call.
+    pub fn refused(&self) -> Option<&RefusedBackend> {
+        self.refused.as_ref()
+    }
+
+    /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, D]`; with latents
+    /// `[B, N, nodes, 512]`, to be projected.
     ///
     /// # Errors
     /// As for [`Plan::launch`] and [`RowMergePlan::launch`].
@@ -285,7 +389,9 @@ impl TreePlan {
         stream: &Stream,
         tensors: &TreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
-        self.calls
-            .launch(stream, &tree_nodes(tensors), &tree_paged(tensors))
+        match &self.calls {
+            Calls::One(plan) => Ok(plan.launch(stream, tensors.over_cache())?.attention),
+            Calls::Two(calls) => calls.launch(stream, tensors),
+        }
     }
 }

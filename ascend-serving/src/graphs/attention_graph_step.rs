@@ -136,6 +136,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
                 key,
                 value,
                 output,
+                query_rope: _,
             } = tensors;
             checker.check(
                 self.stream,

@@ -225,6 +225,7 @@ impl CapturedGroup {
         };
         let tensors = GraphTensors {
             query: zeros(heads.heads, heads.head_dim)?,
+            query_rope: None,
             key: zeros(shape.kv_heads, shape.key_dim)?,
             value: zeros(shape.kv_heads, shape.value_dim)?,
             output: Tensor::empty(device, [rows, heads.heads, shape.value_dim])?,

@@ -10,11 +10,14 @@ use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
 /// each. All layers of a group and size have the same tensors. In [`TreeGraphs`](crate::TreeGraphs) the tensors are
-/// `[size, heads, nodes, D]`.
+/// `[size, heads, nodes, D]`; with latents `query` holds absorbed queries, `key` latents, `value` rotary keys, and
+/// `output` attention to be projected.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
     /// Queries, `[rows, N, D]`.
     pub query: Tensor<T>,
+    /// The rotary parts of absorbed queries, in [`TreeGraphs`](crate::TreeGraphs) over a cache of latents.
+    pub query_rope: Option<Tensor<T>>,
     /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,
     /// Values of the step.

@@ -6,15 +6,13 @@ mod captured_group;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
-mod latent_tree_graphs;
+mod tree_graph_step;
 mod tree_graphs;
-mod tree_pool;
 
 pub use attention_graph_step::AttentionGraphStep;
 pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
-pub use latent_tree_graphs::{LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs};
-pub use tree_graphs::{TreeGraphStep, TreeGraphs};
-pub use tree_pool::TreeRequest;
+pub use tree_graph_step::TreeGraphStep;
+pub use tree_graphs::{TreeGraphs, TreeRequest};

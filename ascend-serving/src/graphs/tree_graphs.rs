@@ -1,29 +1,35 @@
 //! Drafted trees verified by graphs, layer by layer.
 
 use std::fmt;
+use std::sync::Arc;
 
-use ascend_attention::attention::{CallLengths, Inputs};
-use ascend_attention::graph::Capturing;
+use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
+use ascend_attention::case::tentatively;
+use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::merge::Part;
-use ascend_attention::{Element, Output, Stream, Tensor};
+use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
-use crate::drafts::{TreeTensors, TreeVerification, TwoCalls, tree_nodes, tree_paged};
-use crate::engine::LayerInputs;
-use crate::error::Result;
-use crate::kv::{LayerCache, PagedKvCache, StepLease};
-
-use super::graph_limits::GraphLimits;
-use super::graph_tensors::GraphTensors;
-use super::tree_pool::{
-    TreeBuffers, TreeExtents, TreeLengths, TreePool, TreePoolStep, TreeRequest, TreeTables,
-    not_of_trees,
+use crate::drafts::{
+    DraftTree, TreeTensors, TreeVerification, TwoCalls, has_no_such_call, tree_mask,
 };
+use crate::error::{Error, Result};
+use crate::kv::{BlockPool, CacheEntry, LayerCache, PagedKvCache, Sequence, StepTokens, uncopied};
+use crate::rules;
+
+use super::graph_limits::{GraphLimits, RowsEach};
+use super::graph_pool::GraphPool;
+use super::graph_tensors::GraphTensors;
+use super::tree_graph_step::TreeGraphStep;
 
 /// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
-/// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs.
+/// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs and lists
+/// the calls of each target.
 ///
-/// A graph has both calls and the merge. The mask of the trees is part of the buffers, so that each step has trees of
-/// its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
+/// A graph has all calls of a layer and the merge. The mask of the trees is part of the buffers, so that each step has
+/// trees of its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
+///
+/// Over a cache of latents the nodes are the last tokens of their sequences, in the cache before the layer is
+/// replayed. Elsewhere the nodes are no part of the cache.
 ///
 /// ```
 /// use ascend_attention::{Runtime, bf16};
@@ -56,30 +62,102 @@ use super::tree_pool::{
 /// # }
 /// ```
 pub struct TreeGraphs<T: Element> {
-    pool: TreePool<PlainBuffers<T>>,
+    graphs: GraphPool<TreeBuffers<T>>,
+    pool: BlockPool,
+    cache_entry: Arc<CacheEntry>,
+    /// Most nodes of a tree.
+    nodes: RowsEach,
+    /// Limits of the requests' tokens in the cache.
+    limits: KeyLimits,
+    form: TreeForm,
+}
+
+/// A request of a step that verifies drafted trees.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeRequest<'a> {
+    /// The cached tokens, all of which every node sees: one or more, none of them given back. Over a cache of latents
+    /// the nodes follow them in the sequence, too.
+    pub sequence: &'a Sequence,
+    /// The tree, whose nodes follow the cached tokens.
+    pub tree: &'a DraftTree,
+}
+
+/// How layers are verified.
+#[derive(Clone, Copy, Debug)]
+struct TreeForm {
+    /// Whether the cache has latents, and the nodes of the trees behind the cached tokens.
+    is_latent: bool,
+    /// Whether a layer is one call with a tree mask.
+    is_one_call: bool,
+}
+
+impl TreeForm {
+    /// The lengths of the call over the cache.
+    fn lengths(self, lengths: &TreeLengths) -> CallLengths<'_> {
+        match self.is_one_call {
+            true => CallLengths::Batched {
+                q: Some(&lengths.nodes),
+                kv: &lengths.cached,
+            },
+            false => TwoCalls::context_lengths(&lengths.before),
+        }
+    }
+
+    /// How many of a sequence's tokens are nodes of its tree.
+    fn cached_nodes(self, nodes: usize) -> usize {
+        if self.is_latent { nodes } else { 0 }
+    }
+}
+
+/// The numbers for which a size is captured.
+#[derive(Clone, Copy, Debug)]
+struct TreeExtents {
+    requests: usize,
+    /// Most nodes of each request.
+    nodes: usize,
+    /// Most keys of each request in the cache.
+    keys: usize,
+}
+
+/// Numbers of tokens of the requests of a step, dummies included.
+#[derive(Debug)]
+struct TreeLengths {
+    /// Tokens in the cache.
+    cached: PerRequest,
+    /// The tokens in the cache that come before the trees.
+    before: PerRequest,
+    /// Nodes of the trees.
+    nodes: PerRequest,
+}
+
+impl TreeExtents {
+    /// The longest lengths: the cached tokens before the trees are as many as the cache allows.
+    fn longest(self) -> Result<TreeLengths> {
+        let each = |tokens: usize| PerRequest::new(vec![tokens; self.requests]);
+        Ok(TreeLengths {
+            cached: each(self.keys)?,
+            before: each(self.keys)?,
+            nodes: each(self.nodes)?,
+        })
+    }
 }
 
 /// The buffers of the graphs of a size.
 #[derive(Debug)]
-struct PlainBuffers<T: Element> {
-    tables: TreeTables,
-    tensors: GraphTensors<T>,
-    /// The merged log-sum-exps, `[size, N, nodes, 1]`.
-    softmax_lse: Tensor<f32>,
-    /// The outputs that are merged: of the nodes among themselves, and over the cached tokens.
-    parts: [Output<T>; 2],
-}
-
-impl<T: Element> TreeBuffers for PlainBuffers<T> {
-    fn tables(&self) -> &TreeTables {
-        &self.tables
-    }
+pub(super) struct TreeBuffers<T: Element> {
+    block_table: BlockTable,
+    /// The mask of the trees, `[requests, nodes, nodes]`.
+    mask: Tensor<i8>,
+    pub(super) tensors: GraphTensors<T>,
+    /// The outputs of two calls, of the nodes among themselves and over the cached tokens, and the merged
+    /// log-sum-exps; `None` for a single call.
+    pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
 }
 
 impl TreeVerification {
-    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, after at most as many cached
-    /// tokens as the limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache.
-    /// All requests together may have any number of blocks that they share, unless [`GraphLimits::blocks`] limits it.
+    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes for every layer of a cache. The
+    /// keys of the limits are a request's tokens in the cache: over a cache of latents its nodes are among them. All
+    /// requests together may have any number of blocks that they share, unless [`GraphLimits::blocks`] limits it.
     /// CANN 8.1 needs a cache with as many blocks as the longest requests of a size take together.
     ///
     /// # Errors
@@ -87,7 +165,8 @@ impl TreeVerification {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, a scale that is 0 or not finite, and sinks, which no verification has;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of one of
-    /// the calls; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// the two calls, with latents where the single call is refused too; as for
+    /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
         stream: &Stream,
@@ -95,17 +174,78 @@ impl TreeVerification {
         limits: &GraphLimits,
     ) -> Result<TreeGraphs<T>> {
         self.shape.check()?;
-        let pool = TreePool::capture(
-            stream,
-            cache,
-            limits,
-            false,
-            |extents| self.buffers(stream, cache, extents),
-            |capture, extents, layer, buffers| {
-                self.record(capture, cache.layer(layer)?, extents, buffers)
+        cache.admits(stream)?;
+        limits.check()?;
+        if !limits.learnable_sinks.is_empty() {
+            return Err(Error::invalid(
+                "learnable_sinks",
+                format_args!("sinks of {} layers", limits.learnable_sinks.len()),
+                "none: trees are verified without",
+            )
+            .fix("verify trees of models with sinks without a graph"));
+        }
+        let captured = |is_one_call| {
+            let form = TreeForm {
+                is_latent: cache.shape().is_latent(),
+                is_one_call,
+            };
+            self.capture_form(stream, cache, limits, form)
+        };
+        if !cache.shape().is_latent() {
+            return captured(false);
+        }
+        tentatively(|| match captured(true) {
+            Err(why) if has_no_such_call(&why) => captured(false),
+            other => other,
+        })
+    }
+
+    fn capture_form<T: Element>(
+        &self,
+        stream: &Stream,
+        cache: &PagedKvCache<T>,
+        limits: &GraphLimits,
+        form: TreeForm,
+    ) -> Result<TreeGraphs<T>> {
+        let (each, pool) = (limits.each, cache.pool());
+        let block_size = pool.block_size();
+        let most = pool.blocks().min(limits.blocks) * block_size;
+        // From CANN 8.5 on a batched call counts a block that requests share once, so that the cache does not limit
+        // the requests together. On CANN 8.1, the capture of a size whose longest requests need more blocks than
+        // there are is refused.
+        let limits_of_keys = KeyLimits {
+            keys: limits.keys.min(most),
+            blocks: limits.blocks,
+            block_size,
+        };
+        let extents = |rows: usize| TreeExtents {
+            requests: each.requests(rows),
+            nodes: each.0,
+            keys: limits_of_keys.keys,
+        };
+        let graphs = GraphPool::capture_layers(
+            stream.device(),
+            &limits.rows(),
+            cache.shape().layers,
+            |rows| self.buffers(stream, cache, extents(rows), form),
+            |capture, rows, layer, buffers| {
+                let longest = extents(rows).longest()?;
+                self.record(
+                    capture,
+                    cache.layer(layer)?,
+                    form.lengths(&longest),
+                    buffers,
+                )
             },
         )?;
-        Ok(TreeGraphs { pool })
+        Ok(TreeGraphs {
+            graphs,
+            pool: pool.clone(),
+            cache_entry: Arc::clone(cache.entry()),
+            nodes: each,
+            limits: limits_of_keys,
+            form,
+        })
     }
 
     fn buffers<T: Element>(
@@ -113,103 +253,106 @@ impl TreeVerification {
         stream: &Stream,
         cache: &PagedKvCache<T>,
         extents: TreeExtents,
-    ) -> Result<PlainBuffers<T>> {
+        form: TreeForm,
+    ) -> Result<TreeBuffers<T>> {
         let (device, cached, heads) = (stream.device(), cache.shape(), self.shape.heads);
         let TreeExtents {
-            requests, nodes, ..
+            requests,
+            nodes,
+            keys,
         } = extents;
-        let tensor = |heads, dim| Tensor::empty(device, [requests, heads, nodes, dim]);
-        let softmax_lse = || Tensor::empty(device, [requests, heads, nodes, 1]);
+        // Absorbed queries are as wide as latents, and so is their attention.
+        let [query_dim, output_dim] = match form.is_latent {
+            true => [cached.key_dim; 2],
+            false => [self.shape.head_dim, cached.value_dim],
+        };
+        let tensor = |heads, dim| Tensor::<T>::empty(device, [requests, heads, nodes, dim]);
+        let softmax_lse = || Tensor::<f32>::empty(device, [requests, heads, nodes, 1]);
         let part = || -> Result<Output<T>> {
             Ok(Output {
-                attention: tensor(heads, cached.value_dim)?,
+                attention: tensor(heads, output_dim)?,
                 softmax_lse: Some(softmax_lse()?),
             })
         };
-        Ok(PlainBuffers {
-            tables: TreeTables::new(stream, cache.pool().block_size(), extents)?,
+        let block_size = cache.pool().block_size();
+        let columns = keys.div_ceil(block_size.max(1)).max(1);
+        Ok(TreeBuffers {
+            block_table: BlockTable::zeroed(device, requests, columns, block_size)?,
+            mask: Tensor::empty(device, [requests, nodes, nodes])?,
             tensors: GraphTensors {
-                query: tensor(heads, self.shape.head_dim)?,
+                query: tensor(heads, query_dim)?,
+                query_rope: match form.is_latent {
+                    true => Some(tensor(heads, cached.value_dim)?),
+                    false => None,
+                },
                 key: tensor(cached.kv_heads, cached.key_dim)?,
                 value: tensor(cached.kv_heads, cached.value_dim)?,
-                output: tensor(heads, cached.value_dim)?,
+                output: tensor(heads, output_dim)?,
             },
-            softmax_lse: softmax_lse()?,
-            parts: [part()?, part()?],
+            two: match form.is_one_call {
+                true => None,
+                false => Some(([part()?, part()?], softmax_lse()?)),
+            },
         })
     }
 
-    /// Records a layer: both calls and their merge.
+    /// Records a layer: the single call, or both calls and their merge.
     fn record<T: Element>(
         &self,
         capture: &Capturing<'_>,
         cache: &LayerCache<T>,
-        extents: TreeExtents,
-        buffers: &PlainBuffers<T>,
+        longest: CallLengths<'_>,
+        buffers: &TreeBuffers<T>,
     ) -> Result<()> {
-        let PlainBuffers {
-            tables,
-            tensors:
-                GraphTensors {
-                    query,
-                    key,
-                    value,
-                    output,
-                },
-            softmax_lse,
-            parts,
+        let TreeBuffers {
+            block_table,
+            mask,
+            tensors: of,
+            two,
         } = buffers;
         let tensors = TreeTensors {
-            query,
-            key,
-            value,
+            query: &of.query,
+            key: &of.key,
+            value: &of.value,
+            query_rope: of.query_rope.as_ref(),
             cache,
-            block_table: &tables.block_table,
+            block_table,
         };
-        let inputs = [&tree_nodes(&tensors), &tree_paged(&tensors)];
-        let calls = self.two_calls(tables.mask.clone());
-        let output = Output {
-            attention: output.clone(),
-            softmax_lse: Some(softmax_lse.clone()),
+        let over_cache = tensors.over_cache();
+        let mut output = Output {
+            attention: of.output.clone(),
+            softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()),
         };
-        record_two(calls, capture, extents, inputs, parts, &output)
+        let Some(([of_nodes, of_cached], _)) = two else {
+            let call = capture.attention(&self.one_call(mask.clone()), longest, &over_cache)?;
+            return Ok(capture.launch_into(call, &over_cache, &mut output)?);
+        };
+        let calls = self.two_calls(mask.clone(), tensors.query_rope.is_some());
+        let own = tensors.of_nodes();
+        let nodes = calls.nodes.plan(&own)?;
+        nodes.launch_into(capture, &own, &mut of_nodes.clone())?;
+        let cached = capture.attention(&calls.context, longest, &over_cache)?;
+        capture.launch_into(cached, &over_cache, &mut of_cached.clone())?;
+        let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
+        let merge = TwoCalls::merge().plan(&parts)?;
+        Ok(merge.launch_into(capture, &parts, &mut output)?)
     }
-}
-
-/// Records the call of the nodes among themselves, that of all nodes over the cached tokens, and the merge.
-pub(super) fn record_two<T: Element>(
-    calls: TwoCalls,
-    capture: &Capturing<'_>,
-    extents: TreeExtents,
-    [own, paged]: [&Inputs<'_, T>; 2],
-    parts: &[Output<T>; 2],
-    output: &Output<T>,
-) -> Result<()> {
-    let [of_nodes, of_cached] = parts;
-    let nodes = calls.nodes.plan(own)?;
-    nodes.launch_into(capture, own, &mut of_nodes.clone())?;
-    let longest = extents.longest()?;
-    let cached = capture.attention(&calls.context, of_context(&longest), paged)?;
-    capture.launch_into(cached, paged, &mut of_cached.clone())?;
-    let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
-    let merge = TwoCalls::merge().plan(&parts)?;
-    Ok(merge.launch_into(capture, &parts, &mut output.clone())?)
-}
-
-/// The lengths of the call over the cached tokens.
-pub(super) fn of_context(lengths: &TreeLengths) -> CallLengths<'_> {
-    TwoCalls::context_lengths(&lengths.before)
 }
 
 impl<T: Element> TreeGraphs<T> {
     /// The captured sizes, in requests, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.pool.sizes()
+        self.graphs.sizes().map(|rows| self.nodes.requests(rows))
     }
 
     /// Most nodes of a tree.
     pub fn nodes(&self) -> usize {
-        self.pool.nodes()
+        self.nodes.0
+    }
+
+    /// Whether a layer is one call of the operator, of sparse mode 9.
+    pub fn is_one_call(&self) -> bool {
+        self.form.is_one_call
     }
 
     /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it, which waits for
@@ -220,7 +363,7 @@ impl<T: Element> TreeGraphs<T> {
     /// for more requests than the largest size; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL) if it is of
     /// another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
-    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens or with more than
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens in front of the tree or with more than
     /// were declared, also of all requests together if [blocks](GraphLimits::blocks) were;
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
@@ -230,88 +373,110 @@ impl<T: Element> TreeGraphs<T> {
         stream: &'a Stream,
         requests: &[TreeRequest<'_>],
     ) -> Result<TreeGraphStep<'a, T>> {
-        let step = self.pool.begin(stream, requests, of_context)?;
-        Ok(TreeGraphStep { step })
+        self.graphs.admits(stream)?;
+        let (form, count) = (self.form, requests.len());
+        if count == 0 {
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
+                "0 requests",
+                "1 or more",
+                "skip the step",
+            )
+            .into());
+        }
+        let rows = self.graphs.fitting(self.nodes.rows(count))?;
+        let size = self.nodes.requests(rows);
+        for (at, request) in requests.iter().enumerate() {
+            self.check(at, request)?;
+        }
+        let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
+        let mask = tree_mask(&trees, size, self.nodes.0)?;
+        // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the
+        // cache.
+        let dummies = size.saturating_sub(count);
+        let least = 1usize.saturating_add(form.cached_nodes(1));
+        let cached = requests.iter().map(|request| request.sequence.len());
+        let cached = cached.chain(std::iter::repeat_n(least, dummies));
+        let nodes = trees.iter().map(|tree| tree.nodes());
+        let nodes = nodes.chain(std::iter::repeat_n(1, dummies));
+        let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
+        self.limits.admits(&cached)?;
+        let before = cached.iter().zip(&nodes);
+        let before = before.map(|(cached, nodes)| cached.saturating_sub(form.cached_nodes(*nodes)));
+        let of_step = TreeLengths {
+            before: PerRequest::new(before.collect())?,
+            cached: PerRequest::new(cached)?,
+            nodes: PerRequest::new(nodes)?,
+        };
+        let first = requests.first().map(|request| request.sequence.row());
+        let table = requests.iter().map(|request| request.sequence.row());
+        let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
+        let table: Vec<&[usize]> = table.collect();
+        self.graphs.follow(stream)?;
+        let step = self.graphs.start(
+            stream,
+            rows,
+            // The graphs write nothing to the cache.
+            Vec::new(),
+            |_, update| Ok(update.all(form.lengths(&of_step))?),
+            |buffers| {
+                buffers.block_table.overwrite(stream, &table)?;
+                Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
+            },
+        )?;
+        let lease = self.pool.begin_step(stream);
+        Ok(TreeGraphStep::new(lease, step, stream, count))
+    }
+
+    fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
+        let TreeRequest { sequence, tree } = request;
+        self.pool.check_same(
+            sequence.pool(),
+            format_args!("a sequence for request {at}"),
+            "bring sequences of the pool of the captured cache",
+        )?;
+        let given_back = sequence.given_back();
+        if given_back > 0 {
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
+                format_args!("request {at}, whose first {given_back} tokens were given back"),
+                "sequences that hold all their tokens, since every node sees them",
+                "keep a sequence of its own for layers that see more than a window",
+            ));
+        }
+        if let Some(block) = sequence.uncopied_in(Some(&self.cache_entry)) {
+            return Err(uncopied(format_args!("block {block} of request {at}")));
+        }
+        let held = sequence.len();
+        let nodes = self.form.cached_nodes(tree.nodes());
+        let most = self.limits.keys;
+        if held <= nodes || held > most {
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
+                format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
+                format_args!("{} to {most}", nodes.saturating_add(1)),
+                "verify trees with nothing in front without a graph, or declare more keys at the capture",
+            ));
+        }
+        // The nodes may be queued to the cache after the step has begun.
+        self.cache_entry.check(
+            &format_args!("request {at}"),
+            StepTokens {
+                stamp: sequence.stamp(),
+                cached: held.saturating_sub(nodes),
+                len: held,
+                recompute: true,
+            },
+        )
     }
 }
 
 impl<T: Element> fmt::Debug for TreeGraphs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TreeGraphs").field(&self.pool).finish()
-    }
-}
-
-/// A verification in progress. From [`TreeGraphs::begin`]; drop it when the last layer is queued.
-pub struct TreeGraphStep<'a, T: Element> {
-    step: TreePoolStep<'a, PlainBuffers<T>>,
-}
-
-impl<'a, T: Element> TreeGraphStep<'a, T> {
-    /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::launch`]:
-    /// `[size, N, nodes, D]`. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
-    pub fn tensors(&self) -> &'a GraphTensors<T> {
-        &self.step.step.buffers().tensors
-    }
-
-    /// Launches the graph of a layer, whose tensors were filled. Returns at once. The output of all layers is one
-    /// tensor, lent until the next call of this step: queue work that reads it on the step's stream before that, or
-    /// copy it there.
-    ///
-    /// # Errors
-    /// As for [`GraphStep::launch`](crate::GraphStep::launch).
-    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
-        self.step.step.launch(layer)?;
-        Ok(&self.tensors().output)
-    }
-
-    /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
-    /// the buffers and launches its graph. They have the captured number of nodes; rows after the nodes of a tree
-    /// mean nothing. The output has the size's padding, too.
-    ///
-    /// # Errors
-    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
-    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for a mask, sinks or latents; as for
-    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`TreeGraphStep::launch`].
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<&Tensor<T>> {
-        let inputs = inputs.into();
-        if inputs.latent.is_some() {
-            return Err(not_of_trees(
-                format_args!("latents in layer {layer}"),
-                "query, key and value",
-                "capture by `LatentTreeVerification::capture`",
-            )
-            .into());
-        }
-        let tensors = self.tensors();
-        let copies = [
-            ("query", inputs.query, &tensors.query),
-            ("key", inputs.key, &tensors.key),
-            ("value", inputs.value, &tensors.value),
-        ];
-        self.step.bring(layer, &inputs, &copies)?;
-        self.launch(layer)
-    }
-
-    /// The log-sum-exps over all keys, `[size, N, nodes, 1]`, of the layer that was launched last.
-    pub fn softmax_lse(&self) -> &'a Tensor<f32> {
-        &self.step.step.buffers().softmax_lse
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'a, Stream> {
-        &self.step.lease
-    }
-}
-
-impl<T: Element> fmt::Debug for TreeGraphStep<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeGraphStep")
-            .field("step", &self.step.step)
+        f.debug_struct("TreeGraphs")
+            .field("graphs", &self.graphs)
+            .field("nodes", &self.nodes.0)
+            .field("form", &self.form)
             .finish_non_exhaustive()
     }
 }

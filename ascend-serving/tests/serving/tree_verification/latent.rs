@@ -12,8 +12,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors,
-    LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs, TreeRequest,
-    UpProjected, rules,
+    LayerInputs, TreePlan, TreeRequest, TreeTensors, TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical};
 use proptest::prelude::*;
@@ -71,11 +70,7 @@ impl LatentCase<'_> {
     }
 
     /// Verifies the trees on a machine, compares each node with the definition, and says how they were verified.
-    fn check<T: Half>(
-        &self,
-        layers: &[Numbers<T>],
-        machine: &Machine,
-    ) -> Result<LatentTreePlan, Error> {
+    fn check<T: Half>(&self, layers: &[Numbers<T>], machine: &Machine) -> Result<TreePlan, Error> {
         let runtime = Runtime::emulated_as(machine)?;
         let stream = &runtime.device(0)?.stream()?;
         let (heads, requests) = (self.heads, self.requests.len());
@@ -121,19 +116,19 @@ impl LatentCase<'_> {
             ])
         });
         let uploaded: Vec<[Tensor<T>; 4]> = uploaded.collect::<Result<_, Error>>()?;
-        let tensors = |layer: usize| -> Result<LatentTreeTensors<'_, T>, Error> {
+        let tensors = |layer: usize| -> Result<TreeTensors<'_, T>, Error> {
             let [query, query_rope, latent, key_rope] = &uploaded[layer];
-            Ok(LatentTreeTensors {
+            Ok(TreeTensors {
                 query,
-                query_rope,
-                latent,
-                key_rope,
+                key: latent,
+                value: key_rope,
+                query_rope: Some(query_rope),
                 cache: cache.layer(layer)?,
                 block_table: &table,
             })
         };
         let shape = AttentionShape::latent(heads);
-        let verification = LatentTreeVerification::new(shape);
+        let verification = TreeVerification::new(shape);
         let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
         let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
             let out = out.download(stream).unwrap();
@@ -316,7 +311,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let stream = &runtime.device(0).unwrap().stream().unwrap();
         let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 2, 128, shape, pad).unwrap();
-        let verification = LatentTreeVerification::new(AttentionShape::latent(4));
+        let verification = TreeVerification::new(AttentionShape::latent(4));
         let limits = GraphLimits::new([1], 100).tokens_each(2);
         let captured = verification.capture(stream, &cache, &limits).map(drop);
         // That of the two calls: both forms were asked.
@@ -339,17 +334,17 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
     let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
     let tensor = |heads, dim| harness::tensor(stream, [1, heads, PARENTS.len(), dim]);
-    let tensors = LatentTreeTensors {
+    let tensors = TreeTensors {
         query: &tensor(4, LATENT),
-        query_rope: &tensor(4, ROPE),
-        latent: &tensor(1, LATENT),
-        key_rope: &tensor(1, ROPE),
+        key: &tensor(1, LATENT),
+        value: &tensor(1, ROPE),
+        query_rope: Some(&tensor(4, ROPE)),
         cache: cache.layer(0).unwrap(),
         block_table: &cache
             .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
             .unwrap(),
     };
-    let verification = LatentTreeVerification::new(AttentionShape::latent(4));
+    let verification = TreeVerification::new(AttentionShape::latent(4));
     let trees = [DraftTree::from_parents(&PARENTS).unwrap()];
     let cached = PerRequest::new(vec![5]).unwrap();
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());

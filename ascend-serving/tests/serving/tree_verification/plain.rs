@@ -88,6 +88,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             query,
             key,
             value,
+            query_rope: None,
             cache: cache.layer(layer).unwrap(),
             block_table: &table,
         }
@@ -155,6 +156,7 @@ fn batches_that_do_not_fit_are_refused() {
         query: &tokens,
         key: &tokens,
         value: &tokens,
+        query_rope: None,
         cache: cache.layer(0).unwrap(),
         block_table: &table,
     };
@@ -272,7 +274,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
         .unwrap();
     step.forward(0, (&zeros, &zeros, &good)).unwrap();
     // All keys weigh the same: the cached ones, and those of the nodes up to each.
-    let lse = step.softmax_lse().download(&stream).unwrap();
+    let lse = step.softmax_lse().unwrap().download(&stream).unwrap();
     for (node, lse) in lse[..3].iter().enumerate() {
         let keys = (short.len() + node + 1) as f32;
         assert!(

@@ -1,0 +1,208 @@
+//! A verification of drafted trees in progress.
+
+use std::fmt;
+
+use ascend_attention::{Element, Stream, Tensor, Violation};
+
+use crate::backends::{LatentForm, LatentTensors, apart, size};
+use crate::engine::LayerInputs;
+use crate::error::Result;
+use crate::kv::{StepLease, no_layer};
+use crate::rules;
+
+use super::graph_pool::GraphStep;
+use super::graph_tensors::GraphTensors;
+use super::tree_graphs::TreeBuffers;
+
+/// A verification in progress. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); drop it when the last layer is
+/// queued.
+pub struct TreeGraphStep<'a, T: Element> {
+    /// The lease, which ends after the last replay.
+    lease: StepLease<'a, Stream>,
+    step: GraphStep<'a, TreeBuffers<T>>,
+    stream: &'a Stream,
+    requests: usize,
+}
+
+impl<'a, T: Element> TreeGraphStep<'a, T> {
+    pub(super) fn new(
+        lease: StepLease<'a, Stream>,
+        step: GraphStep<'a, TreeBuffers<T>>,
+        stream: &'a Stream,
+        requests: usize,
+    ) -> Self {
+        Self {
+            lease,
+            step,
+            stream,
+            requests,
+        }
+    }
+
+    /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::launch`]:
+    /// `[size, heads, nodes, D]`. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
+    pub fn tensors(&self) -> &'a GraphTensors<T> {
+        &self.step.buffers().tensors
+    }
+
+    /// Launches the graph of a layer, whose tensors were filled, and whose nodes are in a cache of latents. Returns at
+    /// once. The output of all layers is one tensor, lent until the next call of this step: queue work that reads it
+    /// on the step's stream before that, or copy it there.
+    ///
+    /// # Errors
+    /// As for [`GraphStep::launch`].
+    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        self.step.launch(layer)?;
+        Ok(&self.tensors().output)
+    }
+
+    /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
+    /// the buffers and launches its graph; over a cache of latents absorbed queries and rotary parts, latents and
+    /// rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]). They have the captured number of nodes; rows
+    /// after the nodes of a tree mean nothing. The output has the size's padding, too.
+    ///
+    /// # Errors
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for a mask, sinks, queries that are not absorbed, and latents
+    /// where the cache has none; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`TreeGraphStep::launch`].
+    pub fn forward<'i>(
+        &mut self,
+        layer: usize,
+        inputs: impl Into<LayerInputs<'i, T>>,
+    ) -> Result<&Tensor<T>> {
+        let inputs = inputs.into();
+        let tensors = self.tensors();
+        let query_rope = rotary_queries(layer, &inputs, tensors.query_rope.is_some())?;
+        let [key, value] = match query_rope {
+            Some(_) => ["latent", "key_rope"],
+            None => ["key", "value"],
+        };
+        let rope = query_rope.zip(tensors.query_rope.as_ref());
+        let copies = [
+            ("query", inputs.query, &tensors.query),
+            (key, inputs.key, &tensors.key),
+            (value, inputs.value, &tensors.value),
+        ];
+        let copies = copies
+            .into_iter()
+            .chain(rope.map(|(from, to)| ("query_rope", from, to)));
+        self.bring(layer, &copies.collect::<Vec<_>>())?;
+        self.launch(layer)
+    }
+
+    /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, to the first requests in the graph's tensors.
+    fn bring(&self, layer: usize, copies: &[(&'static str, &Tensor<T>, &Tensor<T>)]) -> Result<()> {
+        let layers = self.step.layers();
+        if layer >= layers {
+            return Err(no_layer(layer, layers));
+        }
+        for (name, from, to) in copies {
+            self.check(name, layer, from, to)?;
+        }
+        // An input in another input's place would be overwritten before it is copied.
+        for (at, (name, from, _)) in copies.iter().enumerate() {
+            let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
+            apart(
+                name,
+                from,
+                others.map(|(_, (_, _, to))| ("another of the graph's tensors", &***to)),
+            )?;
+        }
+        for (_, from, to) in copies {
+            let place = to.narrow(0, 0..self.requests)?;
+            place.copy_from(self.stream, from)?;
+        }
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        name: &str,
+        layer: usize,
+        from: &Tensor<T>,
+        to: &Tensor<T>,
+    ) -> Result<(), Violation> {
+        let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
+        if from.shape() == wanted {
+            return Ok(());
+        }
+        let rows = (size(from, 0), size(from, 2)) != (wanted[0], wanted[2]);
+        Err(Violation::new(
+            if rows {
+                &rules::STEP_TOKENS
+            } else {
+                &rules::STEP_HEADS
+            },
+            format_args!("{name} {:?} in layer {layer}", from.shape()),
+            format_args!("{wanted:?}: requests, heads, captured nodes, elements of a head"),
+            "fill trees up to the captured nodes; what stands behind a tree means nothing",
+        ))
+    }
+
+    /// The log-sum-exps over all keys, `[size, N, nodes, 1]`, of the layer that was launched last; `None` where a
+    /// layer is one call.
+    pub fn softmax_lse(&self) -> Option<&'a Tensor<f32>> {
+        let (_, merged) = self.step.buffers().two.as_ref()?;
+        Some(merged)
+    }
+
+    /// The lease that keeps blocks from being handed out while the step may read them.
+    pub fn lease(&self) -> &StepLease<'a, Stream> {
+        &self.lease
+    }
+}
+
+/// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Inputs that no graph of
+/// trees has are refused.
+fn rotary_queries<'i, T: Element>(
+    layer: usize,
+    inputs: &LayerInputs<'i, T>,
+    is_latent: bool,
+) -> Result<Option<&'i Tensor<T>>, Violation> {
+    let refused = |given: String, allowed, fix| {
+        let given = format_args!("{given} in layer {layer}").to_string();
+        Err(Violation::new(&rules::GRAPH_INPUTS, given, allowed, fix))
+    };
+    let own = match (inputs.mask, inputs.learnable_sink) {
+        (None, None) => None,
+        (Some(mask), _) => Some(format!("a layer's own mask, {mask},")),
+        (None, Some(sink)) => Some(format!("sinks {:?}", sink.shape())),
+    };
+    if let Some(own) = own {
+        return refused(
+            own,
+            "the masks of the trees, without sinks",
+            "leave masks and sinks out: the trees of the step are its masks, and no verification has sinks",
+        );
+    }
+    let form = match (&inputs.latent, is_latent) {
+        (None, false) => return Ok(None),
+        (Some(_), false) => {
+            return refused(
+                "latents".into(),
+                "query, key and value, as the captured cache has no latents",
+                "capture over a cache of latents (`CacheShape::latent`)",
+            );
+        }
+        (Some(LatentTensors { query_rope, form }), true) => match form {
+            LatentForm::Absorbed => return Ok(Some(*query_rope)),
+            other => format!("queries in the form {other:?}"),
+        },
+        (None, true) => "inputs without latents".into(),
+    };
+    refused(
+        form,
+        "absorbed queries, latents and rotary parts",
+        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
+    )
+}
+
+impl<T: Element> fmt::Debug for TreeGraphStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeGraphStep")
+            .field("step", &self.step)
+            .finish_non_exhaustive()
+    }
+}
