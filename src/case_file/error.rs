@@ -46,13 +46,21 @@ pub enum CaseError {
     /// A metadata key that every case has is missing.
     #[error("metadata key `{0}` is missing: every case has it; add it")]
     MissingKey(&'static str),
-    /// A metadata key that the format does not have.
+    /// A key that the format does not have.
     #[error(
-        "unknown metadata key {}: misspelt, or of a later release; the documentation of `ascend_attention::case` \
-         lists the keys",
-        quoted(.0)
+        "unknown key {}: {}",
+        quoted(key),
+        meant_or(
+            *meant,
+            "misspelt, or of a later release; the documentation of `ascend_attention::case` lists the keys"
+        )
     )]
-    UnknownKey(String),
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The key that was probably meant, judging by the name.
+        meant: Option<&'static str>,
+    },
     /// A metadata key that only other operators take.
     #[error("metadata key {} is no argument of {op}; leave it out", quoted(key))]
     ForeignKey {
@@ -103,11 +111,20 @@ pub enum CaseError {
     },
     /// A tensor that the operator does not have.
     #[error(
-        "unknown tensor {}: the operator has no parameter of this name; its parameters are named in snake case, \
-         without `Optional`, as the operator's `DeclaredOperator::parameters` lists them",
-        quoted(.0)
+        "unknown tensor {}: {}",
+        quoted(name),
+        meant_or(
+            *meant,
+            "the operator has no parameter of this name; its parameters are named in snake case, without `Optional`, \
+             as the operator's `DeclaredOperator::parameters` lists them"
+        )
     )]
-    UnknownTensor(String),
+    UnknownTensor {
+        /// The name.
+        name: String,
+        /// The tensor that was probably meant, judging by the name.
+        meant: Option<&'static str>,
+    },
     /// A tensor that the call needs is not in the file.
     #[error(
         "tensor `{0}` is missing: a call has every tensor that its operator requires, `atten_mask_kind` `tensor` an \
@@ -195,6 +212,45 @@ fn operators() -> String {
         .map(|operator| format!("`{}`", operator.name()))
         .collect();
     names.join(", ")
+}
+
+impl CaseError {
+    /// An unknown key, where the keys of `known` can stand.
+    pub(super) fn unknown_key(key: &str, known: impl Iterator<Item = &'static str>) -> Self {
+        Self::UnknownKey {
+            key: key.to_owned(),
+            meant: meant(key, known),
+        }
+    }
+
+    /// A tensor that the operator does not have.
+    pub(super) fn unknown_tensor(name: &str, operator: DeclaredOperator) -> Self {
+        let tensors = operator.parameters().filter(|known| known.kind.is_tensor());
+        Self::UnknownTensor {
+            name: name.to_owned(),
+            meant: meant(name, tensors.map(|known| known.name)),
+        }
+    }
+}
+
+/// The known name that an unknown one was probably meant to be: equal to it or nearly so, whatever the case of its
+/// letters and whether words are divided by underscores.
+fn meant(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    const MOST_EDITS: usize = 2;
+    let plain = |name: &str| name.replace('_', "").to_lowercase();
+    let own = plain(shortened(name).as_str());
+    let near = known.map(|known| (strsim::damerau_levenshtein(&own, &plain(known)), known));
+    // In a short name, two edits make any other one.
+    let near = near.filter(|(edits, known)| *edits <= MOST_EDITS && *edits < known.len() / 2);
+    Some(near.min_by_key(|(edits, _)| *edits)?.1)
+}
+
+/// Asks for what was probably meant, or says what helps.
+fn meant_or(meant: Option<&'static str>, help: &str) -> String {
+    match meant {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => help.to_owned(),
+    }
 }
 
 /// A name from a file, which may hold anything.

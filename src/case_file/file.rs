@@ -42,7 +42,7 @@ impl Case {
             match expected_parameter(operator, &name) {
                 Some(output) => case.expected.push((output.name, tensor)),
                 None => (case.arguments.set_tensor(&name, tensor))
-                    .map_err(|_| CaseError::UnknownTensor(name))?,
+                    .map_err(|_| CaseError::unknown_tensor(&name, operator))?,
             }
         }
         case.expected.sort_by_key(|(name, _)| {

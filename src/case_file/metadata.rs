@@ -273,7 +273,11 @@ pub(super) fn read(
             _ => match key.strip_prefix(STORED) {
                 Some(tensor) => stored.says(tensor, value)?,
                 None if is_any_argument(key) => return Err(foreign()),
-                None => return Err(CaseError::UnknownKey(key.clone())),
+                None => {
+                    let own = operator.parameters().map(|known| known.name);
+                    let known = own.chain(KEYS.iter().map(|known| known.name));
+                    return Err(CaseError::unknown_key(key, known));
+                }
             },
         }
     }

@@ -131,7 +131,10 @@ impl ParameterCase {
                 ("op", Value::String(_)) => {}
                 (name, _) if LABELS.contains(&name) => {}
                 (name, _) if takes(name).is_some() => return Err(wrong()),
-                _ => return Err(CaseError::UnknownKey(name.clone())),
+                _ => {
+                    let known = NAMES.iter().map(|(known, _)| *known);
+                    return Err(CaseError::unknown_key(name, known));
+                }
             }
         }
         if case.id.is_empty() {
@@ -285,20 +288,28 @@ impl ParameterCase {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        let unknown = || CaseError::UnknownKey(name.to_owned());
-        let parameter = self.arguments.operator().parameter_named(name);
+        let operator = self.arguments.operator();
+        let unknown = || {
+            let values = operator
+                .parameters()
+                .filter(|known| !known.kind.is_tensor());
+            CaseError::unknown_key(name, values.map(|known| known.name))
+        };
+        let parameter = operator.parameter_named(name);
         let value =
             metadata::read_value(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
         self.arguments.set_value(name, value).map_err(|_| unknown())
     }
 
     fn tensor(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
-        let parameter = self.arguments.operator().parameter_named(name);
+        let operator = self.arguments.operator();
+        let unknown = || CaseError::unknown_tensor(name, operator);
+        let parameter = operator.parameter_named(name);
         if parameter.is_some_and(|known| known.kind == Kind::Ints) {
             return self.attribute(name, value);
         }
         let parameter = parameter.filter(|known| known.kind.is_tensor());
-        let parameter = parameter.ok_or_else(|| CaseError::UnknownTensor(name.to_owned()))?;
+        let parameter = parameter.ok_or_else(unknown)?;
         let list = match value {
             Value::Array(list) => list.iter().map(|value| desc(name, value)).collect(),
             one => desc(name, one).map(|desc| vec![desc]),
@@ -307,12 +318,11 @@ impl ParameterCase {
             return Err(CaseError::Shape {
                 tensor: name.to_owned(),
                 given: format!("{} tensors", list.len()),
-                allowed: single(self.arguments.operator()),
+                allowed: single(operator),
             });
         }
         for desc in list {
-            (self.arguments.set_tensor(name, desc))
-                .map_err(|_| CaseError::UnknownTensor(name.to_owned()))?;
+            (self.arguments.set_tensor(name, desc)).map_err(|_| unknown())?;
         }
         Ok(())
     }
@@ -330,20 +340,34 @@ const LABELS: [&str; 8] = [
     "run_as_bsh",
 ];
 
+/// The names of a line, and what they take.
+const NAMES: [(&str, &str); 12] = [
+    ("id", STRING),
+    ("op", STRING),
+    ("about", STRING),
+    (
+        "expect",
+        "`accept` or `reject`, or an object of them by release",
+    ),
+    ("artefact", "`true` or `false`"),
+    ("inputs", TENSORS),
+    ("outputs", TENSORS),
+    ("attrs", "an object of attributes by name"),
+    ("release", "a CANN release"),
+    ("soc", "a chip's name"),
+    (
+        "op_version",
+        "the number of one of the operator's versions, from 1 on",
+    ),
+    ("status", "a number, or an object of them by release"),
+];
+const STRING: &str = "a string";
+const TENSORS: &str = "an object of tensors by name";
+
 /// Describes the value that a name takes; `None` for an unknown name.
 fn takes(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "id" | "op" | "about" => "a string",
-        "expect" => "`accept` or `reject`, or an object of them by release",
-        "artefact" => "`true` or `false`",
-        "inputs" | "outputs" => "an object of tensors by name",
-        "attrs" => "an object of attributes by name",
-        "release" => "a CANN release",
-        "soc" => "a chip's name",
-        "op_version" => "the number of one of the operator's versions, from 1 on",
-        "status" => "a number, or an object of them by release",
-        _ => return None,
-    })
+    let known = NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, takes)| *takes)
 }
 
 /// Reads a verdict.

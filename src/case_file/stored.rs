@@ -1,6 +1,7 @@
 //! The tensors of a file: their names, and the element types of those that are stored as U8.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::path::Path;
 
 use ascend_spec::DType;
@@ -76,7 +77,10 @@ impl Stored {
             }
         }
         if let Some((name, _)) = self.entries.iter().find(|(_, (_, there))| !there) {
-            return Err(CaseError::UnknownKey(format!("{STORED}{name}")));
+            return Err(CaseError::unknown_key(
+                &format!("{STORED}{name}"),
+                iter::empty(),
+            ));
         }
         for (name, found) in lists {
             let members = members(name, found)?;

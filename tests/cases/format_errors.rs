@@ -32,8 +32,11 @@ fn names_that_the_reader_does_not_know_are_errors() {
             ("op", "flash_attention_score"),
             "a case of flash_attention_score",
         ),
-        (("scale_value", "1"), "unknown metadata key \"scale_value\""),
-        (("Num_heads", "1"), "unknown metadata key \"Num_heads\""),
+        (("scale_value", "1"), "unknown key \"scale_value\""),
+        (
+            ("Num_heads", "1"),
+            "unknown key \"Num_heads\": did you mean `num_heads`?",
+        ),
         (
             ("prefix", "[1]"),
             "\"prefix\" is no argument of fused_infer_attention_score",
@@ -57,7 +60,7 @@ fn names_that_the_reader_does_not_know_are_errors() {
     for name in names {
         let error = error(&with_tensors(&[(name, "F16", &[1], 2)]));
         assert!(
-            matches!(&error, CaseError::UnknownTensor(given) if given == name),
+            matches!(&error, CaseError::UnknownTensor { name: given, .. } if given == name),
             "{error}"
         );
     }
@@ -218,7 +221,7 @@ fn required_tensors_and_whole_lists_are_needed() {
     assert!(!text.contains("query"), "{text}");
     // More digits than any number has.
     let error = error(&list(&["key.18446744073709551616"]));
-    assert!(matches!(error, CaseError::UnknownTensor(_)), "{error}");
+    assert!(matches!(error, CaseError::UnknownTensor { .. }), "{error}");
 }
 
 #[test]

@@ -110,7 +110,7 @@ fn what_the_operator_does_not_have_is_refused_by_name() {
         ),
         (
             ("\"cache_mode\"", "\"cash_mode\""),
-            "unknown metadata key \"cash_mode\"",
+            "unknown key \"cash_mode\": did you mean `cache_mode`?",
         ),
         (
             ("\"block_tables\"", "\"block_table\""),

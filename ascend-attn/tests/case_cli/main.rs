@@ -172,7 +172,7 @@ fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
     assert_eq!(last_line(&output), "1 passed, 2 failed");
     let stdout = text(&output.stdout);
     assert!(
-        stdout.contains("unknown metadata key \"sparse_moda\""),
+        stdout.contains("unknown key \"sparse_moda\": did you mean `sparse_mode`?"),
         "{stdout}"
     );
     assert!(stdout.contains("not a safetensors file"), "{stdout}");
