@@ -42,8 +42,9 @@ fn decode_on(target: Target, bencher: divan::Bencher<'_, '_>, batch: i64) {
         attention_out: Some(desc(DType::Bf16, &[batch, 32, 1, 128])),
         ..FiaCall::new("BNSD")
     };
+    let version = Version::chosen_on(&call, Version::V1, target);
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, target);
+        let problem = divan::black_box(&call).check(version, target);
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });
@@ -80,8 +81,9 @@ fn step_on(target: Target, bencher: divan::Bencher<'_, '_>, batch: i64) {
         attention_out: Some(desc(DType::Bf16, &[batch, 32, 128])),
         ..FiaCall::new("TND")
     };
+    let version = Version::chosen_on(&call, Version::V1, target);
     bencher.bench_local(|| {
-        let problem = divan::black_box(&call).check(Version::V1, target);
+        let problem = divan::black_box(&call).check(version, target);
         let problem = problem.map(|problem| problem.lint(&[]).is_ok());
         assert!(matches!(problem, Ok(true)));
     });
