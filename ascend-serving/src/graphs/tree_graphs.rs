@@ -324,15 +324,15 @@ impl TreeVerification {
             softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()),
         };
         let Some(([of_nodes, of_cached], _)) = two else {
-            let call = capture.attention(&self.one_call(mask.clone()), longest, &over_cache)?;
-            return Ok(capture.launch_into(call, &over_cache, &mut output)?);
+            let call = capture.attention(&self.one_call(mask.clone()), longest, over_cache)?;
+            return Ok(capture.launch_into(call, over_cache, &mut output)?);
         };
         let calls = self.two_calls(mask.clone(), tensors.query_rope.is_some());
         let own = tensors.of_nodes();
-        let nodes = calls.nodes.plan(&own)?;
-        nodes.launch_into(capture, &own, &mut of_nodes.clone())?;
-        let cached = capture.attention(&calls.context, longest, &over_cache)?;
-        capture.launch_into(cached, &over_cache, &mut of_cached.clone())?;
+        let nodes = calls.nodes.plan(own)?;
+        nodes.launch_into(capture, own, &mut of_nodes.clone())?;
+        let cached = capture.attention(&calls.context, longest, over_cache)?;
+        capture.launch_into(cached, over_cache, &mut of_cached.clone())?;
         let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
         let merge = TwoCalls::merge().plan(&parts)?;
         Ok(merge.launch_into(capture, &parts, &mut output)?)

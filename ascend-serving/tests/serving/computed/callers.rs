@@ -1,0 +1,300 @@
+//! Whoever computes tokens besides a plain step: layers with windows, writes by hand, graphs, trees, encoders.
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::bf16;
+use ascend_serving::kv::{CacheShape, CacheWrite, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    CrossAttention, DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedMetadata,
+    GroupedRequest, GroupedSequence, LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
+};
+
+use crate::harness;
+use crate::tokens::{DIM, dense, packed, row};
+
+use super::{Engine, LAYERS, PAD, distance, names};
+
+/// Blocks in front of a window are given back, and steps go on.
+#[test]
+fn windows_slide() {
+    let stream = harness::stream();
+    let window = NonZeroUsize::new(100).unwrap();
+    let group = |layers: Vec<usize>, causality| {
+        let shape = CacheShape::new(layers.len(), 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
+        let backends = Backends::none().with(FusedAttention);
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        LayerGroup::new(layers, causality, attention)
+    };
+    let groups = [
+        group(vec![0], Causality::Causal),
+        group(vec![1, 2], Causality::Window(window)),
+    ];
+    let mut attention = GroupedAttention::new(LAYERS, groups).unwrap();
+    let mut sequence = attention.sequence();
+    let mut tokens: Vec<u64> = Vec::new();
+    let run = |attention: &mut GroupedAttention<bf16>,
+               tokens: &[u64],
+               metadata: &GroupedMetadata,
+               layers| {
+        let mut step = attention.begin(&stream, metadata)?;
+        let new = metadata.tokens();
+        let names = &tokens[tokens.len() - new..];
+        for layer in 0..layers {
+            let [query, key, value] = [0, 1, 2].map(|what| packed(&stream, names, layer, what, 1));
+            let output = step.forward(layer, (&query, &key, &value))?;
+            let got = output.download(&stream)?;
+            let first = match layer {
+                0 => 0,
+                _ => tokens.len().saturating_sub(100),
+            };
+            let shape = AttentionShape::new(1, 1, DIM);
+            let want = dense(tokens, layer, shape, |key| key >= first);
+            let away = distance(&got[(new - 1) * DIM..], &want);
+            assert!(away < 3e-2, "layer {layer}: {away} away");
+        }
+        step.end()
+    };
+    for new in [300, 1, 90, 1] {
+        tokens.extend(names(tokens.len() as u64 + 1, new));
+        attention.grow(&stream, &mut sequence, new).unwrap();
+        let request = GroupedRequest::of(&sequence, new);
+        let metadata = attention
+            .metadata(&[request], StatePolicy::default())
+            .unwrap();
+        run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
+    }
+    assert!(sequence.group(1).unwrap().given_back() > 0);
+    // A layer of the second group is left out, then the step is forgotten.
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    tokens.push(9000);
+    let of = |attention: &GroupedAttention<bf16>, sequence: &GroupedSequence, new| {
+        let request = GroupedRequest::of(sequence, new);
+        attention.metadata(&[request], StatePolicy::default())
+    };
+    let metadata = of(&attention, &sequence, 1).unwrap();
+    let why = run(&mut attention, &tokens, &metadata, 2).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    tokens.push(9001);
+    let stale = run(&mut attention, &tokens, &metadata, LAYERS).unwrap_err();
+    assert!(stale.breaks(&rules::SEQUENCE_CHANGED), "{stale}");
+    let behind = of(&attention, &sequence, 1).unwrap();
+    let why = run(&mut attention, &tokens, &behind, LAYERS).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+    let both = of(&attention, &sequence, 2).unwrap();
+    run(&mut attention, &tokens, &both, LAYERS).unwrap();
+    // The layers of one group alone: the tokens count for no group, and the step can begin again.
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    tokens.push(9002);
+    let metadata = of(&attention, &sequence, 1).unwrap();
+    let why = run(&mut attention, &tokens, &metadata, 1).unwrap_err();
+    assert!(why.to_string().contains("without layers 1 to 2"), "{why}");
+    run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
+    let twice = of(&attention, &sequence, 1).unwrap();
+    let again = attention.begin(&stream, &twice).map(drop).unwrap_err();
+    assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
+    // A fork has the tokens of every group, and a fault names the layer by the model's number.
+    let mut fork = sequence.fork();
+    attention.grow(&stream, &mut fork, 1).unwrap();
+    tokens.push(9003);
+    let metadata = of(&attention, &fork, 1).unwrap();
+    let [query, wrong] = [1, 2].map(|heads| packed(&stream, &[9003], 1, 0, heads));
+    let mut begun = attention.begin(&stream, &metadata).unwrap();
+    let wrong = begun.forward(2, (&query, &wrong, &wrong)).unwrap_err();
+    assert!(
+        wrong.to_string().contains("layer 2 of the model"),
+        "{wrong}"
+    );
+    drop(begun);
+    run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
+}
+
+/// Tokens that come from elsewhere: a host cache, another rank, launches of one's own.
+#[test]
+fn tokens_that_are_written_by_hand_are_named() {
+    let mut engine = Engine::new(4);
+    let mut tokens = names(1, 140);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &tokens);
+
+    // To the host, and back into other blocks.
+    let cache = engine.attention.cache();
+    let blocks = sequence.row().to_vec();
+    let mut host = Vec::new();
+    for layer in 0..LAYERS {
+        let of = cache.layer(layer).unwrap();
+        let saved = [&of.key, &of.value].map(|tensor| {
+            let blocks = blocks.iter().map(|block| {
+                let place = tensor.narrow(0, *block..block + 1).unwrap();
+                place.download(&engine.stream).unwrap()
+            });
+            blocks.collect::<Vec<_>>()
+        });
+        host.push(saved);
+    }
+    let _elsewhere = engine.attention.cache().pool().allocate().unwrap();
+    sequence.truncate(0).unwrap();
+    assert_eq!(engine.computed(&sequence), 0);
+    engine.grow(&mut sequence, 140);
+    let cache = engine.attention.cache();
+    for (layer, saved) in host.iter().enumerate() {
+        let of = cache.layer(layer).unwrap();
+        for (tensor, saved) in [&of.key, &of.value].into_iter().zip(saved) {
+            for (block, numbers) in sequence.row().iter().zip(saved) {
+                let place = tensor.narrow(0, *block..block + 1).unwrap();
+                let from = engine.stream.upload(numbers, place.shape()).unwrap();
+                place.copy_from(&engine.stream, &from).unwrap();
+            }
+        }
+    }
+    let more = cache.mark_computed(&sequence, 141).unwrap_err();
+    assert_eq!(more.rule, &rules::SEQUENCE_LENGTH);
+    let foreign = Engine::new(4);
+    let other = foreign.attention.cache().mark_computed(&sequence, 1);
+    assert_eq!(other.unwrap_err().rule, &rules::BLOCK_POOL);
+    cache.mark_computed(&sequence, 140).unwrap();
+    tokens.push(500);
+    engine.add(&mut sequence, &tokens);
+
+    // Writes of one's own.
+    let (cache, stream) = (engine.attention.cache_mut(), &engine.stream);
+    let slots = cache.grow(stream, &mut sequence, 2).unwrap();
+    tokens.extend([501, 502]);
+    let rows = |layer, what| packed::<bf16>(stream, &[501, 502], layer, what, 1);
+    let write = CacheWrite::plan(cache, stream, &slots, &rows(0, 1), &rows(0, 2)).unwrap();
+    for layer in 0..LAYERS {
+        cache
+            .write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2))
+            .unwrap();
+    }
+    cache.mark_computed(&sequence, sequence.len()).unwrap();
+    tokens.push(503);
+    engine.add(&mut sequence, &tokens);
+}
+
+#[test]
+fn replayed_steps_are_recorded() {
+    let mut engine = Engine::new(4);
+    let limits = GraphLimits::new([1], 256);
+    let mut graphs = engine
+        .attention
+        .capture(&engine.stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 20);
+    engine.grow(&mut sequence, 20);
+    engine.grow(&mut sequence, 1);
+    tokens.push(30);
+    let mut replay =
+        |engine: &Engine, metadata: &mut AttentionMetadata, tokens: &[u64], layers: usize| {
+            let stream = &engine.stream;
+            let mut step = graphs.begin(stream, metadata)?;
+            for layer in 0..layers {
+                let name = &tokens[tokens.len() - 1..];
+                let [query, key, value] =
+                    [0, 1, 2].map(|what| packed(stream, name, layer, what, 1));
+                let output = step.forward(layer, (&query, &key, &value))?;
+                let got = output.download(stream)?;
+                let want = dense(tokens, layer, AttentionShape::new(1, 1, DIM), |_| true);
+                let away = distance(&got[..DIM], &want);
+                assert!(away < 3e-2, "{away} away");
+            }
+            step.end()
+        };
+    let mut decode = engine.metadata(&sequence, 1);
+    let gap = replay(&engine, &mut decode, &tokens, LAYERS).unwrap_err();
+    assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
+    let prompt = engine.metadata(&sequence, 21);
+    engine.step(&prompt, &tokens);
+
+    // By graphs, then without, then by graphs.
+    engine.grow(&mut sequence, 1);
+    tokens.push(31);
+    let mut decode = engine.metadata(&sequence, 1);
+    replay(&engine, &mut decode, &tokens, LAYERS).unwrap();
+    tokens.push(32);
+    engine.add(&mut sequence, &tokens);
+    let stale = replay(&engine, &mut decode, &tokens, LAYERS).unwrap_err();
+    assert!(stale.breaks(&rules::SEQUENCE_CHANGED), "{stale}");
+    engine.grow(&mut sequence, 1);
+    tokens.push(33);
+    let mut decode = engine.metadata(&sequence, 1);
+    let missing = replay(&engine, &mut decode, &tokens, 1).unwrap_err();
+    assert!(missing.breaks(&rules::STEP_LAYERS_MISSING), "{missing}");
+    assert_eq!(engine.computed(&sequence), 23);
+    let mut decode = engine.metadata(&sequence, 1);
+    replay(&engine, &mut decode, &tokens, LAYERS).unwrap();
+    assert_eq!(engine.computed(&sequence), 24);
+}
+
+#[test]
+fn trees_are_verified_behind_computed_tokens() {
+    let mut engine = Engine::new(4);
+    let verification = TreeVerification::new(engine.attention.shape());
+    let limits = GraphLimits::new([1], 256).tokens_each(3);
+    let mut graphs = verification
+        .capture(&engine.stream, engine.attention.cache(), &limits)
+        .unwrap();
+    let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
+    let mut sequence = engine.sequence();
+    engine.grow(&mut sequence, 20);
+    let request = TreeRequest {
+        sequence: &sequence,
+        tree: &tree,
+    };
+    let gap = graphs.begin(&engine.stream, &[request]).map(drop);
+    let gap = gap.unwrap_err();
+    assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
+    let metadata = engine.metadata(&sequence, 20);
+    engine.step(&metadata, &names(1, 20));
+    let request = TreeRequest {
+        sequence: &sequence,
+        tree: &tree,
+    };
+    assert!(graphs.begin(&engine.stream, &[request]).is_ok());
+}
+
+#[test]
+fn encoder_tokens_are_read_once_all_layers_have_them() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let cache = || PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PAD).unwrap();
+    let mut cross = CrossAttention::new(AttentionShape::new(1, 1, DIM), cache()).unwrap();
+    let mut encoded = Sequence::new(cross.cache().pool());
+    let own = cache();
+    let mut sequence = Sequence::new(own.pool());
+    let _ = sequence.grow(1).unwrap();
+    let settings = BatchSettings::of(&own, Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    let rows = |layer, what| packed::<bf16>(&stream, &[7, 8, 9], layer, what, 1);
+    let encode = |cross: &mut CrossAttention<bf16>, encoded: &mut Sequence, layers: &[usize]| {
+        let mut encoding = cross.encode(&stream, &mut [(encoded, 3)])?;
+        for &layer in layers {
+            encoding.write(layer, &rows(layer, 1), &rows(layer, 2))?;
+        }
+        encoding.end()
+    };
+    for (layers, rule) in [
+        (&[0, 1][..], &rules::STEP_LAYERS_MISSING),
+        (&[0, 1, 1], &rules::STEP_LAYER_REPEATED),
+    ] {
+        let why = encode(&mut cross, &mut encoded, layers).unwrap_err();
+        assert!(why.breaks(rule), "{why}");
+        let why = cross.begin(&stream, &metadata, &[&encoded]).map(drop);
+        let why = why.unwrap_err();
+        assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+        encoded.truncate(0).unwrap();
+    }
+    encode(&mut cross, &mut encoded, &[0, 1, 2]).unwrap();
+    let mut step = cross.begin(&stream, &metadata, &[&encoded]).unwrap();
+    for layer in 0..LAYERS {
+        let query = stream.upload(&row(9, layer, 0, 1), [1, 1, DIM]).unwrap();
+        let output = step.forward(layer, &query).unwrap();
+        let got = output.download(&stream).unwrap();
+        let want = dense(&[7, 8, 9], layer, AttentionShape::new(1, 1, DIM), |_| true);
+        let away = distance(&got, &want);
+        assert!(away < 3e-2, "{away} away");
+    }
+}

@@ -1,0 +1,152 @@
+//! Blocks that several sequences hold: forks and prefixes are read, and what others read is not written.
+
+use ascend_serving::{BatchRequest, Causality, PrefixCache, rules};
+
+use super::{Engine, names};
+
+#[test]
+fn forks_have_what_was_computed_of_them() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 130);
+    engine.add(&mut sequence, &tokens);
+    let mut late = sequence.fork();
+    let mut prefix = sequence.share_prefix(129).unwrap();
+    tokens.push(200);
+    engine.add(&mut late, &tokens);
+    let mut other = names(1, 129);
+    other.extend([300, 301]);
+    engine.add(&mut prefix, &other);
+    tokens.truncate(130);
+    tokens.push(400);
+    engine.add(&mut sequence, &tokens);
+}
+
+/// A forgotten `grow` would write over tokens that another sequence or the prefix reads.
+#[test]
+fn tokens_that_another_sequence_reads_are_not_written_again() {
+    let mut engine = Engine::new(8);
+    let pool = engine.attention.cache().pool().clone();
+    let mut prefixes = PrefixCache::<u64>::new(&pool, Causality::Causal).unwrap();
+    let mut tokens = names(1, 128);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &tokens);
+    prefixes.insert(b"", &tokens, &sequence).unwrap();
+    tokens.push(300);
+    let fork = sequence.fork();
+    drop(sequence);
+    let hit = prefixes.share(b"", &tokens).unwrap();
+    for mut sequence in [fork, hit] {
+        let again = engine.of_request(BatchRequest::of(&sequence, 1));
+        assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
+        engine.add(&mut sequence, &tokens);
+        // Its last block is its own.
+        engine.metadata(&sequence, 1);
+    }
+}
+
+/// Both would write their next token into one block.
+#[test]
+fn a_fork_in_front_of_the_step_that_computes_its_tokens_is_refused() {
+    for tokens in [50, 128] {
+        let mut engine = Engine::new(8);
+        let mut sequence = engine.sequence();
+        let mut names = names(1, tokens);
+        engine.add(&mut sequence, &names);
+        engine.grow(&mut sequence, 1);
+        let early = engine.metadata(&sequence, 1);
+        let mut fork = sequence.fork();
+        names.push(200);
+        // Before and after the fork.
+        assert_eq!(engine.refused(&early, &names).rule, &rules::TABLE_SHARED);
+        let late = engine.of_request(BatchRequest::of(&sequence, 1));
+        let late = late.unwrap_err();
+        assert_eq!(late.rule, &rules::TABLE_SHARED);
+        let says = format!("`truncate` its sequence to {tokens}");
+        assert!(late.fix.contains(&says), "{late}");
+        // As it says, once for either of them.
+        fork.truncate(tokens).unwrap();
+        engine.add(&mut fork, &names);
+        let alone = engine.metadata(&sequence, 1);
+        engine.step(&alone, &names);
+        for mut sequence in [sequence, fork] {
+            let mut names = names.clone();
+            names.push(300);
+            engine.add(&mut sequence, &names);
+        }
+    }
+}
+
+/// A fork that comes and goes leaves the block to its sequence.
+#[test]
+fn a_fork_that_is_dropped_again_hurts_nobody() {
+    let mut engine = Engine::new(2);
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 50);
+    engine.add(&mut sequence, &tokens);
+    engine.grow(&mut sequence, 1);
+    tokens.push(60);
+    let metadata = engine.metadata(&sequence, 1);
+    drop(sequence.fork());
+    engine.step(&metadata, &tokens);
+}
+
+/// Of blocks that another sequence holds none is written, whichever of them they are.
+#[test]
+fn a_block_behind_the_first_may_be_shared_too() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 300));
+    let made_before = engine.metadata_again(&sequence, 300);
+    let mut fork = sequence.fork();
+    fork.drop_before(128).unwrap();
+    let again = engine.of_request(BatchRequest::of(&sequence, 300).recompute());
+    assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
+    let refused = engine.refused(&made_before, &names(1, 300));
+    assert_eq!(refused.rule, &rules::TABLE_SHARED);
+}
+
+/// Who computes tokens once more takes them back and grows by them, which copies the block that others read.
+#[test]
+fn shared_tokens_are_computed_once_more_in_a_copied_block() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    let tokens = names(1, 130);
+    engine.add(&mut sequence, &tokens);
+    let mut fork = sequence.fork();
+    let refused = engine.of_request(BatchRequest::of(&fork, 1).recompute());
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.rule, &rules::TABLE_SHARED);
+    assert!(
+        refused.fix.contains("`truncate` its sequence to 129"),
+        "{refused}"
+    );
+    fork.truncate(129).unwrap();
+    engine.add(&mut fork, &tokens);
+    engine.metadata_again(&fork, 1);
+    engine.metadata(&sequence, 1);
+}
+
+#[test]
+fn prefixes_are_found_once_they_are_computed() {
+    let mut engine = Engine::new(8);
+    let pool = engine.attention.cache().pool().clone();
+    let mut prefixes = PrefixCache::<u64>::new(&pool, Causality::Causal).unwrap();
+    let mut tokens = names(1, 140);
+    let mut sequence = engine.sequence();
+    engine.grow(&mut sequence, 140);
+    let early = prefixes.insert(b"", &tokens, &sequence).unwrap_err();
+    assert_eq!(early.rule, &rules::SEQUENCE_GAP);
+    let metadata = engine.metadata(&sequence, 140);
+    engine.step(&metadata, &tokens);
+    // Tokens behind the last full block need not be computed.
+    engine.grow(&mut sequence, 1);
+    tokens.push(600);
+    assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
+    drop(sequence);
+    let mut hit = prefixes.share(b"", &tokens).unwrap();
+    assert_eq!((hit.len(), engine.computed(&hit)), (128, 128));
+    tokens.truncate(128);
+    tokens.extend(names(700, 3));
+    engine.add(&mut hit, &tokens);
+}
