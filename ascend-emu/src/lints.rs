@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// time.
 const MOST_SITES: usize = 8;
 
-/// The sites that were reported, by operator and lint; a site is a hash of the tensors' descriptions.
+/// The sites that were reported, by operator and lint; a site is a hash of the tensors' descriptions. A deprecated
+/// version has one site.
 static REPORTED: Lock<BTreeMap<(&str, &str), Vec<u64>>> = Lock::new(BTreeMap::new());
 
 /// Whether lints are reported if `ASCEND_EMU_LINTS` is not set.
@@ -42,11 +43,12 @@ fn mode() -> Lints {
         })
 }
 
-/// Reports a lint that a call breaks, once for each description of its tensors.
+/// Reports a lint that a call breaks, once for each description of its tensors, and that its version is deprecated once
+/// for all calls: that is no fault of any of them.
 ///
 /// # Errors
-/// The lint, where lints are errors. A lint by which the device may access memory outside of the tensors is also an
-/// error where checks are strict.
+/// The lint, where lints are errors, unless it is a deprecation. A lint by which the device may access memory outside of
+/// the tensors is also an error where checks are strict.
 fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,
@@ -56,13 +58,18 @@ fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
     if mode == Lints::Off {
         return Ok(());
     }
-    let (rule, tensors) = (lint.rule, tensors(arguments));
+    let rule = lint.rule;
+    let tensors = match rule.is_deprecation() {
+        true => String::new(),
+        false => format!("; the call's tensors: {}", tensors(arguments)),
+    };
     let reach = match rule.overruns {
         true => format!("; the device may leave the tensors: {}", rule.reach),
         false => String::new(),
     };
-    let text = format!("{symbol}: {lint}{reach}; the call's tensors: {tensors}");
-    if mode == Lints::Error || (rule.overruns && check().is_strict()) {
+    let text = format!("{symbol}: {lint}{reach}{tensors}");
+    let is_error = mode == Lints::Error && !rule.is_deprecation();
+    if is_error || (rule.overruns && check().is_strict()) {
         return Err(failure!(ACLNN_INNER, "{text}"));
     }
     let mut hasher = DefaultHasher::new();

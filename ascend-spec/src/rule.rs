@@ -501,6 +501,11 @@ const HARDWARE: [(&str, &str); 13] = [
 ];
 
 impl Rule {
+    /// Whether the rule is a lint that asks for a newer version of an operator, and says nothing of the call.
+    pub fn is_deprecation(&self) -> bool {
+        self.id.ends_with(".deprecated")
+    }
+
     /// Returns where the book lists public reports of hardware that treats calls under this rule differently: a page
     /// of `docs/src`, and a part of it.
     pub fn hardware_reports(&self) -> Option<String> {

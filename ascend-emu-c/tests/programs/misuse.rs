@@ -44,6 +44,12 @@ fn a_lint_is_told_with_what_mends_the_call() {
     let strict = with(&program, libraries.path(), "ASCEND_EMU_CHECK", "strict");
     assert!(strict.status.success(), "{}", stderr(&strict));
     assert_eq!(stderr(&strict), told);
+    // Its version is no fault of a call.
+    let right = compile("two_phase.c", &["-std=c99"], libraries.path());
+    let deprecated = with(&right, libraries.path(), "ASCEND_EMU_LINTS", "error");
+    let told = stderr(&deprecated);
+    assert!(deprecated.status.success(), "{told}");
+    assert_eq!(told.matches("version.deprecated").count(), 1, "{told}");
 }
 
 #[test]

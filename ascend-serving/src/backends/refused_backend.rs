@@ -8,6 +8,7 @@ use ascend_attention::spec::{Cann, Level, Rule, Target};
 
 use crate::error::Error;
 use crate::kv::too_many_blocks;
+use crate::rules;
 
 /// A backend that could not serve a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,10 +97,30 @@ pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
     }
 }
 
+/// The rules by which backends refuse steps that they are not made for.
+const OTHER_STEPS: [&Rule; 11] = [
+    &rules::BACKEND_STEP,
+    &rules::BACKEND_DECODE,
+    &rules::BACKEND_SPLIT,
+    &rules::BACKEND_TWO_CALLS,
+    &rules::BACKEND_MASK,
+    &rules::BACKEND_CHUNK,
+    &rules::BACKEND_QUANTISED,
+    &rules::BACKEND_MX_FP8,
+    &rules::BACKEND_LATENT,
+    &rules::BACKEND_CASCADE,
+    &rules::BACKEND_SHARED_PREFIX,
+];
+
 /// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,
-/// then calls that the operator refuses, then what backends do not serve.
+/// then calls that the operator refuses, then what backends do not serve. Where the operator refuses a call, backends
+/// for other steps are named without their reasons.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    let mut in_order: Vec<&RefusedBackend> = refused.iter().collect();
+    let is_planned = refused.iter().any(RefusedBackend::is_by_operator);
+    let serves_others = |refused: &&RefusedBackend| {
+        is_planned && OTHER_STEPS.iter().any(|rule| refused.why.breaks(rule))
+    };
+    let (others, mut in_order): (Vec<_>, Vec<_>) = refused.iter().partition(serves_others);
     in_order.sort_by_key(|refused| (refused.taken_by.is_none(), !refused.is_by_operator()));
     // Backends with the same reason are listed together.
     let mut by_reason: Vec<(Vec<&str>, String)> = Vec::new();
@@ -118,6 +139,10 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
         }
         _ => reasons.collect(),
     };
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().map(|other| other.name).collect();
+        reasons.push(format!("{}: for other steps", names.join(", ")));
+    }
     reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
     Error::NoBackend {
