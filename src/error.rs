@@ -122,7 +122,7 @@ pub enum Error {
         "the call needs {needed} or newer{why}, and {library} exports none: install CANN {since} or newer"
     )]
     OperatorVersion {
-        /// The oldest version that can express the call on this product.
+        /// The version that the call is made with where the library has it.
         needed: &'static str,
         /// Why no older version would do; empty if none is older.
         why: &'static str,

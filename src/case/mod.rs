@@ -23,7 +23,7 @@
 //! | `atten_mask_kind` | `none`; `tensor`: the tensor `atten_mask`; `compressed`: the standard mask of the sparse mode, which the reader makes; absent follows from whether there is an `atten_mask` |
 //! | `soc` | the chip that the call is for, such as `Ascend910B1`; absent is any |
 //! | `cann` | the release that the call is for, such as `9.1.0`; absent is any |
-//! | `op_version` | the version of the operator that the call goes to, counted from 1, or the next that a product has; absent is the oldest that can express it |
+//! | `op_version` | the version of the operator that the call goes to, counted from 1, or the next that a product has; absent is the one that a call is made with: the oldest that can express it and is not deprecated |
 //! | `dtype.<tensor>` | `int4`, `float4_e2m1`, `float8_e4m3fn`, `float8_e8m0` or `hifloat8`: the element type of a tensor that the file stores as U8; that of `key` holds for `key.0` and so on, too |
 //! | `out_dtype` | element type of `attention_out` of FusedInferAttentionScore and PromptFlashAttention, such as `int8`, `bfloat16` or `hifloat8`; absent is what the inputs imply |
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)`; one may be left out for 0 |

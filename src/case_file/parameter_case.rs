@@ -20,7 +20,7 @@ use super::{CaseError, metadata};
 /// | `soc` | chip, as CANN names it |
 /// | `release` | the CANN release that the call is for, and that `expect` is the verdict of |
 /// | `op` | operator; without it FusedInferAttentionScore |
-/// | `op_version` | version of the operator; without it the oldest that can express the call |
+/// | `op_version` | version of the operator; without it the oldest that can express the call and is not deprecated |
 /// | `status` | CANN's status of a rejected call, or an object from release to status |
 /// | `artefact` | `true` if the verdict depends on something that a caller of the C API cannot express |
 ///

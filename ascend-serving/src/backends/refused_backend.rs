@@ -114,13 +114,17 @@ const OTHER_STEPS: [&Rule; 11] = [
 
 /// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,
 /// then calls that the operator refuses, then what backends do not serve. Where the operator refuses a call, backends
-/// for other steps are named without their reasons.
+/// for other steps are named with no more than the rule.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
     let is_planned = refused.iter().any(RefusedBackend::is_by_operator);
-    let serves_others = |refused: &&RefusedBackend| {
-        is_planned && OTHER_STEPS.iter().any(|rule| refused.why.breaks(rule))
-    };
-    let (others, mut in_order): (Vec<_>, Vec<_>) = refused.iter().partition(serves_others);
+    let (mut others, mut in_order) = (Vec::new(), Vec::new());
+    for refused in refused {
+        let mut by = OTHER_STEPS.iter().filter(|rule| refused.why.breaks(rule));
+        match by.next().filter(|_| is_planned) {
+            Some(rule) => others.push(format!("{} ({})", refused.name, rule.id)),
+            None => in_order.push(refused),
+        }
+    }
     in_order.sort_by_key(|refused| (refused.taken_by.is_none(), !refused.is_by_operator()));
     // Backends with the same reason are listed together.
     let mut by_reason: Vec<(Vec<&str>, String)> = Vec::new();
@@ -140,8 +144,7 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
         _ => reasons.collect(),
     };
     if !others.is_empty() {
-        let names: Vec<&str> = others.iter().map(|other| other.name).collect();
-        reasons.push(format!("{}: for other steps", names.join(", ")));
+        reasons.push(format!("for other steps: {}", others.join(", ")));
     }
     reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));

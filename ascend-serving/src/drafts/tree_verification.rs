@@ -27,8 +27,8 @@ use super::DraftTree;
 /// rows.
 ///
 /// Latent attention ([`CacheShape::latent`](crate::kv::CacheShape::latent)) is verified with absorbed queries, and by
-/// a single call where the device's product and release have a mask for trees, sparse mode 9, which CANN takes with
-/// rotary parts alone:
+/// a single call where the device's product and release have a mask for trees, sparse mode 9, which CANN takes only
+/// with rotary parts:
 ///
 /// | heads | target | calls |
 /// |---|---|---|
@@ -58,7 +58,7 @@ pub struct TreeTensors<'a, T: Element> {
     pub key: &'a Tensor<T>,
     /// Values of the nodes; with latents their rotary keys, `[B, 1, nodes, 64]`.
     pub value: &'a Tensor<T>,
-    /// The rotary parts of absorbed queries, `[B, N, nodes, 64]`, for a cache of latents alone.
+    /// The rotary parts of absorbed queries, `[B, N, nodes, 64]`; only for a cache of latents.
     pub query_rope: Option<&'a Tensor<T>>,
     /// The layer's cache.
     pub cache: &'a LayerCache<T>,

@@ -10,8 +10,8 @@ use crate::kv::StepProgress;
 use crate::rules;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
-/// before, keys and values are missing from the cache: the next step of the sequences is refused, and a warning is
-/// given. After an error no warning is given, because the caller has got the error.
+/// before, a warning is given; where the step writes keys and values, they are missing from the cache, and the next step
+/// of the sequences is refused. After an error no warning is given, because the caller has got the error.
 #[derive(Debug)]
 pub(crate) struct QueuedLayers {
     queued: Vec<bool>,
@@ -112,11 +112,18 @@ impl QueuedLayers {
         if self.missing == 0 {
             return Ok(());
         }
+        let again = match self.progress.is_empty() {
+            true => "begin the step again and queue every layer",
+            false => {
+                "begin the step again with the same metadata and queue every layer: its tokens do not count as computed \
+                 until then"
+            }
+        };
         Err(Violation::new(
             &rules::STEP_LAYERS_MISSING,
             format_args!("a step that ends without {}", self.missing_text()),
             format_args!("all {} layers", self.queued.len()),
-            "begin the step again with the same metadata and queue every layer: its tokens do not count as computed until then",
+            again,
         ))
     }
 
@@ -154,10 +161,12 @@ impl Drop for QueuedLayers {
         }
         let missing = self.missing_text();
         if !self.warned && !thread::panicking() {
-            tracing::warn!(
-                "a step of {} layers ended without {missing}: keys and values are missing from the cache",
-                self.queued.len()
-            );
+            let lost = match self.progress.is_empty() {
+                true => "",
+                false => ": keys and values are missing from the cache",
+            };
+            let layers = self.queued.len();
+            tracing::warn!("a step of {layers} layers ended without {missing}{lost}");
         }
         if self.wrote {
             let missing: Arc<str> = missing.into();

@@ -14,8 +14,8 @@ use super::graph_pool::GraphStep;
 use super::graph_tensors::GraphTensors;
 use super::tree_graphs::TreeBuffers;
 
-/// A verification in progress. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); drop it when the last layer is
-/// queued.
+/// A verification in progress. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it
+/// when the last layer is queued.
 pub struct TreeGraphStep<'a, T: Element> {
     /// The lease, which ends after the last replay.
     lease: StepLease<'a, Stream>,
@@ -88,12 +88,16 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         let copies = copies
             .into_iter()
             .chain(rope.map(|(from, to)| ("query_rope", from, to)));
-        self.bring(layer, &copies.collect::<Vec<_>>())?;
+        self.copy_in(layer, &copies.collect::<Vec<_>>())?;
         self.launch(layer)
     }
 
     /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, to the first requests in the graph's tensors.
-    fn bring(&self, layer: usize, copies: &[(&'static str, &Tensor<T>, &Tensor<T>)]) -> Result<()> {
+    fn copy_in(
+        &self,
+        layer: usize,
+        copies: &[(&'static str, &Tensor<T>, &Tensor<T>)],
+    ) -> Result<()> {
         let layers = self.step.layers();
         if layer >= layers {
             return Err(no_layer(layer, layers));
@@ -128,17 +132,31 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         if from.shape() == wanted {
             return Ok(());
         }
-        let rows = (size(from, 0), size(from, 2)) != (wanted[0], wanted[2]);
+        let (rule, fix) = match (size(from, 0), size(from, 2)) == (wanted[0], wanted[2]) {
+            true => (
+                &rules::STEP_HEADS,
+                "bring the heads of the `AttentionShape` and the cache that were captured",
+            ),
+            false => (
+                &rules::STEP_TOKENS,
+                "bring the requests of the step, and fill trees up to the captured nodes; what stands behind a tree means \
+                 nothing",
+            ),
+        };
         Err(Violation::new(
-            if rows {
-                &rules::STEP_TOKENS
-            } else {
-                &rules::STEP_HEADS
-            },
+            rule,
             format_args!("{name} {:?} in layer {layer}", from.shape()),
             format_args!("{wanted:?}: requests, heads, captured nodes, elements of a head"),
-            "fill trees up to the captured nodes; what stands behind a tree means nothing",
+            fix,
         ))
+    }
+
+    /// Ends the step, and checks that all its layers were queued.
+    ///
+    /// # Errors
+    /// As for [`Step::end`](crate::Step::end).
+    pub fn end(self) -> Result<()> {
+        self.step.end()
     }
 
     /// The log-sum-exps over all keys, `[size, N, nodes, 1]`, of the layer that was launched last; `None` where a

@@ -28,8 +28,8 @@ use super::tree_graph_step::TreeGraphStep;
 /// A graph has all calls of a layer and the merge. The mask of the trees is part of the buffers, so that each step has
 /// trees of its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
 ///
-/// Over a cache of latents the nodes are the last tokens of their sequences, in the cache before the layer is
-/// replayed. Elsewhere the nodes are no part of the cache.
+/// Over a cache of latents the nodes are in the cache before the layer is replayed; elsewhere they are no part of it
+/// ([`TreeRequest::sequence`]).
 ///
 /// ```
 /// use ascend_attention::{Runtime, bf16};
@@ -75,8 +75,8 @@ pub struct TreeGraphs<T: Element> {
 /// A request of a step that verifies drafted trees.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeRequest<'a> {
-    /// The cached tokens, all of which every node sees: one or more, none of them given back. Over a cache of latents
-    /// the nodes follow them in the sequence, too.
+    /// The request's sequence: one or more tokens before the tree, none of them given back, which every node sees. Over
+    /// a cache of latents, and only there, the nodes are its last tokens.
     pub sequence: &'a Sequence,
     /// The tree, whose nodes follow the cached tokens.
     pub tree: &'a DraftTree,
@@ -162,8 +162,10 @@ impl TreeVerification {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 nodes;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, a scale that is 0 or not finite, and sinks, which no verification has;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits of 0 keys;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is 0 or not finite, and for sinks, which no
+    /// verification has;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of one of
     /// the two calls, with latents where the single call is refused too; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
@@ -275,7 +277,7 @@ impl TreeVerification {
             })
         };
         let block_size = cache.pool().block_size();
-        let columns = keys.div_ceil(block_size.max(1)).max(1);
+        let columns = keys.div_ceil(block_size);
         Ok(TreeBuffers {
             block_table: BlockTable::zeroed(device, requests, columns, block_size)?,
             mask: Tensor::empty(device, [requests, nodes, nodes])?,
@@ -307,20 +309,20 @@ impl TreeVerification {
         let TreeBuffers {
             block_table,
             mask,
-            tensors: of,
+            tensors: captured,
             two,
         } = buffers;
         let tensors = TreeTensors {
-            query: &of.query,
-            key: &of.key,
-            value: &of.value,
-            query_rope: of.query_rope.as_ref(),
+            query: &captured.query,
+            key: &captured.key,
+            value: &captured.value,
+            query_rope: captured.query_rope.as_ref(),
             cache,
             block_table,
         };
         let over_cache = tensors.over_cache();
         let mut output = Output {
-            attention: of.output.clone(),
+            attention: captured.output.clone(),
             softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()),
         };
         let Some(([of_nodes, of_cached], _)) = two else {
@@ -393,8 +395,8 @@ impl<T: Element> TreeGraphs<T> {
         let mask = tree_mask(&trees, size, self.nodes.0)?;
         // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the
         // cache.
-        let dummies = size.saturating_sub(count);
-        let least = 1usize.saturating_add(form.cached_nodes(1));
+        let dummies = size - count;
+        let least = 1 + form.cached_nodes(1);
         let cached = requests.iter().map(|request| request.sequence.len());
         let cached = cached.chain(std::iter::repeat_n(least, dummies));
         let nodes = trees.iter().map(|tree| tree.nodes());
@@ -402,7 +404,7 @@ impl<T: Element> TreeGraphs<T> {
         let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
         self.limits.admits(&cached)?;
         let before = cached.iter().zip(&nodes);
-        let before = before.map(|(cached, nodes)| cached.saturating_sub(form.cached_nodes(*nodes)));
+        let before = before.map(|(cached, nodes)| cached - form.cached_nodes(*nodes));
         let of_step = TreeLengths {
             before: PerRequest::new(before.collect())?,
             cached: PerRequest::new(cached)?,
@@ -454,7 +456,7 @@ impl<T: Element> TreeGraphs<T> {
             return Err(Violation::new(
                 &rules::GRAPH_LENGTHS,
                 format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
-                format_args!("{} to {most}", nodes.saturating_add(1)),
+                format_args!("{} to {most}", nodes + 1),
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
             ));
         }
@@ -463,7 +465,7 @@ impl<T: Element> TreeGraphs<T> {
             &format_args!("request {at}"),
             StepTokens {
                 stamp: sequence.stamp(),
-                cached: held.saturating_sub(nodes),
+                cached: held - nodes,
                 len: held,
                 recompute: true,
             },

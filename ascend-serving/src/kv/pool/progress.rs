@@ -140,7 +140,7 @@ impl ProgressTable {
     }
 
     /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and unless they are to
-    /// be recomputed, tokens that were computed already or that a step in progress computes.
+    /// be recomputed, tokens that were computed already, and those of a sequence with a step in progress.
     fn check(
         &mut self,
         cache: Option<usize>,
@@ -159,6 +159,7 @@ impl ProgressTable {
         }
         // A pool without a cache of this crate has no progress; where several caches share the pool, the least
         // counts.
+        let is_open = self.progress(cache, stamp.place).any(|own| own.open > 0);
         let least = self
             .progress(cache, stamp.place)
             .min_by_key(|progress| progress.computed);
@@ -166,9 +167,11 @@ impl ProgressTable {
             Some(progress) if progress.computed < cached => {
                 Err(missing_tokens(whose, progress, cached, len))
             }
-            Some(progress) if cached < len && cached < progress.computed && !recompute => {
+            Some(_) if cached == len || recompute => Ok(()),
+            Some(progress) if cached < progress.computed => {
                 Err(computed_tokens(whose, cached, progress.computed, len))
             }
+            Some(_) if is_open => Err(open_tokens(whose, cached, len)),
             _ => Ok(()),
         }
     }
@@ -242,6 +245,19 @@ fn computed_tokens(
                 format!("the {new} tokens that no step has computed yet: `of(&sequence, {new})`")
             }
         },
+    )
+}
+
+#[cold]
+fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation {
+    Violation::new(
+        &rules::SEQUENCE_COMPUTED,
+        format_args!(
+            "tokens {cached} to {} of {whose}, of whose sequence a step is in progress",
+            len - 1
+        ),
+        "one step of a sequence at a time",
+        "queue all layers of the step in progress, or drop it, before the next step of its sequences begins",
     )
 }
 

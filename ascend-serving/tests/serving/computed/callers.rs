@@ -229,6 +229,33 @@ fn replayed_steps_are_recorded() {
     assert_eq!(engine.computed(&sequence), 24);
 }
 
+/// Two steps of one sequence would both write its next token.
+#[test]
+fn a_step_does_not_begin_while_another_of_its_sequence_is_in_progress() {
+    let mut engine = Engine::new(4);
+    let limits = GraphLimits::new([1], 256);
+    let mut graphs = engine
+        .attention
+        .capture(&engine.stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 20);
+    engine.add(&mut sequence, &tokens);
+    engine.grow(&mut sequence, 1);
+    tokens.push(30);
+    let stream = engine.stream.device().stream().unwrap();
+    let mut decode = engine.metadata(&sequence, 1);
+    let in_progress = graphs.begin(&stream, &mut decode).unwrap();
+    let metadata = engine.metadata(&sequence, 1);
+    let refused = engine.refused(&metadata, &tokens);
+    assert_eq!(refused.rule, &rules::SEQUENCE_COMPUTED);
+    assert!(refused.to_string().contains("in progress"), "{refused}");
+    // Its fix.
+    drop(in_progress);
+    engine.step(&metadata, &tokens);
+    assert_eq!(engine.computed(&sequence), 21);
+}
+
 #[test]
 fn trees_are_verified_behind_computed_tokens() {
     let mut engine = Engine::new(4);

@@ -402,7 +402,7 @@ fn heads_of_512() {
         assert!(
             error.starts_with("no backend can serve the step: fused: ")
                 && error.contains("512")
-                && error.contains("; paged_decode: backend.decode: "),
+                && error.contains("; for other steps: paged_decode (backend.decode)"),
             "{error}"
         );
     }
@@ -446,7 +446,7 @@ fn the_decode_backend_takes_what_the_packed_call_cannot() {
     let error = windowed.calls(&table, backends()).unwrap_err().to_string();
     assert!(
         error.starts_with("no backend can serve the step: fused: packed.head_dim: ")
-            && error.contains("; paged_decode: backend.decode: "),
+            && error.contains("; for other steps: paged_decode (backend.decode)"),
         "{error}"
     );
 }
