@@ -32,8 +32,8 @@ const CAUSES: [Cause; 9] = [
             "symbol lookup error",
         ],
         name: "the installed libraries lack a function or a library is not found",
-        advice: "set_env.sh of the toolkit, or of the package that has the operator, was not read, or the release is too \
-                 old: `ascend-attn doctor`",
+        advice: "set_env.sh of the toolkit, or of the package that has the operator, was not read, or the release is \
+                 too old: `ascend-attn doctor`",
         is_final: true,
         conditions: &[],
     },
@@ -92,8 +92,8 @@ const CAUSES: [Cause; 9] = [
             "Aicpu kernel execute failed",
         ],
         name: "a kernel failed on the device, maybe of an earlier call than the one that is named",
-        advice: "ASCEND_LAUNCH_BLOCKING=1 names the call; the emulation in ASCEND_EMU_CHECK=strict finds what it reads or \
-                 writes wrongly",
+        advice: "ASCEND_LAUNCH_BLOCKING=1 names the call; the emulation in ASCEND_EMU_CHECK=strict finds what it reads \
+                 or writes wrongly",
         is_final: false,
         conditions: &[],
     },
@@ -126,11 +126,13 @@ pub(super) fn causes(text: &str) -> Vec<&'static Cause> {
 
 /// Whether a text has a sign; a status only where it is no part of a longer number.
 fn has(text: &str, sign: &str) -> bool {
+    let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    let (first, last) = (sign.chars().next(), sign.chars().next_back());
     text.match_indices(sign).any(|(at, _)| {
-        let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
-        let is_part = digit(text[..at].chars().next_back()) && digit(sign.chars().next());
-        !is_part
-            && !(digit(sign.chars().next_back()) && digit(text[at + sign.len()..].chars().next()))
+        let before = text[..at].chars().next_back();
+        let after = text[at + sign.len()..].chars().next();
+        let goes_on = |end, beyond| is_digit(end) && is_digit(beyond);
+        !goes_on(first, before) && !goes_on(last, after)
     })
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Messages {
     pub(super) are_marked: bool,
 }
 
+/// The most lines that are read: those behind the first mark, without one the last.
+const MOST_LINES: usize = 2000;
 /// The least number of words in a line that says something of a call.
 const TELLING: usize = 2;
 
@@ -32,13 +34,11 @@ pub(super) fn messages(text: &str) -> Messages {
     let is_empty = |line: &str| is_frame(line) || EMPTY.iter().any(|empty| line.contains(empty));
     let lines: Vec<&str> = text.lines().filter(|line| !is_empty(line)).collect();
     let marked = lines.iter().position(|line| is_marked(line));
-    let says = |line: &&str| content(line).filter(|message| words(message).len() >= TELLING);
-    let first = marked.and_then(|marked| {
-        let at = lines[marked..]
-            .iter()
-            .position(|line| says(line).is_some())?;
-        Some(marked + at)
-    });
+    let from = marked.unwrap_or(lines.len().saturating_sub(MOST_LINES));
+    let lines = &lines[from..lines.len().min(from + MOST_LINES)];
+    let says = |line: &str| content(line).is_some_and(|message| words(&message).len() >= TELLING);
+    let first = lines.iter().position(|line| says(line));
+    let first = first.filter(|_| marked.is_some());
     let Some(first) = first else {
         return Messages {
             lines: lines.iter().filter_map(|line| content(line)).collect(),
@@ -67,7 +67,7 @@ fn is_marked(line: &str) -> bool {
 
 /// What follows the last error code of a line, such as `EZ9999`: an E, a letter or a digit, and four digits.
 fn after_code(line: &str) -> Option<&str> {
-    let starts = line.match_indices('E').filter_map(|(at, _)| {
+    let mut starts = line.match_indices('E').filter_map(|(at, _)| {
         let code = line.get(at..at + 6)?;
         let digits = code.get(2..)?;
         let is_code = code
@@ -79,7 +79,7 @@ fn after_code(line: &str) -> Option<&str> {
             && !line[at + 6..].starts_with(|c: char| c.is_alphanumeric());
         (is_code && bounded).then_some(at + 6)
     });
-    Some(&line[starts.last()?..])
+    Some(&line[starts.next_back()?..])
 }
 
 /// Whether a line is a frame of a traceback, which names files and functions and no arguments.
@@ -204,9 +204,11 @@ mod tests {
 
     #[test]
     fn the_first_line_that_says_something_is_the_message() {
-        let text = "(Worker_0 pid=7) ERROR 02-03 04:05:06 [run.py:8] NPU function error: call aclnnFooV3 failed, error code 561002\n\
+        let text = "(Worker_0 pid=7) ERROR 02-03 04:05:06 [run.py:8] NPU function error: call \
+                    aclnnFooV3 failed, error code 561002\n\
                     (Worker_0 pid=7) ERROR 02-03 04:05:06 [run.py:8] EZ9999: Inner Error!\n\
-                    EZ9999[PID: 7] 2026-02-03-04:05:06.000.007 (EZ9999):  the head dimension queryD(80) is odd[FUNC:CheckDim][FILE:a.cpp]\n\
+                    EZ9999[PID: 7] 2026-02-03-04:05:06.000.007 (EZ9999):  the head dimension queryD(80) is \
+                    odd[FUNC:CheckDim][FILE:a.cpp]\n\
                     TraceBack (most recent call last):\n\
                     tiling of the mask shape failed[FUNC:Pass][FILE:b.cpp]";
         let found = messages(text);

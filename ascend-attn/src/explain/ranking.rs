@@ -122,17 +122,6 @@ pub(super) fn ranked(reading: &Reading) -> Vec<Ranked> {
     }
     fitting.sort_by(|one, other| other.0.total_cmp(&one.0));
     let first = fitting.first().map_or(0.0, |(fits, _)| *fits);
-    if std::env::var_os("EXPLAIN_DEBUG").is_some() {
-        eprintln!(
-            "{:?}\n{:?}",
-            reading.words,
-            fitting
-                .iter()
-                .take(6)
-                .map(|(f, r)| (f, r.rule.id, &r.named))
-                .collect::<Vec<_>>()
-        );
-    }
     let least = if first >= LEAST {
         NEXT * first.min(1.0)
     } else {
@@ -324,7 +313,7 @@ mod tests {
             ),
             (
                 "flash.atten_mask_shape",
-                "aclnnFlashAttentionScore, 561103\n(EZ9999): shape of the atten_mask is [3, 1, 1, 70], Sq=[70], Skv=[70]",
+                "aclnnFlashAttentionScore, 561103\n(EZ9999): shape of the atten_mask is [3, 1, 1, 70], Sq=[70]",
             ),
             (
                 "flash.atten_mask_rank",
@@ -336,7 +325,8 @@ mod tests {
             ),
             (
                 "mla.heads",
-                "EZ9999: MLA with 20 query heads, wants 32, 64 or 128[FUNC:CheckMla][FILE:incre_flash_attention_tiling.cc]",
+                "EZ9999: MLA with 20 query heads, wants 32, 64 or 128[FUNC:CheckMla]\
+                 [FILE:incre_flash_attention_tiling.cc]",
             ),
             (
                 "tensor.contiguous",

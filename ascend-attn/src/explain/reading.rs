@@ -1,6 +1,7 @@
 //! What the text of a failed call names: operator, status, rules, product, release, and the words of the messages.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ascend_attention::spec::declared::DeclaredOperator;
@@ -66,28 +67,32 @@ impl Reading {
     pub(super) fn new(text: &str) -> Self {
         let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
         let names = || {
-            text.split(move |c| !is_of_name(c))
-                .filter(|name| !name.is_empty())
+            let names = text.split(move |c| !is_of_name(c));
+            names.filter(|name| !name.is_empty())
         };
-        let has = |known: &str| names().any(|name| name == known);
-        let ids: Vec<&str> = text
-            .split(|c: char| !is_of_name(c) && c != '.')
-            .map(|name| name.trim_matches('.'))
-            .collect();
-        let statuses = STATUSES
-            .iter()
-            .filter(|(status, name)| has(&status.to_string()) || has(name));
+        // A log repeats the same names many times: each is looked at once.
+        let mut known: BTreeMap<&str, Named> = BTreeMap::new();
+        for (first, name) in names().enumerate() {
+            let named = known.entry(name).or_insert(Named { times: 0, first });
+            named.times += 1;
+        }
+        let ids = text.split(|c: char| !is_of_name(c) && c != '.');
+        let ids: BTreeSet<&str> = ids.map(|name| name.trim_matches('.')).collect();
+        let statuses = STATUSES.iter().filter(|(status, name)| {
+            known.contains_key(status.to_string().as_str()) || known.contains_key(name)
+        });
         let rules = every_rule().map(|rule| rule.id);
-        let operator = operator(names());
+        let operator = operator(&known);
+        let functions = known.iter().filter(|(name, _)| is_function(name));
+        let stranger = functions.min_by_key(|(_, named)| named.first);
+        let stranger = stranger.map(|(name, _)| (*name).to_owned());
         let found = messages(text);
         let mut reading = Self {
             operator,
-            stranger: names()
-                .find(|name| operator.is_none() && is_function(name))
-                .map(str::to_owned),
+            stranger: stranger.filter(|_| operator.is_none()),
             statuses: statuses.map(|(status, _)| *status).collect(),
             rules: rules.filter(|id| ids.contains(id)).collect(),
-            soc: soc(names()),
+            soc: soc(&known, names()),
             cann: cann(text),
             checker: checker(text),
             causes: causes(text),
@@ -151,18 +156,33 @@ impl fmt::Display for Reading {
     }
 }
 
+/// How often a text has a name, and where first, in names.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    times: usize,
+    first: usize,
+}
+
 /// The operator that is named most often: by CANN's function or by PyTorch's, otherwise by its type or its short name.
-fn operator<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<DeclaredOperator> {
+fn operator(names: &BTreeMap<&str, Named>) -> Option<DeclaredOperator> {
     let most = |of_name: fn(&str) -> Option<DeclaredOperator>| {
-        let mut counts: Vec<(usize, DeclaredOperator)> = Vec::new();
-        for operator in names.clone().filter_map(of_name) {
-            match counts.iter_mut().find(|(_, known)| *known == operator) {
-                Some((count, _)) => *count += 1,
-                None => counts.push((1, operator)),
+        let mut counts: Vec<(DeclaredOperator, Named)> = Vec::new();
+        for (name, named) in names {
+            let Some(operator) = of_name(name) else {
+                continue;
+            };
+            match counts.iter_mut().find(|(known, _)| *known == operator) {
+                Some((_, count)) => {
+                    count.times += named.times;
+                    count.first = count.first.min(named.first);
+                }
+                None => counts.push((operator, *named)),
             }
         }
-        let first = counts.into_iter().rev().max_by_key(|(count, _)| *count);
-        first.map(|(_, operator)| operator)
+        let most = counts
+            .into_iter()
+            .max_by_key(|(_, count)| (count.times, Reverse(count.first)));
+        most.map(|(operator, _)| operator)
     };
     most(of_function).or_else(|| most(of_type))
 }
@@ -228,8 +248,11 @@ fn of_spelling(name: &str) -> Option<DeclaredOperator> {
 }
 
 /// The product, by the name of a chip in any case, or by that of its series.
-fn soc<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Soc> {
-    let chip = names.clone().find_map(|name| {
+fn soc<'a>(
+    names: &BTreeMap<&str, Named>,
+    in_order: impl Iterator<Item = &'a str> + Clone,
+) -> Option<Soc> {
+    let chip = names.keys().find_map(|name| {
         let upper = name.to_uppercase();
         let chip = upper.strip_prefix("ASCEND").unwrap_or(&upper);
         // "910" alone may be any of the series, and "950" any number.
@@ -240,8 +263,8 @@ fn soc<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Soc> {
         soc.filter(|_| is_chip || is_named && chip != "910")
     });
     let series = || {
-        let pairs = names.clone().zip(names.clone().skip(1));
-        pairs.into_iter().find_map(|pair| match pair {
+        let mut pairs = in_order.clone().zip(in_order.clone().skip(1));
+        pairs.find_map(|pair| match pair {
             ("Atlas", "A2") => Some(Soc::AtlasA2),
             ("Atlas", "A3") => Some(Soc::AtlasA3),
             ("Ascend", "950") => Some(Soc::Ascend950),
@@ -335,7 +358,8 @@ mod tests {
 
     #[test]
     fn product_release_and_checker_are_read() {
-        let text = "CANN 9.1.0 on Ascend910_9391: FIA\n(EZ9999): scale[FUNC:CheckScale][FILE:incre_flash_attention_tiling.cpp]";
+        let text = "CANN 9.1.0 on Ascend910_9391: FIA\n\
+                    (EZ9999): scale[FUNC:CheckScale][FILE:incre_flash_attention_tiling.cpp]";
         let reading = Reading::new(text);
         assert_eq!(reading.cann, Some(Cann::V9_1));
         assert_eq!(reading.soc, Some(Soc::AtlasA3));

@@ -1,6 +1,7 @@
 //! The words of a message or of a rule, in one vocabulary.
 
-/// Words that stand for others: CANN's messages, PyTorch's arguments and the rules here name the same in different ways.
+/// Words that stand for others: CANN's messages, PyTorch's arguments and the rules here name the same in different
+/// ways.
 /// Letters are the axes of the layouts: T the packed rows, D the head dimension, Sq and Skv rows and keys.
 const SAME: [(&str, &str); 66] = [
     ("attn", "atten"),
@@ -81,11 +82,12 @@ const NUMBERS: [(&str, &str); 5] = [
 ];
 
 /// Words that say nothing of a call.
-const COMMON: &str = "the and for with that this not must should shall when but are was has have only its from get check can \
-                      cannot func file line cpp error failed aicore fail tiling op input tensor value equal support \
-                      supported unsupported invalid be is of to in a or by as on do ret enable enabled situation got it \
-                      where which than call case process kernel launch run executor option info parameter reason \
-                      shape_of report same all each so at an code npu it they them no without";
+const COMMON: &str = "the and for with that this not must should shall when but are was has have only its from get \
+                      check can cannot func file line cpp error failed aicore fail tiling op input tensor value \
+                      equal support supported unsupported invalid be is of to in a or by as on do ret enable \
+                      enabled situation got it where which than call case process kernel launch run executor \
+                      option info parameter reason shape_of report same all each so at an code npu they them no \
+                      without";
 
 /// Whether a word is a number.
 pub(super) fn is_number(word: &str) -> bool {
