@@ -303,7 +303,7 @@ mod tests {
         for (id, text) in [
             (
                 "packed.kv_ends",
-                "(E89999):  TND, PA not enabled: rows keyT(40), valueT(40) and last entry of actualSeqLengthsKV(33) differ\
+                "(E89999):  TND, PA not enabled: keyT(40), valueT(40) are not the last entry of actualSeqLengthsKV(33)\
                  [FUNC:CheckRows][FILE:prompt_flash_attention_tiling.cpp][LINE:1]",
             ),
             (
