@@ -4,16 +4,30 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
-use ascend_attention::case_file::ParameterCase;
+use ascend_attention::case::ParameterCase;
 use ascend_attention::spec::declared::AnyArguments;
 use ascend_attention::spec::ops::fused_infer_attention_score::{FiaCall, Version};
-use ascend_attention::spec::{Cann, Soc, Target, Violation};
+use ascend_attention::spec::{Cann, Soc, Target, UNSUPPORTED, Violation};
+use ascend_attention::{Machine, Runtime};
 
-use super::{raw, strictly_on};
+use super::calls::contents::arguments_of;
+use super::{ALONE, raw};
 
 /// A call whose recorded verdict differs, and why: see the test of the contract.
 const DIFFERENT: [(&str, Cann); 1] = [("rel-00718", Cann::V8_5)];
+
+/// Runs a test on an emulated machine of this product and release that takes what ends the process on some hosts alone,
+/// while no other test runs.
+fn compatibly_on(target: Target, test: impl FnOnce()) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _compat = ascend_emu::check_scope(ascend_emu::Check::Compat);
+    let machine = Machine::new(target.soc, target.cann).operator(Version::V5);
+    let device = Runtime::emulated_as(&machine).unwrap().device(0).unwrap();
+    let _stream = device.stream().unwrap();
+    test();
+}
 
 /// The version that is called: the recorded one, otherwise the oldest from 4 on that can express the call there.
 fn version_of(case: &ParameterCase, call: &FiaCall<'_>, target: Target) -> Version {
@@ -25,6 +39,14 @@ fn version_of(case: &ParameterCase, call: &FiaCall<'_>, target: Target) -> Versi
     });
     let expressing = Version::ALL.into_iter().find(able);
     recorded.or(expressing).unwrap_or(oldest)
+}
+
+/// Whether `aclCreateTensor` takes the tensors: it refuses negative sizes, which then no operator sees.
+fn is_sendable(call: &FiaCall<'_>) -> bool {
+    let mut descs = arguments_of(call)
+        .into_iter()
+        .filter_map(|argument| call.tensor(argument));
+    descs.all(|desc| desc.shape.elements().is_some())
 }
 
 /// What is wrong with an answer, if anything is.
@@ -84,7 +106,7 @@ fn phase_one_answers_recorded_calls_with_the_operators_status() {
     let mut found = Vec::new();
     for ((cann, _), cases) in &lines {
         let (mut accepted, mut refused, mut certain) = (0, 0, 0);
-        strictly_on(cases[0].0, |_, _| {
+        compatibly_on(cases[0].0, || {
             for (target, case) in cases.iter().filter(|(_, case)| !case.artefact) {
                 let AnyArguments::FusedInferAttentionScore(arguments) = &case.arguments else {
                     continue;
@@ -93,11 +115,14 @@ fn phase_one_answers_recorded_calls_with_the_operators_status() {
                 let version = version_of(case, &call, *target);
                 let contract = call.check(version, *target).map(drop);
                 let unsupported = |violation: &Violation| violation.is_unsupported();
-                if contract.as_ref().is_err_and(unsupported) {
+                if contract.as_ref().is_err_and(unsupported) || !is_sendable(&call) {
                     continue;
                 }
                 let accepts = case.accepted_on(*target).unwrap();
                 let status = raw::verdict(&call, version);
+                if status != 0 && raw::message().contains(UNSUPPORTED.id) {
+                    continue;
+                }
                 let of_file = case.status_on(*cann).filter(|_| !accepts);
                 match status {
                     0 => accepted += 1,
