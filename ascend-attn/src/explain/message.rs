@@ -1,6 +1,6 @@
 //! The messages in a text: what the checks of a call wrote, without what logs, tracebacks and frameworks put around it.
 
-use super::reading::{of_function, of_type};
+use super::operator_names::{of_function, of_type};
 use super::words::words;
 
 /// The messages of a text.

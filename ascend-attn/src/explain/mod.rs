@@ -2,6 +2,7 @@
 
 mod cause;
 mod message;
+mod operator_names;
 mod ranking;
 mod reading;
 mod words;

@@ -6,7 +6,8 @@ use ascend_attention::spec::declared::DeclaredOperator;
 use ascend_attention::spec::{Cann, Level, OperatorVersion, Rule, Scope, Soc, Span};
 use ascend_trianglemix::rules::every_rule;
 
-use super::reading::{Checker, Reading, of_function};
+use super::operator_names::of_function;
+use super::reading::{Checker, Reading};
 use super::words::{pairs, words};
 
 /// A rule that fits a text.
