@@ -15,7 +15,7 @@ use ascend_attention::{Machine, Runtime};
 use super::calls::contents::arguments_of;
 use super::{ALONE, raw};
 
-/// A call whose recorded verdict differs, and why: see the test of the contract.
+/// A call whose recorded verdict differs; the contract's own test on recorded calls says why.
 const DIFFERENT: [(&str, Cann); 1] = [("rel-00718", Cann::V8_5)];
 
 /// Runs a test on an emulated machine of this product and release that takes what ends the process on some hosts alone,
