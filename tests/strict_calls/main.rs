@@ -12,6 +12,7 @@ mod breaking;
 mod crashes;
 mod entry_points;
 mod raw;
+mod recorded;
 mod unchecked;
 
 use ascend_testing::calls;

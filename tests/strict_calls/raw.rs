@@ -250,19 +250,28 @@ pub const UNSET: u64 = 0x5a5a_5a5a;
 
 /// Phase one. All that it made but the executor is destroyed again.
 pub fn prepare(call: &Call, version: Version, memory: &Memory) -> Prepared {
-    phase_one(call, version, memory, false)
+    phase_one(&call.describe(), version, memory, false)
+}
+
+/// The status of phase one for a call without memory, which phase one does not read. Its executor is destroyed.
+pub fn verdict(call: &FiaCall<'_>, version: Version) -> i32 {
+    let prepared = phase_one(call, version, &Memory::new(), false);
+    if prepared.status == 0 {
+        // SAFETY: the executor is alive, and nothing was launched with it.
+        ok(unsafe { aclDestroyAclOpExecutor(prepared.executor) });
+    }
+    prepared.status
 }
 
 /// The workspace that `GetMaxWorkspaceSize` asks for, which version 1 does not have.
 pub fn measure(call: &Call, version: Version, memory: &Memory) -> Prepared {
     assert_ne!(version, Version::V1);
-    phase_one(call, version, memory, true)
+    phase_one(&call.describe(), version, memory, true)
 }
 
-fn phase_one(call: &Call, version: Version, memory: &Memory, max: bool) -> Prepared {
+fn phase_one(call: &FiaCall<'_>, version: Version, memory: &Memory, max: bool) -> Prepared {
     use Parameter as P;
-    let call = call.describe();
-    let descriptors = Descriptors::new(&call, memory);
+    let descriptors = Descriptors::new(call, memory);
     let t = |parameter| descriptors.get(parameter);
     let [q_lens, kv_lens, prefix_len, q_start, kv_start] = descriptors.arrays;
     let mut workspace_bytes = UNSET;

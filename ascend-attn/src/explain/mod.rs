@@ -1,7 +1,11 @@
 //! `ascend-attn explain`: which rules fit what a failed call printed.
 
+mod cause;
+mod message;
+mod operator_names;
 mod ranking;
 mod reading;
+mod words;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -17,9 +21,11 @@ use reading::Reading;
 /// Say which rules fit what a failed call printed
 ///
 /// Takes a traceback of torch_npu, lines of a log, or an error of this library, and finds in it the operator, the
-/// status, and the parameters, numbers and terms that it names. Prints the rules that fit best, each with what must
-/// hold, what to change, and where it is checked. The operators word their messages otherwise in each release, so
-/// rules are found by what a message names and not by its sentences: the first is the likeliest, not the proven one.
+/// status, product and release, and the parameters, numbers and terms that the message of the checks names. Prints the
+/// rules that fit best, each with what must hold, what to change, and where it is checked. The operators word their
+/// messages otherwise in each release, so rules are found by what a message names and not by its sentences: the first
+/// is the likeliest, not the proven one. Where no rule fits, or something else failed, such as an allocation, it says
+/// so.
 /// With the call itself as a case file or a JSON line, the rule that it breaks is known: see `ascend-attn check`.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -37,6 +43,13 @@ pub(super) struct Arguments {
 /// Most bytes of a text.
 const MOST_BYTES: u64 = 64 << 20;
 
+/// What is said where no rule fits.
+const NO_RULE: &str = "no rule fits: the text says that a call failed, and nothing of the call that a rule is about. \
+                       The reason stands in the lines with an error code, such as EZ9999, around the failure, or in \
+                       the host's log of CANN (ASCEND_PROCESS_LOG_PATH, ~/ascend/log). Or give the call by --call, or \
+                       record it with ASCEND_RECORD=DIR and ask `ascend-attn check`; for a status alone, such as \
+                       507015, see symptoms.md in the book";
+
 /// Prints the verdict on the call, if there is one, and the rules that fit the text.
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     if let Some(call) = &arguments.call {
@@ -50,13 +63,20 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     };
     let reading = Reading::new(&text);
     output.line(format_args!("found: {reading}"))?;
+    for cause in &reading.causes {
+        output.line(format_args!("outside of the rules: {}", cause.name))?;
+        output.line(format_args!("  do:        {}", cause.advice))?;
+    }
+    if let Some(function) = &reading.stranger {
+        output.line(format_args!(
+            "outside of the rules: {function} is none of the operators that rules are known of"
+        ))?;
+    }
     let ranked = ranking::ranked(&reading);
     if ranked.is_empty() {
-        output.line(
-            "no rule fits: the text names no operator and status, or no parameter, shape or mode of a call. Give the call \
-             by --call, or record it with ASCEND_RECORD=DIR and ask `ascend-attn check`; for a status alone, such as \
-             507015, see symptoms.md in the book",
-        )?;
+        if !reading.is_outside() {
+            output.line(NO_RULE)?;
+        }
         return Ok(ExitCode::from(1));
     }
     for Ranked { rule, named } in ranked.into_iter().take(arguments.rules) {
