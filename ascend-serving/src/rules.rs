@@ -148,6 +148,9 @@ ascend_attention::spec::library_rules! {
     DRAFT_TREE = "draft.tree",
         "a draft's parent comes before it",
         "make the tree by one of its functions, parents in front of their children";
+    DRAFT_INPUTS = "draft.inputs",
+        "trees over a cache of latents are verified with absorbed queries and rotary parts, others without",
+        "bring the rotary parts as `TreeTensors::query_rope` exactly where the cache has latents";
     DRAFT_PROBABILITY = "draft.probability",
         "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be "
         "drawn",
@@ -185,7 +188,7 @@ ascend_attention::spec::library_rules! {
         "the backend of two calls gets decodes over the cache in front of prefills",
         "put the decodes first, and register a backend for other steps behind this one";
     BACKEND_PROMPT_AND_INCRE = "backend.prompt_and_incre",
-        "PromptFlashAttention and IncreFlashAttention get layers without sinks",
+        "PromptFlashAttention and IncreFlashAttention get layers without sinks, over contiguous caches",
         "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950";
     BACKEND_MEMORY = "backend.memory",
         "a step needs no more memory besides the cache than the backends may take",

@@ -302,6 +302,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let tree = DraftTree::chain(1)?;
     let request = TreeRequest {
         sequence: &sequence,
+        cached: sequence.len(),
         tree: &tree,
     };
     let rows = |heads| ones(stream, bf16::ONE, [1, heads, 2, DIM]);

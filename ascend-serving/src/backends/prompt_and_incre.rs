@@ -223,6 +223,15 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             )
             .into());
         }
+        if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
+            return Err(Violation::new(
+                &rules::BACKEND_PROMPT_AND_INCRE,
+                "a cache whose blocks lie apart",
+                "keys and values that are contiguous",
+                "make the cache by `CacheShape` without `side_by_side`: what these operators do with strides is not known",
+            )
+            .into());
+        }
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let all = Neighbours::of(metadata, causality);

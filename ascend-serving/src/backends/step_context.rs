@@ -86,12 +86,15 @@ impl AttentionShape {
         ).fix("leave the scale out, or give the factor itself, not its inverse"))
     }
 
-    /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. A
-    /// cache of latents is taken with any heads.
+    /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. Over a
+    /// cache of latents the heads are [those of latent attention](Self::latent).
     pub(crate) fn check_cache(&self, cache: &CacheShape) -> Result<()> {
         self.check()?;
         let of_cache = (cache.kv_heads, cache.key_dim);
-        if cache.is_latent() || of_cache == (self.kv_heads, self.head_dim) {
+        if cache.is_latent() {
+            return self.check_latent();
+        }
+        if of_cache == (self.kv_heads, self.head_dim) {
             return Ok(());
         }
         Err(Error::invalid(
@@ -103,6 +106,23 @@ impl AttentionShape {
             ),
         )
         .fix("make the cache and the `AttentionShape` of one model"))
+    }
+
+    /// Refuses heads that are not those of latent attention, whose usual scale would be another one.
+    pub(crate) fn check_latent(&self) -> Result<()> {
+        let wanted = Self::latent(self.heads);
+        if (self.kv_heads, self.head_dim) == (wanted.kv_heads, wanted.head_dim) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "AttentionShape",
+            format_args!("{} key heads of {}", self.kv_heads, self.head_dim),
+            format_args!(
+                "{} key head of {}, over a cache of latents",
+                wanted.kv_heads, wanted.head_dim
+            ),
+        )
+        .fix("make the heads by `AttentionShape::latent`, and set another scale by `AttentionShape::scale`"))
     }
 
     /// A call with these heads and this scale.

@@ -6,14 +6,14 @@ use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::case::tentatively;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
-use ascend_attention::spec::{Layout, Level};
+use ascend_attention::spec::Layout;
 use ascend_attention::{
     AnyTensor, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor, Violation,
 };
 
-use crate::backends::{AttentionShape, RefusedBackend, no_backend};
+use crate::backends::{AttentionShape, RefusedBackend, no_backend, size};
 use crate::error::{Error, Result};
-use crate::kv::LayerCache;
+use crate::kv::{CacheShape, LayerCache};
 use crate::rules;
 
 use super::DraftTree;
@@ -85,8 +85,8 @@ impl<'a, T: Element> TreeTensors<'a, T> {
         inputs.paged(self.block_table)
     }
 
-    /// Refuses tensors with another number of requests or nodes than the query: a node that has no key of its own
-    /// would not see itself.
+    /// Refuses tensors with another number of requests or nodes than the query, since a node that has no key of its
+    /// own would not see itself, and rotary parts where the cache has none.
     fn check_nodes(&self, [requests, nodes]: [usize; 2]) -> Result<(), Violation> {
         let tensors = [("key", self.key), ("value", self.value)];
         let rope = self.query_rope.map(|rope| ("query_rope", rope));
@@ -102,7 +102,44 @@ impl<'a, T: Element> TreeTensors<'a, T> {
                 ));
             }
         }
-        Ok(())
+        let CacheShape {
+            key_dim, value_dim, ..
+        } = CacheShape::latent(1);
+        let sizes = self.cache.token_sizes(self.block_table.block_size());
+        let is_latent = sizes == [key_dim, value_dim];
+        match self.query_rope {
+            Some(rope) if is_latent => {
+                let wanted = [
+                    ("query", self.query, key_dim),
+                    ("query_rope", rope, value_dim),
+                    ("key", self.key, key_dim),
+                    ("value", self.value, value_dim),
+                ];
+                let other = |(_, tensor, dim): &(_, &Tensor<T>, usize)| size(tensor, 3) != *dim;
+                match wanted.into_iter().find(other) {
+                    None => Ok(()),
+                    Some((name, tensor, dim)) => Err(Violation::new(
+                        &rules::DRAFT_INPUTS,
+                        format_args!("{name} {:?} over a cache of latents", tensor.shape()),
+                        format_args!("[{requests}, heads, {nodes}, {dim}]"),
+                        "bring absorbed queries, latents as keys, and rotary parts in the places of `query_rope` and `value`",
+                    )),
+                }
+            }
+            Some(_) => Err(Violation::new(
+                &rules::DRAFT_INPUTS,
+                "rotary parts of queries over a cache of keys and values",
+                "no rotary parts, or a cache of latents",
+                "leave `query_rope` out; keys of the cache have their rotary parts in them",
+            )),
+            None if is_latent => Err(Violation::new(
+                &rules::DRAFT_INPUTS,
+                "queries without rotary parts over a cache of latents",
+                "absorbed queries with their rotary parts",
+                "bring the rotary parts as `query_rope`",
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -111,6 +148,8 @@ impl<'a, T: Element> TreeTensors<'a, T> {
 pub struct TreePlan {
     calls: Calls,
     refused: Option<RefusedBackend>,
+    /// Requests, and the nodes of each.
+    rows: [usize; 2],
 }
 
 #[derive(Debug)]
@@ -131,7 +170,8 @@ impl TreeVerification {
     /// # Errors
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of trees or lengths than requests,
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree larger than the tensors, and for tensors with another
-    /// number of nodes than the query; as for
+    /// number of nodes than the query; [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for rotary parts where the cache has
+    /// no latents, and for none where it has; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`]. With
     /// latents [`Error::NoBackend`] with the reasons where neither form has a call; errors of the device, such as
     /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
@@ -149,7 +189,11 @@ impl TreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
-        tensors.check_nodes([requests, nodes])?;
+        if tensors.query_rope.is_some() {
+            self.shape.check_latent()?;
+        }
+        let rows = [requests, nodes];
+        tensors.check_nodes(rows)?;
         let mask = tree_mask(trees, requests, nodes)?;
         let mask = stream.device().masks().custom_matrix(&mask)?;
         let is_latent = tensors.query_rope.is_some();
@@ -163,6 +207,7 @@ impl TreeVerification {
             return Ok(TreePlan {
                 calls: two(mask)?,
                 refused: None,
+                rows,
             });
         }
         let refused = |name, why| RefusedBackend::new(name, why, stream.device());
@@ -172,6 +217,7 @@ impl TreeVerification {
                     return Ok(TreePlan {
                         calls: Calls::One(Box::new(plan)),
                         refused: None,
+                        rows,
                     });
                 }
                 Err(why) if has_no_such_call(&why) => refused("tree_mask", why),
@@ -181,6 +227,7 @@ impl TreeVerification {
                 Ok(calls) => Ok(TreePlan {
                     calls,
                     refused: Some(one),
+                    rows,
                 }),
                 Err(why) if has_no_such_call(&why) => {
                     Err(no_backend(&[one, refused("context_and_tree", why)], None))
@@ -228,12 +275,13 @@ impl TreeVerification {
     }
 }
 
-/// Whether an error means that the operator has no call of this form on the device's product and release, so that
-/// another form may serve. A device that fails, or has no memory left, is no reason for another form.
+/// Whether an error means that the operator has no call of this form on the device's product and release, but another
+/// target has one, so that another form may serve. A device that fails, or has no memory left, is no reason for another
+/// form, nor is a call that no target takes.
 pub(crate) fn has_no_such_call(why: &Error) -> bool {
     use ascend_attention::Error::{MissingOperator, OperatorVersion};
     match why {
-        Error::Violation(violation) => violation.rule.level != Level::Library,
+        Error::Violation(violation) => violation.taken_by.is_some(),
         Error::Attention(why) => matches!(why, OperatorVersion { .. } | MissingOperator { .. }),
         Error::NoBackend { .. } => false,
     }
@@ -383,12 +431,14 @@ impl TreePlan {
     /// `[B, N, nodes, 512]`, to be projected.
     ///
     /// # Errors
-    /// As for [`Plan::launch`] and [`RowMergePlan::launch`].
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) and [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) as for
+    /// [`TreeVerification::plan`]; as for [`Plan::launch`] and [`RowMergePlan::launch`].
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
         tensors: &TreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
+        tensors.check_nodes(self.rows)?;
         match &self.calls {
             Calls::One(plan) => Ok(plan.launch(stream, tensors.over_cache())?.attention),
             Calls::Two(calls) => calls.launch(stream, tensors),

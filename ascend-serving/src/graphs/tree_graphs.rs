@@ -52,7 +52,7 @@ use super::tree_graph_step::TreeGraphStep;
 /// cache.mark_computed(&sequence, 200)?;
 /// let tree = DraftTree::from_parents(&[-1, 0, 0])?;
 /// let nodes = stream.upload(&[bf16::ONE; 3 * 64], [1, 1, 3, 64])?;
-/// let mut step = graphs.begin(&stream, &[TreeRequest { sequence: &sequence, tree: &tree }])?;
+/// let mut step = graphs.begin(&stream, &[TreeRequest { sequence: &sequence, cached: 200, tree: &tree }])?;
 /// for layer in 0..2 {
 ///     let output = step.forward(layer, (&nodes, &nodes, &nodes))?;
 ///     assert_eq!(output.shape(), [1, 1, 3, 64]);
@@ -78,6 +78,9 @@ pub struct TreeRequest<'a> {
     /// The request's sequence: one or more tokens before the tree, none of them given back, which every node sees. Over
     /// a cache of latents, and only there, the nodes are its last tokens.
     pub sequence: &'a Sequence,
+    /// The tokens before the tree, which says whether the nodes are in the sequence: all of the sequence's, and over a
+    /// cache of latents all but the nodes.
+    pub cached: usize,
     /// The tree, whose nodes follow the cached tokens.
     pub tree: &'a DraftTree,
 }
@@ -175,7 +178,7 @@ impl TreeVerification {
         cache: &PagedKvCache<T>,
         limits: &GraphLimits,
     ) -> Result<TreeGraphs<T>> {
-        self.shape.check()?;
+        self.shape.check_cache(&cache.shape())?;
         cache.admits(stream)?;
         limits.check()?;
         if !limits.learnable_sinks.is_empty() {
@@ -365,7 +368,8 @@ impl<T: Element> TreeGraphs<T> {
     /// for more requests than the largest size; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL) if it is of
     /// another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
-    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens in front of the tree or with more than
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for another number of tokens than it is said to have before the
+    /// tree, [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens in front of the tree or with more than
     /// were declared, also of all requests together if [blocks](GraphLimits::blocks) were;
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
@@ -431,7 +435,11 @@ impl<T: Element> TreeGraphs<T> {
     }
 
     fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
-        let TreeRequest { sequence, tree } = request;
+        let TreeRequest {
+            sequence,
+            cached,
+            tree,
+        } = *request;
         self.pool.check_same(
             sequence.pool(),
             format_args!("a sequence for request {at}"),
@@ -449,8 +457,36 @@ impl<T: Element> TreeGraphs<T> {
         if let Some(block) = sequence.uncopied_in(Some(&self.cache_entry)) {
             return Err(uncopied(format_args!("block {block} of request {at}")));
         }
+        let most = self.nodes.0;
+        if tree.nodes() > most {
+            return Err(Violation::new(
+                &rules::DRAFT_TREE,
+                format_args!("a tree of {} nodes for request {at}", tree.nodes()),
+                format_args!("at most {most}, as captured"),
+                "capture with more nodes (`GraphLimits::tokens_each`), or verify the tree without a graph",
+            ));
+        }
         let held = sequence.len();
         let nodes = self.form.cached_nodes(tree.nodes());
+        if held != cached.saturating_add(nodes) {
+            let fix = match self.form.is_latent {
+                true => {
+                    "grow the sequence by the nodes, and write their latents, before the step begins"
+                }
+                false => {
+                    "verify trees whose nodes the sequence does not have: give the step their keys and values, and write the \
+                     accepted ones afterwards"
+                }
+            };
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
+                format_args!(
+                    "a sequence of {held} tokens for request {at}, {cached} before the tree"
+                ),
+                format_args!("{} tokens", cached.saturating_add(nodes)),
+                fix,
+            ));
+        }
         let most = self.limits.keys;
         if held <= nodes || held > most {
             return Err(Violation::new(

@@ -208,13 +208,25 @@ impl<T: Element> PagedKvCache<T> {
         )?)
     }
 
+    fn blocks_of_slots(&self) -> CacheBlocks {
+        CacheBlocks {
+            shape: CacheShape {
+                layers: 1,
+                ..self.shape
+            },
+            blocks: self.pool.blocks(),
+            block_size: self.pool.block_size(),
+        }
+    }
+
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
     /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT) for another number of rows than planned;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache and a write that was planned for a
     /// cache of the query's type; [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) where each token has a scale;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, otherwise as for
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, and for a write planned for a
+    /// cache of another shape or other blocks; otherwise as for
     /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, for copies,
     /// [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
@@ -225,8 +237,15 @@ impl<T: Element> PagedKvCache<T> {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<()> {
-        let rows = [key, value];
-        match (&write.0, self.cache_layer(layer)?) {
+        let (rows, own) = ([key, value], self.blocks_of_slots());
+        if write.blocks != own {
+            let given = format_args!("a write planned for {:?}", write.blocks);
+            return Err(
+                Error::invalid("write", given, format_args!("one planned for {own:?}"))
+                    .fix("plan the write for this cache"),
+            );
+        }
+        match (&write.writes, self.cache_layer(layer)?) {
             (Writes::Plain(write), CacheLayer::Plain(cache)) => {
                 write.queue(&self.shape, cache, stream, rows)
             }
@@ -353,7 +372,19 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 
 /// A step's writes, prepared once for all layers. From [`CacheWrite::plan`].
 #[derive(Debug)]
-pub struct CacheWrite(Writes);
+pub struct CacheWrite {
+    writes: Writes,
+    blocks: CacheBlocks,
+}
+
+/// What slots of a cache depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CacheBlocks {
+    /// Of one layer.
+    shape: CacheShape,
+    blocks: usize,
+    block_size: usize,
+}
 
 impl CacheWrite {
     /// Prepares the writing of a step's tokens to every layer of a cache, by [`PagedKvCache::write`]. `slots` has one
@@ -381,16 +412,19 @@ impl CacheWrite {
         cache.admits(stream)?;
         let rows = [key, value];
         let blocks = (&cache.pool, &cache.shape);
-        match cache.cache_layer(0)? {
+        let writes = match cache.cache_layer(0)? {
             CacheLayer::Plain(layer) => {
-                let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(Self(Writes::Plain(write)))
+                Writes::Plain(SlotWrite::plan(blocks, layer, stream, slots, rows)?)
             }
             CacheLayer::Quantised { layer, .. } => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(Self(Writes::Quantised(Box::new(write))))
+                Writes::Quantised(Box::new(write))
             }
-        }
+        };
+        Ok(Self {
+            writes,
+            blocks: cache.blocks_of_slots(),
+        })
     }
 }
 

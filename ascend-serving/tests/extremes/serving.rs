@@ -440,6 +440,7 @@ pub const CALLS: &[Call] = &[
         let trees = draw.few(|draw| DraftTree::chain(draw.of(&[0, 1, 2, 9])).unwrap());
         let request = |tree| TreeRequest {
             sequence: &sequence,
+            cached: sequence.len(),
             tree,
         };
         let requests: Vec<_> = trees.iter().map(request).collect();

@@ -269,6 +269,7 @@ fn trees_are_verified_behind_computed_tokens() {
     engine.grow(&mut sequence, 20);
     let request = TreeRequest {
         sequence: &sequence,
+        cached: 20,
         tree: &tree,
     };
     let gap = graphs.begin(&engine.stream, &[request]).map(drop);
@@ -278,6 +279,7 @@ fn trees_are_verified_behind_computed_tokens() {
     engine.step(&metadata, &names(1, 20));
     let request = TreeRequest {
         sequence: &sequence,
+        cached: 20,
         tree: &tree,
     };
     assert!(graphs.begin(&engine.stream, &[request]).is_ok());

@@ -135,6 +135,13 @@ impl LatentCase<'_> {
             let same = of_case.compare(&layers[layer], &out, of);
             same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
         };
+        let swapped = TreeTensors {
+            key: tensors(0)?.value,
+            value: tensors(0)?.key,
+            ..tensors(0)?
+        };
+        let error = plan.launch(stream, &swapped).map(drop).unwrap_err();
+        assert!(error.breaks(&rules::DRAFT_INPUTS), "{error}");
         let all: Vec<usize> = (0..requests).collect();
         for layer in 0..LAYERS {
             compare(layer, &plan.launch(stream, &tensors(layer)?)?, &all);
@@ -146,6 +153,7 @@ impl LatentCase<'_> {
         assert_eq!(graphs.is_one_call(), plan.is_one_call());
         let request = |r: &usize| TreeRequest {
             sequence: &sequences[*r],
+            cached: self.requests[*r].0,
             tree: &trees[*r],
         };
         let behind = |r: &usize| self.requests[*r].0 > 0;
@@ -154,6 +162,15 @@ impl LatentCase<'_> {
             let begun = graphs.begin(stream, &all.iter().map(request).collect::<Vec<_>>());
             let error = begun.map(drop).unwrap_err();
             assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
+        }
+        // A sequence that was not grown by the nodes.
+        if let Some(r) = of.first() {
+            let forgotten = TreeRequest {
+                cached: sequences[*r].len(),
+                ..request(r)
+            };
+            let error = graphs.begin(stream, &[forgotten]).map(drop).unwrap_err();
+            assert!(error.breaks(&rules::SEQUENCE_LENGTH), "{error}");
         }
         for of in [&of[..of.len().min(1)], &of] {
             if of.is_empty() {

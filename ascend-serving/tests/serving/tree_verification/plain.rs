@@ -112,6 +112,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     for of in [all, vec![trees.len() - 1], reversed] {
         let request = |r: &usize| TreeRequest {
             sequence: &sequences[*r],
+            cached: sequences[*r].len(),
             tree: &trees[*r],
         };
         let requests: Vec<_> = of.iter().map(request).collect();
@@ -172,6 +173,20 @@ fn batches_that_do_not_fit_are_refused() {
     assert_eq!(rule(&[chain(2)], &[5]), &rules::DRAFT_TREE);
     assert_eq!(rule(&[chain(1), chain(1)], &[5]), &rules::LENGTHS_BATCH);
     assert_eq!(rule(&[chain(1)], &[5, 6]), &rules::LENGTHS_BATCH);
+    // Rotary parts would make values of the keys.
+    let rope = TreeTensors {
+        query_rope: Some(&tokens),
+        ..tensors
+    };
+    let verification = TreeVerification::new(AttentionShape::latent(1));
+    let why = verification.plan(
+        &stream,
+        &[chain(1)],
+        &PerRequest::new(vec![5]).unwrap(),
+        &rope,
+    );
+    let why = why.unwrap_err();
+    assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
     // A node without a key of its own would not see itself, and one with another's would see that.
     for other in [[1, 1, 1, DIM], [1, 1, 3, DIM], [2, 1, 2, DIM]] {
         let other = harness::tensor(&stream, other);
@@ -215,9 +230,11 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let _ = foreign.grow(1).unwrap();
     let [small, large] = [2, 3].map(|drafts| DraftTree::chain(drafts).unwrap());
     let rule = |graphs: &mut TreeGraphs<f16>, requests: &[(&Sequence, &DraftTree)]| {
-        let requests = requests
-            .iter()
-            .map(|(sequence, tree)| TreeRequest { sequence, tree });
+        let requests = requests.iter().map(|(sequence, tree)| TreeRequest {
+            sequence,
+            cached: sequence.len(),
+            tree,
+        });
         match graphs
             .begin(&stream, &requests.collect::<Vec<_>>())
             .map(drop)
@@ -242,8 +259,16 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), &rules::BLOCK_POOL);
     let request = TreeRequest {
         sequence: &short,
+        cached: short.len(),
         tree: &small,
     };
+    // The nodes are no tokens of the sequence.
+    let grown = TreeRequest {
+        cached: short.len() - small.nodes(),
+        ..request
+    };
+    let why = graphs.begin(&stream, &[grown]).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
     let mut step = graphs.begin(&stream, &[request]).unwrap();
     let tensor = |shape| harness::tensor(&stream, shape);
     let good = tensor([1, 1, 3, DIM]);
@@ -301,9 +326,11 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let limits = GraphLimits::new([1, 3], 1000).tokens_each(2).blocks(4);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
     let mut begin = |requests: &[&Sequence]| {
-        let requests = requests
-            .iter()
-            .map(|sequence| TreeRequest { sequence, tree });
+        let requests = requests.iter().map(|sequence| TreeRequest {
+            sequence,
+            cached: sequence.len(),
+            tree,
+        });
         let requests: Vec<_> = requests.collect();
         graphs.begin(&stream, &requests).map(drop)
     };
@@ -321,6 +348,10 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     }
     let limits = GraphLimits::new([4], 1000).tokens_each(2);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
-    let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest { sequence, tree });
+    let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest {
+        sequence,
+        cached: sequence.len(),
+        tree,
+    });
     graphs.begin(&stream, &requests).map(drop).unwrap();
 }
