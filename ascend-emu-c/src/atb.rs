@@ -49,7 +49,7 @@ struct TensorDesc {
 
 /// `atb::Tensor`.
 #[repr(C)]
-pub struct CTensor {
+struct CTensor {
     desc: TensorDesc,
     device_data: *mut c_void,
     host_data: *mut c_void,
@@ -67,7 +67,7 @@ struct SVector<T> {
 
 /// `atb::VariantPack`.
 #[repr(C)]
-pub struct VariantPack {
+struct VariantPack {
     inputs: SVector<CTensor>,
     outputs: SVector<CTensor>,
 }
@@ -129,7 +129,7 @@ impl CTensor {
 
 /// `std::string` as GNU's library has it, where the text is longer than 15 bytes.
 #[repr(C)]
-pub struct CString {
+struct CString {
     text: *mut c_char,
     length: usize,
     capacity: usize,
@@ -166,7 +166,7 @@ impl CString {
 
 /// `std::vector<aclrtStream>`.
 #[repr(C)]
-pub struct Streams {
+struct Streams {
     first: *mut *mut c_void,
     end: *mut *mut c_void,
     room: *mut *mut c_void,
@@ -174,7 +174,7 @@ pub struct Streams {
 
 /// `atb::Context`, of which clients know the table alone.
 #[repr(C)]
-pub struct Context {
+struct Context {
     table: &'static ContextTable,
     stream: AtomicPtr<c_void>,
 }
@@ -274,7 +274,8 @@ unsafe extern "C" fn set_mode(_: *mut Context, mode: i32) -> Status {
     match mode {
         0 => NO_ERROR,
         _ => {
-            let message = format!("given {mode} is not emulated; allowed: 0 (each operator by itself)");
+            let message =
+                format!("given {mode} is not emulated; allowed: 0 (each operator by itself)");
             refused("SetExecuteType and SetLaunchMode", &message).status
         }
     }
@@ -291,7 +292,7 @@ unsafe extern "C" fn mode(_: *mut Context) -> i32 {
 /// `context` is null or valid for writing.
 // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb13CreateContextEPPNS_7ContextE")]
-pub unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
+unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
     if context.is_null() {
         return INVALID_PARAM;
     }
@@ -311,7 +312,7 @@ pub unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
 /// `context` is null, or an object of `CreateContext` that was not given back.
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb14DestroyContextEPNS_7ContextE")]
-pub unsafe extern "C" fn destroy_context(context: *mut Context) -> Status {
+unsafe extern "C" fn destroy_context(context: *mut Context) -> Status {
     if !context.is_null() {
         // SAFETY: the client's promise.
         unsafe { delete_context(context) };
@@ -321,7 +322,7 @@ pub unsafe extern "C" fn destroy_context(context: *mut Context) -> Status {
 
 /// `atb::Operation`, of which clients know the table alone.
 #[repr(C)]
-pub struct COperation {
+struct COperation {
     table: &'static OperationTable,
     operation: Operation,
     /// Why the latest set-up was refused.
@@ -428,9 +429,16 @@ unsafe extern "C" fn setup(
         return INVALID_CONTEXT_ADDR;
     }
     // SAFETY: the client's promise.
-    let outcome = unsafe { with_tensors(pack, |inputs, outputs| operation.operation.setup(inputs, outputs)) };
+    let outcome = unsafe {
+        with_tensors(pack, |inputs, outputs| {
+            operation.operation.setup(inputs, outputs)
+        })
+    };
     if let Ok(mut refusal) = operation.refusal.lock() {
-        *refusal = outcome.as_ref().err().map(|refusal| refusal.message.clone());
+        *refusal = outcome
+            .as_ref()
+            .err()
+            .map(|refusal| refusal.message.clone());
     }
     status_of(outcome.map(|bytes| {
         // SAFETY: not null, so a number of the client's.
@@ -456,7 +464,9 @@ unsafe extern "C" fn execute(
     let stream = context.stream.load(Ordering::Relaxed);
     let workspace = (workspace, workspace_size);
     let run = |inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]| {
-        operation.operation.execute(inputs, outputs, workspace, stream)
+        operation
+            .operation
+            .execute(inputs, outputs, workspace, stream)
     };
     // SAFETY: the client's promise.
     status_of(unsafe { with_tensors(pack, run) })
@@ -469,7 +479,7 @@ unsafe extern "C" fn execute(
 /// `operation` is null, or an object of `CreateOperation` that was not given back.
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb16DestroyOperationEPNS_9OperationE")]
-pub unsafe extern "C" fn destroy_operation(operation: *mut COperation) -> Status {
+unsafe extern "C" fn destroy_operation(operation: *mut COperation) -> Status {
     if !operation.is_null() {
         // SAFETY: the client's promise.
         unsafe { delete_operation(operation) };
@@ -479,7 +489,7 @@ pub unsafe extern "C" fn destroy_operation(operation: *mut COperation) -> Status
 
 /// `atb::infer::PagedAttentionParam`.
 #[repr(C)]
-pub struct PagedAttentionParam {
+struct PagedAttentionParam {
     head_num: i32,
     qk_scale: f32,
     kv_head_num: i32,
@@ -500,7 +510,7 @@ pub struct PagedAttentionParam {
 
 /// `atb::infer::ReshapeAndCacheParam`.
 #[repr(C)]
-pub struct ReshapeAndCacheParam {
+struct ReshapeAndCacheParam {
     compress_type: i32,
     kv_cache_cfg: i32,
     reserved: [u8; 16],
@@ -508,7 +518,7 @@ pub struct ReshapeAndCacheParam {
 
 /// `atb::infer::SelfAttentionParam`.
 #[repr(C)]
-pub struct SelfAttentionParam {
+struct SelfAttentionParam {
     quant_type: i32,
     out_data_type: i32,
     head_num: i32,
@@ -539,12 +549,16 @@ const _: () = {
 };
 
 /// Refuses parameters that have another value than one that is emulated.
-fn only<const N: usize>(name: &'static str, given: [(&str, i64, &[i64]); N]) -> Result<(), Refusal> {
+fn only<const N: usize>(
+    name: &'static str,
+    given: [(&str, i64, &[i64]); N],
+) -> Result<(), Refusal> {
     let mut wrong = given.into_iter();
     match wrong.find(|(_, value, allowed)| !allowed.contains(value)) {
         None => Ok(()),
         Some((parameter, value, allowed)) => {
-            let message = format!("{parameter}: given {value} is not emulated; allowed: {allowed:?}");
+            let message =
+                format!("{parameter}: given {value} is not emulated; allowed: {allowed:?}");
             Err(refused(name, &message))
         }
     }
@@ -555,10 +569,7 @@ fn only<const N: usize>(name: &'static str, given: [(&str, i64, &[i64]); N]) -> 
 /// # Safety
 ///
 /// `operation` is null or valid for writing.
-unsafe fn make(
-    outcome: Result<Operation, Refusal>,
-    operation: *mut *mut COperation,
-) -> Status {
+unsafe fn make(outcome: Result<Operation, Refusal>, operation: *mut *mut COperation) -> Status {
     if operation.is_null() {
         return INVALID_PARAM;
     }
@@ -583,7 +594,11 @@ fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
         operation.name(),
         [
             ("maskType", param.mask_type.into(), &[0]),
-            ("batchRunStatusEnable", param.batch_run_status_enable.into(), &[0]),
+            (
+                "batchRunStatusEnable",
+                param.batch_run_status_enable.into(),
+                &[0],
+            ),
             ("quantType", param.quant_type.into(), &[0]),
             ("compressType", param.compress_type.into(), &[0]),
             ("calcType", param.calc_type.into(), &[0]),
@@ -593,7 +608,10 @@ fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
         ],
     )?;
     if param.q_scale != 0.0 && param.q_scale != 1.0 {
-        let message = format!("qScale: given {} is not emulated; allowed: 0 and 1", param.q_scale);
+        let message = format!(
+            "qScale: given {} is not emulated; allowed: 0 and 1",
+            param.q_scale
+        );
         return Err(refused(operation.name(), &message));
     }
     Ok(operation)
@@ -606,7 +624,7 @@ fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
 /// `param` is a reference, and `operation` null or valid for writing.
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer19PagedAttentionParamEEEiRKT_PPNS_9OperationE")]
-pub unsafe extern "C" fn create_paged_attention(
+unsafe extern "C" fn create_paged_attention(
     param: *const PagedAttentionParam,
     operation: *mut *mut COperation,
 ) -> Status {
@@ -636,7 +654,7 @@ fn reshape_and_cache(param: &ReshapeAndCacheParam) -> Result<Operation, Refusal>
 /// As for [`create_paged_attention`].
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer20ReshapeAndCacheParamEEEiRKT_PPNS_9OperationE")]
-pub unsafe extern "C" fn create_reshape_and_cache(
+unsafe extern "C" fn create_reshape_and_cache(
     param: *const ReshapeAndCacheParam,
     operation: *mut *mut COperation,
 ) -> Status {
@@ -660,13 +678,14 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         },
         keys,
         mask: match param.mask_type {
-            MASK_NORM => Mask::Full,
+            MASK_NORM => Mask::Full {
+                triangle: param.is_triu_mask == 1,
+            },
             MASK_NORM_COMPRESS => Mask::Triangle,
             _ => Mask::None,
         },
         precise: param.kernel_type == 1,
     };
-    // One that is compressed is of the triangle in any case; other masks are read as they are.
     let masks: &[i64] = match keys {
         Keys::Packed => &[0, 1, 3],
         Keys::Cached => &[3],
@@ -676,8 +695,13 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         [
             ("calcType", param.calc_type.into(), &[3, 4]),
             ("quantType", param.quant_type.into(), &[0]),
-            ("batchRunStatusEnable", param.batch_run_status_enable.into(), &[0]),
+            (
+                "batchRunStatusEnable",
+                param.batch_run_status_enable.into(),
+                &[0],
+            ),
             ("kernelType", param.kernel_type.into(), &[0, 1]),
+            ("isTriuMask", param.is_triu_mask.into(), &[0, 1]),
             ("clampType", param.clamp_type.into(), &[0]),
             ("maskType", param.mask_type.into(), masks),
             ("kvcacheCfg", param.kvcache_cfg.into(), &[0]),
@@ -689,7 +713,10 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         ],
     )?;
     if param.q_scale != 1.0 {
-        let message = format!("qScale: given {} is not emulated; allowed: 1", param.q_scale);
+        let message = format!(
+            "qScale: given {} is not emulated; allowed: 1",
+            param.q_scale
+        );
         return Err(refused(operation.name(), &message));
     }
     Ok(operation)
@@ -702,7 +729,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
 /// As for [`create_paged_attention`].
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer18SelfAttentionParamEEEiRKT_PPNS_9OperationE")]
-pub unsafe extern "C" fn create_self_attention(
+unsafe extern "C" fn create_self_attention(
     param: *const SelfAttentionParam,
     operation: *mut *mut COperation,
 ) -> Status {
@@ -715,7 +742,7 @@ macro_rules! not_emulated {
         /// `atb::CreateOperation` of an operator that is not emulated.
         // SAFETY: as for `CreateContext`.
         #[unsafe(export_name = $symbol)]
-        pub extern "C" fn $function(_: *const c_void, _: *mut *mut c_void) -> Status {
+        extern "C" fn $function(_: *const c_void, _: *mut *mut c_void) -> Status {
             refused($name, "the operator is not emulated").status
         }
     )*};
@@ -737,7 +764,7 @@ not_emulated! {
 /// `tensor` is a reference.
 // SAFETY: as for `CreateContext`.
 #[unsafe(export_name = "_ZN3atb5Utils13GetTensorSizeERKNS_6TensorE")]
-pub unsafe extern "C" fn tensor_size(tensor: *const CTensor) -> u64 {
+unsafe extern "C" fn tensor_size(tensor: *const CTensor) -> u64 {
     // SAFETY: the caller's promise.
     let tensor = unsafe { &*tensor };
     let bytes = ascend_emu::atb::element_bytes(tensor.desc.dtype);

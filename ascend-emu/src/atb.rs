@@ -67,7 +67,10 @@ pub enum Mask {
     /// There is none.
     None,
     /// Numbers for rows and keys.
-    Full,
+    Full {
+        /// Whether they hide later keys (`isTriuMask`): then a square of 128 rows may stand for all of them.
+        triangle: bool,
+    },
     /// A square of the triangle that hides later keys, which stands for all of it.
     Triangle,
 }
@@ -221,9 +224,9 @@ impl Operation {
                 if mask != Mask::None {
                     given.mask = Some(next()?.described(name, "mask")?);
                 }
-                given.causal = mask == Mask::Triangle;
-                let high = query.dtype == DType::Bf16.acl() || precise;
-                given.times_lowest = high;
+                given.triangle = mask == Mask::Full { triangle: true };
+                given.compressed = mask == Mask::Triangle;
+                given.times_lowest = query.dtype == DType::Bf16.acl() || precise;
                 let lengths = next()?;
                 let all = lengths.lengths(name, "seqLen")?;
                 let (own, keys_of) = match (keys, lengths.shape) {
@@ -339,7 +342,8 @@ fn attend(
     let new = |given: &attention::Arguments<DescribedTensor>| {
         AtbAttention::new(given.map(|_, tensor| tensor.desc), version, target, false)
     };
-    let (op, addresses, idle) = prepared(new, &arguments).map_err(|why| of_operator(symbol, why))?;
+    let (op, addresses, idle) =
+        prepared(new, &arguments).map_err(|why| of_operator(symbol, why))?;
     Ok(executor_with(op, addresses, idle))
 }
 
@@ -369,7 +373,11 @@ fn reshape_and_cache(
             slot_mapping.desc.dtype
         ));
     }
-    for (cache, out) in [Some(key_cache), value_cache].into_iter().flatten().zip(outputs) {
+    for (cache, out) in [Some(key_cache), value_cache]
+        .into_iter()
+        .flatten()
+        .zip(outputs)
+    {
         let out = out.described(name, "output")?;
         if out != cache {
             return Err(failure!(
@@ -427,7 +435,10 @@ fn called<T>(name: &'static str, body: impl FnOnce() -> Outcome<T>) -> Result<T,
         unsafe { line.end("Status", crate::trace::value::value!(code)) };
     }
     outcome.map_err(|failure| {
-        status::warn(format_args!("ATB status {}: {}", failure.code, failure.message));
+        status::warn(format_args!(
+            "ATB status {}: {}",
+            failure.code, failure.message
+        ));
         Refusal {
             status: failure.code,
             message: failure.message.into_owned(),

@@ -128,7 +128,11 @@ macro_rules! phase_two {
 const WORKSPACE_BYTES: u64 = 16 << 20;
 
 /// An executor of a prepared operator: one with nothing to compute needs no workspace.
-pub(crate) fn executor_with(op: impl Operator + 'static, addresses: Addresses, idle: bool) -> Executor {
+pub(crate) fn executor_with(
+    op: impl Operator + 'static,
+    addresses: Addresses,
+    idle: bool,
+) -> Executor {
     let bytes = if idle { 0 } else { WORKSPACE_BYTES };
     Executor::new(Arc::new(op), addresses, bytes)
 }
@@ -193,11 +197,7 @@ where
     Failure: From<E>,
 {
     // SAFETY: the caller's promise.
-    unsafe {
-        write_executor(workspace_size, executor, || {
-            prepared(new, &read()?)
-        })
-    }
+    unsafe { write_executor(workspace_size, executor, || prepared(new, &read()?)) }
 }
 
 /// Refuses a call whose launch would touch bytes outside of its tensors, unless a lint reports that it does. The

@@ -31,8 +31,9 @@ declare_arguments! {
     1 { heads: int = 0, Heads, "headNum", "Number of query heads." }
     1 { kv_heads: int = 0, KvHeads, "kvHeadNum", "Number of key heads; 0 stands for `headNum`." }
     1 { scale: float = 1.0, Scale, "qkScale", "Factor of the scores." }
-    1 { causal: flag = false, Causal, "isTriuMask", "Whether the mask is a square of the triangle that hides later \
-        keys, which stands for all of it." }
+    1 { triangle: flag = false, Triangle, "isTriuMask", "Whether the mask hides later keys: then a square of 128 rows \
+        may stand for all of it." }
+    1 { compressed: flag = false, Compressed, "maskType", "Whether the mask is such a square." }
     1 { times_lowest: flag = false, TimesLowest, "kernelType", "Whether mask numbers are multiplied by -3e38." }
     1 { out: output, Out, "attnOut", "Output, with the query's shape." }
 }
@@ -191,8 +192,16 @@ impl AtbCall<'_> {
             false => &[],
         };
         let total = |lens: &[i64]| lens.iter().copied().fold(0, i64::saturating_add);
-        let room = if packed { total(query_lens) } else { batch as i64 };
-        let key_room = if keys.block == 0 { total(context_lens) } else { 0 };
+        let room = if packed {
+            total(query_lens)
+        } else {
+            batch as i64
+        };
+        let key_room = if keys.block == 0 {
+            total(context_lens)
+        } else {
+            0
+        };
         let lengths = query_lens.iter().chain(context_lens);
         require!(
             (!packed || query_lens.len() == batch)
@@ -303,14 +312,17 @@ impl AtbCall<'_> {
         };
         let divided = |whole: i64| (whole % n == 0).then_some(whole / n);
         let found = match desc.shape[..] {
-            _ if version == Version::Packed => packed_rows(desc, n, version).map(|(count, dim)| Keys {
-                count,
-                block: 0,
-                dim,
-                rows: rows(desc.dtype, true, n, dim),
-            }),
-            [count, parts, block, LANES] if nz => (parts.checked_mul(LANES).and_then(divided))
-                .map(|dim| of_cache(count, block, dim)),
+            _ if version == Version::Packed => {
+                packed_rows(desc, n, version).map(|(count, dim)| Keys {
+                    count,
+                    block: 0,
+                    dim,
+                    rows: rows(desc.dtype, true, n, dim),
+                })
+            }
+            [count, parts, block, LANES] if nz => {
+                (parts.checked_mul(LANES).and_then(divided)).map(|dim| of_cache(count, block, dim))
+            }
             [count, block, heads, dim] if !nz && heads == n => Some(of_cache(count, block, dim)),
             [count, block, whole] if version == Version::Prefix => {
                 divided(whole).map(|dim| of_cache(count, block, dim))
@@ -322,7 +334,10 @@ impl AtbCall<'_> {
             let given = format_args!("a tensor {}", desc.shape);
             match (version, nz) {
                 (Version::Packed, _) => KEYS.broken(given, format_args!("[tokens, {n}, D]")),
-                (_, true) => KEYS.broken(given, format_args!("[blocks, {n} * D / 16, block size, 16]")),
+                (_, true) => KEYS.broken(
+                    given,
+                    format_args!("[blocks, {n} * D / 16, block size, 16]"),
+                ),
                 (_, false) => KEYS.broken(given, format_args!("[blocks, block size, {n}, D]")),
             }
         })
@@ -370,18 +385,18 @@ impl AtbCall<'_> {
             })
         };
         match mask.shape[..] {
-            [TRIANGLE, TRIANGLE] if self.causal => Ok(MaskUse::Compressed),
-            [rows, keys] if !self.causal && covers(rows, keys) => Ok(full(0, keys)),
+            [TRIANGLE, TRIANGLE] if self.triangle || self.compressed => Ok(MaskUse::Compressed),
+            [rows, keys] if !self.compressed && covers(rows, keys) => Ok(full(0, keys)),
             [sequences, rows, keys]
-                if !self.causal
+                if !self.compressed
                     && usize::try_from(sequences) == Ok(batch)
                     && covers(rows, keys) =>
             {
                 Ok(full(rows.saturating_mul(keys), keys))
             }
             _ => {
-                let side = if self.causal { TRIANGLE } else { longest };
-                Err(MASK.broken(mask.shape, format_args!("a square of at least {side}, or of 128")))
+                let side = if self.compressed { TRIANGLE } else { longest };
+                Err(MASK.broken(mask.shape, format_args!("[{side}, {side}]")))
             }
         }
     }
@@ -391,9 +406,7 @@ impl AtbCall<'_> {
 fn check_sizes(keys: &Keys, values: &Keys, nz: bool) -> Result<(), Violation> {
     let (dim, block) = (keys.dim.max(values.dim), keys.block);
     let holds = match nz {
-        true => {
-            dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384
-        }
+        true => dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384,
         false => dim <= 576 && (dim <= 256 || block <= 128),
     };
     require!(
@@ -436,7 +449,11 @@ fn rows(dtype: DType, packed: bool, heads: i64, dim: i64) -> Rows {
 fn cached(dtype: DType, heads: i64, block: i64, dim: i64, nz: bool) -> Rows {
     let batch = block.saturating_mul(heads).saturating_mul(dim);
     let (head, row, step) = match nz {
-        true => (block.saturating_mul(dim), LANES, block.saturating_mul(LANES)),
+        true => (
+            block.saturating_mul(dim),
+            LANES,
+            block.saturating_mul(LANES),
+        ),
         false => (dim, heads.saturating_mul(dim), 1),
     };
     Rows {
