@@ -184,7 +184,7 @@ SAID = [
     ("'_npu_flash_attention', packed, packed, packed, zeros(16, 16) - 3, lengths, 1.0, 8, 8, packed",
      "mask: -3 for row 0 and key 0 is not emulated"),
     ("'_npu_reshape_and_cache', zeros(2, 2, 64), zeros(2, 2, 64), cache, cache.clone(), lengths.npu() * 0",
-     "ReshapeAndCacheOperation: slot"),
+     "ReshapeAndCacheOperation: tokens 0 and 1 go to slot 0"),
 ]
 
 
