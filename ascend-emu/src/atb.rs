@@ -1,4 +1,5 @@
-//! The operators of ATB (Ascend Transformer Boost) that are emulated: what `libatb.so` computes, without its ABI of C++.
+//! The operators of ATB (Ascend Transformer Boost) that are emulated: what `libatb.so` computes, without its ABI of
+//! C++.
 //!
 //! An [`Operation`] is an operator with its parameters. It is set up and executed with the tensors of a call, in the
 //! order of the operator's documents; what a set-up needs to know for the execution is in these tensors again, so that

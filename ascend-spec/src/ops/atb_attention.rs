@@ -109,8 +109,8 @@ pub enum Hiding {
 }
 
 impl Hiding {
-    /// What a number does. The kernels for FLOAT16 add it to the scores; those for BF16, and of high precision, multiply
-    /// it by -3e38 first (`times_lowest`).
+    /// What a number does. The kernels for FLOAT16 add it to the scores; those for BF16, and of high precision,
+    /// multiply it by -3e38 first (`times_lowest`).
     pub fn of(number: f32, times_lowest: bool) -> Self {
         let hides = match times_lowest {
             true => number >= 1.0,
