@@ -6,6 +6,7 @@
 //! emulated, which refuse with their names, and `aclAppLog` ([`unsupported`]); and the recording of calls as case files
 //! (`record`, by `ASCEND_RECORD`).
 
+mod atb;
 pub mod fp16;
 #[cfg(feature = "glue")]
 mod glue;

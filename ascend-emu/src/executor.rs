@@ -2,7 +2,7 @@
 
 use crate::descriptor::TENSORS;
 use crate::fault_plan::Site;
-use crate::handle::{Id, Kind, Table};
+use crate::handle::{Kind, Table};
 use crate::injection::strike;
 use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, TensorPosition};
@@ -32,14 +32,19 @@ pub(crate) struct Executor {
 const DEVICE_FAULTS: std::ops::RangeInclusive<i32> = 507_000..=507_899;
 
 impl Executor {
-    pub(crate) fn create(op: Arc<dyn Operator>, addresses: Addresses, workspace_bytes: u64) -> Id {
-        EXECUTORS.insert(Executor {
+    pub(crate) fn new(op: Arc<dyn Operator>, addresses: Addresses, workspace_bytes: u64) -> Self {
+        Executor {
             op,
             addresses: Lock::new(addresses),
             workspace_bytes,
             repeatable: AtomicBool::new(false),
             consumed: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// Bytes of workspace that a launch needs.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
     }
 
     /// `aclSetAclOpExecutorRepeatable`.
@@ -82,7 +87,13 @@ impl Executor {
     }
 
     /// Queues the call with the addresses it has now.
-    fn queue(&self, name: &str, workspace: usize, bytes: u64, stream: *const c_void) -> Outcome {
+    pub(crate) fn queue(
+        &self,
+        name: &str,
+        workspace: usize,
+        bytes: u64,
+        stream: *const c_void,
+    ) -> Outcome {
         if let Some(why) = self.op.unlaunchable() {
             return Err(failure!(ACLNN_INNER_NULLPTR, "{name}: {why}"));
         }

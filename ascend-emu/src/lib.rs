@@ -171,6 +171,7 @@
 #![warn(missing_docs)]
 
 pub mod abi;
+pub mod atb;
 mod c_pointer;
 mod config;
 mod descriptor;

@@ -267,6 +267,15 @@ pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
     }
 }
 
+/// `ERROR_INTERNAL_ERROR` of ATB's statuses.
+const ATB_INTERNAL: i32 = 3;
+
+/// Body of every function of ATB, whose failures have ATB's statuses.
+pub(crate) fn atb<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let outcome = contain(ATB_INTERNAL, || refuse_forked().and_then(|()| body()));
+    outcome.inspect_err(|failure| remember(failure, false))
+}
+
 /// Body of every function that returns something else; on failure it returns `on_failure`.
 pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let outcome = contain(INTERNAL, || refuse_forked().and_then(|()| body()));

@@ -235,6 +235,16 @@ pub const TILING_ERROR: i32 = 561_002;
 pub const INNER_NULLPTR: i32 = 561_103;
 /// Status of an entry point that the product does not have.
 pub const RUNTIME_ERROR: i32 = 361_001;
+/// Status of ATB for a parameter, or a value on the host, that an operator does not take (`ERROR_INVALID_PARAM`).
+pub(crate) const ATB_INVALID_PARAM: i32 = 1;
+/// Status of ATB for a tensor of another type (`ERROR_INVALID_TENSOR_DTYPE`).
+pub(crate) const ATB_INVALID_TENSOR_DTYPE: i32 = 6;
+/// Status of ATB for a tensor in another format (`ERROR_INVALID_TENSOR_FORMAT`).
+pub(crate) const ATB_INVALID_TENSOR_FORMAT: i32 = 7;
+/// Status of ATB for a tensor of another shape (`ERROR_INVALID_TENSOR_DIM`).
+pub(crate) const ATB_INVALID_TENSOR_DIM: i32 = 8;
+/// Status of ATB for a tensor that is missing (`ERROR_INVALID_TENSOR_NUM`).
+pub(crate) const ATB_INVALID_TENSOR_NUM: i32 = 15;
 /// Status of a call for which no kernel exists.
 pub const FIND_KERNEL_ERROR: i32 = 561_003;
 

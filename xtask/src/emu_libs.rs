@@ -14,11 +14,12 @@ const FILE: &str = "libascend_emu.so";
 /// The names that programs link and load, in older and newer releases. All link to one file, so that a process has
 /// one emulator. `libcust_opapi.so` is not among them: it exists only where users have installed operators of their
 /// own.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "libacl_op_compiler.so",
     "libacl_rt.so",
     "libacl_tdt_channel.so",
     "libascendcl.so",
+    "libatb.so",
     "libc_sec.so",
     "libge_runner.so",
     "libgraph.so",

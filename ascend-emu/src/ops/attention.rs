@@ -21,13 +21,25 @@ use std::ops::Range;
 use std::ptr;
 
 /// What an attention operator has of its own, beside its contract.
-pub(super) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
+pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     /// The tensors that the kernels read and write only in row-major order: the operator makes contiguous copies of
     /// others.
     const IN_ORDER: &'static [TensorRole] = &[];
 
     /// Whether a call is launched that breaks a lint by which the device may access memory outside of the tensors.
     const OVERRUNS: bool = false;
+
+    /// The truth values of a mask whose elements are numbers, as the kernels read them: a byte for each.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn truth_values(_: &Launch<'_, Attention<Self>>) -> Result<Option<Vec<u8>>, Fault>
+    where
+        Self: Sized,
+    {
+        Ok(None)
+    }
 
     /// Sees the end of a launch.
     ///
@@ -45,12 +57,12 @@ pub(super) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
 type Touches<P> = Vec<(Argument<P>, Range<u64>)>;
 
 /// A call that satisfies every rule, of the operator with these arguments.
-pub(super) struct Attention<A: AttentionArguments> {
+pub(crate) struct Attention<A: AttentionArguments> {
     pub(super) arguments: A,
     pub(super) version: A::Version,
     pub(super) target: Target,
     /// What the call computes; `None` if it computes nothing.
-    problem: Option<AttentionProblem<'static>>,
+    pub(super) problem: Option<AttentionProblem<'static>>,
     pub(super) touches: Touches<A::Parameter>,
     /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors.
     overruns: bool,
@@ -73,7 +85,7 @@ pub(super) fn of_machine<D, A: AttentionCall>(
 
 impl<A: AttentionCall> Attention<A> {
     /// Checks a call for a product and a release. The lengths of a `measured` call are placeholders.
-    pub(super) fn new(
+    pub(crate) fn new(
         arguments: A,
         version: A::Version,
         target: Target,
@@ -173,6 +185,10 @@ impl<A: AttentionCall> Attention<A> {
                 let copy = copy.map_err(|why| launch.fault(why))?;
                 copies.push((role, copy));
             }
+        }
+        // SAFETY: the ranges of `touches` are live and locked for the task that runs this.
+        if let Some(values) = unsafe { A::truth_values(launch) }? {
+            copies.push((TensorRole::Mask, values));
         }
         let copy_addresses: Vec<(TensorRole, *mut u8)> = copies
             .iter_mut()

@@ -5,7 +5,7 @@
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::c_pointer::not_null_or;
 use crate::descriptor::DescribedTensor;
-use crate::executor::{Executor, refused};
+use crate::executor::{EXECUTORS, Executor, refused};
 use crate::operator::{Addresses, Operator};
 use crate::status::{ACLNN_NULLPTR, Failure, Outcome};
 use ascend_spec::operator::ArgumentList;
@@ -127,6 +127,16 @@ macro_rules! phase_two {
 /// Device workspace of a call that computes something: the amount that operators use as system workspace.
 const WORKSPACE_BYTES: u64 = 16 << 20;
 
+/// An executor of a prepared operator: one with nothing to compute needs no workspace.
+pub(crate) fn executor_with(
+    op: impl Operator + 'static,
+    addresses: Addresses,
+    idle: bool,
+) -> Executor {
+    let bytes = if idle { 0 } else { WORKSPACE_BYTES };
+    Executor::new(Arc::new(op), addresses, bytes)
+}
+
 /// The end of every phase one. Writes an executor of the operator that `make` checks and prepares, with the addresses
 /// of its tensors, and the bytes of workspace that it needs: none if there is nothing to compute.
 ///
@@ -141,14 +151,32 @@ pub(crate) unsafe fn write_executor<O: Operator + 'static>(
     not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
     not_null_or(ACLNN_NULLPTR, "executor", executor)?;
     let (op, addresses, idle) = make().inspect_err(refused)?;
-    let bytes = if idle { 0 } else { WORKSPACE_BYTES };
-    let id = Executor::create(Arc::new(op), addresses, bytes);
+    let made = executor_with(op, addresses, idle);
+    let bytes = made.workspace_bytes();
+    let id = EXECUTORS.insert(made);
     // SAFETY: not null, so valid for writing.
     unsafe {
         workspace_size.write_unaligned(bytes);
         executor.write_unaligned(id.raw());
     }
     Ok(())
+}
+
+/// The call that `new` checks and prepares from arguments, with the addresses of its tensors, and whether it has
+/// nothing to compute.
+pub(crate) fn prepared<O, A, E>(
+    new: impl FnOnce(&A) -> Result<O, E>,
+    arguments: &A,
+) -> Outcome<(O, Addresses, bool)>
+where
+    O: DeclaredOperator + 'static,
+    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = DescribedTensor>,
+    Failure: From<E>,
+{
+    let op = new(arguments)?;
+    refuse_beyond_tensors(&op)?;
+    let idle = op.is_idle();
+    Ok((op, Addresses::of(arguments), idle))
 }
 
 /// Phase one of a declared operator. Writes the executor of the call that `new` checks and prepares from the
@@ -169,15 +197,7 @@ where
     Failure: From<E>,
 {
     // SAFETY: the caller's promise.
-    unsafe {
-        write_executor(workspace_size, executor, || {
-            let arguments = read()?;
-            let op = new(&arguments)?;
-            refuse_beyond_tensors(&op)?;
-            let idle = op.is_idle();
-            Ok((op, Addresses::of(&arguments), idle))
-        })
-    }
+    unsafe { write_executor(workspace_size, executor, || prepared(new, &read()?)) }
 }
 
 /// Refuses a call whose launch would touch bytes outside of its tensors, unless a lint reports that it does. The

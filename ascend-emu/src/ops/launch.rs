@@ -17,8 +17,8 @@ use std::ptr;
 
 /// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its
 /// other tensors, but for an output that is an input, where the operator works in place.
-pub(super) struct Launch<'a, O> {
-    op: &'a O,
+pub(crate) struct Launch<'a, O> {
+    pub(super) op: &'a O,
     check: Check,
     addresses: &'a Addresses,
     memory: &'a DeviceMemory,

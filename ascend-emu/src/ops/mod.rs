@@ -1,5 +1,6 @@
 //! Operators: the computation of a launch of each, and its C functions.
 
+mod atb_attention;
 mod attention;
 mod attention_contents;
 mod attention_reads;
@@ -17,6 +18,9 @@ mod prompt_flash_attention;
 mod ring_attention_update;
 mod rms_norm;
 mod scatter_pa_kv_cache;
+
+pub(crate) use atb_attention::AtbAttention;
+pub(crate) use scatter_pa_kv_cache::ScatterOperator;
 
 /// The C functions of all operators.
 pub(crate) mod functions {

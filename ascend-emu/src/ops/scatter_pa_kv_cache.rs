@@ -16,13 +16,15 @@ use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, Pieces, ScatterProblem, SlotFault, Version, slot_faults,
 };
-use ascend_spec::{TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;
 
 /// A call that satisfies every rule.
 #[derive(Debug)]
-struct ScatterOperator {
+pub(crate) struct ScatterOperator {
+    /// The operator's name.
+    symbol: &'static str,
     arguments: Arguments<TensorDesc>,
     problem: ScatterProblem,
     /// How strictly misuse that is found on the device is treated.
@@ -32,15 +34,24 @@ struct ScatterOperator {
 impl ScatterOperator {
     /// Checks a call.
     fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
+        let symbol = Version::V1.symbol();
+        let op = ScatterOperator::of(symbol, arguments, context::machine().target.soc)?;
+        let call = op.arguments.call();
+        lints::report_first(symbol, &op.arguments, |allowed| call.lint(allowed))?;
+        Ok(op)
+    }
+
+    /// A call of the operator `symbol`, checked as ScatterPaKvCache checks it on a product.
+    pub(crate) fn of(
+        symbol: &'static str,
+        arguments: &Arguments<DescribedTensor>,
+        soc: Soc,
+    ) -> Outcome<Self> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, soc) = (arguments.call(), context::machine().target.soc);
-        let problem = call.check(soc)?;
-        lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
-            call.lint(allowed)
-        })?;
         Ok(ScatterOperator {
+            symbol,
+            problem: arguments.call().check(soc)?,
             arguments,
-            problem,
             check: check(),
         })
     }
@@ -115,7 +126,7 @@ impl DeclaredOperator for ScatterOperator {
     type Arguments = Arguments<TensorDesc>;
 
     fn symbol(&self) -> &'static str {
-        Version::V1.symbol()
+        self.symbol
     }
 
     fn arguments(&self) -> &Self::Arguments {

@@ -6,6 +6,7 @@
 )]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod atb;
 mod batch_mat_mul;
 mod flash_family;
 mod garbage;

@@ -1,5 +1,6 @@
 //! Operators, a folder or a file each: the description of a call, its rules, and what a call that holds them computes.
 
+pub mod atb_attention;
 pub mod attention_update;
 pub mod batch_mat_mul;
 pub mod flash_attention_score;

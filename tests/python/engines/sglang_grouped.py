@@ -3,7 +3,6 @@
 import reference
 import torch
 from engines import sglang_engine
-from engines.atb import needs_atb
 from engines.batches import BLOCK, Batch
 from engines.sglang_engine import DEVICE, LONGEST
 from harness import case, close, exact, refused
@@ -82,8 +81,8 @@ def sinks_of_float16_in_decode():
     )
 
 
-@case(mode=["EXTEND", "DECODE"])
-def without_fused_operators(mode):
-    """The backend calls other operators where ASCEND_USE_FIA is not set."""
-    cached, rows = ([0, 5], [17, 130]) if mode == "EXTEND" else ([127, 5], [1, 1])
-    needs_atb(lambda: attends(ForwardMode[mode], cached, rows, fused=False))
+@case(mode=["EXTEND", "DECODE"], dtype=HALVES, width=[128, 64])
+def without_fused_operators(mode, dtype, width):
+    """The backend calls operators of ATB where ASCEND_USE_FIA is not set."""
+    cached, rows = ([0, 5, 128], [17, 130, 64]) if mode == "EXTEND" else ([127, 5, 300], [1, 1, 1])
+    attends(ForwardMode[mode], cached, rows, dtype, width, fused=False)

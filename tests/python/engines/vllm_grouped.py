@@ -2,7 +2,6 @@
 
 import torch
 from engines import vllm_engine
-from engines.atb import needs_atb
 from engines.batches import Batch
 from engines.vllm_engine import DEVICE, LAYER
 from engines.vllm_layers import Grouped, Layer
@@ -118,15 +117,10 @@ def width_in_chunks(width):
     attends(State.ChunkedPrefill, [200, 31, 128], [1, 1, 40], width=width)
 
 
-@case(width=WIDTHS[:-1])
+@case(width=WIDTHS)
 def width_in_decode(width):
+    """The engine takes PagedAttention of ATB for a width of 512."""
     attends(State.DecodeOnly, [200, 31, 128], [1, 1, 1], width=width)
-
-
-@case()
-def width_512_in_decode():
-    """The engine takes another operator for this width."""
-    needs_atb(lambda: attends(State.DecodeOnly, [200, 31, 128], [1, 1, 1], width=512))
 
 
 @case(width=WIDTHS)
