@@ -1,5 +1,5 @@
-//! The oldest version of the operator that is there and can express a call is used; where none is, the error says which
-//! one is needed, and since when CANN has it.
+//! Of the versions of the operator that are there and can express a call, the oldest that is not deprecated is used;
+//! where none is, the error says which one is needed, and since when CANN has it.
 #![cfg(feature = "emulation")]
 
 use crate::harness;
@@ -364,4 +364,17 @@ fn equal_machines_have_one_runtime_and_others_their_own() {
         assert_ne!(device(&different), first, "{different:?}");
     }
     assert_eq!(first.soc_name(), "Ascend910_9391");
+}
+
+/// A release without newer versions has calls that are portable: elsewhere the newer ones are chosen.
+#[test]
+fn calls_of_older_releases_are_portable() {
+    for cann in [Cann::V8_1, Cann::V8_5, Cann::V9_1] {
+        let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, cann)).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        let x = halves(&stream, &[1, 2, 16, 32]);
+        let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
+        let plan = call.portable_since(cann).plan((&x, &x, &x));
+        assert!(plan.is_ok(), "{cann}: {:?}", plan.map(drop));
+    }
 }
