@@ -13,7 +13,7 @@ pub struct GraphLimits {
     pub(super) sizes: Vec<usize>,
     /// Rows of each request: its new tokens, or the nodes of its tree, at most.
     pub(super) each: RowsEach,
-    /// Keys of a request, those of the step included.
+    /// Keys of a request, those of the step included; of drafted trees its tokens in the cache.
     pub(super) keys: usize,
     /// Blocks of all requests of a step together.
     pub(super) blocks: usize,
@@ -40,7 +40,8 @@ impl RowsEach {
 
 impl GraphLimits {
     /// Limits of steps of up to these numbers of requests, each of which has at most `keys` keys, those of the step
-    /// included. All requests together have at most as many blocks as the cache. At most one size more than
+    /// included; of [drafted trees](crate::TreeGraphs) at most `keys` tokens in the cache. All requests of a step together
+    /// have at most as many blocks as the cache, unless they verify trees. At most one size more than
     /// [`CaptureEstimate::STREAMS`] is kept: such limits are never captured.
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
@@ -61,20 +62,26 @@ impl GraphLimits {
     /// The rows of a size are its requests times these tokens. Each request of a step may add fewer: the rows left
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
     /// So capture one request more than ever run.
+    ///
+    /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and needs
+    /// no larger size.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
         self.each = RowsEach(tokens);
         self
     }
 
-    /// Refuses a limit of 0 keys: each request has a key, its own.
+    /// Refuses limits of 0 keys or blocks: each request has a key, its own, in a block.
     pub(super) fn check(&self) -> Result<(), Violation> {
-        if self.keys > 0 {
+        if self.keys > 0 && self.blocks > 0 {
             return Ok(());
         }
         Err(Violation::new(
             &rules::GRAPH_LENGTHS,
-            "graphs of requests with 0 keys",
-            "1 or more, those of the step included",
+            format_args!(
+                "graphs of requests with at most {} keys, in at most {} blocks",
+                self.keys, self.blocks
+            ),
+            "1 or more of both, the keys of the step included",
             "declare the longest request that graphs are to serve",
         ))
     }

@@ -1,8 +1,9 @@
-//! A verification of drafted trees in progress.
+//! A verification of drafted trees in progress, and the buffers of its size.
 
 use std::fmt;
 
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::attention::BlockTable;
+use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LatentTensors, apart, size};
 use crate::engine::LayerInputs;
@@ -12,7 +13,18 @@ use crate::rules;
 
 use super::graph_pool::GraphStep;
 use super::graph_tensors::GraphTensors;
-use super::tree_graphs::TreeBuffers;
+
+/// The buffers of the graphs of a size.
+#[derive(Debug)]
+pub(super) struct TreeBuffers<T: Element> {
+    pub(super) block_table: BlockTable,
+    /// The mask of the trees, `[requests, nodes, nodes]`.
+    pub(super) mask: Tensor<i8>,
+    pub(super) tensors: GraphTensors<T>,
+    /// The outputs of two calls, of the nodes among themselves and over the cached tokens, and the merged
+    /// log-sum-exps; `None` for a single call.
+    pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
+}
 
 /// A verification in progress. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it
 /// when the last layer is queued.

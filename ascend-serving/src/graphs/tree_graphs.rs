@@ -19,7 +19,7 @@ use crate::rules;
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::GraphPool;
 use super::graph_tensors::GraphTensors;
-use super::tree_graph_step::TreeGraphStep;
+use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
 
 /// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
 /// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs and lists
@@ -143,18 +143,6 @@ impl TreeExtents {
             nodes: each(self.nodes)?,
         })
     }
-}
-
-/// The buffers of the graphs of a size.
-#[derive(Debug)]
-pub(super) struct TreeBuffers<T: Element> {
-    block_table: BlockTable,
-    /// The mask of the trees, `[requests, nodes, nodes]`.
-    mask: Tensor<i8>,
-    pub(super) tensors: GraphTensors<T>,
-    /// The outputs of two calls, of the nodes among themselves and over the cached tokens, and the merged
-    /// log-sum-exps; `None` for a single call.
-    pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
 }
 
 impl TreeVerification {
