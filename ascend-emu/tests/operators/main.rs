@@ -12,6 +12,7 @@ mod garbage;
 mod gather;
 #[cfg(feature = "glue")]
 mod glue;
+mod indexer;
 mod rms_norm;
 mod scatter;
 mod update;
