@@ -1,7 +1,7 @@
 //! LightningIndexer: chooses the keys that each row of sparse attention reads.
 //!
-//! [`LightningIndexer`] describes a call, which is planned once and launched per layer as an [`IndexerPlan`]. Lengths and
-//! blocks of the sequences are a [`SparseSequences`], which the host knows.
+//! [`LightningIndexer`] describes a call, which is planned once and launched per layer as an [`IndexerPlan`]. Lengths
+//! and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -106,10 +106,10 @@ impl LightningIndexer {
     /// shapes and strides. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], by `indexer.contents` for lengths and blocks
-    /// that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that [`Error::Aclnn`],
-    /// should the operator refuse the call nevertheless.
+    /// Before any function of the operator is called: [`Error::Violation`], by `indexer.contents` for lengths and
+    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnLightningIndexerGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,

@@ -136,7 +136,8 @@ impl SparseSequences {
         })
     }
 
-    /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Nothing can be written to them.
+    /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Nothing can be written to
+    /// them.
     pub fn query_lengths(&self) -> &Tensor<i32> {
         &self.tensors[0]
     }

@@ -1,8 +1,8 @@
 //! Choosing the keys of sparse attention, as the operator LightningIndexer does: the lightning indexer of
 //! DeepSeek-V3.2.
 //!
-//! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are the
-//! lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
+//! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
+//! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
 //! follow while the products are in the L1 cache. Then each row selects: quickselect with a linear bound (introselect,
 //! Musser 1997) finds the best keys, and only these are sorted. Of equal scores the key that comes first is the better
 //! one.

@@ -25,13 +25,16 @@ macro_rules! lightning_indexer_arguments {
         $then! { $with
             1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
             1 { key: tensor, Key, "key",
-                "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or `[blocks, block size, 1, 128]`." }
-            1 { weights: tensor, Weights, "weights", "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
+                "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
+                 `[blocks, block size, 1, 128]`." }
+            1 { weights: tensor, Weights, "weights",
+                "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
                 "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
             1 { actual_seq_lengths_key: tensor, ActualSeqLengthsKey, "actualSeqLengthsKey",
                 "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
-            1 { block_table: tensor, BlockTable, "blockTable", "The blocks of each sequence in a paged cache, `[B, M]`." }
+            1 { block_table: tensor, BlockTable, "blockTable",
+                "The blocks of each sequence in a paged cache, `[B, M]`." }
             1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
             1 { layout_key: text = "BSND", LayoutKey, "layoutKey", "Axes of `key`: as those of `query`, or `PA_BSND`." }
             1 { sparse_count: int = 2048, SparseCount, "sparseCount", "Number of keys that a row gets." }
@@ -43,7 +46,8 @@ macro_rules! lightning_indexer_arguments {
             1 { sparse_indices: output, SparseIndices, "sparseIndices",
                 "Positions of the chosen keys in their sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 after the last." }
             1 { sparse_values: output, SparseValues, "sparseValues",
-                "Their scores in the dtype of `query`; -inf where there is no key. Null or empty without `returnValues`." }
+                "Their scores in the dtype of `query`; -inf where there is no key. Null or \
+                 empty without `returnValues`." }
         }
     };
 }

@@ -19,7 +19,8 @@ rules! {
     QUERY = "indexer.query", API_ERROR, V1, "LightningIndexer API, query" in Scope::ALL.since(V9_0).since_on_950(V9_1),
         "query is given",
         "pass the queries";
-    VALUES = "indexer.values", API_ERROR, V1, "LightningIndexer API, sparseValues" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+    VALUES = "indexer.values", API_ERROR, V1, "LightningIndexer API, sparseValues"
+        in Scope::ALL.since(V9_0).since_on_950(V9_1),
         "sparseValues is given with returnValues",
         "pass a tensor for the scores, or leave returnValues out";
     REQUIRED = "indexer.required", PARAM_NULLPTR, V1, "LightningIndexer documentation, return values",
@@ -65,10 +66,12 @@ rules! {
     HEAD_DIM = "indexer.head_dim", TILING_ERROR, V1, "LightningIndexer tiling, heads",
         "heads have 128 dimensions, and keys one head",
         "use the operator for indexers of this shape alone";
-    HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+    HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
+        in Scope::ALL.since(V9_0).since_on_950(V9_1),
         "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
         "choose keys with fewer heads";
-    WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights" in Scope::ASCEND_950.since_on_950(V9_2),
+    WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights"
+        in Scope::ASCEND_950.since_on_950(V9_2),
         "on Ascend 950 weights have the dtype of query",
         "convert the weights";
     WEIGHTS = "indexer.weights", TILING_ERROR, V1, "LightningIndexer tiling, weights",
@@ -77,10 +80,12 @@ rules! {
     INDICES = "indexer.indices", TILING_ERROR, V1, "LightningIndexer tiling, sparseIndices",
         "sparseIndices is [B, S1, 1, sparseCount] or [T1, 1, sparseCount]",
         "give room for the keys of each row";
-    VALUES_SHAPE = "indexer.values_shape", TILING_ERROR, V1, "LightningIndexer tiling, sparseValues" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+    VALUES_SHAPE = "indexer.values_shape", TILING_ERROR, V1, "LightningIndexer tiling, sparseValues"
+        in Scope::ALL.since(V9_0).since_on_950(V9_1),
         "sparseValues has with returnValues the shape of sparseIndices",
         "give room for the scores of each row";
-    EMPTY = "indexer.empty", TILING_ERROR, V1, "LightningIndexer tiling, shapes" in Scope::ASCEND_950.since_on_950(V9_2),
+    EMPTY = "indexer.empty", TILING_ERROR, V1, "LightningIndexer tiling, shapes"
+        in Scope::ASCEND_950.since_on_950(V9_2),
         "on Ascend 950 neither queries nor keys are empty",
         "leave the call out where there is nothing to choose";
     VALUES_ROOM = "indexer.values_room", Overrun("a score is written for each index, whatever room there is"), V1,
@@ -92,7 +97,8 @@ rules! {
         "there are at most 64 query heads in 8.5 too, which does not count them",
         "choose keys with fewer heads";
     COUNT_UNCHECKED = "indexer.count_unchecked", Overrun("buffers of the kernel are for 8192 keys"), V1,
-        "LightningIndexer documentation, sparseCount" in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
+        "LightningIndexer documentation, sparseCount"
+        in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
         "sparseCount is at most 8192 before 9.2 too",
         "choose fewer keys";
     PRODUCT_UNCHECKED = "indexer.product_unchecked",
@@ -105,8 +111,8 @@ rules! {
         "leave the call out where nothing is chosen";
     CONTENTS = "indexer.contents", Overrun("rows of other memory are read or written"), V1,
         "LightningIndexer kernel, lengths and blockTable",
-        "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the cache "
-        "for each key",
+        "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
+        "cache for each key",
         "take lengths and table of one batch and one cache";
 }
 
