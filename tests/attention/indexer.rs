@@ -13,6 +13,9 @@ use harness::numbers;
 
 const DIM: usize = 128;
 
+/// How numbers of rows and of weights are rounded.
+type Rounding<T, W> = (fn(f32) -> T, fn(f32) -> W);
+
 /// A random call.
 #[derive(Clone, Debug)]
 struct Draw {
@@ -228,7 +231,7 @@ impl Draw {
     fn run<T: Number, W: Number>(
         &self,
         stream: &Stream,
-        (of_rows, of_weights): (fn(f32) -> T, fn(f32) -> W),
+        (of_rows, of_weights): Rounding<T, W>,
         rounding: f64,
         best_first: bool,
     ) {
