@@ -65,6 +65,8 @@ kinds! {
     HiddenRow = "hidden_row", "row whose every key is hidden";
     /// Softmax statistics are read in another memory order than they were written in.
     SoftmaxOrder = "softmax_order", "softmax statistics in another order";
+    /// A length on the device is negative, larger than its tensor, or an end before the one in front of it.
+    SequenceLength = "sequence_length", "length of a sequence out of range";
     /// A slot mapping names a slot that the cache does not have.
     SlotOutOfRange = "slot_out_of_range", "slot out of range";
     /// A slot mapping names a slot twice.

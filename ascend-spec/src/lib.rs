@@ -60,8 +60,8 @@ pub use geometry::{
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator::{Change, NewArgument, OperatorVersion};
 pub use rule::{
-    FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Rule,
-    Scope, Span, TILING_ERROR, UNSUPPORTED, Violation,
+    API_ERROR, FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR,
+    RUNTIME_ERROR, Rule, Scope, Span, TILING_ERROR, UNSUPPORTED, Violation,
 };
 pub use soc::Soc;
 pub use target::{StridedKeys, Target, UnreleasedTarget};

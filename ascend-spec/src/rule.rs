@@ -141,6 +141,21 @@ impl Scope {
         }
     }
 
+    /// This scope, on Ascend 950 up to release `cann` only.
+    #[must_use]
+    pub const fn until_on_950(self, cann: Cann) -> Scope {
+        Scope {
+            ascend950: match self.ascend950 {
+                Some(span) => Some(Span {
+                    since: span.since,
+                    until: Some(cann),
+                }),
+                None => None,
+            },
+            ..self
+        }
+    }
+
     /// Whether `target` is within the scope.
     pub fn holds(self, target: Target) -> bool {
         if self == Scope::ATLAS_INFERENCE {
@@ -226,6 +241,8 @@ impl Rule {
 /// Status of a null required argument; in FlashAttentionScore also of a call that its shape inference or its tiling
 /// refuses.
 pub const PARAM_NULLPTR: i32 = 161_001;
+/// Status of a missing argument that a hand-written entry point refuses without a status of its own.
+pub const API_ERROR: i32 = -1;
 /// Status of an argument outside the operator's registered dtypes and formats.
 pub const PARAM_INVALID: i32 = 161_002;
 /// Status of a call that the operator's tiling refuses.

@@ -2670,6 +2670,37 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. sparseValuesOptional may be
+ null or empty without returnValues.*/
+    pub fn aclnnLightningIndexerGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        weights: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKeyOptional: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKey: *mut ::core::ffi::c_char,
+        sparseCount: i64,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        returnValues: bool,
+        sparseIndices: *const aclTensor,
+        sparseValuesOptional: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnLightningIndexer(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnPromptFlashAttentionGetWorkspaceSize(
         query: *const aclTensor,
@@ -4556,6 +4587,31 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnLightningIndexerGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                weights: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKeyOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKey: *mut ::core::ffi::c_char,
+                sparseCount: i64,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                returnValues: bool,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                sparseValuesOptional: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnLightningIndexer(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnPromptFlashAttentionGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -4966,6 +5022,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnIncreFlashAttentionV3: Some(aclnnIncreFlashAttentionV3),
         aclnnIncreFlashAttentionV4GetWorkspaceSize: Some(aclnnIncreFlashAttentionV4GetWorkspaceSize),
         aclnnIncreFlashAttentionV4: Some(aclnnIncreFlashAttentionV4),
+        aclnnLightningIndexerGetWorkspaceSize: None,
+        aclnnLightningIndexer: None,
         aclnnPromptFlashAttentionGetWorkspaceSize: Some(aclnnPromptFlashAttentionGetWorkspaceSize),
         aclnnPromptFlashAttention: Some(aclnnPromptFlashAttention),
         aclnnPromptFlashAttentionV2GetWorkspaceSize: Some(aclnnPromptFlashAttentionV2GetWorkspaceSize),

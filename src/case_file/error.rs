@@ -145,9 +145,9 @@ pub enum CaseError {
         /// Its element type.
         dtype: String,
     },
-    /// Expected outputs are F32, whatever the operator's output is.
+    /// Expected outputs are F32, whatever the operator's output is, and chosen positions I32.
     #[error(
-        "expected output `{tensor}` is {dtype}; expected outputs are F32, whatever the operator's are: convert it"
+        "expected output `{tensor}` is {dtype}; expected outputs are F32, chosen positions I32: convert it"
     )]
     ExpectedDtype {
         /// The tensor.

@@ -56,7 +56,7 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     pub mask: MaskSource,
     /// Whether the call should run or be refused.
     pub expect: Expect,
-    /// Expected outputs by name (FLOAT, NaN where not specified).
+    /// Expected outputs by name (FLOAT, NaN where not specified; chosen positions INT32).
     pub expected: Vec<(&'static str, CaseTensor)>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
@@ -198,6 +198,14 @@ fn is_input(operator: DeclaredOperator, parameter: &ParameterInfo) -> bool {
         Kind::InOut => operator.keeps_elements(),
         Kind::Output => false,
         kind => kind.is_tensor(),
+    }
+}
+
+/// The element type of an expected output.
+fn expected_dtype(output: &str) -> DType {
+    match output {
+        "sparse_indices" => DType::Int32,
+        _ => DType::Float,
     }
 }
 
@@ -458,8 +466,9 @@ impl<A: CaseArguments> Case<A> {
             );
         }
         if self.expect == Expect::Ok && operator.parameter_named("query").is_some() {
-            let attention = ["query", "key", "value"];
-            if let Some(name) = attention.into_iter().find(|name| is_missing(name)) {
+            let attention = ["query", "key", "value"].into_iter();
+            let mut attention = attention.filter(|name| operator.parameter_named(name).is_some());
+            if let Some(name) = attention.find(|name| is_missing(name)) {
                 return Err(CaseError::MissingTensor(name.into()));
             }
         }
@@ -472,7 +481,7 @@ impl<A: CaseArguments> Case<A> {
             });
         }
         for (name, expected) in &self.expected {
-            if expected.dtype() != DType::Float {
+            if expected.dtype() != expected_dtype(name) {
                 return Err(CaseError::ExpectedDtype {
                     tensor: name,
                     dtype: expected.dtype().to_string(),

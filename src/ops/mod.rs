@@ -8,19 +8,22 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
+pub mod lightning_indexer;
 pub mod operation;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
+pub mod sparse_sequences;
 
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
         batch_mat_mul as matmul, flash_attention_score as flash,
         fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
-        incre_flash_attention as incre, operation, prompt_flash_attention as prompt,
-        ring_attention_update as ring, rms_norm as norm, scatter_pa_kv_cache as scatter,
+        incre_flash_attention as incre, lightning_indexer as indexer, operation,
+        prompt_flash_attention as prompt, ring_attention_update as ring, rms_norm as norm,
+        scatter_pa_kv_cache as scatter, sparse_sequences as sparse,
     };
 }
 
@@ -40,6 +43,7 @@ macro_rules! for_each_operator {
             AttentionUpdate: attention_update;
             BatchMatMul: batch_mat_mul;
             RmsNorm: rms_norm;
+            LightningIndexer: lightning_indexer;
         }
     };
 }

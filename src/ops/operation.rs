@@ -172,6 +172,7 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnGatherPaKvCache")]
     #[doc(alias = "aclnnAttentionUpdate")]
     #[doc(alias = "aclnnBatchMatMul")]
+    #[doc(alias = "aclnnLightningIndexer")]
     pub fn launch<'a, T: Element>(
         &self,
         queue: &impl Queue,

@@ -10,6 +10,7 @@
 
 mod flash;
 mod gather;
+mod indexer;
 mod inputs;
 mod masks;
 mod matmul;

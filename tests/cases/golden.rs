@@ -138,6 +138,15 @@ fn gathered_caches_are_right() {
 }
 
 #[test]
+fn sparse_attention_is_right() {
+    assert_eq!(replay_on(&stream(), &own("sparse"), "_li_"), 3);
+    match more("sparse") {
+        Some(folder) => assert_eq!(replay_on(&stream(), &folder, "_li_"), 17),
+        None => harness::does_not_apply("there is no larger collection of sparse attention"),
+    }
+}
+
+#[test]
 fn a_larger_collection_is_right() {
     for (folder, least) in [("numeric", 89), ("quantised", 40), ("real", 6)] {
         let Some(folder) = more(folder) else {

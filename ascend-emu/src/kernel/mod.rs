@@ -22,6 +22,7 @@
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
+//! | `lightning_indexer` | choosing the keys of sparse attention, with the products of `prefill` |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
@@ -47,6 +48,7 @@ mod decode;
 mod dequantise;
 mod epilogue;
 mod kv;
+pub(crate) mod lightning_indexer;
 mod mask;
 pub(crate) mod merge;
 mod online_softmax;

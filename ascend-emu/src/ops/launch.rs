@@ -5,6 +5,7 @@ use crate::config::Check;
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
+use crate::kernel::ring_update::Elements;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator as _};
 use crate::sanitizer::{Suspicion, report};
@@ -76,7 +77,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         }
     }
 
-    /// The numbers of a contiguous tensor of `INT32` or `INT64`; none if the call has no such tensor.
+    /// The numbers of a tensor of `INT32` or `INT64`; none if the call has no such tensor.
     ///
     /// # Errors
     /// A device fault if there is no host memory for them.
@@ -117,7 +118,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     }
 }
 
-/// The numbers of a contiguous tensor of `INT32` or `INT64` of an operator; none if the call has no such tensor.
+/// The numbers of a tensor of `INT32` or `INT64` of an operator; none if the call has no such tensor.
 ///
 /// # Errors
 /// There is no host memory for them.
@@ -136,12 +137,12 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         return Ok(Vec::new());
     };
     let count = desc.elements().unwrap_or(0);
-    let first = memory.host(op.first_byte(argument, addresses));
+    let elements = Elements::new(memory.host(op.first_byte(argument, addresses)), *desc);
     let one = |index: usize| match desc.dtype {
-        // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
-        DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
-        // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
-        _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
+        // SAFETY: the caller's promise; the index is one of the tensor's elements.
+        DType::Int64 => unsafe { elements.read::<i64>(index) },
+        // SAFETY: the caller's promise; the index is one of the tensor's elements.
+        _ => i64::from(unsafe { elements.read::<i32>(index) }),
     };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
 }

@@ -14,6 +14,7 @@ mod fused_infer_attention_score;
 mod gather_pa_kv_cache;
 mod incre_flash_attention;
 mod launch;
+mod lightning_indexer;
 mod prompt_flash_attention;
 mod ring_attention_update;
 mod rms_norm;
@@ -30,6 +31,7 @@ pub(crate) mod functions {
     pub use super::fused_infer_attention_score::*;
     pub use super::gather_pa_kv_cache::*;
     pub use super::incre_flash_attention::*;
+    pub use super::lightning_indexer::*;
     pub use super::prompt_flash_attention::*;
     pub use super::ring_attention_update::*;
     pub use super::rms_norm::*;

@@ -13,6 +13,7 @@ mod garbage;
 mod gather;
 #[cfg(feature = "glue")]
 mod glue;
+mod indexer;
 mod rms_norm;
 mod scatter;
 mod update;

@@ -8,10 +8,12 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub mod inference_attention;
+pub mod lightning_indexer;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
+pub mod sparse_sequences;
 
 /// Passes the list of all operators to a macro. A line names the type that stands for the operator, the module it is
 /// in, the operator's name in case files, and the page of the book with its tables.
@@ -30,6 +32,7 @@ macro_rules! for_each_operator {
             AttentionUpdate: attention_update, "attention_update", Some("attention-update");
             BatchMatMul: batch_mat_mul, "batch_mat_mul", Some("batch-mat-mul");
             RmsNorm: rms_norm, "rms_norm", Some("rms-norm");
+            LightningIndexer: lightning_indexer, "lightning_indexer", Some("lightning-indexer");
         }
     };
 }

@@ -326,9 +326,12 @@ fn expectation(
     None
 }
 
-/// An output as a case expects it: FLOAT; `None` if its type has no such form.
+/// An output as a case expects it: FLOAT, or positions in INT32; `None` if its type has no such form.
 pub(crate) fn expected(desc: &TensorDesc, bytes: Vec<u8>) -> Option<CaseTensor> {
     let tensor = CaseTensor::with_dims(desc.dtype, desc.shape, bytes).ok()?;
+    if tensor.dtype() == DType::Int32 {
+        return Some(tensor);
+    }
     CaseTensor::from_f32(DType::Float, tensor.shape(), &tensor.to_f32()?).ok()
 }
 

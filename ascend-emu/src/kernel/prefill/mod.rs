@@ -34,7 +34,7 @@ use super::mask::DropMask;
 use super::online_softmax::OnlineSoftmax;
 use super::prefetch::TilePrefetch;
 use super::sequence::Sequence;
-use super::simd::{Kernel, Simd, WIDTH, all_finite};
+use super::simd::{Kernel, Simd, Vector, WIDTH, all_finite};
 use super::tile_load::{Destination, TileLoad};
 use super::visibility::{Lanes, find_visible};
 use ascend_spec::Tile;
@@ -47,7 +47,7 @@ use std::ops::Range;
 pub(crate) const QUERIES: usize = 384;
 
 /// Lane groups of a query tile.
-const LANE_GROUPS: usize = 3;
+pub(super) const LANE_GROUPS: usize = 3;
 
 /// Queries of a query tile.
 const TILE_QUERIES: usize = LANE_GROUPS * WIDTH;
@@ -68,6 +68,35 @@ struct QueryBlock<'a> {
     task: &'a Task,
     /// Whether the values are the beginning of the keys, so that one loaded tile serves as both.
     values_are_keys: bool,
+}
+
+/// Computes the products of the queries of a tile, transposed, with the keys of a KV tile that each lane group sees;
+/// rows have `vectors` vectors. Score vector `key * LANE_GROUPS + lane_group` gets those of a key.
+#[inline(always)]
+pub(super) fn score_tile<S: Simd>(
+    simd: S,
+    [queries, keys]: [&[Vector]; 2],
+    vectors: usize,
+    visible: &[Range<usize>],
+    scores: &mut [Vector],
+) {
+    let mut query_tile = QueryTile {
+        queries,
+        keys,
+        values: &[],
+        scores,
+        out: &mut [],
+        columns: 0,
+        max: &mut [],
+        sum: &mut [],
+        rescale: [[1.0; WIDTH]; LANE_GROUPS],
+        prefetch: &mut TilePrefetch::none(),
+    };
+    simd.outline(Scores {
+        query_tile: &mut query_tile,
+        vectors,
+        visible,
+    });
 }
 
 /// Runs the prefill kernel on a task: computes running maximum, running sum and output of each of its queries.

@@ -6,7 +6,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "another entry point, product or release is needed",
         "batch_mat_mul.cube_math_type batch_mat_mul.ignored_cube_math_type batch_mat_mul.product call.entry_point \
          call.product flash.entry_point flash.packed_without_lengths gather.product incre.card_heads \
-         incre.deprecated incre.product incre.pse_dropped incre.rows incre.successor packed.lengths_data \
+         incre.deprecated incre.product indexer.product indexer.product_unchecked incre.pse_dropped \
+         incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known",
     ),
@@ -14,7 +15,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "the work has to be cut into other calls, or left out",
         "antiquant.rows batch_mat_mul.empty_batch flash.documented_limits flash.head_dim_max flash.lengths_all_zero \
          flash.padded_tail flash.start_index_first flash.tail_unwritten gather.token_bytes head_dim.max \
-         incre.card_size key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
+         incre.card_size indexer.count_unchecked indexer.empty indexer.heads indexer.heads_unchecked indexer.none_chosen \
+         key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims update.count",
     ),
@@ -23,7 +25,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "actual_seq_lengths.ignored actual_seq_lengths.surplus antiquant.alone antiquant.ignored antiquant.unused \
          atten_mask.head_axis block_table.alone block_table.unified_alone compress_lens.unused deq_scale.ignored \
          flash.atten_mask_rank flash.prefix_unread flash.pse_empty_sequence flash.start_index_unread \
-         flash.tensor_empty key_rope_antiquant_scale.ignored learnable_sink.alone learnable_sink.combined mla.alone \
+         flash.tensor_empty indexer.values_paged \
+         key_rope_antiquant_scale.ignored learnable_sink.alone learnable_sink.combined mla.alone \
          packed.alone padding_size.ignored portable.meaning prompt.card_pse pse_shift.ignored quant.alone \
          quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows \
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
@@ -36,7 +39,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          antiquant.scale_dtype atten_mask.dtype_registered attention_out.quantised batch_mat_mul.dtype \
          batch_mat_mul.float_units batch_mat_mul.mixed_dtypes batch_mat_mul.out_dtype dtype.registered flash.dtype \
          flash.out_dtype flash.pse_dtype flash.pse_slopes flash.rope_dtype flash.sink_dtype flash.sink_dtype_slopes \
-         fp8.form gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
+         fp8.form gather.dtype gather.index_dtype gather.same_dtype indexer.dtype \
+         indexer.weights_950 key.dtype_of_query key.list_dtype learnable_sink.dtype \
          learnable_sink.dtype_of_target mla.output mla.quantised_cache mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
          prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
@@ -75,7 +79,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.value_dim fp8.quant_scale1 fp8.scales format.plain gather.block gather.cache_shape gather.contiguous gather.format gather.rank \
          gather.required gather.seq_lens gather.seq_offset gather.tokens gather.unit head_dim.aligned \
          head_dim.aligned_rows head_dim.different head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned \
-         head_dim.value incre.required key.batch key.list_batch key.list_batch_empty key.list_batch_unchecked \
+         head_dim.value incre.required indexer.batch indexer.block_size indexer.block_table indexer.contents indexer.format \
+         indexer.head_dim indexer.indices indexer.lengths indexer.query indexer.rank indexer.required indexer.values \
+         indexer.values_room indexer.values_shape indexer.weights key.batch \
+         key.list_batch key.list_batch_empty key.list_batch_unchecked \
          key.list_count key.list_ignored key.list_layout key.list_length key.list_shape key.list_short key.list_sizes \
          key.list_single_length key.rank learnable_sink.head_dim learnable_sink.layout learnable_sink.shape \
          mla.cache mla.full_quant_scales mla.heads mla.lengths mla.other_heads mla.paged mla.tree_mask mxfp8.quant_scale1 \
@@ -105,7 +112,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
         "actual_seq_lengths.range actual_seq_lengths_kv.range antiquant.mixed_modes antiquant.nz_sparse_mode \
          antiquant.packed antiquant_mode.ignored block_table.row_short packed.kv_range split_fuse.ends \
          cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix fp8.cache gather.cache_mode incre.decode_rules \
-         incre.input_layout incre.registered inner_precise.int8_cache inner_precise.known inner_precise.meaning \
+         incre.input_layout incre.registered indexer.count indexer.layout indexer.sparse_mode \
+         indexer.tokens inner_precise.int8_cache inner_precise.known inner_precise.meaning \
          inner_precise.range inner_precise.unchecked input_layout.form input_layout.heads_first \
          input_layout.prefill input_layout.quantised mla.block_size mla.full_quant mla.full_quant_950 \
          mla.inner_precise mla.kv_heads mla.rows mla.sliding mla.softmax_lse mla.sparse_mode mxfp8.cache \

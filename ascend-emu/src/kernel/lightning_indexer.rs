@@ -1,0 +1,633 @@
+//! Choosing the keys of sparse attention, as the operator LightningIndexer does: the lightning indexer of
+//! DeepSeek-V3.2.
+//!
+//! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
+//! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
+//! follow while the products are in the L1 cache. Then each row selects: quickselect with a linear bound (introselect,
+//! Musser 1997) finds the best keys, and only these are sorted. Of equal scores the key that comes first is the better
+//! one.
+//!
+//! Scores are in single precision and summed in the order of dimensions, then of heads: they depend on the call and the
+//! instruction set alone, not on tiles or threads.
+
+use super::TILE_KEYS;
+use super::merge::Number;
+use super::prefill::{LANE_GROUPS, score_tile};
+use super::ring_update::Elements;
+use super::scratch::{Scratch, take};
+use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
+use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::strided::Sizes;
+use super::tile_load::{SLICE, tile_index, tile_vectors};
+use crate::host_memory::{HostMemoryExhausted, try_collect, try_repeat, try_with_capacity};
+use ascend_spec::attention_problem::Rows;
+use ascend_spec::ops::lightning_indexer::IndexerProblem;
+use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
+use ascend_spec::{DType, TensorDesc, View};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// Most lane groups of a block of rows: as many queries as a query block of the prefill kernel.
+const BLOCK_GROUPS: usize = 24;
+
+/// Keys that a thread scores at a time.
+const CHUNK: usize = 16 * TILE_KEYS;
+
+/// A tensor that is read, and its base address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub desc: &'a TensorDesc,
+    pub base: *const u8,
+}
+
+impl Source<'_> {
+    /// The rows of a tensor `[B, S, N, D]` or `[T, N, D]`, or without the axis of heads.
+    ///
+    /// # Safety
+    ///
+    /// Every element may be read as long as the value is used.
+    unsafe fn input(&self, layout: TokenLayout) -> InputTensor {
+        let TensorDesc { shape, strides, .. } = self.desc;
+        let row = usize::from(layout != TokenLayout::Tnd);
+        let has_heads = shape.rank() == row + 3;
+        let stride = |axis: usize| strides.get(axis).copied().unwrap_or(0);
+        let size = |axis: usize| shape.get(axis).map_or(0, |&size| size.max(0) as usize);
+        let last = row + 1 + usize::from(has_heads);
+        let rows = Rows {
+            view: View {
+                offset: self.desc.offset,
+                batch: if row == 1 { stride(0) } else { 0 },
+                head: if has_heads { stride(row + 1) } else { 0 },
+                row: stride(row),
+                dim: stride(last),
+            },
+            lanes: 0,
+            dtype: self.desc.dtype,
+        };
+        let sizes = Sizes {
+            batch: if row == 1 { size(0) } else { 1 },
+            heads: if has_heads { size(row + 1) } else { 1 },
+            rows: size(row),
+            dim: size(last),
+        };
+        let types = ElementTypes {
+            query: self.desc.dtype,
+            stored: self.desc.dtype,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { InputTensor::new(self.base, &rows, sizes, types) }
+    }
+}
+
+/// The tensors of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffers<'a> {
+    pub query: Source<'a>,
+    pub key: Source<'a>,
+    pub weights: Source<'a>,
+    pub indices: Elements,
+    /// `None` where no scores are written.
+    pub values: Option<Elements>,
+}
+
+/// Chooses the keys of all rows, on the current rayon pool. Keys of blocks that the cache does not have count as zeros.
+///
+/// # Errors
+/// There is no host memory for the scores of a block of rows.
+///
+/// # Safety
+///
+/// The tensors are those of a call that the problem resolves; their bytes, as the problem counts those that a launch
+/// touches, are live, those of the outputs accessed by no other thread, and all others written by none.
+pub(crate) unsafe fn run(
+    problem: &IndexerProblem,
+    contents: SparseContents<'_>,
+    buffers: &Buffers<'_>,
+) -> Result<(), HostMemoryExhausted> {
+    // SAFETY: the caller keeps this contract.
+    unsafe { run_under(Level::chosen(), problem, contents, buffers) }
+}
+
+/// Chooses with one instruction set.
+///
+/// # Errors
+/// As for [`run`].
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn run_under(
+    level: Level,
+    problem: &IndexerProblem,
+    contents: SparseContents<'_>,
+    buffers: &Buffers<'_>,
+) -> Result<(), HostMemoryExhausted> {
+    let layout = problem.sequences.query.layout;
+    // SAFETY: the caller keeps this contract.
+    let call = unsafe {
+        IndexerRun {
+            level,
+            problem,
+            contents,
+            query: buffers.query.input(layout),
+            key: buffers.key.input(problem.sequences.key.layout),
+            weights: buffers.weights.input(layout),
+            groups: problem.heads.div_ceil(WIDTH),
+        }
+    };
+    let rows = (BLOCK_GROUPS / call.groups.max(1)).max(1);
+    let blocks = |sequence: SparseSequence| {
+        let firsts = (0..sequence.written).step_by(rows);
+        firsts.map(move |first| RowBlock {
+            sequence,
+            rows: first..sequence.written.min(first + rows),
+        })
+    };
+    let count: usize = (problem.sequences.each(contents))
+        .map(|sequence| sequence.written.div_ceil(rows))
+        .sum();
+    let mut all = try_with_capacity(count)?;
+    all.extend(problem.sequences.each(contents).flat_map(blocks));
+    let (dtype, outputs) = (buffers.query.desc.dtype, (buffers.indices, buffers.values));
+    // Elements of a view may share memory, so only one thread writes to one.
+    let values = buffers.values.as_ref();
+    let apart = buffers.indices.is_contiguous() && values.is_none_or(Elements::is_contiguous);
+    let least = if apart { 1 } else { usize::MAX };
+    let parallel = all.len() < rayon::current_num_threads();
+    let blocks = all.par_iter().with_min_len(least);
+    blocks.try_for_each(|block| {
+        let chosen = call.choose(block, parallel)?;
+        for (row, chosen) in block.rows.clone().zip(chosen) {
+            let row = block.sequence.first_query + row;
+            // SAFETY: the caller keeps this contract; no other thread has this row, or there is one thread. The dtype
+            // of the scores is the query's.
+            unsafe {
+                match dtype {
+                    DType::Float16 => write::<f16>(problem, row, &chosen, &outputs),
+                    _ => write::<bf16>(problem, row, &chosen, &outputs),
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Writes the chosen keys of a row.
+///
+/// # Safety
+///
+/// As for [`run`]; the scores have elements `T`, and no other thread has the row.
+unsafe fn write<T: Number>(
+    problem: &IndexerProblem,
+    row: usize,
+    chosen: &[Candidate],
+    (indices, values): &(Elements, Option<Elements>),
+) {
+    for place in 0..problem.count {
+        let candidate = chosen.get(place);
+        let element = row * problem.count + place;
+        let position = candidate.map_or(-1, |candidate| candidate.position() as i32);
+        // SAFETY: the caller keeps this contract: the outputs have an element for each key of each row. Scores that
+        // overrun their tensor are contiguous from its first byte on.
+        unsafe {
+            indices.write(element, position);
+            if let Some(values) = values {
+                let score = candidate.map_or(f32::NEG_INFINITY, |candidate| candidate.score());
+                match problem.overruns {
+                    false => values.write(element, T::narrow(score)),
+                    true => values.write_behind(element, T::narrow(score)),
+                }
+            }
+        }
+    }
+}
+
+/// A key and its score, as a number that is the larger the better the key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate(u64);
+
+impl Candidate {
+    fn new(score: f32, position: usize) -> Self {
+        // Both zeros are one score.
+        let bits = (score + 0.0).to_bits();
+        let ascending = if bits >> 31 == 1 {
+            !bits
+        } else {
+            bits | 1 << 31
+        };
+        Candidate(u64::from(ascending) << 32 | u64::from(!(position as u32)))
+    }
+
+    fn position(self) -> u32 {
+        !(self.0 as u32)
+    }
+
+    fn score(self) -> f32 {
+        let ascending = (self.0 >> 32) as u32;
+        f32::from_bits(match ascending >> 31 {
+            1 => ascending & !(1 << 31),
+            _ => !ascending,
+        })
+    }
+}
+
+/// Rows of a sequence.
+struct RowBlock {
+    sequence: SparseSequence,
+    rows: Range<usize>,
+}
+
+/// One call.
+struct IndexerRun<'a> {
+    level: Level,
+    problem: &'a IndexerProblem,
+    contents: SparseContents<'a>,
+    query: InputTensor,
+    key: InputTensor,
+    weights: InputTensor,
+    /// Lane groups of a row.
+    groups: usize,
+}
+
+impl IndexerRun<'_> {
+    /// Chooses the keys of each row of a block. With `parallel`, threads share the keys.
+    fn choose(
+        &self,
+        block: &RowBlock,
+        parallel: bool,
+    ) -> Result<Vec<Vec<Candidate>>, HostMemoryExhausted> {
+        let candidates = |row| self.problem.sequences.candidates(&block.sequence, row);
+        let keys = block.rows.clone().map(candidates).max().unwrap_or(0);
+        let rows = block.rows.len();
+        let groups = (rows * self.groups).next_multiple_of(LANE_GROUPS);
+        let vectors = self.query.sizes().dim.div_ceil(WIDTH);
+        let mut queries = try_repeat([0.0; WIDTH], groups * (vectors * WIDTH + 1))?;
+        let (packed, weights) = queries.split_at_mut(groups * vectors * WIDTH);
+        let chunks = keys.div_ceil(CHUNK);
+        let mut scores = try_repeat(0.0, chunks.saturating_mul(rows * CHUNK))?;
+        if keys > 0 {
+            self.level.run(PackQueries {
+                call: self,
+                block,
+                vectors,
+                packed: &mut *packed,
+                weights: &mut *weights,
+            });
+        }
+        let score = |(chunk, scores): (usize, &mut [f32])| {
+            let first = chunk * CHUNK;
+            Scratch::with(|scratch| {
+                self.level.run(ScoreKeys {
+                    call: self,
+                    block,
+                    vectors,
+                    queries: packed,
+                    weights,
+                    keys: first..keys.min(first + CHUNK),
+                    scores,
+                    scratch,
+                });
+            });
+        };
+        match parallel {
+            true => {
+                let chunks = scores.par_chunks_mut(rows * CHUNK);
+                chunks.enumerate().for_each(score);
+            }
+            false => scores.chunks_mut(rows * CHUNK).enumerate().for_each(score),
+        }
+        let select = |(number, row): (usize, usize)| {
+            let score = |key: usize| scores[(key / CHUNK * rows + number) * CHUNK + key % CHUNK];
+            let keys = 0..candidates(row);
+            let all = try_collect(keys.map(|key| Candidate::new(score(key), key)))?;
+            Ok(best(all, self.problem.count, self.problem.best_first))
+        };
+        match parallel {
+            true => block
+                .rows
+                .clone()
+                .into_par_iter()
+                .enumerate()
+                .map(select)
+                .collect(),
+            false => block.rows.clone().enumerate().map(select).collect(),
+        }
+    }
+}
+
+/// The `count` best of all candidates: the best first, or in the order of their positions.
+fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
+    if count < all.len() {
+        all.select_nth_unstable_by_key(count, |&candidate| Reverse(candidate));
+        all.truncate(count);
+    }
+    match best_first {
+        true => all.sort_unstable_by_key(|&candidate| Reverse(candidate)),
+        false => all.sort_unstable_by_key(|candidate| candidate.position()),
+    }
+    all
+}
+
+/// Widens queries and weights of a block, with one head in each lane. Each row begins with a lane group.
+struct PackQueries<'a> {
+    call: &'a IndexerRun<'a>,
+    block: &'a RowBlock,
+    /// Vectors of a query.
+    vectors: usize,
+    packed: &'a mut [Vector],
+    weights: &'a mut [Vector],
+}
+
+impl Kernel for PackQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let PackQueries {
+            call,
+            block,
+            vectors,
+            packed,
+            weights,
+        } = self;
+        let ignored = &mut simd.splat(0.0);
+        let sizes = call.query.sizes();
+        for (number, row) in block.rows.clone().enumerate() {
+            let row = block.sequence.first_query + row;
+            let (batch, row) = match sizes.batch {
+                1 => (0, row),
+                _ => (row / sizes.rows.max(1), row % sizes.rows.max(1)),
+            };
+            let weights = &mut weights[number * call.groups..][..call.groups];
+            call.weights
+                .read(simd, (batch, 0, row), 0..sizes.heads, weights, 1, ignored);
+            for group in 0..call.groups {
+                let first = (number * call.groups + group) * vectors * WIDTH;
+                let packed = &mut packed[first..][..vectors * WIDTH];
+                let heads = (sizes.heads - group * WIDTH).min(WIDTH);
+                for (i, packed) in packed.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
+                    let mut lanes = [[0.0; WIDTH]; WIDTH];
+                    let columns = i * WIDTH..sizes.dim.min((i + 1) * WIDTH);
+                    for (lane, to) in lanes[..heads].iter_mut().enumerate() {
+                        let place = (batch, group * WIDTH + lane, row);
+                        let to = std::slice::from_mut(to);
+                        call.query
+                            .read(simd, place, columns.clone(), to, 1, ignored);
+                    }
+                    *packed = simd.transpose(&lanes);
+                }
+            }
+        }
+    }
+}
+
+/// Scores some keys for the rows of a block.
+struct ScoreKeys<'a> {
+    call: &'a IndexerRun<'a>,
+    block: &'a RowBlock,
+    /// Vectors of a key.
+    vectors: usize,
+    queries: &'a [Vector],
+    weights: &'a [Vector],
+    keys: Range<usize>,
+    /// For each row the scores of [`CHUNK`] keys.
+    scores: &'a mut [f32],
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for ScoreKeys<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let ScoreKeys {
+            call,
+            block,
+            vectors,
+            queries,
+            weights,
+            keys,
+            scores,
+            scratch,
+        } = self;
+        let rows = block.rows.len();
+        let sizes = [
+            tile_vectors(vectors),
+            TILE_KEYS * LANE_GROUPS,
+            rows * TILE_KEYS,
+        ];
+        let mut rest = scratch.vectors(sizes.iter().sum());
+        let [tile, products, sums] = sizes.map(|size| take(&mut rest, size));
+        let of_tile = LANE_GROUPS * vectors * WIDTH;
+        for first in keys.clone().step_by(TILE_KEYS) {
+            let count = (keys.end - first).min(TILE_KEYS);
+            call.load(simd, block, first..first + count, tile);
+            sums.fill([0.0; WIDTH]);
+            for (number, queries) in queries.chunks(of_tile).enumerate() {
+                let group = number * LANE_GROUPS;
+                let groups = (rows * call.groups - group).min(LANE_GROUPS);
+                let visible: [_; LANE_GROUPS] = std::array::from_fn(|_| 0..count);
+                score_tile(simd, [queries, tile], vectors, &visible[..groups], products);
+                for (lane_group, weight) in weights[group..][..groups].iter().enumerate() {
+                    let weight = simd.load(weight);
+                    let row = (group + lane_group) / call.groups;
+                    let sums = &mut sums[row * TILE_KEYS..][..count];
+                    let products = products[lane_group..].iter().step_by(LANE_GROUPS);
+                    for (sum, product) in sums.iter_mut().zip(products) {
+                        let positive = simd.larger(simd.load(product), simd.splat(0.0));
+                        simd.store(simd.mul_add(positive, weight, simd.load(sum)), sum);
+                    }
+                }
+            }
+            for (scores, sums) in scores.chunks_mut(CHUNK).zip(sums.chunks(TILE_KEYS)) {
+                let scores = &mut scores[first - keys.start..][..count];
+                for (score, sum) in scores.iter_mut().zip(sums) {
+                    *score = total(sum);
+                }
+            }
+        }
+    }
+}
+
+impl IndexerRun<'_> {
+    /// Loads keys of a block's sequence into a tile.
+    #[inline(always)]
+    fn load<S: Simd>(&self, simd: S, block: &RowBlock, keys: Range<usize>, tile: &mut [Vector]) {
+        let Self { problem, key, .. } = self;
+        let (dim, ignored) = (key.sizes().dim, &mut simd.splat(0.0));
+        for (j, position) in keys.enumerate() {
+            // The operator's heads are one slice.
+            let to = &mut tile[tile_index(j, 0)..][..dim.div_ceil(WIDTH).min(SLICE)];
+            let place = problem
+                .sequences
+                .key(&self.contents, &block.sequence, position);
+            match place {
+                Some((outer, row)) => key.read(simd, (outer, 0, row), 0..dim, to, 1, ignored),
+                None => to.fill([0.0; WIDTH]),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_spec::ops::sparse_sequences::{Room, SparseSequences};
+
+    const DIM: usize = 128;
+
+    /// Numbers between -1 and 1 that a half holds.
+    fn halves(seed: u32, count: usize) -> Vec<f16> {
+        let mut bits = seed;
+        let numbers = (0..count).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f16::from_f32((bits >> 20) as f32 / 2048.0 - 1.0)
+        });
+        numbers.collect()
+    }
+
+    #[test]
+    fn every_instruction_set_chooses_the_best_and_threads_change_no_bit() {
+        for (heads, rows, keys, count) in [(1, 3, 40, 7), (20, 5, 3000, 64), (64, 7, 200, 256)] {
+            let [query, key, weights] =
+                [(1, rows * heads * DIM), (2, keys * DIM), (3, rows * heads)]
+                    .map(|(seed, count)| halves(seed, count));
+            let room = |rows| Room {
+                layout: TokenLayout::Tnd,
+                outer: 1,
+                rows,
+            };
+            let problem = IndexerProblem {
+                sequences: SparseSequences {
+                    batch: 1,
+                    query: room(rows),
+                    key: room(keys),
+                    columns: 0,
+                    causal: true,
+                },
+                heads,
+                count,
+                values: true,
+                best_first: true,
+                overruns: false,
+            };
+            let desc = |dtype, shape: &[usize]| {
+                let shape: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+                TensorDesc::contiguous(dtype, &shape).unwrap()
+            };
+            let descs = [
+                desc(DType::Float16, &[rows, heads, DIM]),
+                desc(DType::Float16, &[keys, 1, DIM]),
+                desc(DType::Float16, &[rows, heads]),
+                desc(DType::Int32, &[rows, 1, count]),
+                desc(DType::Float16, &[rows, 1, count]),
+            ];
+            let run = |level: Level, threads: usize| {
+                let mut indices = vec![7i32; rows * count];
+                let mut values = vec![f16::ONE; rows * count];
+                let source = |desc, data: &[f16]| Source {
+                    desc,
+                    base: data.as_ptr().cast(),
+                };
+                let buffers = Buffers {
+                    query: source(&descs[0], &query),
+                    key: source(&descs[1], &key),
+                    weights: source(&descs[2], &weights),
+                    indices: Elements::new(indices.as_mut_ptr().cast(), descs[3]),
+                    values: Some(Elements::new(values.as_mut_ptr().cast(), descs[4])),
+                };
+                let pool = rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .build()
+                    .unwrap();
+                let (q, k) = ([rows as i64], [keys as i64]);
+                let contents = SparseContents {
+                    query_lengths: &q,
+                    key_lengths: &k,
+                    block_table: &[],
+                };
+                let buffers = &buffers;
+                // SAFETY: the tensors are those of the problem, and live.
+                let run = || unsafe { run_under(level, &problem, contents, buffers) };
+                // A view of one thread: the pool's threads get no pointer but through `run_under`.
+                let run = Shared(&run);
+                pool.install(|| run.call()).unwrap();
+                (indices, values)
+            };
+            for level in Level::all() {
+                let (indices, values) = run(level, 1);
+                assert_eq!(
+                    run(level, 4),
+                    (indices.clone(), values.clone()),
+                    "{}",
+                    level.name()
+                );
+                for row in 0..rows {
+                    let candidates = keys + row + 1 - rows;
+                    let score = |at: usize| -> f64 {
+                        let of_head = |head: usize| {
+                            let query = &query[(row * heads + head) * DIM..][..DIM];
+                            let pairs = query.iter().zip(&key[at * DIM..][..DIM]);
+                            let dot: f64 = pairs.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
+                            weights[row * heads + head].to_f64() * dot.max(0.0)
+                        };
+                        (0..heads).map(of_head).sum()
+                    };
+                    let mut all: Vec<f64> = (0..candidates).map(score).collect();
+                    let got = &indices[row * count..][..count];
+                    let written = count.min(candidates);
+                    assert!(got[written..].iter().all(|&index| index == -1));
+                    let mut seen = std::collections::BTreeSet::new();
+                    let got: Vec<f64> = got[..written]
+                        .iter()
+                        .map(|&index| {
+                            assert!(seen.insert(index), "{index} twice");
+                            all[usize::try_from(index).unwrap()]
+                        })
+                        .collect();
+                    all.sort_by(|a, b| b.total_cmp(a));
+                    let of_row = &values[row * count..];
+                    for ((got, want), value) in got.iter().zip(&all).zip(of_row) {
+                        assert!((got - want).abs() <= 1e-4, "{got} is not {want}");
+                        assert!((value.to_f64() - got).abs() <= 1e-2 + 1e-3 * got.abs());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A closure that other threads may call while this one waits.
+    struct Shared<'a, F>(&'a F);
+
+    // SAFETY: the thread that made it waits for the one that calls it.
+    unsafe impl<F> Sync for Shared<'_, F> {}
+    // SAFETY: the thread that made it waits for the one that calls it.
+    unsafe impl<F> Send for Shared<'_, F> {}
+
+    impl<R, F: Fn() -> R> Shared<'_, F> {
+        fn call(&self) -> R {
+            (self.0)()
+        }
+    }
+
+    #[test]
+    fn equal_scores_are_in_the_order_of_keys_and_numbers_survive() {
+        let scores = [0.0, -0.0, 3.5, f32::NEG_INFINITY, 3.5, -2.0];
+        let all: Vec<_> = (0..)
+            .zip(scores)
+            .map(|(at, score)| Candidate::new(score, at))
+            .collect();
+        let positions = |chosen: Vec<Candidate>| -> Vec<_> {
+            chosen.into_iter().map(Candidate::position).collect()
+        };
+        for (candidate, score) in all.iter().zip(scores) {
+            assert_eq!(candidate.score(), score);
+        }
+        assert_eq!(positions(best(all.clone(), 9, true)), [2, 4, 0, 1, 5, 3]);
+        assert_eq!(positions(best(all.clone(), 3, true)), [2, 4, 0]);
+        assert_eq!(positions(best(all.clone(), 3, false)), [0, 2, 4]);
+        assert!(best(all, 0, true).is_empty());
+    }
+}

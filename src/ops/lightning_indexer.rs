@@ -1,0 +1,315 @@
+//! LightningIndexer: chooses the keys that each row of sparse attention reads.
+//!
+//! [`LightningIndexer`] describes a call, which is planned once and launched per layer as an [`IndexerPlan`]. Lengths
+//! and blocks of the sequences are a [`SparseSequences`], which the host knows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::lightning_indexer::{
+    Argument, Arguments, IndexerCall, Parameter, Version, rules,
+};
+use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
+use ascend_sys::Api;
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::sparse_sequences::SparseSequences;
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    lightning_indexer_arguments, IndexerCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnLightningIndexerGetWorkspaceSize, aclnnLightningIndexer;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "attend to all keys, or choose them on the host";
+
+/// A call of LightningIndexer, which chooses for each query row the keys with the best scores: the sum over heads of
+/// `weight * max(0, query · key)`.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`IndexerPlan`] once a layer.
+///
+/// Source: aclnnLightningIndexer, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
+/// [`Error::MissingOperator`] or an [`Error::Violation`].
+///
+/// ```
+/// use ascend_attention::indexer::LightningIndexer;
+/// use ascend_attention::sparse::SparseSequences;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // One row with 8 heads, and 4 keys that are more and more like it.
+/// let query = stream.upload(&[f16::ONE; 8 * 128], [1, 8, 128])?;
+/// let keys: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32 * 0.1); 128]).collect();
+/// let key = stream.upload(&keys, [4, 1, 128])?;
+/// let weights = stream.upload(&[f16::ONE; 8], [1, 8])?;
+/// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
+/// let plan = LightningIndexer::new(2).plan(&sequences, (&query, &key, &weights))?;
+/// let chosen = plan.launch(&stream, (&query, &key, &weights))?;
+/// let mut indices = chosen.indices.download(&stream)?;
+/// indices.sort();
+/// assert_eq!(indices, [2, 3]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct LightningIndexer {
+    count: i64,
+    causal: bool,
+    return_values: bool,
+    allowed: AllowedLints,
+}
+
+impl LightningIndexer {
+    /// A call by which each row chooses `count` keys (`sparseCount`), models mostly 2048, among those up to its own
+    /// position.
+    pub fn new(count: usize) -> Self {
+        Self {
+            count: i64::try_from(count).unwrap_or(i64::MAX),
+            causal: true,
+            return_values: false,
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    /// Sets whether a row chooses only among the keys up to its own position, counted from the end of its sequence
+    /// (`sparseMode` 3), or among all (0).
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Sets whether the scores are returned as well, which is not possible for keys in a paged cache.
+    pub fn return_values(mut self, return_values: bool) -> Self {
+        self.return_values = return_values;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `indexer.none_chosen`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries, keys and weights in the layouts of `sequences`, and prepares it for tensors of these
+    /// shapes and strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], by `indexer.contents` for lengths and
+    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnLightningIndexerGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &SparseSequences,
+        inputs: impl Into<IndexerInputs<'a, T>>,
+    ) -> Result<IndexerPlan> {
+        let inputs = inputs.into();
+        let context = inputs.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        inputs.key.on(Parameter::Key.name(), context)?;
+        inputs.weights.on(Parameter::Weights.name(), context)?;
+        sequences.on(context)?;
+        let [layout_query, layout_key] = sequences.layouts();
+        let given = IndexerCall {
+            query: Some(*inputs.query.desc()),
+            key: Some(*inputs.key.desc()),
+            weights: Some(*inputs.weights.desc()),
+            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
+            actual_seq_lengths_key: Some(*sequences.key_lengths().desc()),
+            block_table: sequences.block_table().map(|table| *table.desc()),
+            layout_query,
+            layout_key,
+            sparse_count: self.count,
+            sparse_mode: if self.causal { 3 } else { 0 },
+            return_values: self.return_values,
+            ..IndexerCall::default()
+        };
+        let outputs = given.outputs();
+        let call = IndexerCall {
+            sparse_indices: outputs.map(|[indices, _]| indices),
+            sparse_values: outputs.map(|[_, values]| values),
+            ..given
+        };
+        let tensors = LaunchTensors {
+            sequences,
+            inputs: [inputs.query, inputs.key, inputs.weights],
+            outputs: None,
+        };
+        let recorded: Arguments<TensorDesc> = call.to_arguments();
+        let planned = self.prepare(context, &call, sequences, inputs.query);
+        let recorded = AnyArguments::LightningIndexer(recorded);
+        IndexerPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &IndexerCall<'_>,
+        sequences: &SparseSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<IndexerPlan> {
+        let target = context.target()?;
+        let problem = call.check(target)?;
+        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        if let Some(fault) = sequences.fault(&problem.sequences) {
+            return Err(rules::CONTENTS
+                .broken(fault, "numbers within the tensors")
+                .into());
+        }
+        let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
+            return Err(
+                Error::invalid("count", self.count, "rows that memory can hold")
+                    .fix("choose fewer keys"),
+            );
+        };
+        let operation = IndexerOperation {
+            sequences: sequences.clone(),
+            outputs: [indices, values],
+        };
+        let phases = phases_of(Version::V1);
+        if problem.is_idle() {
+            let idle = PreparedCall::idle(context, &phases, call);
+            return Ok(IndexerPlan::new(idle, operation));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let prepared =
+            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+        Ok(IndexerPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads. From queries, keys and weights.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexerInputs<'a, T: Element> {
+    query: &'a Tensor<T>,
+    key: &'a Tensor<T>,
+    weights: &'a AnyTensor,
+}
+
+impl<'a, T: Element, W: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<W>)>
+    for IndexerInputs<'a, T>
+{
+    /// Queries, keys and weights.
+    fn from((query, key, weights): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<W>)) -> Self {
+        Self {
+            query,
+            key,
+            weights,
+        }
+    }
+}
+
+/// What a launch writes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ChosenKeys<T: Element> {
+    /// The chosen keys of each row, by their position in the sequence, and -1 after the last: `[B, S1, 1, count]` or
+    /// `[T1, 1, count]`. On Atlas A2 and A3 the best come first; on Ascend 950 they are in no order.
+    pub indices: Tensor<i32>,
+    /// Their scores, and -inf where there is no key; empty unless they are asked for.
+    pub values: Tensor<T>,
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of LightningIndexer that was checked and prepared. From [`LightningIndexer::plan`].
+///
+/// A launch reads queries, keys and weights, and writes contiguous [`ChosenKeys`].
+pub type IndexerPlan = operation::Plan<IndexerOperation>;
+
+/// LightningIndexer, as its [`IndexerPlan`] knows it.
+#[derive(Debug)]
+pub struct IndexerOperation {
+    sequences: SparseSequences,
+    /// Indices and scores.
+    outputs: [TensorDesc; 2],
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a> {
+    sequences: &'a SparseSequences,
+    inputs: [&'a AnyTensor; 3],
+    /// `None` for a call that is only planned.
+    outputs: Option<[&'a AnyTensor; 2]>,
+}
+
+impl Tensors<Parameter> for LaunchTensors<'_> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        if let Some([indices, values]) = self.outputs {
+            visit(Parameter::SparseIndices.into(), indices)?;
+            visit(Parameter::SparseValues.into(), values)?;
+        }
+        let inputs = [Parameter::Query, Parameter::Key, Parameter::Weights];
+        for (parameter, input) in inputs.into_iter().zip(self.inputs) {
+            visit(parameter.into(), input)?;
+        }
+        let sequences = self.sequences;
+        visit(
+            Parameter::ActualSeqLengthsQuery.into(),
+            sequences.query_lengths(),
+        )?;
+        visit(
+            Parameter::ActualSeqLengthsKey.into(),
+            sequences.key_lengths(),
+        )?;
+        match sequences.block_table() {
+            Some(table) => visit(Parameter::BlockTable.into(), table),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Sealed for IndexerOperation {}
+
+impl Operation for IndexerOperation {
+    type Inputs<'a, T: Element> = IndexerInputs<'a, T>;
+    type Output<T: Element> = ChosenKeys<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &IndexerPlan) -> Result<ChosenKeys<T>> {
+        let [indices, values] = self.outputs;
+        Ok(ChosenKeys {
+            indices: new_output(plan.context(), Parameter::SparseIndices.name(), indices)?,
+            values: new_output(plan.context(), Parameter::SparseValues.name(), values)?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &IndexerPlan,
+        queue: &impl Queue,
+        inputs: &IndexerInputs<'_, T>,
+        chosen: &mut ChosenKeys<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            sequences: &self.sequences,
+            inputs: [inputs.query, inputs.key, inputs.weights],
+            outputs: Some([&chosen.indices, &chosen.values]),
+        };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &IndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("indices", &self.outputs[0].shape);
+    }
+}

@@ -1,0 +1,349 @@
+//! Chosen keys: random calls against the definition in double precision, ties by scores; refusals.
+
+use std::collections::BTreeSet;
+
+use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
+use ascend_attention::sparse::SparseSequences;
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Error, Machine, Number, Runtime, Stream, Tensor, bf16, f16};
+use proptest::prelude::*;
+
+use crate::harness;
+use harness::numbers;
+
+const DIM: usize = 128;
+
+/// How numbers of rows and of weights are rounded.
+type Rounding<T, W> = (fn(f32) -> T, fn(f32) -> W);
+
+/// A random call.
+#[derive(Clone, Debug)]
+struct Draw {
+    /// Query rows and keys of each sequence.
+    lengths: Vec<(usize, usize)>,
+    packed: bool,
+    /// Tokens of a block, where keys are in a paged cache.
+    block_size: Option<usize>,
+    heads: usize,
+    count: usize,
+    causal: bool,
+    values: bool,
+    seed: u64,
+}
+
+fn draws() -> impl Strategy<Value = Draw> {
+    let lengths = prop::collection::vec((0usize..6, 0usize..200), 1..4);
+    let heads = prop_oneof![Just(8usize), Just(16), Just(24), Just(32), Just(64)];
+    let block_size = prop_oneof![
+        Just(None),
+        Just(Some(16usize)),
+        Just(Some(48)),
+        Just(Some(128))
+    ];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (lengths, block_size, heads, 1usize..90, flags, any::<u64>()).prop_map(
+        |(mut lengths, block_size, heads, count, (packed, causal, values), seed)| {
+            // A call without rows ends before it is looked at.
+            lengths[0].0 += 1;
+            lengths[0].1 += 1;
+            let values = values && block_size.is_none();
+            Draw {
+                lengths,
+                packed,
+                block_size,
+                heads,
+                count,
+                causal,
+                values,
+                seed,
+            }
+        },
+    )
+}
+
+/// The tensors of a call, and where the definition finds their rows.
+struct Call<T: Number, W: Number> {
+    sequences: SparseSequences,
+    query: Tensor<T>,
+    key: Tensor<T>,
+    weights: Tensor<W>,
+    /// For each sequence the number of its first row, and of each key.
+    places: Vec<(usize, Vec<usize>)>,
+}
+
+impl Draw {
+    fn upload<T: Number, W: Number>(
+        &self,
+        stream: &Stream,
+        of_rows: fn(f32) -> T,
+        of_weights: fn(f32) -> W,
+    ) -> Call<T, W> {
+        let (queries, keys): (Vec<_>, Vec<_>) = self.lengths.iter().copied().unzip();
+        let batch = self.lengths.len();
+        let room = |lengths: &[usize]| match self.packed {
+            // Rows behind the last sequence belong to none.
+            true => lengths.iter().sum::<usize>() + 2,
+            false => lengths.iter().max().unwrap() + 1,
+        };
+        let first = |lengths: &[usize], index: usize| match self.packed {
+            true => lengths[..index].iter().sum(),
+            false => index * room(lengths),
+        };
+        let shape = |lengths: &[usize], row: &[usize]| match self.packed {
+            true => [&[room(lengths)], row].concat(),
+            false => [&[batch, room(lengths)], row].concat(),
+        };
+        let sequences = match self.packed {
+            true => SparseSequences::packed(stream, &queries, &keys).unwrap(),
+            false => SparseSequences::padded(stream, &queries, &keys).unwrap(),
+        };
+        let (sequences, key_shape, of_keys) = match self.block_size {
+            None => {
+                let places = |index| {
+                    (0..keys[index])
+                        .map(|key| first(&keys, index) + key)
+                        .collect()
+                };
+                let places: Vec<Vec<usize>> = (0..batch).map(places).collect();
+                (sequences, shape(&keys, &[1, DIM]), places)
+            }
+            Some(size) => {
+                // Blocks are given out in turns, the last one first.
+                let needed: Vec<usize> = keys.iter().map(|keys| keys.div_ceil(size)).collect();
+                let mut free: Vec<usize> = (0..needed.iter().sum::<usize>() + 1).collect();
+                let mut rows = vec![Vec::new(); batch];
+                for column in 0..*needed.iter().max().unwrap() {
+                    for (row, _) in rows.iter_mut().zip(&needed).filter(|(_, n)| column < **n) {
+                        row.push(free.pop().unwrap());
+                    }
+                }
+                let blocks = needed.iter().sum::<usize>() + 1;
+                let places = (0..batch).map(|index| {
+                    let place = |key: usize| rows[index][key / size] * size + key % size;
+                    (0..keys[index]).map(place).collect()
+                });
+                let places = places.collect();
+                let paged = sequences.paged(stream, &rows).unwrap();
+                (paged, vec![blocks, size, 1, DIM], places)
+            }
+        };
+        let tensor = |seed: u64, shape: &[usize]| {
+            let elements = numbers(self.seed ^ seed, shape.iter().product());
+            elements.into_iter().map(of_rows).collect::<Vec<_>>()
+        };
+        let query_shape = shape(&queries, &[self.heads, DIM]);
+        let weights_shape = shape(&queries, &[self.heads]);
+        let weights: Vec<W> = numbers(self.seed ^ 3, weights_shape.iter().product())
+            .into_iter()
+            .map(of_weights)
+            .collect();
+        Call {
+            sequences,
+            query: stream
+                .upload(&tensor(1, &query_shape), &query_shape[..])
+                .unwrap(),
+            key: stream
+                .upload(&tensor(2, &key_shape), &key_shape[..])
+                .unwrap(),
+            weights: stream.upload(&weights, &weights_shape[..]).unwrap(),
+            places: (0..batch)
+                .map(|index| (first(&queries, index), of_keys[index].clone()))
+                .collect(),
+        }
+    }
+
+    /// Compares what was chosen with the definition. `rounding` is that of a score.
+    fn compare<T: Number, W: Number>(
+        &self,
+        stream: &Stream,
+        call: &Call<T, W>,
+        chosen: &ChosenKeys<T>,
+        rounding: f64,
+        best_first: bool,
+    ) {
+        fn exact<N: Number>(stream: &Stream, tensor: &Tensor<N>) -> Vec<f64> {
+            let elements = tensor.download(stream).unwrap();
+            elements.into_iter().map(Number::to_f64).collect()
+        }
+        let [query, key] = [&call.query, &call.key].map(|tensor| exact(stream, tensor));
+        let (weights, values) = (exact(stream, &call.weights), exact(stream, &chosen.values));
+        let indices = chosen.indices.download(stream).unwrap();
+        for (&(queries, keys), (first, places)) in self.lengths.iter().zip(&call.places) {
+            // Rows of a padded sequence behind its end get no key.
+            let written = if self.packed {
+                queries
+            } else {
+                call.query.shape()[1]
+            };
+            for row in 0..written {
+                let candidates = match (row < queries, self.causal) {
+                    (false, _) => 0,
+                    (true, false) => keys,
+                    (true, true) => (keys + row + 1).saturating_sub(queries),
+                };
+                let number = first + row;
+                let score = |key_row: &usize| -> f64 {
+                    let of_head = |head: usize| {
+                        let query = &query[(number * self.heads + head) * DIM..][..DIM];
+                        let pairs = query.iter().zip(&key[key_row * DIM..][..DIM]);
+                        let dot: f64 = pairs.map(|(q, k)| q * k).sum();
+                        weights[number * self.heads + head] * dot.max(0.0)
+                    };
+                    (0..self.heads).map(of_head).sum()
+                };
+                let scores: Vec<f64> = places[..candidates].iter().map(score).collect();
+                let got = &indices[number * self.count..][..self.count];
+                let kept = self.count.min(candidates);
+                assert!(
+                    got[kept..].iter().all(|&index| index == -1),
+                    "{self:?}: {got:?}"
+                );
+                let distinct: BTreeSet<i32> = got[..kept].iter().copied().collect();
+                assert_eq!(distinct.len(), kept, "{self:?}: a key twice");
+                let of_got: Vec<f64> = got[..kept]
+                    .iter()
+                    .map(|&index| scores[usize::try_from(index).unwrap()])
+                    .collect();
+                let mut best = scores;
+                best.sort_by(|a, b| b.total_cmp(a));
+                let mut sorted = of_got.clone();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                for (got, want) in sorted.iter().zip(&best) {
+                    assert!((got - want).abs() <= 1e-3, "{self:?}: {got} is not {want}");
+                }
+                let in_order = of_got.windows(2).all(|pair| pair[0] >= pair[1] - 1e-3);
+                assert!(!best_first || in_order, "{self:?}: {of_got:?}");
+                if self.values {
+                    let values = &values[number * self.count..][..self.count];
+                    for (value, score) in values.iter().zip(&of_got) {
+                        assert!((value - score).abs() <= 1e-3 + rounding * score.abs());
+                    }
+                    assert!(
+                        values[kept..]
+                            .iter()
+                            .all(|&value| value == f64::NEG_INFINITY)
+                    );
+                }
+            }
+        }
+    }
+
+    fn run<T: Number, W: Number>(
+        &self,
+        stream: &Stream,
+        (of_rows, of_weights): Rounding<T, W>,
+        rounding: f64,
+        best_first: bool,
+    ) {
+        let call = self.upload(stream, of_rows, of_weights);
+        let indexer = LightningIndexer::new(self.count).causal(self.causal);
+        let indexer = indexer.return_values(self.values);
+        let inputs = (&call.query, &call.key, &call.weights);
+        let plan = indexer.plan(&call.sequences, inputs).unwrap();
+        let chosen = plan.launch(stream, inputs).unwrap();
+        self.compare(stream, &call, &chosen, rounding, best_first);
+    }
+}
+
+fn stream_of(soc: Soc, cann: Cann) -> Stream {
+    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn the_best_keys_are_chosen_on_every_product_and_release(draw in draws(), dtypes in 0..4, target in 0..5) {
+        let (soc, cann) = match target {
+            0 => (Soc::AtlasA2, Cann::V8_5),
+            1 => (Soc::AtlasA3, Cann::V9_0),
+            2 => (Soc::AtlasA2, Cann::V9_1),
+            3 => (Soc::Ascend950, Cann::V9_1),
+            _ => (Soc::Ascend950, Cann::V9_2),
+        };
+        let stream = stream_of(soc, cann);
+        let best_first = soc != Soc::Ascend950;
+        let single: fn(f32) -> f32 = |value| value;
+        let takes_single = cann > Cann::V8_5 && best_first;
+        match dtypes {
+            0 if takes_single => draw.run(&stream, (f16::from_f32, single), 1e-3, best_first),
+            1 if takes_single => draw.run(&stream, (bf16::from_f32, single), 8e-3, best_first),
+            0 | 2 => draw.run(&stream, (f16::from_f32, f16::from_f32), 1e-3, best_first),
+            _ => draw.run(&stream, (bf16::from_f32, bf16::from_f32), 8e-3, best_first),
+        }
+    }
+}
+
+#[test]
+fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
+    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let half = |shape: &[usize]| {
+        let elements = vec![f16::ONE; shape.iter().product()];
+        stream.upload(&elements, shape).unwrap()
+    };
+    let broken = |plan: Result<IndexerPlan, Error>| match plan {
+        Err(Error::Violation(violation)) => violation.rule.id,
+        other => panic!("{other:?}"),
+    };
+    let (query, key, weights) = (half(&[3, 8, DIM]), half(&[40, 1, DIM]), half(&[3, 8]));
+    let inputs = (&query, &key, &weights);
+    let indexer = LightningIndexer::new(16);
+    let packed = |queries: &[usize], keys: &[usize]| {
+        SparseSequences::packed(&stream, queries, keys).unwrap()
+    };
+    let sequences = packed(&[1, 2], &[20, 20]);
+    let plan = indexer.plan(&sequences, inputs).unwrap();
+    assert_eq!(plan.operator(), "aclnnLightningIndexer");
+    let chosen = plan.launch(&stream, inputs).unwrap();
+    assert_eq!(
+        (chosen.indices.shape(), chosen.values.shape()),
+        (&[3, 1, 16][..], &[0][..])
+    );
+    let other = plan.launch(&stream, (&half(&[4, 8, DIM]), &key, &weights));
+    assert!(
+        other
+            .unwrap_err()
+            .breaks(&ascend_attention::rules::PLAN_TENSORS)
+    );
+
+    for (queries, keys) in [(&[1, 3], &[20, 20]), (&[1, 2], &[20, 21])] {
+        assert_eq!(
+            broken(indexer.plan(&packed(queries, keys), inputs)),
+            "indexer.contents"
+        );
+    }
+    let cache = half(&[4, 16, 1, DIM]);
+    let blocks = |rows: &[Vec<usize>]| sequences.paged(&stream, rows).unwrap();
+    let paged = (&query, &cache, &weights);
+    indexer
+        .plan(&blocks(&[vec![3, 0], vec![1, 2]]), paged)
+        .unwrap();
+    for rows in [
+        [vec![3, 0], vec![1, 4]],
+        [vec![3, 0], vec![1]],
+        [vec![3], vec![1]],
+    ] {
+        assert_eq!(
+            broken(indexer.plan(&blocks(&rows), paged)),
+            "indexer.contents"
+        );
+    }
+    assert_eq!(
+        broken(LightningIndexer::new(2049).plan(&sequences, inputs)),
+        "indexer.count"
+    );
+    let with_values = indexer.clone().return_values(true);
+    let table = blocks(&[vec![3, 0], vec![1, 2]]);
+    assert_eq!(
+        broken(with_values.plan(&table, paged)),
+        "indexer.values_paged"
+    );
+    assert_eq!(
+        broken(LightningIndexer::new(0).plan(&sequences, inputs)),
+        "indexer.none_chosen"
+    );
+    assert!(SparseSequences::packed(&stream, &[1], &[1, 2]).is_err());
+    assert!(SparseSequences::packed(&stream, &[usize::MAX], &[1]).is_err());
+    assert!(sequences.paged(&stream, &[vec![0]]).is_err());
+}
