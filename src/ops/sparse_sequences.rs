@@ -54,12 +54,10 @@ impl SparseSequences {
     pub fn paged(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<Self> {
         let [query_lengths, key_lengths] = &*self.lengths;
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
-        if rows.len() != query_lengths.len() || columns == 0 {
+        let sequences = query_lengths.len();
+        if rows.len() != sequences || columns == 0 {
             let given = format_args!("{} rows, the longest of {columns} blocks", rows.len());
-            let allowed = format_args!(
-                "a row of blocks for each of {} sequences",
-                query_lengths.len()
-            );
+            let allowed = format_args!("a row of blocks for each of {sequences} sequences");
             return Err(Error::invalid("rows", given, allowed)
                 .fix("make the rows and the lengths from the same batch"));
         }
