@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A rule is broken: one of this crate or the crate below ([`rules`](crate::rules)), such as requests, blocks,
-    /// slots or lengths that do not fit each other, or one of an operator. Nothing was changed.
+    /// slots or lengths that do not fit each other, or one of an operator. Nothing was queued.
     #[error(transparent)]
     Violation(#[from] Violation),
     /// No registered backend can serve a step.

@@ -102,7 +102,7 @@ ascend_attention::spec::library_rules! {
         "compute slots from the block table of this cache";
     SLOT_DUPLICATE = "slot.duplicate",
         "no slot is written twice in one step",
-        "give the requests blocks of their own to write to";
+        "give the requests blocks of their own to write to, and each sequence one request, with all its new tokens";
     SLOT_COUNT = "slot.count",
         "there is one slot for each packed token",
         "make the slots from the same batch as the lengths, padding included";

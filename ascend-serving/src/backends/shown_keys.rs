@@ -16,11 +16,13 @@ use super::step_context::StepContext;
 
 /// Refuses calls that show a row keys of another request, keys that the mask of the step hides, or a key twice; and,
 /// unless the program `leaves_keys_out`, calls that together show a row fewer keys than the mask does. A row without
-/// any key is refused of every program.
+/// any key is refused of every program. What a mask tensor of the call's own shows is not known: of such a call only
+/// the keys that it reads are checked.
 ///
 /// In a run of rows of one request, one sequence of a call, one entry of the merge and one chunk, what a row sees
 /// begins and ends on lines that are cut off at the first and the last key. Two such lines that agree at the first, the
-/// middle and the last row agree everywhere, so that these three rows of each run are compared.
+/// middle and the last row agree everywhere, so that these three rows of each run are compared. Where a call reads the
+/// blocks of a request in another order, a run ends where what the rows see enters another block.
 pub(super) fn check(
     calls: &[StepCall],
     merge: Option<&[PartsOfRows]>,
@@ -117,7 +119,8 @@ impl<'a> Sequences<'a> {
                     }
                     _ => None,
                 };
-                let ends = [Some(end), Some(row.rows.end), of_merge, of_chunk];
+                let of_block = self.next_block(&row, step);
+                let ends = [Some(end), Some(row.rows.end), of_merge, of_chunk, of_block];
                 let stop = ends.into_iter().flatten().min().unwrap_or(end);
                 let last = stop - 1;
                 rows.extend([start, start.midpoint(last), last]);
@@ -125,6 +128,49 @@ impl<'a> Sequences<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The next row whose keys begin or end in another block than those of a row, where the call reads the blocks of
+    /// its request in another order.
+    fn next_block(&self, row: &StepRow<'_>, step: &StepContext<'_>) -> Option<usize> {
+        let CallKeys::Blocks(blocks) = &self.call.keys else {
+            return None;
+        };
+        let seen = self.row(row.row)?;
+        let blocks = blocks.get(seen.sequence)?;
+        let first = row
+            .blocks
+            .iter()
+            .position(|block| Some(block) == blocks.first());
+        let in_order = first.and_then(|first| row.blocks.get(first..first + blocks.len()));
+        if row.is_dummy || in_order == Some(blocks.as_slice()) {
+            return None;
+        }
+        let keys = seen.keys?;
+        let block_size = step.metadata.settings().block_size().max(1);
+        let of_start = block_size - keys.start % block_size;
+        let of_end = block_size - keys.end.saturating_sub(1) % block_size;
+        row.row.checked_add(of_start.min(of_end))
+    }
+
+    /// What the call shows to a row; `None` for a row of no sequence.
+    fn row(&self, row: usize) -> Option<CallRow> {
+        let (sequence, rows) = entry_of(&self.ends, self.start, row)?;
+        let keys_of_call = match &self.call.keys {
+            CallKeys::Own => rows.len(),
+            _ => {
+                let lengths = self.call.kv_lengths.lengths();
+                lengths.get(sequence).copied().unwrap_or(0)
+            }
+        };
+        let geometry = self.call.geometry(rows.len(), keys_of_call);
+        let keys = geometry.map(|geometry| geometry.row((row - rows.start) as u64));
+        Some(CallRow {
+            sequence,
+            start: rows.start,
+            keys_of_call,
+            keys: keys.map(|keys| keys.start as usize..keys.end as usize),
+        })
     }
 
     /// Adds the keys that the call shows to a row, as ranges of positions in its request. Says whether these are known
@@ -135,27 +181,17 @@ impl<'a> Sequences<'a> {
         step: &StepContext<'_>,
         shown: &mut Vec<Range<usize>>,
     ) -> Result<bool, Violation> {
-        let Some((sequence, rows)) = entry_of(&self.ends, self.start, row.row) else {
+        let Some(CallRow {
+            sequence,
+            start,
+            keys_of_call,
+            keys,
+        }) = self.row(row.row)
+        else {
             return Ok(true);
         };
-        let (start, rows) = (rows.start, rows.len());
-        let keys_of_call = match &self.call.keys {
-            CallKeys::Own => rows,
-            _ => self
-                .call
-                .kv_lengths
-                .lengths()
-                .get(sequence)
-                .copied()
-                .unwrap_or(0),
-        };
-        let (range, is_known) = match self.call.geometry(rows, keys_of_call) {
-            Some(geometry) => {
-                let seen = geometry.row((row.row - start) as u64);
-                (seen.start as usize..seen.end as usize, true)
-            }
-            None => (0..keys_of_call, false),
-        };
+        let is_known = keys.is_some();
+        let range = keys.unwrap_or(0..keys_of_call);
         let first = shown.len();
         match &self.call.keys {
             CallKeys::Own => row.own_keys(start + range.start..start + range.end, shown)?,
@@ -178,6 +214,18 @@ impl<'a> Sequences<'a> {
         }
         Ok(is_known)
     }
+}
+
+/// What a call shows to a row.
+struct CallRow {
+    /// The sequence of the row.
+    sequence: usize,
+    /// The first row of that sequence.
+    start: usize,
+    /// Keys of that sequence.
+    keys_of_call: usize,
+    /// The keys among these that the row sees; `None` where the contents of a tensor decide.
+    keys: Option<Range<usize>>,
 }
 
 /// The place of the entry that holds a row, and the entry's rows, where entries end at `ends` and the first one begins at
@@ -440,12 +488,15 @@ impl<'a> CountedCalls<'a> {
 
     /// Where the entry of a row ends; `None` behind the last entry.
     fn end_of(&self, row: usize) -> Option<usize> {
-        let entry = self.ends.partition_point(|end| *end <= row);
-        self.ends.get(entry).copied()
+        self.ends.get(self.entry(row)).copied()
+    }
+
+    fn entry(&self, row: usize) -> usize {
+        self.ends.partition_point(|end| *end <= row)
     }
 
     fn counts(&self, row: usize, call: usize) -> bool {
-        let entry = self.ends.partition_point(|end| *end <= row);
+        let entry = self.entry(row);
         let parts = self.parts.get(entry).map_or(0, |of| of.parts);
         u32::try_from(call).is_ok_and(|call| parts.unbounded_shr(call) & 1 == 1)
     }

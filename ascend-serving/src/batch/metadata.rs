@@ -44,8 +44,8 @@ pub struct AttentionMetadata {
     sequences: Sequences,
 }
 
-/// For each request its sequence as it was when the step was made, or none. Two steps of the same requests compare
-/// equal, whether their sequences changed in between or not.
+/// For each request its sequence as it was when the step was made, or none. It takes no part in comparing steps: all
+/// compare equal.
 #[derive(Clone, Debug, Default)]
 struct Sequences {
     /// The pool of the latest sequences.
@@ -298,21 +298,29 @@ impl AttentionMetadata {
         StepProgress::begin(cache.pool(), Some(cache), self.step_tokens())
     }
 
-    /// Begins to record what the step computes in every cache of the sequences' pool. Requests without sequences are
-    /// left out.
+    /// Begins to record what the step computes in every cache of the sequences' pool, once it is known that the
+    /// sequences have their blocks. Requests without sequences are left out.
     ///
     /// # Errors
-    /// As for [`begin_progress`](Self::begin_progress).
+    /// As for [`check_blocks`](Self::check_blocks), [`check_copies_queued`](Self::check_copies_queued) and
+    /// [`begin_progress`](Self::begin_progress).
     pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
-        let pool = self.sequences.pool.as_ref();
-        pool.map(|pool| StepProgress::begin(pool, None, self.step_tokens()))
-            .transpose()
+        let Some(pool) = &self.sequences.pool else {
+            return Ok(None);
+        };
+        self.check_blocks(pool)?;
+        self.check_copies_queued(pool, None)?;
+        StepProgress::begin(pool, None, self.step_tokens()).map(Some)
     }
 
-    /// Refuses a step with blocks whose copies are still to be queued in a cache.
-    pub(crate) fn check_copies_queued(&self, cache: &CacheEntry) -> Result<(), Violation> {
-        let blocks = self.sequence_blocks();
-        match cache.pool().first_uncopied(blocks, Some(cache)) {
+    /// Refuses a step with blocks whose copies are still to be queued, in a cache of the pool or, without one, in a
+    /// pool that has at most one.
+    pub(crate) fn check_copies_queued(
+        &self,
+        pool: &BlockPool,
+        cache: Option<&CacheEntry>,
+    ) -> Result<(), Violation> {
+        match pool.first_uncopied(self.sequence_blocks(), cache) {
             None => Ok(()),
             Some(block) => Err(uncopied(format_args!("block {block} of the step"))),
         }

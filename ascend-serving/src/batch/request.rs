@@ -128,6 +128,13 @@ pub(super) fn shared_block(
 ) -> Violation {
     let fix = match tokens {
         Some(tokens)
+            if tokens.recompute && pool.computed_tokens(tokens.stamp) > Some(tokens.len) =>
+        {
+            "drop what else holds the block, or compute the tokens in a sequence of their own: what others read is not \
+             computed again"
+                .into()
+        }
+        Some(tokens)
             if tokens.recompute || pool.computed_tokens(tokens.stamp) < Some(tokens.len) =>
         {
             format!(

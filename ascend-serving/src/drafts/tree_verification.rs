@@ -275,8 +275,8 @@ impl TreeVerification {
     }
 }
 
-/// Whether an error means that the operator has no call of this form on the device's product and release, but another
-/// target has one, so that another form may serve. A device that fails, or has no memory left, is no reason for another
+/// Whether an error means that the operator has no call of this form on the device's product and release, and another
+/// may have one, so that another form may serve. A device that fails, or has no memory left, is no reason for another
 /// form, nor is a call that no target takes.
 pub(crate) fn has_no_such_call(why: &Error) -> bool {
     use ascend_attention::Error::{MissingOperator, OperatorVersion};
@@ -417,7 +417,8 @@ impl TwoPlans {
 }
 
 impl TreePlan {
-    /// Whether a launch is one call of the operator.
+    /// Whether a launch is one call over the cache, with a mask of the trees. If not, a launch is a call over the
+    /// nodes and, where a request has cached tokens, another over these.
     pub fn is_one_call(&self) -> bool {
         matches!(self.calls, Calls::One(_))
     }

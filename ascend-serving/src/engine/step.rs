@@ -49,7 +49,7 @@ impl<T: Element> Attention<T> {
         // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
         let blocks = metadata.sequence_blocks();
         self.cache.queue_pending_copies(stream, blocks)?;
-        metadata.check_copies_queued(self.cache.entry())?;
+        metadata.check_copies_queued(self.cache.pool(), Some(self.cache.entry()))?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);

@@ -395,7 +395,7 @@ impl<T: Element> AttentionGraphs<T> {
         }
         let progress = self.groups.iter().zip(&*metadata);
         let progress = progress.map(|(group, metadata)| {
-            metadata.check_copies_queued(group.cache_entry())?;
+            metadata.check_copies_queued(group.pool(), Some(group.cache_entry()))?;
             metadata.begin_progress(group.cache_entry())
         });
         let progress = progress.collect::<Result<Vec<_>, _>>()?;

@@ -190,7 +190,9 @@ impl<B> GraphPool<B> {
     /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the
     /// metadata is unchanged then. [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING)
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) and
+    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED)
     /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin); as for
     /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
     pub fn begin<'a>(

@@ -13,7 +13,9 @@ use crate::drafts::{
     DraftTree, TreeTensors, TreeVerification, TwoCalls, has_no_such_call, tree_mask,
 };
 use crate::error::{Error, Result};
-use crate::kv::{BlockPool, CacheEntry, LayerCache, PagedKvCache, Sequence, StepTokens, uncopied};
+use crate::kv::{
+    BlockPool, CacheEntry, LayerCache, PagedKvCache, Sequence, StepProgress, StepTokens, uncopied,
+};
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
@@ -406,12 +408,12 @@ impl<T: Element> TreeGraphs<T> {
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
         let table: Vec<&[usize]> = table.collect();
+        let progress = self.reads(requests)?;
         self.graphs.follow(stream)?;
         let step = self.graphs.start(
             stream,
             rows,
-            // The graphs write nothing to the cache.
-            Vec::new(),
+            vec![progress],
             |_, update| Ok(update.all(form.lengths(&of_step))?),
             |buffers| {
                 buffers.block_table.overwrite(stream, &table)?;
@@ -459,7 +461,8 @@ impl<T: Element> TreeGraphs<T> {
         if held != cached.saturating_add(nodes) {
             let fix = match self.form.is_latent {
                 true => {
-                    "grow the sequence by the nodes, and write their latents, before the step begins"
+                    "grow the sequence by the nodes before the step begins, and write their latents to each layer before it \
+                     is launched"
                 }
                 false => {
                     "verify trees whose nodes the sequence does not have: give the step their keys and values, and write the \
@@ -481,19 +484,32 @@ impl<T: Element> TreeGraphs<T> {
                 &rules::GRAPH_LENGTHS,
                 format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
                 format_args!("{} to {most}", nodes + 1),
-                "verify trees with nothing in front without a graph, or declare more keys at the capture",
+                match held <= nodes {
+                    true => "verify trees with no tokens before them without a graph",
+                    false => {
+                        "declare more keys at the capture, and more blocks where `GraphLimits::blocks` limits them"
+                    }
+                },
             ));
         }
-        // The nodes may be queued to the cache after the step has begun.
-        self.cache_entry.check(
-            &format_args!("request {at}"),
+        Ok(())
+    }
+
+    /// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no other step
+    /// of their sequences begins. The graphs write nothing to the cache, and of the nodes nothing is asked: their latents
+    /// may be written after the step has begun, and the same tree may be verified again.
+    fn reads(&self, requests: &[TreeRequest<'_>]) -> Result<StepProgress, Violation> {
+        let tokens = requests.iter().map(|request| {
+            let nodes = self.form.cached_nodes(request.tree.nodes());
+            let before = request.sequence.len() - nodes;
             StepTokens {
-                stamp: sequence.stamp(),
-                cached: held - nodes,
-                len: held,
-                recompute: true,
-            },
-        )
+                stamp: request.sequence.stamp(),
+                cached: before,
+                len: before,
+                recompute: false,
+            }
+        });
+        StepProgress::begin(&self.pool, Some(&self.cache_entry), tokens.enumerate())
     }
 }
 

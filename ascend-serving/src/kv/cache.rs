@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::rules;
 
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
@@ -239,11 +239,10 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         let (rows, own) = ([key, value], self.blocks_of_slots());
         if write.blocks != own {
-            let given = format_args!("a write planned for {:?}", write.blocks);
-            return Err(
-                Error::invalid("write", given, format_args!("one planned for {own:?}"))
-                    .fix("plan the write for this cache"),
-            );
+            return Err(other_write(
+                format_args!("a write planned for {:?}", write.blocks),
+                format_args!("one planned for {own:?}"),
+            ));
         }
         match (&write.writes, self.cache_layer(layer)?) {
             (Writes::Plain(write), CacheLayer::Plain(cache)) => {
@@ -252,15 +251,14 @@ impl<T: Element> PagedKvCache<T> {
             (Writes::Quantised(write), CacheLayer::Quantised { layer, .. }) => {
                 write.queue(&self.shape, layer, stream, rows)
             }
-            (Writes::Plain(_), CacheLayer::Quantised { .. }) => {
-                Err(quantised_cache("a write that is not quantised").into())
-            }
-            (Writes::Quantised(_), CacheLayer::Plain(_)) => Err(Error::invalid(
-                "write",
-                "a quantised write",
-                "one that this cache has planned",
-            )
-            .fix("plan the write with this cache")),
+            (Writes::Plain(_), CacheLayer::Quantised { .. }) => Err(other_write(
+                "a write that is not quantised, for a quantised cache",
+                format_args!("one planned for {own:?}"),
+            )),
+            (Writes::Quantised(_), CacheLayer::Plain(_)) => Err(other_write(
+                "a quantised write, for a cache that is not",
+                format_args!("one planned for {own:?}"),
+            )),
         }
     }
 
@@ -398,8 +396,9 @@ impl CacheWrite {
     ///
     /// # Errors
     /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT) for another number of slots than rows;
-    /// [`Violation`](ascend_attention::Error::Violation) by `slot_mapping.range` or `slot_mapping.unique`, and any
-    /// error of [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
+    /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE) and [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) for slots outside
+    /// the cache or named twice; any error of
+    /// [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an NZ cache or rows of other sizes than the cache's.
     /// Nothing is written.
     pub fn plan<T: Element>(
@@ -433,6 +432,12 @@ impl CacheWrite {
 enum Writes {
     Plain(SlotWrite),
     Quantised(Box<QuantisedWrite>),
+}
+
+#[cold]
+fn other_write(given: impl std::fmt::Display, allowed: impl std::fmt::Display) -> crate::Error {
+    let fix = "plan the write for this cache";
+    Violation::new(&rules::CACHE_QUANTISED, given, allowed, fix).into()
 }
 
 /// The refusal of a quantised cache where a cache of the query's type is needed.

@@ -87,7 +87,7 @@ impl QuantisedLayer {
 impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
-    /// positions, and the length, stay.
+    /// positions, and the length, stay. Move once: the same pairs again move what has come to their places meanwhile.
     ///
     /// After a tree of drafts was verified, whose root is at `root`, its accepted drafts are made contiguous by
     /// `accepted.moves().map(|(from, to)| (root + from, root + to))`, and the sequence is cut after them
@@ -151,9 +151,13 @@ impl<T: Element> PagedKvCache<T> {
             if block.is_some_and(Block::is_shared) {
                 return Err(Violation::new(
                     &rules::TABLE_SHARED,
-                    format_args!("position {to}, in a block that another sequence holds"),
+                    format_args!(
+                        "position {to}, in a block that another sequence or a copy still to be queued reads"
+                    ),
                     "positions in blocks of the sequence alone",
-                    "move tokens before the sequence is forked, or its prefix shared",
+                    "queue the copies of each cache of the pool (`Attention::queue_pending_copies`); where another \
+                     sequence or a prefix has the block, drop that first, or compute the tokens again in a sequence \
+                     of their own",
                 )
                 .into());
             }

@@ -22,6 +22,9 @@ pub struct Sequence {
     /// The number of first tokens that were given back.
     dropped: usize,
     entry: SequenceEntry,
+    /// The blocks that a step may still write which was in progress when the sequence was forked. Held once more, they
+    /// stay shared, so that they are copied before the sequence writes to them though it is the last one that has them.
+    written_by_step: Vec<Block>,
 }
 
 /// The slots of the new tokens of a sequence that grew, and the copies to queue before they are written.
@@ -125,6 +128,7 @@ impl Sequence {
             len: 0,
             dropped: 0,
             entry: SequenceEntry::new(pool, 0),
+            written_by_step: Vec::new(),
         }
     }
 
@@ -140,6 +144,7 @@ impl Sequence {
                 .collect(),
             len,
             entry: SequenceEntry::new(pool, len),
+            written_by_step: Vec::new(),
             dropped: tokens(given_back),
             blocks,
         }
@@ -296,8 +301,9 @@ impl Sequence {
             mut slots,
         } = room;
         if let Some((column, own)) = replaced {
-            self.row[column] = own.id();
+            let shared = std::mem::replace(&mut self.row[column], own.id());
             self.blocks[column] = Some(own);
+            self.written_by_step.retain(|block| block.id() != shared);
         }
         self.row.extend(new.iter().map(Block::id));
         self.blocks.extend(new.into_iter().map(Some));
@@ -319,11 +325,20 @@ impl Sequence {
 
     /// A sequence with the first `tokens` tokens of this one. Later blocks get no further holder.
     fn first(&self, tokens: usize) -> Self {
-        let kept = tokens.div_ceil(self.pool.block_size());
+        let block_size = self.pool.block_size();
+        let kept = tokens.div_ceil(block_size);
+        let blocks: Vec<_> = self.blocks.iter().take(kept).cloned().collect();
+        let row: Vec<_> = self.row.iter().take(kept).copied().collect();
+        let written = self.entry.before_open();
+        let written = written.and_then(|before| blocks.get(before / block_size..));
+        let written = written.into_iter().flatten().flatten();
+        let earlier = self.written_by_step.iter();
+        let earlier = earlier.filter(|block| row.contains(&block.id()));
         Self {
+            written_by_step: written.chain(earlier).cloned().collect(),
             pool: self.pool.clone(),
-            blocks: self.blocks.iter().take(kept).cloned().collect(),
-            row: self.row.iter().take(kept).copied().collect(),
+            blocks,
+            row,
             len: tokens,
             dropped: self.dropped.min(tokens),
             entry: self.entry.fork(tokens),
@@ -385,6 +400,8 @@ impl Sequence {
         let kept = tokens.div_ceil(self.pool.block_size());
         self.blocks.truncate(kept);
         self.row.truncate(kept);
+        self.written_by_step
+            .retain(|block| self.row.contains(&block.id()));
         if tokens < self.len {
             self.entry.cut(tokens);
         }
@@ -411,7 +428,10 @@ impl Sequence {
         let whole = dropped / self.pool.block_size();
         let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
         for (block, entry) in front {
-            *block = None;
+            if let Some(block) = block.take() {
+                self.written_by_step
+                    .retain(|other| other.id() != block.id());
+            }
             *entry = 0;
         }
         if dropped > self.dropped {

@@ -35,6 +35,8 @@ struct Progress {
     computed: usize,
     /// The number of steps in progress.
     open: u32,
+    /// The fewest tokens before a step in progress, whose layers write those behind them.
+    before_open: usize,
     /// The fewest tokens to which the sequence was cut while steps were in progress.
     cut: usize,
     /// The layers that the last step left out, if it left out any.
@@ -82,6 +84,16 @@ pub(crate) struct StepProgress {
     ended: bool,
     /// The layers that were left out, once any layer was written.
     missing: Option<Arc<str>>,
+}
+
+impl Progress {
+    /// The number of first tokens that every layer has, whatever becomes of the steps in progress.
+    fn settled(&self) -> usize {
+        match self.open {
+            0 => self.computed,
+            _ => self.computed.min(self.before_open),
+        }
+    }
 }
 
 impl ProgressTable {
@@ -180,8 +192,10 @@ impl ProgressTable {
         for progress in self.progress(cache, tokens.stamp.place) {
             if progress.open == 0 {
                 progress.cut = usize::MAX;
+                progress.before_open = usize::MAX;
             }
             progress.open += 1;
+            progress.before_open = progress.before_open.min(tokens.cached);
         }
     }
 
@@ -202,6 +216,10 @@ impl ProgressTable {
                 continue;
             };
             progress.open = open;
+            if tokens.len == tokens.cached {
+                // It has read only.
+                continue;
+            }
             if done {
                 // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
                 progress.computed = progress.computed.max(tokens.len.min(progress.cut));
@@ -319,11 +337,19 @@ impl SequenceEntry {
         Self::add(&self.pool, |cache| {
             let own = &cache[self.stamp.place];
             Progress {
-                computed: own.computed.min(tokens),
+                computed: own.settled().min(tokens),
                 missing: own.missing.clone().filter(|_| own.computed < tokens),
                 ..Progress::default()
             }
         })
+    }
+
+    /// The fewest tokens before a step of the sequence that is in progress in some cache, if one is.
+    pub(in crate::kv) fn before_open(&self) -> Option<usize> {
+        let mut table = lock(self.pool.progress_table());
+        let caches = table.progress(None, self.stamp.place);
+        let open = caches.filter(|progress| progress.open > 0);
+        open.map(|progress| progress.before_open).min()
     }
 
     pub(in crate::kv) fn stamp(&self) -> SequenceStamp {
@@ -404,7 +430,7 @@ impl CacheEntry {
     pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());
         let progress = table.progress(Some(self.place), sequence.place).next();
-        progress.map_or(0, |progress| progress.computed)
+        progress.map_or(0, |progress| progress.settled())
     }
 
     /// Records that this cache has the first `tokens` tokens of a sequence.
@@ -447,7 +473,7 @@ impl BlockPool {
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
         let mut table = lock(self.progress_table());
         let each = table.progress(None, sequence.place);
-        each.map(|progress| progress.computed).min()
+        each.map(|progress| progress.settled()).min()
     }
 }
 

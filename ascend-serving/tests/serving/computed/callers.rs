@@ -257,7 +257,7 @@ fn a_step_does_not_begin_while_another_of_its_sequence_is_in_progress() {
 }
 
 #[test]
-fn trees_are_verified_behind_computed_tokens() {
+fn trees_begin_behind_computed_tokens() {
     let mut engine = Engine::new(4);
     let verification = TreeVerification::new(engine.attention.shape());
     let limits = GraphLimits::new([1], 256).tokens_each(3);
@@ -266,6 +266,7 @@ fn trees_are_verified_behind_computed_tokens() {
         .unwrap();
     let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
     let mut sequence = engine.sequence();
+    let stream = engine.stream.device().stream().unwrap();
     engine.grow(&mut sequence, 20);
     let request = TreeRequest {
         sequence: &sequence,
@@ -282,7 +283,17 @@ fn trees_are_verified_behind_computed_tokens() {
         cached: 20,
         tree: &tree,
     };
-    assert!(graphs.begin(&engine.stream, &[request]).is_ok());
+    let verified = graphs.begin(&stream, &[request]).unwrap();
+    // Its later layers would see another token than its first ones.
+    sequence.truncate(19).unwrap();
+    engine.grow(&mut sequence, 1);
+    let metadata = engine.metadata(&sequence, 1);
+    let refused = engine.refused(&metadata, &names(2, 20));
+    assert_eq!(refused.rule, &rules::SEQUENCE_COMPUTED);
+    drop(verified);
+    let mut tokens = names(1, 19);
+    tokens.push(40);
+    engine.step(&metadata, &tokens);
 }
 
 #[test]

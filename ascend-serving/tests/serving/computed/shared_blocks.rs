@@ -1,8 +1,11 @@
 //! Blocks that several sequences hold: forks and prefixes are read, and what others read is not written.
 
-use ascend_serving::{BatchRequest, Causality, PrefixCache, rules};
+use ascend_attention::bf16;
+use ascend_serving::{BatchRequest, Causality, GraphLimits, PrefixCache, rules};
 
-use super::{Engine, names};
+use crate::tokens::packed;
+
+use super::{Engine, LAYERS, names};
 
 #[test]
 fn forks_have_what_was_computed_of_them() {
@@ -149,4 +152,72 @@ fn prefixes_are_found_once_they_are_computed() {
     tokens.truncate(128);
     tokens.extend(names(700, 3));
     engine.add(&mut hit, &tokens);
+}
+
+/// The step in progress writes its tokens in each layer, whoever has its blocks by then.
+#[test]
+fn a_step_in_progress_does_not_write_to_a_fork() {
+    for cut in [false, true] {
+        let mut engine = Engine::new(8);
+        let limits = GraphLimits::new([1], 256);
+        let mut graphs = engine
+            .attention
+            .capture(&engine.stream, Causality::Causal, &limits)
+            .unwrap();
+        let mut sequence = engine.sequence();
+        engine.add(&mut sequence, &names(1, 2));
+        engine.grow(&mut sequence, 1);
+        let mut metadata = engine.metadata(&sequence, 1);
+        let stream = engine.stream.device().stream().unwrap();
+        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+        let row = |layer, what| packed::<bf16>(&stream, &[90], layer, what, 1);
+        let mut forward = |layer| {
+            let [query, key, value] = [0, 1, 2].map(|what| row(layer, what));
+            step.forward(layer, (&query, &key, &value)).unwrap();
+        };
+        forward(0);
+        let early = sequence.share_prefix(2).unwrap();
+        let mut fork = early.fork();
+        drop(early);
+        match cut {
+            true => sequence.truncate(0).unwrap(),
+            false => drop(sequence),
+        }
+        stream.synchronize().unwrap();
+        engine.add(&mut fork, &names(1, 3));
+        engine.stream.synchronize().unwrap();
+        (1..LAYERS).for_each(forward);
+        stream.synchronize().unwrap();
+        engine.add(&mut fork, &names(1, 4));
+    }
+}
+
+/// A step that computes tokens once more may fail, and then they are those of no step.
+#[test]
+fn tokens_of_a_step_in_progress_are_not_computed_for_forks() {
+    let mut engine = Engine::new(8);
+    let pool = engine.attention.cache().pool().clone();
+    let mut prefixes = PrefixCache::<u64>::new(&pool, Causality::Causal).unwrap();
+    let mut sequence = engine.sequence();
+    let tokens = names(1, 130);
+    engine.add(&mut sequence, &tokens);
+    let metadata = engine.metadata_again(&sequence, 130);
+    let stream = engine.stream.device().stream().unwrap();
+    let mut step = engine.attention.begin(&stream, &metadata).unwrap();
+    let others = names(500, 130);
+    let [query, key, value] = [0, 1, 2].map(|what| packed::<bf16>(&stream, &others, 0, what, 1));
+    step.forward(0, (&query, &key, &value)).unwrap();
+    let fork = sequence.fork();
+    let refused = prefixes.insert(b"", &tokens, &sequence).unwrap_err();
+    assert_eq!(refused.rule, &rules::SEQUENCE_GAP);
+    drop(step);
+    stream.synchronize().unwrap();
+    assert_eq!((engine.computed(&sequence), engine.computed(&fork)), (0, 0));
+    // Blocks of both, and then of the sequence alone.
+    let again = engine.of_request(BatchRequest::of(&sequence, 130));
+    assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
+    drop(fork);
+    let metadata = engine.metadata(&sequence, 130);
+    engine.step(&metadata, &tokens);
+    prefixes.insert(b"", &tokens, &sequence).unwrap();
 }

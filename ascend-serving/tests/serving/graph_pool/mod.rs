@@ -221,3 +221,37 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Both would write their next token into one block.
+#[test]
+fn a_fork_between_metadata_and_begin_is_refused() {
+    let model = Model::new();
+    let stream = &model.stream;
+    let mut graphs = GraphPool::capture(
+        stream.device(),
+        &[1],
+        |size| model.buffers(size),
+        |capture, size, buffers| model.record(capture, size, buffers),
+    )
+    .unwrap();
+    let mut sequence = Sequence::new(model.cache.pool());
+    let _ = sequence.grow(3).unwrap();
+    model.cache.mark_computed(&sequence, 3).unwrap();
+    let _ = sequence.grow(1).unwrap();
+    let metadata = || {
+        let batch = [BatchRequest::of(&sequence, 1)];
+        AttentionMetadata::new(&batch, settings(&model.cache)).unwrap()
+    };
+    let mut before = metadata();
+    let fork = sequence.fork();
+    let mut launch = |metadata: &mut AttentionMetadata| {
+        let launched = graphs.launch(stream, metadata, |buffers, metadata| {
+            model.fill(buffers, metadata, 0)
+        });
+        launched.map(drop)
+    };
+    let error = launch(&mut before).unwrap_err();
+    assert!(error.breaks(&rules::TABLE_SHARED), "{error}");
+    drop(fork);
+    launch(&mut metadata()).unwrap();
+}
