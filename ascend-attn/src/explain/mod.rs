@@ -1,20 +1,26 @@
 //! `ascend-attn explain`: which rules fit what a failed call printed.
 
+mod borders;
 mod cause;
+mod likelihood;
 mod message;
 mod operator_names;
 mod ranking;
 mod reading;
+mod rule_words;
+mod status;
 mod words;
 
-use std::io::{self, Read as _};
+use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ascend_attention::case;
 use ascend_attention::spec::{Level, Rule, Scope};
 
-use super::output::Output;
-use super::{Stop, check, text_file};
+use super::output::{self, Output};
+use super::{Stop, check};
+use operator_names::Operator;
 use ranking::Ranked;
 use reading::Reading;
 
@@ -26,10 +32,11 @@ use reading::Reading;
 /// messages otherwise in each release, so rules are found by what a message names and not by its sentences: the first
 /// is the likeliest, not the proven one. Where no rule fits, or something else failed, such as an allocation, it says
 /// so.
-/// With the call itself as a case file or a JSON line, the rule that it breaks is known: see `ascend-attn check`.
+/// With the call itself as a case file or a JSON line, the rule that it breaks is known: `--call` alone prints its
+/// verdict, as `ascend-attn check` does, and reads no text.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// The text; standard input if it is left out
+    /// The text; standard input if it is `-`, or left out without --call
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// The call, as a case file or as JSON lines: its verdict is printed first
@@ -44,24 +51,32 @@ pub(super) struct Arguments {
 const MOST_BYTES: u64 = 64 << 20;
 
 /// What is said where no rule fits.
-const NO_RULE: &str = "no rule fits: the text says that a call failed, and nothing of the call that a rule is about. \
-                       The reason stands in the lines with an error code, such as EZ9999, around the failure, or in \
-                       the host's log of CANN (ASCEND_PROCESS_LOG_PATH, ~/ascend/log). Or give the call by --call, or \
-                       record it with ASCEND_RECORD=DIR and ask `ascend-attn check`; for a status alone, such as \
-                       507015, see symptoms.md in the book";
+const NO_RULE: &str = "\
+no rule fits: the text says that a call failed, and nothing of the call that a rule is about
+  the reason: in lines with an error code, such as EZ9999, around the failure, or in the host's log of CANN
+              (ASCEND_PROCESS_LOG_PATH, ~/ascend/log)
+  the call:   described by --call FILE.jsonl (json-lines.md in the book), or recorded; a program in Rust records by
+              itself, one in C or Python on the emulation, in a clone of the repository:
+                cargo run --release -p xtask -- emu-libs toolkit --toolkit
+                source toolkit/set_env.sh
+                ASCEND_RECORD=calls python program.py
+                ascend-attn check calls";
+
+/// What is said where no rule fits a failure of ATB.
+const NO_RULE_OF_ATB: &str = "\
+no rule fits: ATB checks its calls by itself and says to its caller only that one failed
+  the reason: in its own log (~/atb/log, ~/ascend/log); give that here
+  the call:   on the emulation the error names the rule; for a library of it see python.md in the book";
 
 /// Prints the verdict on the call, if there is one, and the rules that fit the text.
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     if let Some(call) = &arguments.call {
-        check::verdict_on(call, output)?;
-    }
-    let text = match &arguments.file {
-        Some(file) if file != Path::new("-") => {
-            text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?
+        let verdict = check::verdict_on(call, output)?;
+        if arguments.file.is_none() {
+            return Ok(verdict);
         }
-        _ => standard_input().map_err(Stop::Trouble)?,
-    };
-    let reading = Reading::new(&text);
+    }
+    let reading = Reading::new(&text(arguments.file.as_deref()).map_err(Stop::Trouble)?);
     output.line(format_args!("found: {reading}"))?;
     for cause in &reading.causes {
         output.line(format_args!("outside of the rules: {}", cause.name))?;
@@ -74,8 +89,10 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     }
     let ranked = ranking::ranked(&reading);
     if ranked.is_empty() {
-        if !reading.is_outside() {
-            output.line(NO_RULE)?;
+        match reading.operator {
+            _ if reading.is_outside() => {}
+            Some(Operator::Atb) => output.line(NO_RULE_OF_ATB)?,
+            _ => output.line(NO_RULE)?,
         }
         return Ok(ExitCode::from(1));
     }
@@ -114,9 +131,25 @@ fn checked(rule: &Rule) -> String {
     }
 }
 
-fn standard_input() -> Result<String, String> {
+/// The text of a file, or of standard input. Logs have bytes of other encodings, which say nothing of a call.
+fn text(file: Option<&Path>) -> Result<String, String> {
+    let bytes = match file {
+        Some(file) if file != Path::new("-") => {
+            case::read_file(file, MOST_BYTES).map_err(|error| error.to_string())
+        }
+        _ => standard_input(),
+    };
+    Ok(String::from_utf8_lossy(&bytes?).into_owned())
+}
+
+fn standard_input() -> Result<Vec<u8>, String> {
+    if io::stdin().is_terminal() {
+        output::remark(
+            "paste what the failed call printed, then end it with Ctrl-D on a line of its own",
+        );
+    }
     let mut bytes = Vec::new();
     let read = io::stdin().lock().take(MOST_BYTES).read_to_end(&mut bytes);
     read.map_err(|error| format!("standard input: {error}"))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
