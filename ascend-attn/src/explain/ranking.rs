@@ -7,6 +7,7 @@ use super::likelihood::{is_of, likelihood};
 use super::operator_names::Operator;
 use super::reading::Reading;
 use super::rule_words::{RuleWords, Worths};
+use super::words::is_circumstance;
 
 /// A rule that fits a text.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub(super) struct Ranked {
 const LEAST: f64 = 0.16;
 const NEXT: f64 = 0.4;
 /// The least number of words that a text and a rule share, and those of a text that names neither operator nor status.
+/// Layouts and products are none of them.
 const SHARED: usize = 2;
 const SHARED_ALONE: usize = 4;
 
@@ -78,7 +80,8 @@ fn fit(rule: &RuleWords, reading: &Reading, worths: &Worths, whole: f64) -> Opti
     } else {
         SHARED_ALONE
     };
-    let shared = named.iter().filter(|(_, word)| !word.contains(' ')).count();
+    let tells = |word: &str| !word.contains(' ') && !is_circumstance(word);
+    let shared = named.iter().filter(|(_, word)| tells(word)).count();
     let named = named.into_iter().map(|(_, word)| word).collect();
     (is_named || is_cause || shared >= least).then_some((
         fits,

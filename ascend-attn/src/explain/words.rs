@@ -136,7 +136,12 @@ pub(super) fn words(line: &str) -> Vec<String> {
         };
         let is_absent =
             is(at.checked_sub(1), &["no", "not", "without"]) || is(Some(at + 1), &["not"]);
+        let is_required =
+            is(at.checked_sub(1), &["be"]) && is(at.checked_sub(2), &["should", "must"]);
         let known = match known {
+            // What has to be larger is too small.
+            "most" if is_required => "least",
+            "least" if is_required => "most",
             // What a message is not about has a word of its own.
             "paged cache" if is_absent => "unpaged",
             "quant" if is_absent => "unquant",
@@ -186,6 +191,21 @@ mod tests {
             ["key", "head", "inner", "precision"]
         );
         assert_eq!(words("é\u{0}😀"), ["é"]);
+    }
+
+    #[test]
+    fn bounds_that_are_required_are_told_from_those_that_are_broken() {
+        for text in [
+            "heads should be less than",
+            "heads must be smaller",
+            "heads exceed",
+            "heads should not be larger",
+        ] {
+            assert_eq!(words(text), ["head", "most"], "{text}");
+        }
+        for text in ["heads must be bigger or equal", "heads are less than"] {
+            assert_eq!(words(text), ["head", "least"], "{text}");
+        }
     }
 
     #[test]
