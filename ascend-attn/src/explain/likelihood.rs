@@ -2,7 +2,7 @@
 //! release and layout.
 
 use ascend_attention::spec::declared::DeclaredOperator;
-use ascend_attention::spec::{Cann, Level, Rule, Scope, Soc, Span};
+use ascend_attention::spec::{Cann, INNER_NULLPTR, Level, Rule, Scope, Soc, Span, TILING_ERROR};
 
 use super::operator_names::{Operator, is_path};
 use super::reading::{Checker, Reading};
@@ -40,19 +40,13 @@ pub(super) fn is_of(rule: &Rule, reading: &Reading) -> bool {
 
 /// How likely it is that a rule stands behind a failure with what the text says of the call.
 pub(super) fn likelihood(rule: &Rule, reading: &Reading) -> f64 {
-    let mut refusals = reading.refusals().peekable();
     let status = match rule.level {
         Level::Lint | Level::Library | Level::Unsupported => UNCHECKED,
-        Level::Rule | Level::HostCrash
-            if refusals.peek().is_none()
-                || refusals.any(|status| status == Status(rule.status)) =>
-        {
-            1.0
-        }
+        Level::Rule | Level::HostCrash if may_return(rule, reading) => 1.0,
         Level::Rule | Level::HostCrash => OTHER_STATUS,
     };
-    let checker = match (reading.checker, checker_of(rule)) {
-        (Some(text), Some(rule)) if text != rule => OTHER_CHECKER,
+    let checker = match reading.checker {
+        Some(checker) if !may_be_of(rule, checker) => OTHER_CHECKER,
         _ => 1.0,
     };
     let usual = [
@@ -66,16 +60,29 @@ pub(super) fn likelihood(rule: &Rule, reading: &Reading) -> f64 {
     status * checker * operator * target(rule, reading) * layout(rule, reading)
 }
 
-/// The checker whose entry of the check list a rule follows: C to E the prefill path, F the decode path, G and I the
-/// unified checker.
-fn checker_of(rule: &Rule) -> Option<Checker> {
-    let entry = rule.source.strip_prefix("check")?;
-    match entry.trim_start_matches(['s', ' ']).chars().next()? {
+/// Whether a rule's status is one of the text's, or the text has none. From 9.2 on the status of an inner null stands
+/// for what the tiling refuses.
+fn may_return(rule: &Rule, reading: &Reading) -> bool {
+    let is_of = |status: Status| {
+        status.0 == rule.status || status.0 == INNER_NULLPTR && rule.status == TILING_ERROR
+    };
+    reading.refusals().next().is_none() || reading.refusals().any(is_of)
+}
+
+/// Whether a rule follows an entry of a checker's part of the check list, or of none: C to E are the prefill path, F the
+/// decode path, G and I the unified checker.
+fn may_be_of(rule: &Rule, checker: Checker) -> bool {
+    let entries = rule.source.strip_prefix("check").unwrap_or("");
+    let entries = entries.trim_start_matches(['s', ' ']);
+    let entries = entries.split(';').next().unwrap_or("").split(", ");
+    let mut checkers = entries.filter_map(|entry| match entry.chars().next()? {
         'C' | 'D' | 'E' => Some(Checker::Prefill),
         'F' => Some(Checker::Decode),
         'G' | 'I' => Some(Checker::Unified),
         _ => None,
-    }
+    });
+    let first = checkers.next();
+    first.is_none() || first == Some(checker) || checkers.any(|other| other == checker)
 }
 
 /// How likely a rule is on the product and in the release that the text names.

@@ -1,12 +1,13 @@
 //! The rules that fit a text best: those that speak of the same parameters, numbers and terms.
 
-use ascend_attention::spec::Rule;
+use ascend_attention::spec::{INNER_NULLPTR, Rule};
 use ascend_trianglemix::rules::every_rule;
 
 use super::likelihood::{is_of, likelihood};
 use super::operator_names::Operator;
 use super::reading::Reading;
 use super::rule_words::{RuleWords, Worths};
+use super::status::Status;
 use super::words::is_circumstance;
 
 /// A rule that fits a text.
@@ -52,7 +53,34 @@ pub(super) fn ranked(reading: &Reading) -> Vec<Ranked> {
         f64::INFINITY
     };
     fitting.retain(|(fits, _)| *fits >= least);
-    fitting.into_iter().map(|(_, ranked)| ranked).collect()
+    match fitting.is_empty() {
+        true => by_status(&rules, reading),
+        false => fitting.into_iter().map(|(_, ranked)| ranked).collect(),
+    }
+}
+
+/// The rules of the operator whose status the text has, where they are so few that the status alone tells them.
+fn by_status(rules: &[RuleWords], reading: &Reading) -> Vec<Ranked> {
+    const MOST: usize = 3;
+    let is_of_operator = |rule: &Rule| reading.operator.is_some() && rule.since.is_some();
+    // From 9.2 on most refusals have the status of an inner null.
+    let tells = |status: Status, rule: &Rule| status.0 != INNER_NULLPTR && status.0 == rule.status;
+    let has_status = |rule: &Rule| reading.refusals().any(|status| tells(status, rule));
+    let rules = rules
+        .iter()
+        .map(|words| words.rule)
+        .filter(|rule| is_of_operator(rule) && has_status(rule));
+    let few: Vec<Ranked> = rules
+        .take(MOST + 1)
+        .map(|rule| Ranked {
+            rule,
+            named: vec![format!("by its status {} alone", rule.status)],
+        })
+        .collect();
+    match few.len() > MOST {
+        true => Vec::new(),
+        false => few,
+    }
 }
 
 /// How well a rule fits a text whose words count `whole`; `None` if they share too little.
@@ -215,6 +243,19 @@ mod tests {
             let ranked = first_three(text);
             assert!(ranked.is_empty(), "{text}: {ranked:?}");
         }
+    }
+
+    #[test]
+    fn a_status_that_few_rules_of_an_operator_have_tells_them() {
+        for code in ["-1", "4294967295"] {
+            let text = format!("call aclnnLightningIndexer failed, error code is {code}");
+            assert_eq!(first_three(&text), ["indexer.query", "indexer.values"]);
+        }
+        let entry = "call aclnnFusedInferAttentionScoreV3 failed, error code is 361001";
+        assert_eq!(first_three(entry), ["call.entry_point"]);
+        let inner = "call aclnnFusedInferAttentionScoreV3 failed, error code is 561103";
+        assert_eq!(first_three(inner), [""; 0]);
+        assert_eq!(first_three("error code is -1"), [""; 0]);
     }
 
     #[test]
