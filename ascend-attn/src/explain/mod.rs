@@ -9,6 +9,7 @@ mod ranking;
 mod reading;
 mod rule_words;
 mod status;
+mod target;
 mod words;
 
 use std::io::{self, IsTerminal as _, Read as _};
@@ -53,20 +54,31 @@ const MOST_BYTES: u64 = 64 << 20;
 /// What is said where no rule fits.
 const NO_RULE: &str = "\
 no rule fits: the text says that a call failed, and nothing of the call that a rule is about
-  the reason: in lines with an error code, such as EZ9999, around the failure, or in the host's log of CANN
-              (ASCEND_PROCESS_LOG_PATH, ~/ascend/log)
-  the call:   described by --call FILE.jsonl (json-lines.md in the book), or recorded; a program in Rust records by
-              itself, one in C or Python on the emulation, in a clone of the repository:
-                cargo run --release -p xtask -- emu-libs toolkit --toolkit
-                source toolkit/set_env.sh
-                ASCEND_RECORD=calls python program.py
-                ascend-attn check calls";
+  look into: the lines with an error code, such as EZ9999, around the failure, or the host's log of CANN
+             (ASCEND_PROCESS_LOG_PATH, ~/ascend/log); give them here";
 
 /// What is said where no rule fits a failure of ATB.
 const NO_RULE_OF_ATB: &str = "\
-no rule fits: ATB checks its calls by itself and says to its caller only that one failed
-  the reason: in its own log (~/atb/log, ~/ascend/log); give that here
-  the call:   on the emulation the error names the rule; for a library of it see python.md in the book";
+no rule fits: ATB checks its calls by itself, and its callers pass on no more than that one failed
+  look into: its own log (~/atb/log, ~/ascend/log); give its lines here";
+
+/// How to get at a call that a text does not describe: an emulation to run the program on.
+const EMULATION: &str = "  \
+  or run:    the program on the emulation, whose errors name the rule, in a clone of the repository:
+               cargo run -p xtask -- emu-libs toolkit --toolkit
+               source toolkit/set_env.sh
+               export ASCEND_EMU_CANN=9.1 ASCEND_EMU_SOC=Ascend910B3    # your release and chip";
+
+/// The command that follows where the emulation records nothing.
+const RUN: &str =
+    "               python program.py                                        # or a program in C";
+
+/// The commands that follow where it records calls, and how to give one.
+const RECORD: &str = "               \
+               ASCEND_RECORD=calls python program.py                    # or a program in C
+               ascend-attn check calls                                  # of FusedInferAttentionScore
+             a program in Rust that uses this library takes ASCEND_RECORD alone, and on an NPU as well
+  or give:   the call as JSON lines (json-lines.md in the book): ascend-attn explain --call call.jsonl";
 
 /// Prints the verdict on the call, if there is one, and the rules that fit the text.
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
@@ -89,10 +101,12 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     }
     let ranked = ranking::ranked(&reading);
     if ranked.is_empty() {
-        match reading.operator {
-            _ if reading.is_outside() => {}
-            Some(Operator::Atb) => output.line(NO_RULE_OF_ATB)?,
-            _ => output.line(NO_RULE)?,
+        if !reading.is_outside() {
+            let (no_rule, commands) = match reading.operator {
+                Some(Operator::Atb) => (NO_RULE_OF_ATB, RUN),
+                _ => (NO_RULE, RECORD),
+            };
+            output.line(format_args!("{no_rule}\n{EMULATION}\n{commands}"))?;
         }
         return Ok(ExitCode::from(1));
     }

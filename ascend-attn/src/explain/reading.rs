@@ -4,14 +4,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use ascend_attention::spec::{Cann, Release, Soc};
+use ascend_attention::spec::{Cann, Soc};
 use ascend_trianglemix::rules::every_rule;
 
 use super::borders::{after_words, has_word, is_of_word};
 use super::cause::{Cause, causes};
-use super::message::messages;
+use super::message::{Messages, messages};
 use super::operator_names::{Operator, is_function, of_function, of_type};
 use super::status::{Status, statuses};
+use super::target::{cann, soc};
 use super::words::{is_circumstance, is_number, pairs, words};
 
 /// Which of the operator's checkers wrote a message, by the source file that it names.
@@ -80,48 +81,21 @@ impl Reading {
         let stranger = failed.or(stranger.map(|(name, _)| *name));
         let statuses = statuses(text);
         let found = messages(text);
-        let mut reading = Self {
+        let rules: Vec<&str> = rules.filter(|id| ids.contains(id)).collect();
+        let is_named = operator.is_some() || !statuses.is_empty() || !rules.is_empty();
+        Self {
             operator,
             stranger: stranger.filter(|_| operator.is_none()).map(str::to_owned),
-            rules: rules.filter(|id| ids.contains(id)).collect(),
-            soc: soc(&known, names()),
+            rules,
+            soc: soc(known.keys().copied(), names()),
             cann: cann(text),
             checker: checker(text),
             causes: causes(text, &statuses),
-            statuses,
-            is_of_cann: found.are_marked,
+            is_of_cann: found.are_marked || is_named,
             is_marked: found.are_marked,
-            words: BTreeMap::new(),
-        };
-        let names_none = reading.statuses.is_empty() && reading.rules.is_empty();
-        reading.is_of_cann |= operator.is_some() || !names_none;
-        let functions = found
-            .function
-            .iter()
-            .map(|function| (function, IN_FUNCTION));
-        let lines = found.lines.iter().map(|line| (line, 1.0));
-        for (line, weight) in functions.chain(lines) {
-            let words = words(line);
-            for pair in pairs(&words) {
-                reading.words.insert(pair, weight * PAIR);
-            }
-            for word in words {
-                let weight = match word.len() {
-                    1 if is_number(&word) => DIGIT,
-                    _ if is_number(&word) => NUMBER,
-                    _ if is_circumstance(&word) => CIRCUMSTANCE,
-                    _ => weight,
-                };
-                reading.words.insert(word, weight);
-            }
+            words: weighted_words(&found, &statuses),
+            statuses,
         }
-        let statuses: Vec<String> = reading
-            .statuses
-            .iter()
-            .map(|status| status.0.to_string())
-            .collect();
-        reading.words.retain(|word, _| !statuses.contains(word));
-        reading
     }
 
     /// The statuses of refused calls.
@@ -212,51 +186,32 @@ fn operator(names: &BTreeMap<&str, Named>) -> Option<Operator> {
     most(of_function).or_else(|| most(of_type))
 }
 
-/// The product, by the name of a chip in any case, or by that of its series.
-fn soc<'a>(
-    names: &BTreeMap<&str, Named>,
-    in_order: impl Iterator<Item = &'a str> + Clone,
-) -> Option<Soc> {
-    let chip = names.keys().find_map(|name| {
-        let upper = name.to_uppercase();
-        let chip = upper.strip_prefix("ASCEND").unwrap_or(&upper);
-        // "910" alone may be any of the series, and "950" any number.
-        let is_chip =
-            chip.starts_with("910B") || chip.starts_with("910_93") || chip.starts_with("310");
-        let is_named = upper.len() > chip.len();
-        let soc = Soc::from_name(&format!("Ascend{chip}"));
-        soc.filter(|_| is_chip || is_named && chip != "910")
-    });
-    let series = || {
-        let mut pairs = in_order.clone().zip(in_order.clone().skip(1));
-        pairs.find_map(|pair| match pair {
-            ("Atlas", "A2") => Some(Soc::AtlasA2),
-            ("Atlas", "A3") => Some(Soc::AtlasA3),
-            ("Ascend", "950") => Some(Soc::Ascend950),
-            _ => None,
-        })
-    };
-    chip.or_else(series)
-}
-
-/// The release that stands behind the name of the toolkit: `CANN 9.1`, `CANN version: 9.1.0`.
-fn cann(text: &str) -> Option<Cann> {
-    const FILLERS: [char; 7] = [' ', ':', '=', '-', '_', '"', '\''];
-    let upper = text.to_uppercase();
-    let version = |rest: &str| {
-        let rest = rest.trim_start_matches(FILLERS);
-        let rest = ["VERSION", "TOOLKIT", "V"]
-            .iter()
-            .find_map(|word| rest.strip_prefix(word))
-            .unwrap_or(rest);
-        let rest = rest.trim_start_matches(FILLERS);
-        let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
-        match Cann::of_version(&rest[..end.unwrap_or(rest.len())])? {
-            Release::Known(cann) => Some(cann),
-            _ => None,
+/// The words of messages and how much each counts, without the statuses, which are no words of a call.
+fn weighted_words(found: &Messages, statuses: &[Status]) -> BTreeMap<String, f64> {
+    let mut weights = BTreeMap::new();
+    let functions = found
+        .function
+        .iter()
+        .map(|function| (function, IN_FUNCTION));
+    let lines = found.lines.iter().map(|line| (line, 1.0));
+    for (line, weight) in functions.chain(lines) {
+        let words = words(line);
+        for pair in pairs(&words) {
+            weights.insert(pair, weight * PAIR);
         }
-    };
-    after_words(&upper, "CANN*").find_map(version)
+        for word in words {
+            let weight = match word.len() {
+                1 if is_number(&word) => DIGIT,
+                _ if is_number(&word) => NUMBER,
+                _ if is_circumstance(&word) => CIRCUMSTANCE,
+                _ => weight,
+            };
+            weights.insert(word, weight);
+        }
+    }
+    let statuses: Vec<String> = statuses.iter().map(|status| status.0.to_string()).collect();
+    weights.retain(|word, _| !statuses.contains(word));
+    weights
 }
 
 /// Which checker's source file the text names.
@@ -287,26 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn product_release_and_checker_are_read() {
-        let text = "CANN 9.1.0 on Ascend910_9391: FIA\n\
+    fn operator_and_checker_are_read() {
+        let text = "on a chip: FIA\n\
                     (EZ9999): scale[FUNC:CheckScale][FILE:incre_flash_attention_tiling.cpp]";
         let reading = Reading::new(text);
-        assert_eq!(reading.cann, Some(Cann::V9_1));
-        assert_eq!(reading.soc, Some(Soc::AtlasA3));
         assert_eq!(reading.checker, Some(Checker::Decode));
-        assert_eq!(
-            reading.operator,
-            Some(Operator::Declared(
-                DeclaredOperator::FusedInferAttentionScore
-            ))
-        );
-        assert_eq!(
-            Reading::new("CANN version: 9.0.0.B050").cann,
-            Some(Cann::V9_0)
-        );
-        assert_eq!(Reading::new("SCANN 9.1, it cannot 9.1").cann, None);
-        assert_eq!(Reading::new("910 950 rows, cann is out").soc, None);
-        assert_eq!(Reading::new("on Atlas A2").soc, Some(Soc::AtlasA2));
+        let inference = DeclaredOperator::FusedInferAttentionScore;
+        assert_eq!(reading.operator, Some(Operator::Declared(inference)));
     }
 
     #[test]
