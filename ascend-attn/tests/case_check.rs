@@ -582,18 +582,30 @@ fn failures_of_the_runtime_are_told_from_refused_calls() {
     );
     // What to do next is said, and a log of another encoding is read all the same.
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(
-        file.path(),
-        b"\xff\xfe\nRuntimeError: PagedAttentionOperation setup failed!",
-    )
-    .unwrap();
+    let log = b"\xff\xfe\nRuntimeError: PagedAttentionOperation setup failed!";
+    std::fs::write(file.path(), log).unwrap();
     let (code, text) = explained(&[file.path().to_str().unwrap()], "");
     assert!(
         code == 1 && text.starts_with("found: attention of ATB\n"),
         "{text}"
     );
+    let commands = ["\n  or run:    ", "\n               python program.py"];
     assert!(
-        text.contains("ASCEND_RECORD=calls") && text.contains("--call"),
+        commands.iter().all(|command| text.contains(command)),
+        "{text}"
+    );
+    let (_, text) = explained(&[], "error code is 561002");
+    assert!(
+        text.contains("\n               ASCEND_RECORD=calls ") && text.contains("--call"),
+        "{text}"
+    );
+    // Words that are no message of CANN are a guess, and said to be one.
+    let (code, text) = explained(
+        &[],
+        "npu_fused_infer_attention_score with head_dim 256 and block size 16",
+    );
+    assert!(
+        code == 0 && text.contains("\nno message of CANN is in the text"),
         "{text}"
     );
 }

@@ -62,6 +62,11 @@ const NO_RULE_OF_ATB: &str = "\
 no rule fits: ATB checks its calls by itself, and its callers pass on no more than that one failed
   look into: its own log (~/atb/log, ~/ascend/log); give its lines here";
 
+/// What is said of rules for a text that has no message.
+const PROSE: &str = "\
+no message of CANN is in the text: these are the rules that its words come nearest to; for wrong numbers without an
+error see symptoms.md in the book";
+
 /// How to get at a call that a text does not describe: an emulation to run the program on.
 const EMULATION: &str = "  \
   or run:    the program on the emulation, whose errors name the rule, in a clone of the repository:
@@ -109,6 +114,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             output.line(format_args!("{no_rule}\n{EMULATION}\n{commands}"))?;
         }
         return Ok(ExitCode::from(1));
+    }
+    if reading.is_prose() {
+        output.line(PROSE)?;
     }
     for Ranked { rule, named } in ranked.into_iter().take(arguments.rules) {
         output.line(format_args!("{}: {}", rule.id, named.join(", ")))?;

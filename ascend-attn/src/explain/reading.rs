@@ -106,6 +106,11 @@ impl Reading {
             .filter(|status| status.is_refusal())
     }
 
+    /// Whether the text has no message, status or rule: then it may be about a call that did not fail.
+    pub(super) fn is_prose(&self) -> bool {
+        !self.is_marked && self.statuses.is_empty() && self.rules.is_empty()
+    }
+
     /// Whether no rule can stand behind the failure.
     pub(super) fn is_final(&self) -> bool {
         let is_final = self.causes.iter().any(|cause| cause.is_final);
@@ -239,6 +244,12 @@ mod tests {
             assert!(!Reading::new(text).is_of_cann, "{text}");
         }
         assert!(Reading::new("561002: the block table").is_of_cann);
+    }
+
+    #[test]
+    fn every_rule_is_read_by_its_name() {
+        let ids: Vec<_> = every_rule().map(|rule| rule.id).collect();
+        assert_eq!(Reading::new(&ids.join(", ")).rules, ids);
     }
 
     #[test]
