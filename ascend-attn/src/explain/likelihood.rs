@@ -69,8 +69,8 @@ fn may_return(rule: &Rule, reading: &Reading) -> bool {
     reading.refusals().next().is_none() || reading.refusals().any(is_of)
 }
 
-/// Whether a rule follows an entry of a checker's part of the check list, or of none: C to E are the prefill path, F the
-/// decode path, G and I the unified checker.
+/// Whether a rule follows an entry of a checker's part of the check list, or of none: C to E are the prefill path, F
+/// the decode path, G and I the unified checker.
 fn may_be_of(rule: &Rule, checker: Checker) -> bool {
     let entries = rule.source.strip_prefix("check").unwrap_or("");
     let entries = entries.trim_start_matches(['s', ' ']);
