@@ -235,7 +235,7 @@ mod tests {
             "NPU out of memory. Tried to allocate 3.00 GiB\n  npu_fused_infer_attention_score(query, key",
             "aclnnFusedInferAttentionScoreV5 not in libopapi.so",
             "call aclnnMatmul failed, error code is 561002\nEZ9999: the shape of key, value and atten mask differ",
-            "SelfAttentionOperation setup failed! head dim, block table, query and key",
+            "RuntimeError: SelfAttentionOperation setup failed!",
             "[Errno None] npu_fused_infer_attention_score: block size and head dimension of the query",
             "KeyError: 'block_tables'",
             "call aclnnFusedInferAttentionScoreV3 failed, error code is 561002",
