@@ -551,7 +551,61 @@ fn what_a_failed_call_printed_is_explained_by_rules() {
         code == 1 && text.contains("no rule fits") && text.contains("--call"),
         "{text}"
     );
-    // The call itself says which rule it breaks.
-    let (code, text) = explained(&["--call", &sample()], "561002");
+    // The call itself says which rule it breaks, and is not asked for a text.
+    let (code, text) = explained(&["--call", &sample(), "-"], "561002");
     assert!(code == 1 && text.contains(" passed, 0 failed"), "{text}");
+    let (code, text) = explained(&["--call", &sample()], "");
+    assert!(code == 0 && text.contains(" passed, 0 failed"), "{text}");
+    assert!(!text.contains("found: "), "{text}");
+}
+
+#[test]
+fn failures_of_the_runtime_are_told_from_refused_calls() {
+    let log = "RuntimeError: ACL stream synchronize failed, error code:507015, the shape of atten_mask and key";
+    let (code, text) = explained(&[], log);
+    assert!(
+        code == 1
+            && text.starts_with("found: no operator, 507015 (ACL_ERROR_RT_AICORE_EXCEPTION)\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("outside of the rules: a kernel failed"),
+        "{text}"
+    );
+    let (code, text) = explained(
+        &[],
+        "call aclnnLightningIndexer failed, error code is 4294967295",
+    );
+    assert!(
+        code == 0 && text.contains("indexer.query: by its status -1 alone"),
+        "{text}"
+    );
+    // What to do next is said, and a log of another encoding is read all the same.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = b"\xff\xfe\nRuntimeError: PagedAttentionOperation setup failed!";
+    std::fs::write(file.path(), log).unwrap();
+    let (code, text) = explained(&[file.path().to_str().unwrap()], "");
+    assert!(
+        code == 1 && text.starts_with("found: attention of ATB\n"),
+        "{text}"
+    );
+    let commands = ["\n  or run:    ", "\n               python program.py"];
+    assert!(
+        commands.iter().all(|command| text.contains(command)),
+        "{text}"
+    );
+    let (_, text) = explained(&[], "error code is 561002");
+    assert!(
+        text.contains("\n               ASCEND_RECORD=calls ") && text.contains("--call"),
+        "{text}"
+    );
+    // Words that are no message of CANN are a guess, and said to be one.
+    let (code, text) = explained(
+        &[],
+        "npu_fused_infer_attention_score with head_dim 256 and block size 16",
+    );
+    assert!(
+        code == 0 && text.contains("\nno message of CANN is in the text"),
+        "{text}"
+    );
 }

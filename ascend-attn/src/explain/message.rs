@@ -1,6 +1,7 @@
 //! The messages in a text: what the checks of a call wrote, without what logs, tracebacks and frameworks put around it.
 
-use super::operator_names::{of_function, of_type};
+use super::borders::has_word;
+use super::operator_names::{is_function, of_function, of_type};
 use super::words::words;
 
 /// The messages of a text.
@@ -23,7 +24,7 @@ const TELLING: usize = 2;
 const EMPTY: [&str; 5] = [
     "NPU function error",
     "[InitOpInfoLib]",
-    "ERR0",
+    "ERR0*",
     "call acl api failed",
     "Inner error is reported",
 ];
@@ -31,8 +32,7 @@ const EMPTY: [&str; 5] = [
 /// Finds the messages. From the first line with a mark of CANN on, that is the first line which says something of the
 /// call: those behind it pass the failure on. Without a mark it is every line but those of tracebacks.
 pub(super) fn messages(text: &str) -> Messages {
-    let is_empty = |line: &str| is_frame(line) || EMPTY.iter().any(|empty| line.contains(empty));
-    let lines: Vec<&str> = text.lines().filter(|line| !is_empty(line)).collect();
+    let lines = telling_lines(text);
     let marked = lines.iter().position(|line| is_marked(line));
     let from = marked.unwrap_or(lines.len().saturating_sub(MOST_LINES));
     let lines = &lines[from..lines.len().min(from + MOST_LINES)];
@@ -60,9 +60,22 @@ pub(super) fn messages(text: &str) -> Messages {
     }
 }
 
+/// The lines of a text but those of tracebacks, with the code behind the place of each frame, and those that say no
+/// more than that something failed.
+fn telling_lines(text: &str) -> Vec<&str> {
+    let mut is_code = false;
+    let is_empty = |line: &str| EMPTY.iter().any(|empty| has_word(line, empty));
+    let lines = text.lines().filter(|line| {
+        let is_shown =
+            std::mem::replace(&mut is_code, has_word(line, FRAME_PLACE)) && !is_marked(line);
+        !is_shown && !is_frame(line) && !is_empty(line)
+    });
+    lines.collect()
+}
+
 /// Whether a line has a mark of a message: an error code, the place in CANN's source, or what this library ends with.
 fn is_marked(line: &str) -> bool {
-    line.contains("[FUNC:") || line.contains("fix: ") || after_code(line).is_some()
+    line.contains("[FUNC:") || has_word(line, "fix: ") || after_code(line).is_some()
 }
 
 /// What follows the last error code of a line, such as `EZ9999`: an E, a letter or a digit, and four digits.
@@ -82,17 +95,24 @@ fn after_code(line: &str) -> Option<&str> {
     Some(&line[starts.next_back()?..])
 }
 
-/// Whether a line is a frame of a traceback, which names files and functions and no arguments.
+/// What a line of a traceback has, which names files and functions and no arguments.
+const FRAME: [&str; 8] = [
+    FRAME_PLACE,
+    "Traceback (*",
+    "TraceBack (*",
+    "^^^*",
+    "frame #*",
+    "Exception raised from",
+    "self.*",
+    "= torch_npu.*",
+];
+
+/// What the line of a frame has that names the place of the code on the next line.
+const FRAME_PLACE: &str = "File \"*";
+
+/// Whether a line is of a traceback.
 fn is_frame(line: &str) -> bool {
-    let line = line.trim_start();
-    line.contains("File \"")
-        || line.contains("Traceback (")
-        || line.contains("TraceBack (")
-        || line.contains("^^^")
-        || line.contains("frame #")
-        || line.contains("Exception raised from")
-        || line.contains("self.")
-        || line.contains("= torch_npu.")
+    FRAME.iter().any(|part| has_word(line, part))
 }
 
 /// The function of the check that wrote a line.
@@ -136,7 +156,7 @@ fn content(line: &str) -> Option<String> {
         let names = without_given(chunk);
         for name in names.split(|c: char| !(c.is_alphanumeric() || c == '_')) {
             let is_operator =
-                of_function(name).is_some() || of_type(name).is_some() || name.starts_with("aclnn");
+                of_function(name).is_some() || of_type(name).is_some() || is_function(name);
             if !is_operator && !name.is_empty() {
                 message.push(' ');
                 message.push_str(name);
@@ -146,30 +166,29 @@ fn content(line: &str) -> Option<String> {
     (!message.is_empty()).then_some(message)
 }
 
-/// What stands behind the prefix of a log: `ERROR 01-21 05:41:35 [executor.py:822] `.
+/// What stands behind the prefix of a log, which ends with a place: `ERROR 01-21 05:41:35 [executor.py:822] `.
 fn after_log(line: &str) -> &str {
-    let place = line.find("] ").filter(|&end| {
-        line[..end].contains("ERROR ")
-            && line[..end]
-                .rsplit('[')
-                .next()
-                .is_some_and(|at| at.contains(".py:"))
+    let place = line.match_indices("] ").find(|&(end, _)| {
+        let place = line[..end].rsplit_once(".py:").map(|(_, number)| number);
+        place.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
     });
-    place.map_or(line, |end| &line[end + 2..])
+    place.map_or(line, |(end, found)| &line[end + found.len()..])
 }
 
-/// Whether a chunk says where or when, and not what: a path, a time, a process.
+/// What a chunk has that says where or when, and not what: a path, a process.
+const PLACE: [&str; 12] = [
+    ".cpp", ".cc", ".py", ".so", ".ts", "::*", "/lib*", "pid=*", "PID:*", "RankID", "Device:*",
+    "[rank*",
+];
+
+/// Whether a chunk says where or when, and not what: a place as above, or a time.
 fn is_place(chunk: &str) -> bool {
-    let of_source = [
-        ".cpp", ".cc", ".py", ".so", ".ts", "::", "/lib", "pid=", "PID:", "RankID", "Device:",
-        "[rank",
-    ];
     let digits = chunk.chars().filter(char::is_ascii_digit).count();
     let marks = chunk
         .chars()
         .filter(|c| matches!(c, '-' | ':' | '.'))
         .count();
-    of_source.iter().any(|part| chunk.contains(part))
+    PLACE.iter().any(|part| has_word(chunk, part))
         || digits >= 4 && marks >= 2 && digits + marks + 2 >= chunk.chars().count()
         || chunk.ends_with(']') && digits >= 2 && digits + 1 == chunk.chars().count()
 }
@@ -218,6 +237,37 @@ mod tests {
     }
 
     #[test]
+    fn marks_and_frames_are_whole_words() {
+        assert!(!messages("the prefix: 3 rows\nby itself. done").are_marked);
+        assert!(messages("a.rule: it holds; fix: give 3 rows").are_marked);
+        assert_eq!(
+            first("the mask by itself. is the scale"),
+            " the mask by itself is the scale"
+        );
+        assert_eq!(first("self.attn(mask, scale)"), "");
+    }
+
+    #[test]
+    fn code_of_frames_is_no_message() {
+        let frame =
+            "  File \"a.py\", line 1, in f\n    out = attend(mask, scale)\n          ^^^^^^\n";
+        assert_eq!(first(&format!("{frame}the block size")), " the block size");
+        let message = "  File \"a.py\", line 1, in f\nEZ9999: the block size";
+        assert_eq!(first(message), " the block size");
+    }
+
+    #[test]
+    fn prefixes_of_logs_are_no_message() {
+        for prefix in [
+            "ERROR 04-10 11:26:01 engine.py:140] ",
+            "(W pid=7) ERROR 01-21 05:41:35 [a.py:822] ",
+        ] {
+            assert_eq!(after_log(&format!("{prefix}the mask")), "the mask");
+        }
+        assert_eq!(after_log("[a.py:x] the mask"), "[a.py:x] the mask");
+    }
+
+    #[test]
     fn a_message_may_be_broken_into_lines() {
         let text = "EZ9999: the block size\n is 16 wide[FUNC:Check][FILE:a.cpp]\nmask shape";
         assert_eq!(first(text), " the block size| is wide");
@@ -242,7 +292,16 @@ mod tests {
             first("at a/b/c.cpp:12 [PID: 123] 2026-02-03-04:05:06.7 scale"),
             " at scale"
         );
-        for text in ["E", "EZ99", "é EZ9999", "EZ99999 E1", "[FUNC:", "(", "[[(("] {
+        for text in [
+            "E",
+            "EZ99",
+            "é EZ9999",
+            "EZ99999 E1",
+            "[FUNC:",
+            "(",
+            "[[((",
+            "é.py:] é.py:1] é",
+        ] {
             messages(text);
         }
     }

@@ -4,24 +4,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use ascend_attention::spec::declared::DeclaredOperator;
-use ascend_attention::spec::{Cann, Release, Soc};
+use ascend_attention::spec::{Cann, Soc};
 use ascend_trianglemix::rules::every_rule;
 
+use super::borders::{after_words, has_word, is_of_word};
 use super::cause::{Cause, causes};
-use super::message::messages;
-use super::operator_names::{is_function, of_function, of_type};
+use super::message::{Messages, messages};
+use super::operator_names::{Operator, is_function, of_function, of_type};
+use super::status::{Status, statuses};
+use super::target::{cann, soc};
 use super::words::{is_circumstance, is_number, pairs, words};
-
-/// CANN's statuses of refused calls, and their names.
-const STATUSES: [(i32, &str); 6] = [
-    (161_001, "ACLNN_ERR_PARAM_NULLPTR"),
-    (161_002, "ACLNN_ERR_PARAM_INVALID"),
-    (361_001, "ACLNN_ERR_RUNTIME_ERROR"),
-    (561_002, "ACLNN_ERR_INNER_TILING_ERROR"),
-    (561_003, "ACLNN_ERR_INNER_FIND_KERNEL_ERROR"),
-    (561_103, "ACLNN_ERR_INNER_NULLPTR"),
-];
 
 /// Which of the operator's checkers wrote a message, by the source file that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +27,10 @@ pub(super) enum Checker {
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     /// The operator, without its version.
-    pub(super) operator: Option<DeclaredOperator>,
-    /// A function of CANN that no rule is about, where none is named that rules are about.
+    pub(super) operator: Option<Operator>,
+    /// A function of CANN that no rule is about, where none is named that rules are about, or where it is what failed.
     pub(super) stranger: Option<String>,
-    pub(super) statuses: Vec<i32>,
+    pub(super) statuses: Vec<Status>,
     /// Rules that the text names.
     pub(super) rules: Vec<&'static str>,
     pub(super) soc: Option<Soc>,
@@ -66,10 +58,9 @@ const IN_FUNCTION: f64 = 0.5;
 
 impl Reading {
     pub(super) fn new(text: &str) -> Self {
-        let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
         let names = || {
-            let names = text.split(move |c| !is_of_name(c));
-            names.filter(|name| !name.is_empty())
+            text.split(|c| !is_of_word(c))
+                .filter(|name| !name.is_empty())
         };
         // A log repeats the same names many times: each is looked at once.
         let mut known: BTreeMap<&str, Named> = BTreeMap::new();
@@ -77,58 +68,56 @@ impl Reading {
             let named = known.entry(name).or_insert(Named { times: 0, first });
             named.times += 1;
         }
-        let ids = text.split(|c: char| !is_of_name(c) && c != '.');
+        let ids = text.split(|c| !is_of_word(c) && c != '.');
         let ids: BTreeSet<&str> = ids.map(|name| name.trim_matches('.')).collect();
-        let statuses = STATUSES.iter().filter(|(status, name)| {
-            known.contains_key(status.to_string().as_str()) || known.contains_key(name)
-        });
         let rules = every_rule().map(|rule| rule.id);
-        let operator = operator(&known);
+        let failed = failed_operator(text);
+        let operator = match failed {
+            Some(name) => of_function(name).or_else(|| of_type(name)),
+            None => operator(&known),
+        };
         let functions = known.iter().filter(|(name, _)| is_function(name));
         let stranger = functions.min_by_key(|(_, named)| named.first);
-        let stranger = stranger.map(|(name, _)| (*name).to_owned());
+        let stranger = failed.or(stranger.map(|(name, _)| *name));
+        let statuses = statuses(text);
         let found = messages(text);
-        let mut reading = Self {
+        let rules: Vec<&str> = rules.filter(|id| ids.contains(id)).collect();
+        let is_named = operator.is_some() || !statuses.is_empty() || !rules.is_empty();
+        Self {
             operator,
-            stranger: stranger.filter(|_| operator.is_none()),
-            statuses: statuses.map(|(status, _)| *status).collect(),
-            rules: rules.filter(|id| ids.contains(id)).collect(),
-            soc: soc(&known, names()),
+            stranger: stranger.filter(|_| operator.is_none()).map(str::to_owned),
+            rules,
+            soc: soc(known.keys().copied(), names()),
             cann: cann(text),
             checker: checker(text),
-            causes: causes(text),
-            is_of_cann: found.are_marked,
+            causes: causes(text, &statuses),
+            is_of_cann: found.are_marked || is_named,
             is_marked: found.are_marked,
-            words: BTreeMap::new(),
-        };
-        let names_none = reading.statuses.is_empty() && reading.rules.is_empty();
-        reading.is_of_cann |= operator.is_some() || !names_none;
-        let functions = found
-            .function
-            .iter()
-            .map(|function| (function, IN_FUNCTION));
-        let lines = found.lines.iter().map(|line| (line, 1.0));
-        for (line, weight) in functions.chain(lines) {
-            let words = words(line);
-            for pair in pairs(&words) {
-                reading.words.insert(pair, weight * PAIR);
-            }
-            for word in words {
-                let weight = match word.len() {
-                    1 if is_number(&word) => DIGIT,
-                    _ if is_number(&word) => NUMBER,
-                    _ if is_circumstance(&word) => CIRCUMSTANCE,
-                    _ => weight,
-                };
-                reading.words.insert(word, weight);
-            }
+            words: weighted_words(&found, &statuses),
+            statuses,
         }
-        let statuses: Vec<String> = reading.statuses.iter().map(i32::to_string).collect();
-        reading.words.retain(|word, _| !statuses.contains(word));
-        reading
     }
 
-    /// Whether the failure is of a kind that no rule is about.
+    /// The statuses of refused calls.
+    pub(super) fn refusals(&self) -> impl Iterator<Item = Status> {
+        self.statuses
+            .iter()
+            .copied()
+            .filter(|status| status.is_refusal())
+    }
+
+    /// Whether the text has no message, status or rule: then it may be about a call that did not fail.
+    pub(super) fn is_prose(&self) -> bool {
+        !self.is_marked && self.statuses.is_empty() && self.rules.is_empty()
+    }
+
+    /// Whether no rule can stand behind the failure.
+    pub(super) fn is_final(&self) -> bool {
+        let is_final = self.causes.iter().any(|cause| cause.is_final);
+        self.stranger.is_some() || is_final && self.refusals().next().is_none()
+    }
+
+    /// Whether what failed is known, and is none that a rule is about.
     pub(super) fn is_outside(&self) -> bool {
         self.stranger.is_some() || !self.causes.is_empty()
     }
@@ -143,9 +132,6 @@ impl fmt::Display for Reading {
         }
         for status in &self.statuses {
             write!(f, ", {status}")?;
-            if let Some((_, name)) = STATUSES.iter().find(|(known, _)| known == status) {
-                write!(f, " ({name})")?;
-            }
         }
         if let Some(soc) = self.soc {
             write!(f, ", {}", soc.name())?;
@@ -164,10 +150,27 @@ struct Named {
     first: usize,
 }
 
+/// The function or the type that a text says to have failed, among whatever else it names.
+fn failed_operator(text: &str) -> Option<&str> {
+    let says = [
+        ("call ", " failed"),
+        ("function error: ", ","),
+        ("launch failed for ", ","),
+        ("operator name is ", ""),
+    ];
+    says.into_iter().find_map(|(before, after)| {
+        after_words(text, before).find_map(|rest| {
+            let name = rest.split(|c| !is_of_word(c)).next()?;
+            let is_operator = is_function(name) || of_type(name).is_some();
+            (is_operator && rest[name.len()..].starts_with(after)).then_some(name)
+        })
+    })
+}
+
 /// The operator that is named most often: by CANN's function or by PyTorch's, otherwise by its type or its short name.
-fn operator(names: &BTreeMap<&str, Named>) -> Option<DeclaredOperator> {
-    let most = |of_name: fn(&str) -> Option<DeclaredOperator>| {
-        let mut counts: Vec<(DeclaredOperator, Named)> = Vec::new();
+fn operator(names: &BTreeMap<&str, Named>) -> Option<Operator> {
+    let most = |of_name: fn(&str) -> Option<Operator>| {
+        let mut counts: Vec<(Operator, Named)> = Vec::new();
         for (name, named) in names {
             let Some(operator) = of_name(name) else {
                 continue;
@@ -188,64 +191,52 @@ fn operator(names: &BTreeMap<&str, Named>) -> Option<DeclaredOperator> {
     most(of_function).or_else(|| most(of_type))
 }
 
-/// The product, by the name of a chip in any case, or by that of its series.
-fn soc<'a>(
-    names: &BTreeMap<&str, Named>,
-    in_order: impl Iterator<Item = &'a str> + Clone,
-) -> Option<Soc> {
-    let chip = names.keys().find_map(|name| {
-        let upper = name.to_uppercase();
-        let chip = upper.strip_prefix("ASCEND").unwrap_or(&upper);
-        // "910" alone may be any of the series, and "950" any number.
-        let is_chip =
-            chip.starts_with("910B") || chip.starts_with("910_93") || chip.starts_with("310");
-        let is_named = upper.len() > chip.len();
-        let soc = Soc::from_name(&format!("Ascend{chip}"));
-        soc.filter(|_| is_chip || is_named && chip != "910")
-    });
-    let series = || {
-        let mut pairs = in_order.clone().zip(in_order.clone().skip(1));
-        pairs.find_map(|pair| match pair {
-            ("Atlas", "A2") => Some(Soc::AtlasA2),
-            ("Atlas", "A3") => Some(Soc::AtlasA3),
-            ("Ascend", "950") => Some(Soc::Ascend950),
-            _ => None,
-        })
-    };
-    chip.or_else(series)
-}
-
-/// The release that stands behind the name of the toolkit.
-fn cann(text: &str) -> Option<Cann> {
-    let upper = text.to_uppercase();
-    let after = upper
-        .match_indices("CANN")
-        .map(|(at, name)| &upper[at + name.len()..]);
-    let version = |rest: &str| {
-        let rest = rest.trim_start_matches([' ', ':', '=', '-', '_', 'V']);
-        let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
-        match Cann::of_version(&rest[..end.unwrap_or(rest.len())])? {
-            Release::Known(cann) => Some(cann),
-            _ => None,
+/// The words of messages and how much each counts, without the statuses, which are no words of a call.
+fn weighted_words(found: &Messages, statuses: &[Status]) -> BTreeMap<String, f64> {
+    let mut weights = BTreeMap::new();
+    let functions = found
+        .function
+        .iter()
+        .map(|function| (function, IN_FUNCTION));
+    let lines = found.lines.iter().map(|line| (line, 1.0));
+    for (line, weight) in functions.chain(lines) {
+        let words = words(line);
+        for pair in pairs(&words) {
+            weights.insert(pair, weight * PAIR);
         }
-    };
-    after.filter_map(version).next()
+        for word in words {
+            let weight = match word.len() {
+                1 if is_number(&word) => DIGIT,
+                _ if is_number(&word) => NUMBER,
+                _ if is_circumstance(&word) => CIRCUMSTANCE,
+                _ => weight,
+            };
+            weights.insert(word, weight);
+        }
+    }
+    let statuses: Vec<String> = statuses.iter().map(|status| status.0.to_string()).collect();
+    weights.retain(|word, _| !statuses.contains(word));
+    weights
 }
 
 /// Which checker's source file the text names.
 fn checker(text: &str) -> Option<Checker> {
     let files = [
-        ("fused_infer_attention_score_tiling_check", Checker::Unified),
-        ("prompt_flash_attention_tiling", Checker::Prefill),
-        ("incre_flash_attention_tiling", Checker::Decode),
+        (
+            "fused_infer_attention_score_tiling_check*",
+            Checker::Unified,
+        ),
+        ("prompt_flash_attention_tiling*", Checker::Prefill),
+        ("incre_flash_attention_tiling*", Checker::Decode),
     ];
-    let named = files.into_iter().find(|(file, _)| text.contains(file));
+    let named = files.into_iter().find(|(file, _)| has_word(text, file));
     named.map(|(_, checker)| checker)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ascend_attention::spec::declared::DeclaredOperator;
 
     #[test]
     fn a_text_of_another_program_is_not_of_cann() {
@@ -256,25 +247,30 @@ mod tests {
     }
 
     #[test]
-    fn product_release_and_checker_are_read() {
-        let text = "CANN 9.1.0 on Ascend910_9391: FIA\n\
+    fn every_rule_is_read_by_its_name() {
+        let ids: Vec<_> = every_rule().map(|rule| rule.id).collect();
+        assert_eq!(Reading::new(&ids.join(", ")).rules, ids);
+    }
+
+    #[test]
+    fn operator_and_checker_are_read() {
+        let text = "on a chip: FIA\n\
                     (EZ9999): scale[FUNC:CheckScale][FILE:incre_flash_attention_tiling.cpp]";
         let reading = Reading::new(text);
-        assert_eq!(reading.cann, Some(Cann::V9_1));
-        assert_eq!(reading.soc, Some(Soc::AtlasA3));
         assert_eq!(reading.checker, Some(Checker::Decode));
-        assert_eq!(
-            reading.operator,
-            Some(DeclaredOperator::FusedInferAttentionScore)
-        );
-        assert_eq!(Reading::new("910 950 rows, cann is out").soc, None);
-        assert_eq!(Reading::new("on Atlas A2").soc, Some(Soc::AtlasA2));
+        let inference = DeclaredOperator::FusedInferAttentionScore;
+        assert_eq!(reading.operator, Some(Operator::Declared(inference)));
     }
 
     #[test]
     fn an_operator_without_rules_is_a_stranger() {
         let reading = Reading::new("call aclnnMatmul failed, error code is 161002");
         assert_eq!(reading.stranger.as_deref(), Some("aclnnMatmul"));
+        let failed = "npu_fused_infer_attention_score(\nRuntimeError: call aclnnMatmul failed, error code is 1";
+        assert_eq!(
+            Reading::new(failed).stranger.as_deref(),
+            Some("aclnnMatmul")
+        );
         let both = "call aclnnMatmul or aclnnFusedInferAttentionScoreV4 failed";
         assert_eq!(Reading::new(both).stranger, None);
     }
@@ -283,10 +279,10 @@ mod tests {
     fn frames_of_a_traceback_say_nothing_where_there_are_messages() {
         let text = "  File \"mask.py\", line 2, in head_dim\nEZ9999: the scale\n561002 aclnnIncreFlashAttentionV4";
         let reading = Reading::new(text);
-        assert_eq!(reading.statuses, [561_002]);
+        assert_eq!(reading.statuses, [Status(561_002)]);
         assert_eq!(
             reading.operator,
-            Some(DeclaredOperator::IncreFlashAttention)
+            Some(Operator::Declared(DeclaredOperator::IncreFlashAttention))
         );
         assert!(!reading.words.contains_key("mask") && reading.words.contains_key("scale"));
     }

@@ -3,7 +3,7 @@
 /// Words that stand for others: CANN's messages, PyTorch's arguments and the rules here name the same in different
 /// ways.
 /// Letters are the axes of the layouts: T the packed rows, D the head dimension, Sq and Skv rows and keys.
-const SAME: [(&str, &str); 66] = [
+const SAME: [(&str, &str); 67] = [
     ("attn", "atten"),
     ("attention", "atten"),
     ("attenmask", "atten mask"),
@@ -62,6 +62,7 @@ const SAME: [(&str, &str); 66] = [
     ("quantised", "quant"),
     ("quantized", "quant"),
     ("quantisation", "quant"),
+    ("precise", "precision"),
     ("soc", "product"),
     ("chip", "product"),
     ("fp", "float"),
@@ -113,7 +114,7 @@ pub(super) fn pairs(words: &[String]) -> impl Iterator<Item = String> {
 /// The words of a line in lower case: names in camel and snake case are taken apart, plurals are singular, and words
 /// that mean the same are one.
 pub(super) fn words(line: &str) -> Vec<String> {
-    let parts = parts(line);
+    let parts = parts(&line.replace("'s ", " "));
     let mut words = Vec::new();
     let is_common = |word: &str| COMMON.split(' ').any(|common| common == word);
     for (at, part) in parts.iter().enumerate() {
@@ -135,7 +136,12 @@ pub(super) fn words(line: &str) -> Vec<String> {
         };
         let is_absent =
             is(at.checked_sub(1), &["no", "not", "without"]) || is(Some(at + 1), &["not"]);
+        let is_required =
+            is(at.checked_sub(1), &["be"]) && is(at.checked_sub(2), &["should", "must"]);
         let known = match known {
+            // What has to be larger is too small.
+            "most" if is_required => "least",
+            "least" if is_required => "most",
             // What a message is not about has a word of its own.
             "paged cache" if is_absent => "unpaged",
             "quant" if is_absent => "unquant",
@@ -180,7 +186,26 @@ mod tests {
         );
         assert_eq!(words("numKVHeads"), ["number", "key", "head"]);
         assert_eq!(words("atten_mask: heads"), ["atten", "mask", "head"]);
+        assert_eq!(
+            words("the key's heads, innerPrecise"),
+            ["key", "head", "inner", "precision"]
+        );
         assert_eq!(words("é\u{0}😀"), ["é"]);
+    }
+
+    #[test]
+    fn bounds_that_are_required_are_told_from_those_that_are_broken() {
+        for text in [
+            "heads should be less than",
+            "heads must be smaller",
+            "heads exceed",
+            "heads should not be larger",
+        ] {
+            assert_eq!(words(text), ["head", "most"], "{text}");
+        }
+        for text in ["heads must be bigger or equal", "heads are less than"] {
+            assert_eq!(words(text), ["head", "least"], "{text}");
+        }
     }
 
     #[test]
