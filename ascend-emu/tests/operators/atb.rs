@@ -187,11 +187,12 @@ fn refused_calls_have_the_statuses_of_atb() {
         heads: Heads { key: 4, ..HEADS },
         keys: Keys::Packed,
         mask,
+        triangle: false,
         precise: false,
     };
     let length = [2];
     let lens = on_host(&[1], &length);
-    let full = Mask::Full { triangle: false };
+    let full = Mask::Full;
     fails(
         packed(full),
         &[query, query, query, half(&[1, 1]), lens],
@@ -199,7 +200,7 @@ fn refused_calls_have_the_statuses_of_atb() {
         "atb.mask",
     );
     fails(
-        packed(Mask::Triangle),
+        packed(Mask::Compressed),
         &[query, query, query, half(&[2, 2]), lens],
         8,
         "atb.mask",
