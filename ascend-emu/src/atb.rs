@@ -149,7 +149,9 @@ impl Operation {
             Operation::ReshapeAndCache { keys_alone, .. } => {
                 return called(self.name(), || check_siso(self.name(), keys_alone));
             }
-            Operation::PagedAttention(heads) => (attention::Version::Paged, heads, false, false, false),
+            Operation::PagedAttention(heads) => {
+                (attention::Version::Paged, heads, false, false, false)
+            }
             Operation::SelfAttention {
                 heads,
                 keys,

@@ -161,7 +161,11 @@ unsafe fn of_square(
     }
     let of_sequence = rows.saturating_mul(keys);
     let mut values = numbers.zeros(of_sequence.saturating_mul(problem.batch))?;
-    let hides = |row: usize, key: usize| square.get(row * side + key).is_some_and(|&hides| hides != 0);
+    let hides = |row: usize, key: usize| {
+        square
+            .get(row * side + key)
+            .is_some_and(|&hides| hides != 0)
+    };
     for sequence in 0..problem.batch {
         let lengths = (problem.q_len(sequence), problem.kv_len(sequence));
         for row in 0..lengths.0 {

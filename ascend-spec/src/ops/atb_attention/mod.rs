@@ -206,7 +206,11 @@ impl AtbCall<'_> {
             true => self.seq_len.unwrap_or(key_lens),
             false => &[],
         };
-        let named_rows = if packed { total(row_lens) } else { batch as i64 };
+        let named_rows = if packed {
+            total(row_lens)
+        } else {
+            batch as i64
+        };
         let packed_keys = if keys.block == 0 { total(key_lens) } else { 0 };
         let mut each = row_lens.iter().chain(key_lens);
         require!(

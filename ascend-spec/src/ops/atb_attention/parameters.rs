@@ -126,13 +126,62 @@ mod tests {
         let refused = [
             (OperationParameters { heads: 0, ..taken }, a2, "atb.heads"),
             (OperationParameters { heads: -1, ..paged }, a2, "atb.heads"),
-            (OperationParameters { kv_heads: -1, ..taken }, a2, "atb.heads"),
-            (OperationParameters { kv_heads: 3, ..packed }, a2, "atb.heads"),
-            (OperationParameters { masked: false, ..packed }, a2, "atb.triangle"),
-            (OperationParameters { triangle: false, ..taken }, a2, "atb.prefix"),
-            (OperationParameters { precise: false, ..taken }, a2, "atb.prefix"),
-            (OperationParameters { other_output: true, ..taken }, a2, "atb.prefix"),
-            (OperationParameters { clamped: true, ..taken }, a2, "atb.prefix"),
+            (
+                OperationParameters {
+                    kv_heads: -1,
+                    ..taken
+                },
+                a2,
+                "atb.heads",
+            ),
+            (
+                OperationParameters {
+                    kv_heads: 3,
+                    ..packed
+                },
+                a2,
+                "atb.heads",
+            ),
+            (
+                OperationParameters {
+                    masked: false,
+                    ..packed
+                },
+                a2,
+                "atb.triangle",
+            ),
+            (
+                OperationParameters {
+                    triangle: false,
+                    ..taken
+                },
+                a2,
+                "atb.prefix",
+            ),
+            (
+                OperationParameters {
+                    precise: false,
+                    ..taken
+                },
+                a2,
+                "atb.prefix",
+            ),
+            (
+                OperationParameters {
+                    other_output: true,
+                    ..taken
+                },
+                a2,
+                "atb.prefix",
+            ),
+            (
+                OperationParameters {
+                    clamped: true,
+                    ..taken
+                },
+                a2,
+                "atb.prefix",
+            ),
             (taken, other, "atb.product"),
             (paged, other, "atb.scale"),
         ];
