@@ -192,7 +192,7 @@ fn other_numbers_are_read_by_tiles() {
     }
     // The first key of each tile is hidden from the others of its rows.
     let sees = |_, row: usize, key: usize| {
-        key <= row && (key % 128 != 0 || key == row || key / 128 < row / 128)
+        key <= row && (!key.is_multiple_of(128) || key == row || key / 128 < row / 128)
     };
     masked.computes(sees);
 }
