@@ -283,6 +283,8 @@ not_emulated! {
 mod tests {
     use super::*;
 
+    type Change = fn(&mut SelfAttentionParam);
+
     fn plain() -> SelfAttentionParam {
         SelfAttentionParam {
             quant_type: 0,
@@ -312,7 +314,7 @@ mod tests {
     #[test]
     fn operations_that_atb_refuses_are_not_made() {
         assert!(self_attention(&plain()).is_ok());
-        let changes: [(fn(&mut SelfAttentionParam), &str); 11] = [
+        let changes: [(Change, &str); 11] = [
             (|param| param.head_num = 0, "atb.heads"),
             (|param| param.kv_head_num = -1, "atb.heads"),
             (|param| param.is_triu_mask = 0, "atb.prefix"),

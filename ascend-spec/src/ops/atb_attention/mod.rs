@@ -15,13 +15,13 @@ use crate::attention_problem::{
     SequenceLengths, SmallTensor, TensorRole, Work,
 };
 use crate::operator::{OperatorVersion, versions};
-use crate::rule::{lint, require};
+use crate::rule::require;
 use crate::{DType, Format, Soc, SparseMode, Target, TensorDesc, View, Violation};
+use lengths::{Lengths, PREFIX_STEP};
 use parameters::{check_heads, check_prefix_product};
-use rules::{
-    DTYPE, FORMAT, GIVEN, HEAD_SIZE, KEYS, LENGTH_PAIRS, LENGTHS, QUERY, ROWS, SKIPPED_KEYS, TABLE,
-};
+use rules::{DTYPE, FORMAT, GIVEN, HEAD_SIZE, KEYS, QUERY, TABLE};
 
+mod lengths;
 mod mask;
 mod parameters;
 pub mod rules;
@@ -61,8 +61,6 @@ versions! {
     }
 }
 
-/// Keys before the rows of `PREFIX_ENCODER` are a multiple of it, and the tokens of a block.
-const PREFIX_STEP: i64 = 128;
 /// Elements of a group in an NZ cache.
 const LANES: i64 = 16;
 
@@ -74,15 +72,6 @@ struct Keys {
     block: i64,
     dim: i64,
     rows: Rows,
-}
-
-/// The lengths of a call's sequences.
-struct Lengths<'a> {
-    /// Query rows; none where each sequence has one.
-    rows: &'a [i64],
-    keys: &'a [i64],
-    /// Rows that the query tensor has.
-    tokens: i64,
 }
 
 impl AtbCall<'_> {
@@ -148,12 +137,7 @@ impl AtbCall<'_> {
                 Some(_) => SequenceLengths::Each(lengths.keys.to_vec().into()),
                 None => ends(lengths.keys),
             },
-            mode: match (mask, version) {
-                (MaskUse::Compressed, Version::Prefix) => SparseMode::RightDownCausal,
-                (MaskUse::Compressed, _) => SparseMode::LeftUpCausal,
-                (MaskUse::None, _) => SparseMode::DefaultMask,
-                _ => SparseMode::AllMask,
-            },
+            mode: mode_of(mask, version),
             mask,
             mask_described: self.mask.as_ref().and_then(ByteRange::described),
             query: rows(query.dtype, packed, heads, dim),
@@ -190,95 +174,6 @@ impl AtbCall<'_> {
         );
         check_sizes(&keys, &values, version, nz)?;
         Ok([keys, values])
-    }
-
-    /// The lengths, which the tensors hold.
-    fn lengths(
-        &self,
-        tokens: i64,
-        keys: &Keys,
-        version: Version,
-    ) -> Result<Lengths<'_>, Violation> {
-        let key_lens = GIVEN.requires(self.context_lens, "contextLens")?;
-        let batch = key_lens.len();
-        let packed = version != Version::Paged;
-        let row_lens = match packed {
-            true => self.seq_len.unwrap_or(key_lens),
-            false => &[],
-        };
-        let named_rows = if packed {
-            total(row_lens)
-        } else {
-            batch as i64
-        };
-        let packed_keys = if keys.block == 0 { total(key_lens) } else { 0 };
-        let mut each = row_lens.iter().chain(key_lens);
-        require!(
-            (!packed || row_lens.len() == batch)
-                && each.all(|len| *len >= 0)
-                && named_rows <= tokens
-                && packed_keys <= keys.count,
-            LENGTHS,
-            format_args!("seqLen {row_lens:?}, contextLens {key_lens:?}"),
-            format_args!("lengths of at least 0, with at most {tokens} query rows in all"),
-        );
-        Ok(Lengths {
-            rows: row_lens,
-            keys: key_lens,
-            tokens,
-        })
-    }
-
-    /// Checks the rows of each sequence against its keys. The kernels of 310P and Ascend 950 are others.
-    fn check_pairs(
-        &self,
-        lengths: &Lengths<'_>,
-        version: Version,
-        target: Target,
-    ) -> Result<(), Violation> {
-        if !matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3) {
-            return Ok(());
-        }
-        let holds = |rows: i64, keys: i64| match version {
-            Version::Paged => true,
-            Version::Packed if self.precise => rows > 0 && keys > 0,
-            Version::Packed => rows == keys || rows == 1,
-            Version::Prefix => keys >= rows && (keys - rows) % PREFIX_STEP == 0,
-        };
-        let mut pairs = lengths.rows.iter().zip(lengths.keys);
-        match pairs.find(|(rows, keys)| !holds(**rows, **keys)) {
-            None => Ok(()),
-            Some((rows, keys)) => Err(LENGTH_PAIRS.broken(
-                format_args!("{rows} rows and {keys} keys"),
-                match (version, self.precise) {
-                    (Version::Prefix, _) => "a multiple of 128 keys more than rows",
-                    (_, true) => "at least 1 row and 1 key",
-                    (_, false) => "as many keys as rows, or 1 row",
-                },
-            )),
-        }
-    }
-
-    /// Reports rows that nothing writes, and keys that are skipped.
-    fn lint_lengths(
-        &self,
-        lengths: &Lengths<'_>,
-        version: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) {
-        let named = match version {
-            Version::Paged => lengths.keys.len() as i64,
-            Version::Packed | Version::Prefix => total(lengths.rows),
-        };
-        lint!(report, named == lengths.tokens, ROWS, lengths.tokens, named);
-        if version == Version::Packed && self.skips_tiles(target) {
-            let mut pairs = lengths.rows.iter().zip(lengths.keys);
-            if let Some((rows, keys)) = pairs.find(|(rows, keys)| rows != keys) {
-                let given = format_args!("{rows} rows and {keys} keys");
-                report(SKIPPED_KEYS.broken(given, format_args!("{rows} keys")));
-            }
-        }
     }
 
     /// Number of key heads.
@@ -467,9 +362,14 @@ fn size(size: i64) -> usize {
     usize::try_from(size).unwrap_or(0)
 }
 
-/// The sum of lengths.
-fn total(lens: &[i64]) -> i64 {
-    lens.iter().copied().fold(0, i64::saturating_add)
+/// The mode by which rows see keys; of a square that of a triangle.
+fn mode_of(mask: MaskUse, version: Version) -> SparseMode {
+    match (mask, version) {
+        (MaskUse::Compressed, Version::Prefix) => SparseMode::RightDownCausal,
+        (MaskUse::Compressed, _) => SparseMode::LeftUpCausal,
+        (MaskUse::None, _) => SparseMode::DefaultMask,
+        _ => SparseMode::AllMask,
+    }
 }
 
 /// The ends of sequences of these lengths.
