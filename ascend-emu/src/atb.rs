@@ -67,13 +67,10 @@ pub enum Keys {
 pub enum Mask {
     /// There is none.
     None,
-    /// Numbers for rows and keys.
-    Full {
-        /// Whether they hide later keys (`isTriuMask`): then a square of 128 rows may stand for all of them.
-        triangle: bool,
-    },
-    /// A square of the triangle that hides later keys, which stands for all of it.
-    Triangle,
+    /// Numbers for rows and keys (`MASK_TYPE_NORM`).
+    Full,
+    /// A square of 128 rows and keys (`MASK_TYPE_NORM_COMPRESS`).
+    Compressed,
 }
 
 /// Heads and scale of attention.
@@ -85,6 +82,24 @@ pub struct Heads {
     pub key: i32,
     /// `qkScale`: factor of the scores.
     pub scale: f32,
+}
+
+impl Keys {
+    fn version(self) -> attention::Version {
+        match self {
+            Keys::Packed => attention::Version::Packed,
+            Keys::Cached => attention::Version::Prefix,
+        }
+    }
+}
+
+/// Parameters that no emulated operator computes with, and that some refuse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherParameters {
+    /// Whether `outDataType` is not -1.
+    pub output: bool,
+    /// Whether `clampMin` or `clampMax` is not 0.
+    pub clamped: bool,
 }
 
 /// An operator with its parameters.
@@ -107,6 +122,8 @@ pub enum Operation {
         keys: Keys,
         /// The mask.
         mask: Mask,
+        /// Whether keys far behind a row are skipped, and a mask of 128 keys is a square for all rows (`isTriuMask`).
+        triangle: bool,
         /// Whether the kernel of high precision computes (`KERNELTYPE_HIGH_PRECISION`).
         precise: bool,
     },
@@ -120,6 +137,44 @@ impl Operation {
             Operation::ReshapeAndCache { .. } => "ReshapeAndCacheOperation",
             Operation::SelfAttention { .. } => attention::Version::Packed.symbol(),
         }
+    }
+
+    /// Checks what ATB checks when an operation is made; `other` are the parameters without effect on what the
+    /// emulated operators compute.
+    ///
+    /// # Errors
+    /// Why ATB makes no such operation.
+    pub fn check(&self, other: OtherParameters) -> Result<(), Refusal> {
+        let (version, heads, masked, triangle, precise) = match *self {
+            Operation::ReshapeAndCache { keys_alone, .. } => {
+                return called(self.name(), || check_siso(self.name(), keys_alone));
+            }
+            Operation::PagedAttention(heads) => {
+                (attention::Version::Paged, heads, false, false, false)
+            }
+            Operation::SelfAttention {
+                heads,
+                keys,
+                mask,
+                triangle,
+                precise,
+            } => (keys.version(), heads, mask != Mask::None, triangle, precise),
+        };
+        let parameters = attention::OperationParameters {
+            version,
+            heads: heads.query,
+            kv_heads: heads.key,
+            scale: heads.scale,
+            masked,
+            triangle,
+            precise,
+            other_output: other.output,
+            clamped: other.clamped,
+        };
+        called(self.name(), || {
+            let checked = parameters.check(context::machine().target);
+            checked.map_err(|why| of_operator(self.name(), why.into()))
+        })
     }
 
     /// Number of input tensors.
@@ -211,42 +266,63 @@ impl Operation {
                 heads,
                 keys,
                 mask,
+                triangle,
                 precise,
             } => {
-                let [query, key, value, ref rest @ ..] = *inputs else {
-                    return Err(uncounted(name));
+                let arguments = attention::Arguments {
+                    triangle,
+                    precise,
+                    compressed: mask == Mask::Compressed,
+                    ..self_attention(name, (heads, keys, mask), inputs, outputs)?
                 };
-                let mut given = of_heads(name, heads, [query, key, value], outputs)?;
-                let mut rest = rest.iter();
-                let mut next = || rest.next().ok_or_else(|| uncounted(name));
-                if keys == Keys::Cached {
-                    given.block_table = Some(next()?.described(name, "blockTables")?);
-                }
-                if mask != Mask::None {
-                    given.mask = Some(next()?.described(name, "mask")?);
-                }
-                given.triangle = mask == Mask::Full { triangle: true };
-                given.compressed = mask == Mask::Triangle;
-                given.times_lowest = query.dtype == DType::Bf16.acl() || precise;
-                let lengths = next()?;
-                let all = lengths.lengths(name, "seqLen")?;
-                let (own, keys_of) = match (keys, lengths.shape) {
-                    (Keys::Cached, _) => (all, next()?.lengths(name, "kvSeqLen")?),
-                    (Keys::Packed, &[2, _]) => {
-                        let (own, keys_of) = all.split_at(all.len() / 2);
-                        (own.to_vec(), keys_of.to_vec())
-                    }
-                    (Keys::Packed, _) => (all.clone(), all),
-                };
-                given.seq_len = Some(own);
-                given.context_lens = Some(keys_of);
-                let version = match keys {
-                    Keys::Packed => attention::Version::Packed,
-                    Keys::Cached => attention::Version::Prefix,
-                };
-                attend(version, given)
+                attend(keys.version(), arguments)
             }
         }
+    }
+}
+
+/// The arguments of SelfAttention that are tensors, and its heads.
+fn self_attention(
+    name: &'static str,
+    (heads, keys, mask): (Heads, Keys, Mask),
+    inputs: &[Tensor<'_>],
+    outputs: &[Tensor<'_>],
+) -> Outcome<attention::Arguments<DescribedTensor>> {
+    let [query, key, value, ref rest @ ..] = *inputs else {
+        return Err(uncounted(name));
+    };
+    let mut arguments = of_heads(name, heads, [query, key, value], outputs)?;
+    let mut rest = rest.iter();
+    let mut next = || rest.next().ok_or_else(|| uncounted(name));
+    if keys == Keys::Cached {
+        arguments.block_table = Some(next()?.described(name, "blockTables")?);
+    }
+    if mask != Mask::None {
+        arguments.mask = Some(next()?.described(name, "mask")?);
+    }
+    let lengths = next()?;
+    let all = lengths.lengths(name, "seqLen")?;
+    let (row_lens, key_lens) = match (keys, lengths.shape) {
+        (Keys::Cached, _) => (all, next()?.lengths(name, "kvSeqLen")?),
+        (Keys::Packed, &[2, _]) => {
+            let (row_lens, key_lens) = all.split_at(all.len() / 2);
+            (row_lens.to_vec(), key_lens.to_vec())
+        }
+        (Keys::Packed, _) => (all.clone(), all),
+    };
+    arguments.seq_len = Some(row_lens);
+    arguments.context_lens = Some(key_lens);
+    Ok(arguments)
+}
+
+/// Checks that a product writes caches of keys alone.
+fn check_siso(name: &str, keys_alone: bool) -> Outcome<()> {
+    match context::machine().target.soc {
+        soc @ (Soc::AtlasInference | Soc::AtlasTraining) if keys_alone => Err(failure!(
+            INVALID_PARAM,
+            "{name}: kvCacheCfg: given 1 on {soc}, allowed: 0 and 2; Atlas A2, A3 and Ascend 950 take keys alone"
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -28,9 +28,10 @@ macro_rules! described {
 
 for_each_operator! { described }
 
-/// Every rule and lint of every operator.
+/// Every rule and lint of every operator, and of ATB's attention, which is no operator of `aclnn`.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
-    EVERY.iter().flat_map(|operator| (operator.rules)())
+    let atb = crate::ops::atb_attention::rules::RULES.iter().copied();
+    (EVERY.iter().flat_map(|operator| (operator.rules)())).chain(atb)
 }
 
 /// Whether the libraries of a release export a function. The answer is true for functions of no operator, and, for

@@ -148,8 +148,8 @@ def packed_sequences_without_a_mask(dtype):
 
 @case(dtype=HALVES, dim=[64, 128])
 def rows_after_a_prefix(dtype, dim):
-    """Keys in a cache, and a square of 128 rows that stands for the whole triangle."""
-    batch = Batch([17, 130, 1], [145, 130, 31], 8, 2, dim, dtype=dtype)
+    """A multiple of 128 keys before the rows, and a square of 128 rows that stands for the whole triangle."""
+    batch = Batch([17, 130, 1], [145, 130, 257], 8, 2, dim, dtype=dtype)
     cache, query = Cache(batch), npu(packed(batch.query).flatten(1))
     mask = torch.triu(torch.ones(128, 128), 1).mul(hiding(dtype)[0]).to(dtype)
     out = empty(query)

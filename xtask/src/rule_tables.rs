@@ -30,13 +30,16 @@ pub(crate) fn sections() -> String {
     text
 }
 
-/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`. Conditions of
-/// the library are about none.
+/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`; one name for the
+/// operators of ATB. Conditions of the library are about none.
 pub(crate) fn operator_name(rule: &Rule) -> String {
     let Some(since) = rule.since else {
         return "The library".to_owned();
     };
-    let name = since.symbol().trim_start_matches("aclnn");
+    let name = since.symbol();
+    let Some(name) = name.strip_prefix("aclnn") else {
+        return "Attention of ATB".to_owned();
+    };
     let name = name.trim_end_matches(|c: char| c.is_ascii_digit());
     name.trim_end_matches('V').replace("VarLen", "")
 }

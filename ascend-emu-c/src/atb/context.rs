@@ -21,7 +21,8 @@ pub(super) struct Context {
     pub(super) stream: AtomicPtr<c_void>,
 }
 
-/// The virtual functions of `atb::Context`. Clients of older releases know the first four beside the destructors.
+/// The virtual functions of `atb::Context`, whose first argument is the object that has this table. Clients of older
+/// releases know the first four beside the destructors.
 #[repr(C)]
 struct ContextTable {
     destroy: unsafe extern "C" fn(*mut Context),
@@ -54,18 +55,21 @@ static CONTEXT: ContextTable = ContextTable {
 };
 
 unsafe extern "C" fn delete_context(context: *mut Context) {
-    // SAFETY: the client gives back an object that `CreateContext` made.
+    // SAFETY: the client gives back, once, an object that `CreateContext` made by `Box`; it does not use
+    // it afterwards.
     drop(unsafe { Box::from_raw(context) });
 }
 
 unsafe extern "C" fn set_execute_stream(context: *mut Context, stream: *mut c_void) -> Status {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of a context that `CreateContext` made and that it has not given
+    // back; what changes in it is atomic.
     unsafe { &*context }.stream.store(stream, Ordering::Relaxed);
     NO_ERROR
 }
 
 unsafe extern "C" fn execute_stream(context: *const Context) -> *mut c_void {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of a context that `CreateContext` made and that it has not given
+    // back; what changes in it is atomic.
     unsafe { &*context }.stream.load(Ordering::Relaxed)
 }
 
@@ -79,12 +83,13 @@ unsafe extern "C" fn async_tiling_copy_status(_: *const Context) -> bool {
 }
 
 unsafe extern "C" fn set_execute_streams(context: *mut Context, streams: *const Streams) -> Status {
-    // SAFETY: the client gives a vector of its own.
+    // SAFETY: the reference of the C++ function is a whole `std::vector`, which nobody changes during the call.
     let Some(Streams { first, end, .. }) = (unsafe { streams.as_ref() }) else {
         return INVALID_PARAM;
     };
     match end.addr().wrapping_sub(first.addr()) / size_of::<*mut c_void>() {
-        // SAFETY: the vector has one stream, and the object is the client's.
+        // SAFETY: the elements between both pointers of a vector may be read, and there is one; the object is the one
+        // whose table the client took this function from.
         1 => unsafe { set_execute_stream(context, **first) },
         given => {
             let message = format!("streams: given {given} are not emulated; allowed: 1");
@@ -94,11 +99,12 @@ unsafe extern "C" fn set_execute_streams(context: *mut Context, streams: *const 
 }
 
 unsafe extern "C" fn execute_streams(context: *mut Context) -> Streams {
-    // SAFETY: a size of more than 0.
+    // SAFETY: `malloc` may be called with any size.
     let memory = unsafe { malloc(size_of::<*mut c_void>()) }.cast::<*mut c_void>();
     let mut end = memory;
     if !memory.is_null() {
-        // SAFETY: the memory has room for one stream, and the object is the client's.
+        // SAFETY: `malloc` gave room for one pointer, aligned for every type; the object is the one whose table the
+        // client took this function from.
         unsafe { memory.write(execute_stream(context)) };
         end = memory.wrapping_add(1);
     }
@@ -139,7 +145,7 @@ unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
         table: &CONTEXT,
         stream: AtomicPtr::new(ptr::null_mut()),
     });
-    // SAFETY: the client's promise.
+    // SAFETY: the caller promises that a pointer that is not null is valid for writing.
     unsafe { context.write(Box::into_raw(made)) };
     NO_ERROR
 }
@@ -149,11 +155,11 @@ unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
 /// # Safety
 ///
 /// `context` is null, or an object of `CreateContext` that was not given back.
-// SAFETY: as for `CreateContext`.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb14DestroyContextEPNS_7ContextE")]
 unsafe extern "C" fn destroy_context(context: *mut Context) -> Status {
     if !context.is_null() {
-        // SAFETY: the client's promise.
+        // SAFETY: the caller promises an object of `CreateContext` that was not given back.
         unsafe { delete_context(context) };
     }
     NO_ERROR

@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::operation::{COperation, make};
-use ascend_emu::atb::{Heads, Keys, Mask, Operation, Refusal, refused};
+use ascend_emu::atb::{Heads, Keys, Mask, Operation, OtherParameters, Refusal, refused};
 use std::ffi::c_void;
 
 /// `atb::infer::PagedAttentionParam`.
@@ -82,12 +82,31 @@ fn only<const N: usize>(
     }
 }
 
+/// Refuses reserved bytes other than 0, as ATB does: a newer client may mean something by them.
+fn reserved(name: &'static str, bytes: &[u8]) -> Result<(), Refusal> {
+    match bytes.iter().all(|byte| *byte == 0) {
+        true => Ok(()),
+        false => Err(refused(name, "rsv: given other bytes than 0, allowed: 0")),
+    }
+}
+
+/// Refuses a scale of queries that has an effect.
+fn plain_query_scale(name: &'static str, given: f32, allowed: &[f32]) -> Result<(), Refusal> {
+    if allowed.contains(&given) {
+        return Ok(());
+    }
+    let message = format!("qScale: given {given} is not emulated; allowed: {allowed:?}");
+    Err(refused(name, &message))
+}
+
 fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
     let operation = Operation::PagedAttention(Heads {
         query: param.head_num,
         key: param.kv_head_num,
         scale: param.qk_scale,
     });
+    reserved(operation.name(), &param.reserved)?;
+    operation.check(OtherParameters::default())?;
     only(
         operation.name(),
         [
@@ -105,13 +124,7 @@ fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
             ("mlaVHeadSize", param.mla_v_head_size.into(), &[0]),
         ],
     )?;
-    if param.q_scale != 0.0 && param.q_scale != 1.0 {
-        let message = format!(
-            "qScale: given {} is not emulated; allowed: 0 and 1",
-            param.q_scale
-        );
-        return Err(refused(operation.name(), &message));
-    }
+    plain_query_scale(operation.name(), param.q_scale, &[0.0, 1.0])?;
     Ok(operation)
 }
 
@@ -119,14 +132,15 @@ fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
 ///
 /// # Safety
 ///
-/// `param` is a reference, and `operation` null or valid for writing.
-// SAFETY: as for `CreateContext`.
+/// `param` is a reference to a parameter object of ATB's layout, and `operation` null or valid for writing.
+// SAFETY: the mangled name has ATB's operator and parameters, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer19PagedAttentionParamEEEiRKT_PPNS_9OperationE")]
 unsafe extern "C" fn create_paged_attention(
     param: *const PagedAttentionParam,
     operation: *mut *mut COperation,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `param` is a reference to a whole parameter object of this layout, which is
+    // only read here, and that `operation` is null or valid for writing.
     unsafe { make(paged_attention(&*param), operation) }
 }
 
@@ -135,6 +149,8 @@ fn reshape_and_cache(param: &ReshapeAndCacheParam) -> Result<Operation, Refusal>
         keys_alone: param.kv_cache_cfg == 1,
         nz: param.kv_cache_cfg == 2,
     };
+    reserved(operation.name(), &param.reserved)?;
+    operation.check(OtherParameters::default())?;
     only(
         operation.name(),
         [
@@ -150,13 +166,14 @@ fn reshape_and_cache(param: &ReshapeAndCacheParam) -> Result<Operation, Refusal>
 /// # Safety
 ///
 /// As for [`create_paged_attention`].
-// SAFETY: as for `CreateContext`.
+// SAFETY: the mangled name has ATB's operator and parameters, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer20ReshapeAndCacheParamEEEiRKT_PPNS_9OperationE")]
 unsafe extern "C" fn create_reshape_and_cache(
     param: *const ReshapeAndCacheParam,
     operation: *mut *mut COperation,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `param` is a reference to a whole parameter object of this layout, which is
+    // only read here, and that `operation` is null or valid for writing.
     unsafe { make(reshape_and_cache(&*param), operation) }
 }
 
@@ -164,6 +181,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
     const PREFIX_ENCODER: i32 = 4;
     const MASK_NORM: i32 = 1;
     const MASK_NORM_COMPRESS: i32 = 3;
+    const ACL_DT_UNDEFINED: i32 = -1;
     let keys = match param.calc_type {
         PREFIX_ENCODER => Keys::Cached,
         _ => Keys::Packed,
@@ -176,14 +194,26 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         },
         keys,
         mask: match param.mask_type {
-            MASK_NORM => Mask::Full {
-                triangle: param.is_triu_mask == 1,
-            },
-            MASK_NORM_COMPRESS => Mask::Triangle,
+            MASK_NORM => Mask::Full,
+            MASK_NORM_COMPRESS => Mask::Compressed,
             _ => Mask::None,
         },
+        triangle: param.is_triu_mask == 1,
         precise: param.kernel_type == 1,
     };
+    reserved(operation.name(), &param.reserved)?;
+    // Operations of other kinds, and other masks, have other conditions.
+    only(
+        operation.name(),
+        [
+            ("calcType", param.calc_type.into(), &[3, 4]),
+            ("maskType", param.mask_type.into(), &[0, 1, 3]),
+        ],
+    )?;
+    operation.check(OtherParameters {
+        output: param.out_data_type != ACL_DT_UNDEFINED,
+        clamped: param.clamp_min != 0.0 || param.clamp_max != 0.0,
+    })?;
     let masks: &[i64] = match keys {
         Keys::Packed => &[0, 1, 3],
         Keys::Cached => &[3],
@@ -191,7 +221,6 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
     only(
         operation.name(),
         [
-            ("calcType", param.calc_type.into(), &[3, 4]),
             ("quantType", param.quant_type.into(), &[0]),
             (
                 "batchRunStatusEnable",
@@ -210,13 +239,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
             ("windowSize", param.window_size.into(), &[0]),
         ],
     )?;
-    if param.q_scale != 1.0 {
-        let message = format!(
-            "qScale: given {} is not emulated; allowed: 1",
-            param.q_scale
-        );
-        return Err(refused(operation.name(), &message));
-    }
+    plain_query_scale(operation.name(), param.q_scale, &[1.0])?;
     Ok(operation)
 }
 
@@ -225,20 +248,21 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
 /// # Safety
 ///
 /// As for [`create_paged_attention`].
-// SAFETY: as for `CreateContext`.
+// SAFETY: the mangled name has ATB's operator and parameters, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb15CreateOperationINS_5infer18SelfAttentionParamEEEiRKT_PPNS_9OperationE")]
 unsafe extern "C" fn create_self_attention(
     param: *const SelfAttentionParam,
     operation: *mut *mut COperation,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `param` is a reference to a whole parameter object of this layout, which is
+    // only read here, and that `operation` is null or valid for writing.
     unsafe { make(self_attention(&*param), operation) }
 }
 
 macro_rules! not_emulated {
     ($($symbol:literal $function:ident $name:literal;)*) => {$(
         /// `atb::CreateOperation` of an operator that is not emulated.
-        // SAFETY: as for `CreateContext`.
+        // SAFETY: the mangled name is of an operator that nothing else in this shared library defines.
         #[unsafe(export_name = $symbol)]
         extern "C" fn $function(_: *const c_void, _: *mut *mut c_void) -> Status {
             refused($name, "the operator is not emulated").status
@@ -253,4 +277,65 @@ not_emulated! {
     "_ZN3atb15CreateOperationINS_5infer14GroupTopkParamEEEiRKT_PPNS_9OperationE" create_group_topk
         "GroupTopkOperation";
     "_ZN3atb15CreateOperationINS_5infer9RopeParamEEEiRKT_PPNS_9OperationE" create_rope "RopeOperation";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut SelfAttentionParam);
+
+    fn plain() -> SelfAttentionParam {
+        SelfAttentionParam {
+            quant_type: 0,
+            out_data_type: -1,
+            head_num: 8,
+            kv_head_num: 2,
+            q_scale: 1.0,
+            qk_scale: 1.0,
+            batch_run_status_enable: 0,
+            is_triu_mask: 1,
+            calc_type: 4,
+            kernel_type: 1,
+            clamp_type: 0,
+            clamp_min: 0.0,
+            clamp_max: 0.0,
+            mask_type: 3,
+            kvcache_cfg: 0,
+            scale_type: 0,
+            input_layout: 0,
+            mla_v_head_size: 0,
+            cache_type: 0,
+            window_size: 0,
+            reserved: [0; 64],
+        }
+    }
+
+    #[test]
+    fn operations_that_atb_refuses_are_not_made() {
+        assert!(self_attention(&plain()).is_ok());
+        let changes: [(Change, &str); 11] = [
+            (|param| param.head_num = 0, "atb.heads"),
+            (|param| param.kv_head_num = -1, "atb.heads"),
+            (|param| param.is_triu_mask = 0, "atb.prefix"),
+            (|param| param.kernel_type = 0, "atb.prefix"),
+            (|param| param.clamp_max = 1.0, "atb.prefix"),
+            (|param| param.out_data_type = 1, "atb.prefix"),
+            (|param| param.clamp_type = 1, "clampType: given 1"),
+            (|param| param.mask_type = 1, "maskType: given 1"),
+            (|param| param.mask_type = 0, "atb.triangle"),
+            (|param| param.reserved[63] = 1, "rsv"),
+            (
+                |param| (param.calc_type, param.mask_type) = (3, 0),
+                "atb.triangle",
+            ),
+        ];
+        for (change, text) in changes {
+            let mut param = plain();
+            change(&mut param);
+            let refusal = self_attention(&param).unwrap_err();
+            assert_eq!(refusal.status, 1, "{}", refusal.message);
+            assert!(refusal.message.contains(text), "{}", refusal.message);
+        }
+    }
 }

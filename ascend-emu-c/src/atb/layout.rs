@@ -62,7 +62,8 @@ impl<T> SVector<T> {
     pub(super) unsafe fn elements(&self) -> &[T] {
         match self.heap.is_null() {
             true => self.storage.get(..self.size).unwrap_or_default(),
-            // SAFETY: the client's promise: the memory behind the pointer has as many elements.
+            // SAFETY: a client's vector that is not in place has its `size` elements behind `heap`, and nobody changes
+            // them while it is borrowed.
             false => unsafe { slice::from_raw_parts(self.heap, self.size) },
         }
     }
@@ -95,7 +96,8 @@ impl CTensor {
             shape: self.shape(),
             address: self.device_data.addr(),
             host: elements.filter(|_| readable).map(|elements| {
-                // SAFETY: the client's promise, for a number of elements that its size of the tensor has room for.
+                // SAFETY: the caller promises that the `data_size` bytes at `host_data` may be read; the elements are
+                // within them, and the address is aligned, as `readable` says.
                 unsafe { slice::from_raw_parts(self.host_data.cast::<i32>(), elements) }
             }),
         }
@@ -120,12 +122,12 @@ impl CString {
             text.push(' ');
         }
         let length = text.len();
-        // SAFETY: a size of more than 0.
+        // SAFETY: `malloc` may be called with any size.
         let memory = unsafe { malloc(length + 1) }.cast::<u8>();
         if memory.is_null() {
             handle_alloc_error(Layout::for_value(text.as_bytes()));
         }
-        // SAFETY: the memory has room for the text and the zero behind it.
+        // SAFETY: `malloc` gave `length + 1` bytes, room for the text and the zero behind it, and they overlap nothing.
         unsafe {
             ptr::copy_nonoverlapping(text.as_ptr(), memory, length);
             memory.add(length).write(0);
@@ -144,10 +146,10 @@ impl CString {
 /// # Safety
 ///
 /// `tensor` is a reference.
-// SAFETY: as for `CreateContext`.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb5Utils13GetTensorSizeERKNS_6TensorE")]
 unsafe extern "C" fn tensor_size(tensor: *const CTensor) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a reference to a tensor, which nobody changes during the call.
     let tensor = unsafe { &*tensor };
     let bytes = ascend_emu::atb::element_bytes(tensor.desc.dtype);
     let elements = tensor.shape().iter().try_fold(1u64, |all, &size| {

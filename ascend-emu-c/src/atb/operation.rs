@@ -20,7 +20,7 @@ pub(super) struct COperation {
     refusal: Mutex<Option<String>>,
 }
 
-/// The virtual functions of `atb::Operation`.
+/// The virtual functions of `atb::Operation`, whose first argument is the object that has this table.
 #[repr(C)]
 struct OperationTable {
     destroy: unsafe extern "C" fn(*mut COperation),
@@ -52,14 +52,16 @@ static OPERATION: OperationTable = OperationTable {
 };
 
 unsafe extern "C" fn delete_operation(operation: *mut COperation) {
-    // SAFETY: the client gives back an object that `CreateOperation` made.
+    // SAFETY: the client gives back, once, an object that `CreateOperation` made by `Box`; it does not use it
+    // afterwards.
     drop(unsafe { Box::from_raw(operation) });
 }
 
 /// The operator's name. PyTorch's extension shows it with nothing else when a set-up is refused: then the reason is
 /// behind it.
 unsafe extern "C" fn name(operation: *const COperation) -> CString {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of an operation that `CreateOperation` made and that it has not
+    // given back; what changes in it is behind a lock.
     let operation = unsafe { &*operation };
     let refusal = operation.refusal.lock();
     match refusal.as_ref().ok().and_then(|refusal| refusal.as_ref()) {
@@ -73,18 +75,21 @@ unsafe extern "C" fn infer_shape(
     _: *const c_void,
     _: *mut c_void,
 ) -> Status {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of an operation that `CreateOperation` made and that it has not
+    // given back; what changes in it is behind a lock.
     let name = unsafe { &*operation }.operation.name();
     refused(name, "InferShape is not emulated").status
 }
 
 unsafe extern "C" fn input_num(operation: *const COperation) -> u32 {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of an operation that `CreateOperation` made and that it has not
+    // given back; what changes in it is behind a lock.
     unsafe { &*operation }.operation.inputs() as u32
 }
 
 unsafe extern "C" fn output_num(operation: *const COperation) -> u32 {
-    // SAFETY: the client calls a function of its object.
+    // SAFETY: the client calls a function of the table of an operation that `CreateOperation` made and that it has not
+    // given back; what changes in it is behind a lock.
     unsafe { &*operation }.operation.outputs() as u32
 }
 
@@ -97,7 +102,8 @@ unsafe fn with_tensors<T>(
     pack: &VariantPack,
     body: impl FnOnce(&[Tensor<'_>], &[Tensor<'_>]) -> T,
 ) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pack that a client has made, whose vectors have their elements, and tensors on the
+    // host that may be read for as long as `pack` is borrowed.
     let [inputs, outputs] = [&pack.inputs, &pack.outputs].map(|tensors| unsafe {
         let tensors = tensors.elements().iter();
         tensors.map(|tensor| tensor.given()).collect::<Vec<_>>()
@@ -111,7 +117,8 @@ unsafe extern "C" fn setup(
     workspace_size: *mut u64,
     context: *mut Context,
 ) -> Status {
-    // SAFETY: the client calls a function of its object, with a pack of its own.
+    // SAFETY: as for `name`; the pack, a reference of the C++ function, is whole, and nobody changes it during the
+    // call.
     let (operation, pack) = unsafe { (&*operation, pack.as_ref()) };
     let Some(pack) = pack.filter(|_| !workspace_size.is_null()) else {
         return INVALID_PARAM;
@@ -119,7 +126,7 @@ unsafe extern "C" fn setup(
     if context.is_null() {
         return INVALID_CONTEXT_ADDR;
     }
-    // SAFETY: the client's promise.
+    // SAFETY: the client has made the pack, and `hostData` of its tensors has `dataSize` bytes until the call returns.
     let outcome = unsafe {
         with_tensors(pack, |inputs, outputs| {
             operation.operation.setup(inputs, outputs)
@@ -132,7 +139,7 @@ unsafe extern "C" fn setup(
             .map(|refusal| refusal.message.clone());
     }
     status_of(outcome.map(|bytes| {
-        // SAFETY: not null, so a number of the client's.
+        // SAFETY: a reference of the C++ function, valid for writing; it was found not to be null.
         unsafe { workspace_size.write(bytes) }
     }))
 }
@@ -144,7 +151,7 @@ unsafe extern "C" fn execute(
     workspace_size: u64,
     context: *mut Context,
 ) -> Status {
-    // SAFETY: the client calls a function of its object, with a pack and a context of its own.
+    // SAFETY: as for `setup`; the context is null or one that `CreateContext` made and that is not given back.
     let (operation, pack, context) = unsafe { (&*operation, pack.as_ref(), context.as_ref()) };
     let Some(pack) = pack else {
         return INVALID_PARAM;
@@ -159,7 +166,7 @@ unsafe extern "C" fn execute(
             .operation
             .execute(inputs, outputs, workspace, stream)
     };
-    // SAFETY: the client's promise.
+    // SAFETY: the client has made the pack, and `hostData` of its tensors has `dataSize` bytes until the call returns.
     status_of(unsafe { with_tensors(pack, run) })
 }
 
@@ -168,11 +175,11 @@ unsafe extern "C" fn execute(
 /// # Safety
 ///
 /// `operation` is null, or an object of `CreateOperation` that was not given back.
-// SAFETY: as for `CreateContext`.
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb16DestroyOperationEPNS_9OperationE")]
 unsafe extern "C" fn destroy_operation(operation: *mut COperation) -> Status {
     if !operation.is_null() {
-        // SAFETY: the client's promise.
+        // SAFETY: the caller promises an object of `CreateOperation` that was not given back.
         unsafe { delete_operation(operation) };
     }
     NO_ERROR
@@ -196,7 +203,7 @@ pub(super) unsafe fn make(
             operation: made,
             refusal: Mutex::new(None),
         });
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, so valid for writing, as the caller promises.
         unsafe { operation.write(Box::into_raw(made)) };
     }))
 }

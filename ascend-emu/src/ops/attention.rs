@@ -13,10 +13,12 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
-use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskUse, TensorRole};
+use ascend_spec::attention_problem::{
+    AttentionArguments, AttentionProblem, MaskTensor, MaskUse, TensorRole,
+};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
 use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
-use ascend_spec::{Level, Target, TensorDesc, Violation};
+use ascend_spec::{Level, SparseMode, Target, TensorDesc, Violation};
 use std::ops::Range;
 use std::ptr;
 
@@ -29,12 +31,12 @@ pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     /// Whether a call is launched that breaks a lint by which the device may access memory outside of the tensors.
     const OVERRUNS: bool = false;
 
-    /// The truth values of a mask whose elements are numbers, as the kernels read them: a byte for each.
+    /// The truth values of a mask whose elements are numbers, as the kernels read them.
     ///
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn truth_values(_: &Launch<'_, Attention<Self>>) -> Result<Option<Vec<u8>>, Fault>
+    unsafe fn truth_values(_: &Launch<'_, Attention<Self>>) -> Result<Option<TruthValues>, Fault>
     where
         Self: Sized,
     {
@@ -51,6 +53,13 @@ pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
         Self: Sized,
     {
     }
+}
+
+/// A mask of numbers as one of truth values, a byte for each: any but 0 hides.
+pub(crate) struct TruthValues {
+    pub(super) values: Vec<u8>,
+    /// Where the values for rows and keys are.
+    pub(super) places: MaskTensor,
 }
 
 /// Bytes of each tensor that a launch touches, from the tensor's base address.
@@ -187,9 +196,15 @@ impl<A: AttentionCall> Attention<A> {
             }
         }
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this.
-        if let Some(values) = unsafe { A::truth_values(launch) }? {
+        let truth = unsafe { A::truth_values(launch) }?;
+        let masked = truth.map(|TruthValues { values, places }| {
             copies.push((TensorRole::Mask, values));
-        }
+            let mut problem = problem.clone();
+            problem.mask = MaskUse::Full(places);
+            problem.mode = SparseMode::AllMask;
+            problem
+        });
+        let problem = masked.as_ref().unwrap_or(problem);
         let copy_addresses: Vec<(TensorRole, *mut u8)> = copies
             .iter_mut()
             .map(|(role, copy)| (*role, copy.as_mut_ptr()))

@@ -2,14 +2,15 @@
 
 use crate::bench::*;
 use crate::flash_family::call::on_chip;
+use ascend_emu::abi::aclrtSynchronizeStream;
 use ascend_emu::atb::{Heads, Keys, Mask, Operation, Refusal, Tensor};
 use half::f16;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-const FLOAT16: i32 = 1;
+pub(crate) const FLOAT16: i32 = 1;
 const INT32: i32 = 3;
-const ND: i32 = 2;
+pub(crate) const ND: i32 = 2;
 const FRACTAL_NZ: i32 = 29;
 const HEADS: Heads = Heads {
     query: 4,
@@ -18,7 +19,7 @@ const HEADS: Heads = Heads {
 };
 const WORKSPACE: usize = 16 << 20;
 
-fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void) -> Tensor<'_> {
+pub(crate) fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void) -> Tensor<'_> {
     Tensor {
         dtype,
         format,
@@ -28,22 +29,31 @@ fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void) -> Tensor<
     }
 }
 
-fn on_host<'a>(shape: &'a [i64], values: &'a [i32]) -> Tensor<'a> {
+pub(crate) fn on_host<'a>(shape: &'a [i64], values: &'a [i32]) -> Tensor<'a> {
     Tensor {
         host: Some(values),
         ..on_device(INT32, ND, shape, null_mut())
     }
 }
 
-fn run(operation: Operation, inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]) -> Result<(), Refusal> {
+pub(crate) fn run(
+    operation: Operation,
+    inputs: &[Tensor<'_>],
+    outputs: &[Tensor<'_>],
+) -> Result<(), Refusal> {
     let bytes = operation.setup(inputs, outputs)?;
     assert!(bytes <= WORKSPACE as u64);
     let (workspace, stream) = (malloc(WORKSPACE), stream());
     let queued = operation.execute(inputs, outputs, (workspace, bytes), stream);
-    sync(stream);
+    // SAFETY: the stream is one that was made here.
+    let synced = unsafe { aclrtSynchronizeStream(stream) };
+    let failed = Refusal {
+        status: synced,
+        message: message(),
+    };
     destroy(stream);
     free(workspace);
-    queued
+    queued.and(if synced == 0 { Ok(()) } else { Err(failed) })
 }
 
 /// Three tokens of two heads of 32 elements, in blocks of 16 tokens: slots 17 to 19, which the second block has.
@@ -187,11 +197,12 @@ fn refused_calls_have_the_statuses_of_atb() {
         heads: Heads { key: 4, ..HEADS },
         keys: Keys::Packed,
         mask,
+        triangle: false,
         precise: false,
     };
     let length = [2];
     let lens = on_host(&[1], &length);
-    let full = Mask::Full { triangle: false };
+    let full = Mask::Full;
     fails(
         packed(full),
         &[query, query, query, half(&[1, 1]), lens],
@@ -199,7 +210,7 @@ fn refused_calls_have_the_statuses_of_atb() {
         "atb.mask",
     );
     fails(
-        packed(Mask::Triangle),
+        packed(Mask::Compressed),
         &[query, query, query, half(&[2, 2]), lens],
         8,
         "atb.mask",

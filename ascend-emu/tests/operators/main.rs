@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod atb;
+mod atb_masks;
 mod batch_mat_mul;
 mod flash_family;
 mod garbage;

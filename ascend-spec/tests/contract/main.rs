@@ -7,6 +7,7 @@
     reason = "helpers of tests end them by a panic"
 )]
 
+mod atb;
 mod batch_mat_mul;
 mod corners;
 mod facts;

@@ -3,6 +3,11 @@
 /// A reason, and the rules that it is that of.
 pub(super) const WORDS: &[(&str, &str)] = &[
     (
+        "ATB's operations are no calls of `aclnn`, whose arguments a fix changes",
+        "atb.dtype atb.format atb.given atb.head_size atb.heads atb.keys atb.length_pairs atb.lengths atb.mask atb.prefix \
+         atb.product atb.query atb.rows atb.scale atb.skipped_keys atb.squares atb.table atb.triangle",
+    ),
+    (
         "another entry point, product or release is needed",
         "batch_mat_mul.cube_math_type batch_mat_mul.ignored_cube_math_type batch_mat_mul.product call.entry_point \
          call.product flash.entry_point flash.packed_without_lengths gather.product incre.card_heads \

@@ -11,12 +11,23 @@
 //! `src/kernels/mixkernels`, and `ops_configs/atb_ops_info.ini` for types and formats.
 
 use crate::attention_problem::{
-    AttentionArguments, AttentionProblem, ByteRange, KeyValue, MaskTensor, MaskUse, Pages, Rows,
+    AttentionArguments, AttentionProblem, ByteRange, KeyValue, MaskUse, Pages, Rows,
     SequenceLengths, SmallTensor, TensorRole, Work,
 };
 use crate::operator::{OperatorVersion, versions};
-use crate::rule::{require, rules};
+use crate::rule::require;
 use crate::{DType, Format, Soc, SparseMode, Target, TensorDesc, View, Violation};
+use lengths::{Lengths, PREFIX_STEP};
+use parameters::{check_heads, check_prefix_product};
+use rules::{DTYPE, FORMAT, GIVEN, HEAD_SIZE, KEYS, QUERY, TABLE};
+
+mod lengths;
+mod mask;
+mod parameters;
+pub mod rules;
+
+pub use mask::{Hiding, Tiles};
+pub use parameters::OperationParameters;
 
 declare_arguments! {
     { "ATB's attention", #[derive(Copy)] AtbCall<'a> }
@@ -31,10 +42,10 @@ declare_arguments! {
     1 { heads: int = 0, Heads, "headNum", "Number of query heads." }
     1 { kv_heads: int = 0, KvHeads, "kvHeadNum", "Number of key heads; 0 stands for `headNum`." }
     1 { scale: float = 1.0, Scale, "qkScale", "Factor of the scores." }
-    1 { triangle: flag = false, Triangle, "isTriuMask", "Whether the mask hides later keys: then a square of 128 rows \
-        may stand for all of it." }
-    1 { compressed: flag = false, Compressed, "maskType", "Whether the mask is such a square." }
-    1 { times_lowest: flag = false, TimesLowest, "kernelType", "Whether mask numbers are multiplied by -3e38." }
+    1 { triangle: flag = false, Triangle, "isTriuMask", "Whether keys far behind a row are skipped; then a square of \
+        128 rows may stand for a mask of longer sequences: see [`Tiles`]." }
+    1 { compressed: flag = false, Compressed, "maskType", "Whether the mask is `[128, 128]` in any case." }
+    1 { precise: flag = false, Precise, "kernelType", "Whether the kernel of high precision computes." }
     1 { out: output, Out, "attnOut", "Output, with the query's shape." }
 }
 
@@ -50,82 +61,6 @@ versions! {
     }
 }
 
-/// The rules of ATB's attention.
-pub mod rules {
-    use super::*;
-
-    rules! {
-        in Scope::ALL;
-        GIVEN = "atb.given", ATB_INVALID_TENSOR_NUM, Paged, "atb_ops_info.ini",
-            "every tensor of the operator is given",
-            "give the tensors in the order of the operator's documents";
-        PRODUCT = "atb.product", ATB_INVALID_PARAM, Paged, "DeviceParamCheck, PrefixEncoderParamCheck",
-            "keys are in a cache and have several query rows (PREFIX_ENCODER) on Atlas A2 and A3 alone",
-            "give PagedAttention one row a sequence, or SelfAttention keys that are in no cache (PA_ENCODER)";
-        DTYPE = "atb.dtype", ATB_INVALID_TENSOR_DTYPE, Paged, "atb_ops_info.ini",
-            "query, key, value, mask and attnOut are of one type, FLOAT16 or BF16, and blockTables is INT32",
-            "convert the tensor";
-        FORMAT = "atb.format", ATB_INVALID_TENSOR_FORMAT, Paged, "atb_ops_info.ini",
-            "tensors are in the format ND, and caches on 310P in FRACTAL_NZ",
-            "convert the tensor to the format";
-        HEADS = "atb.heads", ATB_INVALID_PARAM, Paged, "CommonParamCheck",
-            "headNum is more than 0 and a multiple of kvHeadNum",
-            "give the numbers of heads of the model";
-        QUERY = "atb.query", ATB_INVALID_TENSOR_DIM, Paged, "SetupDimCheck, InferShapePADimCheck",
-            "query has headNum heads and attnOut its tokens, heads and the head dimension of value",
-            "describe the tensor as [tokens, N, D], for SelfAttention perhaps as [tokens, N * D]";
-        KEYS = "atb.keys", ATB_INVALID_TENSOR_DIM, Paged, "KVCacheDimCheck, InferShapePADimCheck",
-            "key and value have kvHeadNum heads, key the head dimension of query, and both have the same tokens or \
-             blocks",
-            "describe keys and values in the order that the operator has on the product";
-        HEAD_SIZE = "atb.head_size", ATB_INVALID_TENSOR_DIM, Paged, "KVCacheDimCheck910B, KVCacheDimCheck310P",
-            "head dimensions are at most 576, and above 256 for caches with blocks of at most 128 tokens; on 310P at \
-             most 256, a multiple of 16, and block size times head dimension at most 16384",
-            "make the blocks smaller, or divide the heads";
-        LENGTHS = "atb.lengths", ATB_INVALID_PARAM, Paged, "BuildFromTensor, kernel tiling",
-            "there is one length for each sequence, none is negative, and their rows are in the tensors",
-            "give lengths that the tensors hold";
-        TABLE = "atb.table", ATB_INVALID_TENSOR_DIM, Paged, "PagedAttention documentation, blockTables",
-            "blockTables is [sequences, blocks], and a row names the blocks of all keys of its sequence",
-            "give each sequence a row with all its blocks";
-        MASK = "atb.mask", ATB_INVALID_TENSOR_DIM, Paged, "kernel tiling, CheckNdMask",
-            "a mask is [S, S] or [sequences, S, S] and covers the longest sequence, and one that stands for the whole \
-             triangle is [128, 128]",
-            "make the mask anew for the longest sequence";
-    }
-}
-
-use rules::{DTYPE, FORMAT, GIVEN, HEAD_SIZE, HEADS, KEYS, LENGTHS, MASK, PRODUCT, QUERY, TABLE};
-
-/// What a number in a mask does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hiding {
-    /// Shows the key.
-    Shows,
-    /// Hides the key.
-    Hides,
-    /// Changes its weight otherwise, which the emulation does not compute.
-    Weighs,
-}
-
-impl Hiding {
-    /// What a number does. The kernels for FLOAT16 add it to the scores; those for BF16, and of high precision,
-    /// multiply it by -3e38 first (`times_lowest`).
-    pub fn of(number: f32, times_lowest: bool) -> Self {
-        let hides = match times_lowest {
-            true => number >= 1.0,
-            false => number <= -10_000.0,
-        };
-        match (number == 0.0, hides) {
-            (true, _) => Hiding::Shows,
-            (_, true) => Hiding::Hides,
-            _ => Hiding::Weighs,
-        }
-    }
-}
-
-/// Side of a mask that stands for the whole triangle.
-const TRIANGLE: i64 = 128;
 /// Elements of a group in an NZ cache.
 const LANES: i64 = 16;
 
@@ -144,39 +79,22 @@ impl AtbCall<'_> {
         &self,
         version: Version,
         target: Target,
+        report: &mut dyn FnMut(Violation),
     ) -> Result<AttentionProblem<'static>, Violation> {
         let query = GIVEN.requires(self.query.as_ref(), "query")?;
         let out = GIVEN.requires(self.out.as_ref(), "attnOut")?;
-        let key = GIVEN.requires(self.key.as_ref(), "key")?;
-        let value = GIVEN.requires(self.value.as_ref(), "value")?;
         let nz = target.soc == Soc::AtlasInference && version != Version::Packed;
-        require!(
-            version != Version::Prefix || matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3),
-            PRODUCT,
-            target.soc,
-            "Atlas A2 and A3",
-        );
+        if version == Version::Prefix {
+            check_prefix_product(target)?;
+        }
         self.described(query.dtype, nz)?;
-        let (heads, kv_heads) = (self.heads, self.key_heads());
-        require!(
-            heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
-            HEADS,
-            format_args!("{heads} and {kv_heads}"),
-            "a multiple of kvHeadNum",
-        );
+        check_heads(self.heads, self.kv_heads)?;
+        let heads = self.heads;
         let (tokens, dim) = packed_rows(query, heads, version).ok_or_else(|| {
             let allowed = format_args!("[tokens, {heads}, D]");
             QUERY.broken(format_args!("query {}", query.shape), allowed)
         })?;
-        let keys = self.keys(key, version, nz)?;
-        let values = self.keys(value, version, nz)?;
-        require!(
-            keys.dim == dim && (keys.count, keys.block) == (values.count, values.block),
-            KEYS,
-            format_args!("key {} and value {}", key.shape, value.shape),
-            format_args!("head dimension {dim}, and the same tokens or blocks"),
-        );
-        check_sizes(&keys, &values, nz)?;
+        let [keys, values] = self.keys_and_values(dim, version, nz)?;
         let width = values.dim;
         require!(
             packed_rows(out, heads, version) == Some((tokens, width)),
@@ -184,41 +102,16 @@ impl AtbCall<'_> {
             format_args!("attnOut {}", out.shape),
             format_args!("{tokens} tokens of {heads} heads of {width}"),
         );
-        let context_lens = GIVEN.requires(self.context_lens, "contextLens")?;
-        let batch = context_lens.len();
-        let packed = version != Version::Paged;
-        let query_lens = match packed {
-            true => self.seq_len.unwrap_or(context_lens),
-            false => &[],
-        };
-        let total = |lens: &[i64]| lens.iter().copied().fold(0, i64::saturating_add);
-        let room = if packed {
-            total(query_lens)
-        } else {
-            batch as i64
-        };
-        let key_room = if keys.block == 0 {
-            total(context_lens)
-        } else {
-            0
-        };
-        let lengths = query_lens.iter().chain(context_lens);
-        require!(
-            (!packed || query_lens.len() == batch)
-                && lengths.copied().all(|len| len >= 0)
-                && room <= tokens
-                && key_room <= keys.count,
-            LENGTHS,
-            format_args!("seqLen {query_lens:?}, contextLens {context_lens:?}"),
-            format_args!("lengths of at least 0, with at most {tokens} query rows in all"),
-        );
+        let lengths = self.lengths(tokens, &keys, version)?;
+        self.check_pairs(&lengths, version, target)?;
         let pages = match keys.block {
             0 => None,
-            block => Some(self.pages(keys.count, block, context_lens)?),
+            block => Some(self.pages(keys.count, block, lengths.keys, version)?),
         };
-        let size = |size: i64| usize::try_from(size).unwrap_or(0);
-        let longest = query_lens.iter().chain(context_lens).copied().max();
-        let mask = self.mask_use(longest.unwrap_or(0), batch)?;
+        let mask = self.mask_use(&lengths, target, report)?;
+        self.lint_lengths(&lengths, version, target, report);
+        let packed = version != Version::Paged;
+        let batch = lengths.keys.len();
         Ok(AttentionProblem {
             work: match batch {
                 0 => Work::Nothing,
@@ -226,7 +119,7 @@ impl AtbCall<'_> {
             },
             batch,
             heads: size(heads),
-            kv_heads: size(kv_heads),
+            kv_heads: size(self.key_heads()),
             query_rows: if packed { size(tokens) } else { 1 },
             key_rows: match &pages {
                 Some(pages) => pages.columns.saturating_mul(pages.block_size),
@@ -237,19 +130,14 @@ impl AtbCall<'_> {
             packed,
             scale: self.scale,
             query_lengths: match packed {
-                true => ends(query_lens),
+                true => ends(lengths.rows),
                 false => SequenceLengths::All,
             },
             key_lengths: match &pages {
-                Some(_) => SequenceLengths::Each(context_lens.to_vec().into()),
-                None => ends(context_lens),
+                Some(_) => SequenceLengths::Each(lengths.keys.to_vec().into()),
+                None => ends(lengths.keys),
             },
-            mode: match (mask, version) {
-                (MaskUse::Compressed, Version::Prefix) => SparseMode::RightDownCausal,
-                (MaskUse::Compressed, _) => SparseMode::LeftUpCausal,
-                (MaskUse::None, _) => SparseMode::DefaultMask,
-                _ => SparseMode::AllMask,
-            },
+            mode: mode_of(mask, version),
             mask,
             mask_described: self.mask.as_ref().and_then(ByteRange::described),
             query: rows(query.dtype, packed, heads, dim),
@@ -265,6 +153,27 @@ impl AtbCall<'_> {
             first_key_rows: size(keys.count),
             ..AttentionProblem::blank(query.dtype)
         })
+    }
+
+    /// The sizes and places of keys and values for queries of a head dimension.
+    fn keys_and_values(
+        &self,
+        dim: i64,
+        version: Version,
+        nz: bool,
+    ) -> Result<[Keys; 2], Violation> {
+        let key = GIVEN.requires(self.key.as_ref(), "key")?;
+        let value = GIVEN.requires(self.value.as_ref(), "value")?;
+        let keys = self.keys(key, version, nz)?;
+        let values = self.keys(value, version, nz)?;
+        require!(
+            keys.dim == dim && (keys.count, keys.block) == (values.count, values.block),
+            KEYS,
+            format_args!("key {} and value {}", key.shape, value.shape),
+            format_args!("head dimension {dim}, and the same tokens or blocks"),
+        );
+        check_sizes(&keys, &values, version, nz)?;
+        Ok([keys, values])
     }
 
     /// Number of key heads.
@@ -344,12 +253,19 @@ impl AtbCall<'_> {
     }
 
     /// The cache's blocks, whose table must have those of all keys.
-    fn pages(&self, blocks: i64, block: i64, context_lens: &[i64]) -> Result<Pages, Violation> {
+    fn pages(
+        &self,
+        blocks: i64,
+        block: i64,
+        context_lens: &[i64],
+        version: Version,
+    ) -> Result<Pages, Violation> {
         let table = GIVEN.requires(self.block_table.as_ref(), "blockTables")?;
-        let size = |size: i64| usize::try_from(size).unwrap_or(0);
         let longest = context_lens.iter().copied().max().unwrap_or(0);
         let holds = |rows: i64, columns: i64| {
-            size(rows) >= context_lens.len() && columns.saturating_mul(block) >= longest
+            let (rows, batch) = (size(rows), context_lens.len());
+            let fits = rows == batch || rows > batch && version != Version::Prefix;
+            fits && columns.saturating_mul(block) >= longest
         };
         match table.shape[..] {
             [rows, columns] if holds(rows, columns) => Ok(Pages {
@@ -369,45 +285,17 @@ impl AtbCall<'_> {
             )),
         }
     }
-
-    /// What the mask is for. A full one is read as one byte for each element, by way of a copy.
-    fn mask_use(&self, longest: i64, batch: usize) -> Result<MaskUse, Violation> {
-        let Some(mask) = &self.mask else {
-            return Ok(MaskUse::None);
-        };
-        let covers = |rows: i64, keys: i64| rows >= longest && keys >= longest;
-        let full = |batch, row| {
-            MaskUse::Full(MaskTensor {
-                offset: 0,
-                batch,
-                row,
-                key: 1,
-            })
-        };
-        match mask.shape[..] {
-            [TRIANGLE, TRIANGLE] if self.triangle || self.compressed => Ok(MaskUse::Compressed),
-            [rows, keys] if !self.compressed && covers(rows, keys) => Ok(full(0, keys)),
-            [sequences, rows, keys]
-                if !self.compressed
-                    && usize::try_from(sequences) == Ok(batch)
-                    && covers(rows, keys) =>
-            {
-                Ok(full(rows.saturating_mul(keys), keys))
-            }
-            _ => {
-                let side = if self.compressed { TRIANGLE } else { longest };
-                Err(MASK.broken(mask.shape, format_args!("[{side}, {side}]")))
-            }
-        }
-    }
 }
 
 /// Checks head dimensions, and sizes of blocks.
-fn check_sizes(keys: &Keys, values: &Keys, nz: bool) -> Result<(), Violation> {
+fn check_sizes(keys: &Keys, values: &Keys, version: Version, nz: bool) -> Result<(), Violation> {
     let (dim, block) = (keys.dim.max(values.dim), keys.block);
-    let holds = match nz {
-        true => dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384,
-        false => dim <= 576 && (dim <= 256 || block <= 128),
+    let holds = match (version, nz) {
+        (Version::Prefix, _) => {
+            keys.dim == values.dim && dim <= 128 && dim % LANES == 0 && block == PREFIX_STEP
+        }
+        (_, true) => dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384,
+        (_, false) => dim <= 576 && (dim <= 256 || block <= 128),
     };
     require!(
         holds,
@@ -469,6 +357,21 @@ fn cached(dtype: DType, heads: i64, block: i64, dim: i64, nz: bool) -> Rows {
     }
 }
 
+/// A size of a tensor that was checked; 0 for what is none.
+fn size(size: i64) -> usize {
+    usize::try_from(size).unwrap_or(0)
+}
+
+/// The mode by which rows see keys; of a square that of a triangle.
+fn mode_of(mask: MaskUse, version: Version) -> SparseMode {
+    match (mask, version) {
+        (MaskUse::Compressed, Version::Prefix) => SparseMode::RightDownCausal,
+        (MaskUse::Compressed, _) => SparseMode::LeftUpCausal,
+        (MaskUse::None, _) => SparseMode::DefaultMask,
+        _ => SparseMode::AllMask,
+    }
+}
+
 /// The ends of sequences of these lengths.
 fn ends(lens: &[i64]) -> SequenceLengths<'static> {
     let mut end = 0i64;
@@ -486,9 +389,9 @@ impl AttentionArguments for Arguments<TensorDesc> {
         &self,
         version: Version,
         target: Target,
-        _: &mut dyn FnMut(Violation),
+        report: &mut dyn FnMut(Violation),
     ) -> Result<Option<AttentionProblem<'static>>, Violation> {
-        self.call().problem(version, target).map(Some)
+        self.call().problem(version, target, report).map(Some)
     }
 
     fn of_role(role: TensorRole) -> Option<Argument> {
