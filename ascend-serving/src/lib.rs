@@ -199,6 +199,9 @@ mod pages {
     #[doc = include_str!("../../docs/src/serving.md")]
     struct Serving;
 
+    #[doc = include_str!("../../docs/src/drafts.md")]
+    struct Drafts;
+
     #[doc = include_str!("../../docs/src/backends.md")]
     struct BackendsPage;
 }
