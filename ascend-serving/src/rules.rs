@@ -41,10 +41,12 @@ ascend_attention::spec::library_rules! {
         "a sequence has the tokens that are asked of it",
         "grow the sequence by its new tokens before the step, and ask for tokens that it still has";
     SEQUENCE_GAP = "sequence.gap",
-        "a step begins where the computed tokens of its sequences end",
+        "a step begins where the computed tokens of its sequences end, and only computed tokens are moved or kept "
+        "as a prefix",
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
     SEQUENCE_COMPUTED = "sequence.computed",
-        "a step computes tokens that no step has computed before, unless the request says so",
+        "a step computes tokens that no step has computed before, unless the request says so, while no other step of its "
+        "sequences is in progress",
         "`grow` the sequence by its new tokens before each step, and make the step's metadata after that; to compute "
         "tokens once more on purpose, as benchmarks do, say `recompute` of the request";
     SEQUENCE_CHANGED = "sequence.changed",
@@ -146,8 +148,8 @@ ascend_attention::spec::library_rules! {
         "a request has more query tokens than drafts",
         "count the last certain token among the query tokens";
     DRAFT_TREE = "draft.tree",
-        "a draft's parent comes before it",
-        "make the tree by one of its functions, parents in front of their children";
+        "a draft's parent comes before it, and tensors and graphs have room for all nodes of a tree",
+        "make the tree by one of its functions, and tensors and captures for its number of nodes";
     DRAFT_INPUTS = "draft.inputs",
         "trees over a cache of latents are verified with absorbed queries and rotary parts, others without",
         "bring the rotary parts as `TreeTensors::query_rope` exactly where the cache has latents";
