@@ -153,7 +153,8 @@ impl StepRows {
             padded,
             padding,
         } = self;
-        let rows = size(tensor, 0);
+        let is_packed = tensor.shape().len() == 3;
+        let rows = if is_packed { size(tensor, 0) } else { padded };
         let least = if padding { padded } else { actual };
         if !(least..=padded).contains(&rows) {
             let dummies = padded.saturating_sub(actual);
@@ -161,16 +162,20 @@ impl StepRows {
                 told(),
                 match padding {
                     true => {
-                        format!("{padded} rows: {actual} of the requests and {dummies} of padding")
+                        format!(
+                            "[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"
+                        )
                     }
                     false => {
-                        format!("{actual} rows of the requests, and up to {dummies} of padding")
+                        format!(
+                            "[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding"
+                        )
                     }
                 },
             ));
         }
         let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
-        if tensor.shape().len() != 3 || size(tensor, 1) != heads || other_dim {
+        if !is_packed || size(tensor, 1) != heads || other_dim {
             let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
             return Err(Violation::new(
                 &rules::STEP_HEADS,

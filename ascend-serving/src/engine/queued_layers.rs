@@ -112,11 +112,12 @@ impl QueuedLayers {
         if self.missing == 0 {
             return Ok(());
         }
-        let again = match self.progress.is_empty() {
-            true => "begin the step again and queue every layer",
-            false => {
+        let again = match self.progress.iter().any(StepProgress::writes) {
+            false => "begin the step again and queue every layer",
+            true => {
                 "begin the step again with the same metadata and queue every layer: its tokens do not count as computed \
-                 until then"
+                 until then; where its sequences have changed since, make metadata of all their tokens that are not \
+                 computed"
             }
         };
         Err(Violation::new(

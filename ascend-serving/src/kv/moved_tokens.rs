@@ -99,6 +99,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
@@ -129,6 +130,15 @@ impl<T: Element> PagedKvCache<T> {
         }
         if let Some(block) = sequence.uncopied_in(Some(self.entry())) {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
+        }
+        if self.entry().has_open_step(sequence.stamp()) {
+            return Err(Violation::new(
+                &rules::SEQUENCE_COMPUTED,
+                "tokens to move of a sequence of which a step is in progress",
+                "tokens that no step in progress reads",
+                "queue all layers of the step in progress, or drop it, before tokens of its sequences are moved",
+            )
+            .into());
         }
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());

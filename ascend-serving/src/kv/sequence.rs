@@ -111,10 +111,10 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         &rules::BLOCK_UNCOPIED,
         given,
         "blocks whose copies were queued, in the order of the growths",
-        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step; where \
-         another cache of the pool made the growth, call `Attention::queue_pending_copies`; where the copies were \
-         dropped, truncate the sequence to a token in front of the block, and grow and compute it \
-         again from there",
+        "pass the `Growth::copies` of the growth to `PagedKvCache::copy_blocks` before the step; where they were \
+         dropped, truncate the sequence to a token before the block, and grow and compute it again from there; where \
+         another cache of the pool made the growth, call `Attention::queue_pending_copies`; `Attention::grow` queues \
+         the copies of its growth itself",
     )
 }
 
@@ -304,6 +304,7 @@ impl Sequence {
             let shared = std::mem::replace(&mut self.row[column], own.id());
             self.blocks[column] = Some(own);
             self.written_by_step.retain(|block| block.id() != shared);
+            self.entry.replace_block();
         }
         self.row.extend(new.iter().map(Block::id));
         self.blocks.extend(new.into_iter().map(Some));
@@ -455,12 +456,18 @@ impl Sequence {
         if self.keeps(tokens, tokens) {
             return Ok(());
         }
-        Err(Violation::new(
-            &rules::SEQUENCE_LENGTH,
-            format_args!("{tokens} tokens"),
-            format_args!("0, or {} to {}", self.dropped, self.len),
-            "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens again",
-        ))
+        let (allowed, fix) = match self.dropped {
+            0 => (
+                format!("0 to {}", self.len),
+                "name a number of tokens within these",
+            ),
+            dropped => (
+                format!("0, or {dropped} to {}", self.len),
+                "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens again",
+            ),
+        };
+        let given = format_args!("{tokens} tokens");
+        Err(Violation::new(&rules::SEQUENCE_LENGTH, given, allowed, fix))
     }
 }
 

@@ -109,7 +109,7 @@ impl BlockPool {
             (PadPolicy::DumpSlot(_), Some(_)) => {
                 "choose more blocks, or a small dump slot such as 0: each block up to that of the slot is reserved"
             }
-            _ => "choose another number of blocks",
+            _ => "choose another number of blocks, or another block size",
         };
         if slots.is_none() || reserved >= blocks {
             return Err(Violation::new(

@@ -37,7 +37,8 @@ struct Progress {
     open: u32,
     /// The fewest tokens before a step in progress, whose layers write those behind them.
     before_open: usize,
-    /// The fewest tokens to which the sequence was cut while steps were in progress.
+    /// The fewest tokens to which the sequence was cut while steps were in progress. Where it got another block in place
+    /// of one that they write, the tokens before the steps.
     cut: usize,
     /// The layers that the last step left out, if it left out any.
     missing: Option<Arc<str>>,
@@ -171,7 +172,8 @@ impl ProgressTable {
         }
         // A pool without a cache of this crate has no progress; where several caches share the pool, the least
         // counts.
-        let is_open = self.progress(cache, stamp.place).any(|own| own.open > 0);
+        let open = self.progress(cache, stamp.place).filter(|own| own.open > 0);
+        let before_open = open.map(|own| own.before_open).min();
         let least = self
             .progress(cache, stamp.place)
             .min_by_key(|progress| progress.computed);
@@ -179,11 +181,12 @@ impl ProgressTable {
             Some(progress) if progress.computed < cached => {
                 Err(missing_tokens(whose, progress, cached, len))
             }
-            Some(_) if cached == len || recompute => Ok(()),
-            Some(progress) if cached < progress.computed => {
+            // A step that only reads may do so beside another one that writes behind what it reads.
+            Some(_) if cached == len && before_open.is_none_or(|before| cached <= before) => Ok(()),
+            Some(progress) if cached < progress.computed && cached < len && !recompute => {
                 Err(computed_tokens(whose, cached, progress.computed, len))
             }
-            Some(_) if is_open => Err(open_tokens(whose, cached, len)),
+            Some(_) if before_open.is_some() => Err(open_tokens(whose, cached, len)),
             _ => Ok(()),
         }
     }
@@ -268,12 +271,13 @@ fn computed_tokens(
 
 #[cold]
 fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation {
+    let tokens = match len - cached {
+        0 => format!("the first {len} tokens"),
+        _ => format!("tokens {cached} to {}", len - 1),
+    };
     Violation::new(
         &rules::SEQUENCE_COMPUTED,
-        format_args!(
-            "tokens {cached} to {} of {whose}, of whose sequence a step is in progress",
-            len - 1
-        ),
+        format_args!("{tokens} of {whose}, of whose sequence a step is in progress"),
         "one step of a sequence at a time",
         "queue all layers of the step in progress, or drop it, before the next step of its sequences begins",
     )
@@ -366,6 +370,15 @@ impl SequenceEntry {
         self.change_to(Some(tokens));
     }
 
+    /// Records that the sequence has another block in place of one that its steps in progress may write, with a copy of
+    /// what was in it: what they write is not the sequence's.
+    pub(in crate::kv) fn replace_block(&mut self) {
+        let mut table = lock(self.pool.progress_table());
+        for progress in table.progress(None, self.stamp.place) {
+            progress.cut = progress.cut.min(progress.before_open);
+        }
+    }
+
     fn change_to(&mut self, tokens: Option<usize>) {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
@@ -424,6 +437,13 @@ impl CacheEntry {
     /// Its pool.
     pub(crate) fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Whether a step of a sequence is in progress in this cache.
+    pub(in crate::kv) fn has_open_step(&self, sequence: SequenceStamp) -> bool {
+        let mut table = lock(self.pool.progress_table());
+        let mut progress = table.progress(Some(self.place), sequence.place);
+        progress.any(|progress| progress.open > 0)
     }
 
     /// The number of first tokens of a sequence that this cache has.
@@ -505,6 +525,11 @@ impl StepProgress {
             ended: false,
             missing: None,
         })
+    }
+
+    /// Whether the step writes tokens, and does not only read.
+    pub(crate) fn writes(&self) -> bool {
+        self.tokens.iter().any(|tokens| tokens.len > tokens.cached)
     }
 
     /// Says that all layers are queued.

@@ -221,3 +221,75 @@ fn tokens_of_a_step_in_progress_are_not_computed_for_forks() {
     engine.step(&metadata, &tokens);
     prefixes.insert(b"", &tokens, &sequence).unwrap();
 }
+
+/// What a step in progress writes to a block is not the sequence's once the sequence has a copy of that block.
+#[test]
+fn a_block_copied_during_a_step_does_not_have_its_tokens() {
+    let mut engine = Engine::new(8);
+    let limits = GraphLimits::new([1], 256);
+    let mut graphs = engine
+        .attention
+        .capture(&engine.stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 3);
+    engine.add(&mut sequence, &tokens);
+    engine.grow(&mut sequence, 1);
+    tokens.push(4);
+    let mut metadata = engine.metadata(&sequence, 1);
+    let stream = engine.stream.device().stream().unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let fork = sequence.fork();
+    engine.grow(&mut sequence, 1);
+    tokens.push(5);
+    engine.stream.synchronize().unwrap();
+    for layer in 0..LAYERS {
+        let [query, key, value] =
+            [0, 1, 2].map(|what| packed::<bf16>(&stream, &[4], layer, what, 1));
+        step.forward(layer, (&query, &key, &value)).unwrap();
+    }
+    step.end().unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!((engine.computed(&sequence), engine.computed(&fork)), (3, 3));
+    let one = engine.metadata(&sequence, 1);
+    assert_eq!(engine.refused(&one, &tokens).rule, &rules::SEQUENCE_GAP);
+    // Its fix.
+    let both = engine.metadata(&sequence, 2);
+    engine.step(&both, &tokens);
+}
+
+/// The later layers of a step in progress would read them.
+#[test]
+fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
+    let mut engine = Engine::new(8);
+    let limits = GraphLimits::new([1], 256);
+    let mut graphs = engine
+        .attention
+        .capture(&engine.stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 3));
+    let again = engine.metadata_again(&sequence, 3);
+    engine.grow(&mut sequence, 1);
+    let mut metadata = engine.metadata(&sequence, 1);
+    let stream = engine.stream.device().stream().unwrap();
+    let step = graphs.begin(&stream, &mut metadata).unwrap();
+    let cache = engine.attention.cache_mut();
+    let moved = cache.move_tokens(&engine.stream, &sequence, [(2, 0)]);
+    assert!(moved.unwrap_err().breaks(&rules::SEQUENCE_COMPUTED));
+    assert_eq!(
+        engine.refused(&again, &names(1, 3)).rule,
+        &rules::SEQUENCE_CHANGED
+    );
+    let again = engine.metadata_again(&sequence, 4);
+    assert_eq!(
+        engine.refused(&again, &names(1, 4)).rule,
+        &rules::SEQUENCE_COMPUTED
+    );
+    drop(step);
+    let cache = engine.attention.cache_mut();
+    cache
+        .move_tokens(&engine.stream, &sequence, [(2, 2)])
+        .unwrap();
+    engine.step(&again, &names(1, 4));
+}
