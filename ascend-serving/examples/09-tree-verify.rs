@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ascend_serving::kv::CacheWrite;
 use ascend_serving::prelude::*;
-use ascend_serving::{TreeTensors, TreeVerification};
+use ascend_serving::{TreeRequest, TreeVerification};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut time = Duration::ZERO;
     let (mut worst, mut rows, mut kept) = (0f64, 0, 0);
-    for step in 1..=4 {
+    for round in 1..=4 {
         // Each node's token: that of the right path, or one that is wrong.
         let drafted: Vec<Vec<u64>> = requests
             .iter()
@@ -68,25 +68,25 @@ fn main() -> Result<(), Box<dyn Error>> {
             .collect();
         let upload = |what, heads| nodes_of(&stream, &drafted, what, heads);
         // The nodes are behind the cached tokens from now on, and the verification reads those in front of them.
-        let lengths = requests.iter().map(|request| request.cached.len());
-        let lengths = PerRequest::new(lengths.collect())?;
         for (request, drafted) in requests.iter_mut().zip(&drafted) {
             store(&stream, &mut cache, &mut request.cached, drafted)?;
         }
-        let rows_of_table: Vec<&[usize]> = requests.iter().map(|r| r.cached.row()).collect();
-        let table = cache.block_table(&stream, &PageTable::from_rows(&rows_of_table)?)?;
-        let tensors = TreeTensors {
-            query: &upload(0, HEADS)?,
-            key: &upload(1, KV_HEADS)?,
-            value: &upload(2, KV_HEADS)?,
-            query_rope: None,
-            cache: cache.layer(0)?,
-            block_table: &table,
-        };
-        let trees = vec![tree.clone(); requests.len()];
-        let plan = TreeVerification::new(shape).plan(&stream, &trees, &lengths, &tensors)?;
+        let verified = requests.iter().map(|request| TreeRequest {
+            sequence: &request.cached,
+            cached: request.tokens.len(),
+            tree: &tree,
+        });
+        let verified: Vec<_> = verified.collect();
+        let verification = TreeVerification::new(shape);
+        let mut step = verification.begin(&stream, &cache, &verified)?;
+        let (query, key, value) = (
+            upload(0, HEADS)?,
+            upload(1, KV_HEADS)?,
+            upload(2, KV_HEADS)?,
+        );
         let begun = Instant::now();
-        let output = plan.launch(&stream, &tensors)?.download(&stream)?;
+        let output = step.forward(0, (&query, &key, &value))?.download(&stream)?;
+        step.end()?;
         time += begun.elapsed();
 
         for (at, (request, drafted)) in requests.iter_mut().zip(&drafted).enumerate() {
@@ -119,7 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let accepted = tree.accept_greedy(drafted, &predicted)?;
             let right: Vec<u64> = accepted.nodes.iter().map(|node| drafted[*node]).collect();
             println!(
-                "step {step}, request {at}: nodes {:?} accepted",
+                "step {round}, request {at}: nodes {:?} accepted",
                 accepted.nodes
             );
             kept += accepted.drafts();

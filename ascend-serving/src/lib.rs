@@ -131,7 +131,7 @@ pub use batch::{
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
     AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits,
-    SampledDrafts, TreePlan, TreeTensors, TreeVerification,
+    SampledDrafts, TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
@@ -143,7 +143,7 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors,
-    TreeGraphStep, TreeGraphs, TreeRequest,
+    TreeGraphStep, TreeGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;

@@ -151,8 +151,10 @@ ascend_attention::spec::library_rules! {
         "a draft's parent comes before it, and tensors and graphs have room for all nodes of a tree",
         "make the tree by one of its functions, and tensors and captures for its number of nodes";
     DRAFT_INPUTS = "draft.inputs",
-        "trees over a cache of latents are verified with absorbed queries and rotary parts, others without",
-        "bring the rotary parts as `TreeTensors::query_rope` exactly where the cache has latents";
+        "trees over a cache of latents are verified with absorbed queries and rotary parts, others without; none with a "
+        "mask or sinks of the layer's own",
+        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed` exactly where the cache has latents, and leave "
+        "masks and sinks out";
     DRAFT_PROBABILITY = "draft.probability",
         "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be "
         "drawn",

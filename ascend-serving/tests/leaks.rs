@@ -23,8 +23,7 @@ use ascend_attention::{
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PageTable,
-    PagedKvCache, Sequence,
+    BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PagedKvCache, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -32,8 +31,8 @@ use ascend_serving::{
     GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
     LayerGroup, LayerInputs, LayerMask, LayerSet, Mla, NamedMask, NamedMaskAttention, PagedDecode,
     Phase, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
-    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeTensors,
-    TreeVerification, TwoFusedCalls, UpProjected,
+    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeVerification,
+    TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -164,25 +163,24 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let tokens = ones(stream, bf16::ONE, [5, 1, DIM])?;
     let write = CacheWrite::plan(&cache, stream, &grown.slots, &tokens, &tokens)?;
     cache.write(stream, &write, 0, &tokens, &tokens)?;
-    let table = PageTable::from_rows(&[sequence.row(), &[0]]).unwrap();
+    cache.mark_computed(&sequence, 5)?;
     let trees = [
         DraftTree::chain(2)?,
         DraftTree::from_parents(&[-1, 0, 0, 1])?,
     ];
-    let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
-    let tensors = TreeTensors {
-        query: &rows(HEADS)?,
-        query_rope: None,
-        key: &rows(1)?,
-        value: &rows(1)?,
-        cache: cache.layer(0)?,
-        block_table: &cache.block_table(stream, &table)?,
-    };
     // The second request has nothing cached.
-    let cached = PerRequest::new(vec![5, 0])?;
+    let empty = Sequence::new(cache.pool());
+    let request = |sequence, tree| TreeRequest {
+        sequence,
+        cached: Sequence::len(sequence),
+        tree,
+    };
+    let requests = [request(&sequence, &trees[0]), request(&empty, &trees[1])];
+    let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
     let verification = TreeVerification::new(shape());
-    let plan = verification.plan(stream, &trees, &cached, &tensors)?;
-    plan.launch(stream, &tensors)?.download(stream)?;
+    let mut step = verification.begin(stream, &cache, &requests)?;
+    let output = step.forward(0, (&rows(HEADS)?, &rows(1)?, &rows(1)?))?;
+    output.download(stream)?;
     Ok(())
 }
 

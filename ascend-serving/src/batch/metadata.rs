@@ -246,9 +246,7 @@ impl AttentionMetadata {
         }
     }
 
-    /// Refuses a step whose sequences gave up blocks since it was made, or share blocks that the step writes. Call it
-    /// after [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later, and before
-    /// [`begin_progress`](Self::begin_progress), which finds sequences that are gone though their blocks are held.
+    /// Refuses a step whose sequences gave up blocks since it was made, or share blocks that the step writes.
     pub(crate) fn check_blocks(&self, pool: &BlockPool) -> Result<(), Violation> {
         let sequences = self.sequences.states.iter();
         let rows = sequences.zip(self.used_blocks()).zip(self.new_and_cached());
@@ -285,9 +283,10 @@ impl AttentionMetadata {
     }
 
     /// Begins to record what the step computes, in one cache of a pool. Call it after
-    /// [`check_blocks`](Self::check_blocks), which checks that the sequences still have their blocks.
+    /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
     ///
     /// # Errors
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
@@ -295,22 +294,31 @@ impl AttentionMetadata {
         &self,
         cache: &Arc<CacheEntry>,
     ) -> Result<StepProgress, Violation> {
-        StepProgress::begin(cache.pool(), Some(cache), self.step_tokens())
+        self.begin_progress_in(cache.pool(), Some(cache))
     }
 
-    /// Begins to record what the step computes in every cache of the sequences' pool, once it is known that the
-    /// sequences have their blocks. Requests without sequences are left out.
+    /// Begins to record what the step computes in every cache of the sequences' pool. Requests without sequences are
+    /// left out.
     ///
     /// # Errors
-    /// As for [`check_blocks`](Self::check_blocks), [`check_copies_queued`](Self::check_copies_queued) and
-    /// [`begin_progress`](Self::begin_progress).
+    /// As for [`begin_progress`](Self::begin_progress) and [`check_copies_queued`](Self::check_copies_queued).
     pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
         let Some(pool) = &self.sequences.pool else {
             return Ok(None);
         };
-        self.check_blocks(pool)?;
+        let progress = self.begin_progress_in(pool, None)?;
         self.check_copies_queued(pool, None)?;
-        StepProgress::begin(pool, None, self.step_tokens()).map(Some)
+        Ok(Some(progress))
+    }
+
+    fn begin_progress_in(
+        &self,
+        pool: &BlockPool,
+        cache: Option<&Arc<CacheEntry>>,
+    ) -> Result<StepProgress, Violation> {
+        // First: the progress finds sequences that are gone though their blocks are held.
+        self.check_blocks(pool)?;
+        StepProgress::begin(pool, cache, self.step_tokens())
     }
 
     /// Refuses a step with blocks whose copies are still to be queued, in a cache of the pool or, without one, in a

@@ -2,6 +2,8 @@
 
 mod custom_mask;
 mod sampled_acceptance;
+mod tree_request;
+mod tree_step;
 mod tree_verification;
 
 use ascend_attention::Violation;
@@ -11,8 +13,12 @@ use crate::rules;
 
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
-pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
-pub(crate) use tree_verification::{TwoCalls, has_no_such_call, tree_mask};
+pub use tree_request::TreeRequest;
+pub(crate) use tree_request::{TreeForm, TreeLengths, begin_reading};
+pub use tree_step::TreeStep;
+pub(crate) use tree_step::{check_rows, rotary_queries};
+pub use tree_verification::TreeVerification;
+pub(crate) use tree_verification::{TreeTensors, TwoCalls, in_least_calls, tree_mask};
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.

@@ -145,7 +145,6 @@ impl<T: Element> Attention<T> {
         self.cache.admits(stream)?;
         metadata.check_pool(self.cache.pool())?;
         let _lease = self.cache.pool().begin_step(stream);
-        metadata.check_blocks(self.cache.pool())?;
         // Checks that this cache has computed the tokens that are copied.
         let _progress = metadata.begin_progress(self.cache.entry())?;
         self.cache

@@ -44,7 +44,6 @@ impl<T: Element> Attention<T> {
         metadata.check_pool(self.cache.pool())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache.pool().begin_step(stream);
-        metadata.check_blocks(self.cache.pool())?;
         let progress = metadata.begin_progress(self.cache.entry())?;
         // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
         let blocks = metadata.sequence_blocks();

@@ -390,13 +390,11 @@ impl<T: Element> AttentionGraphs<T> {
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
-        for (group, metadata) in self.groups.iter().zip(&*metadata) {
-            metadata.check_blocks(group.pool())?;
-        }
         let progress = self.groups.iter().zip(&*metadata);
         let progress = progress.map(|(group, metadata)| {
+            let progress = metadata.begin_progress(group.cache_entry())?;
             metadata.check_copies_queued(group.pool(), Some(group.cache_entry()))?;
-            metadata.begin_progress(group.cache_entry())
+            Ok::<_, Violation>(progress)
         });
         let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);

@@ -15,4 +15,4 @@ pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
 pub use tree_graph_step::TreeGraphStep;
-pub use tree_graphs::{TreeGraphs, TreeRequest};
+pub use tree_graphs::TreeGraphs;

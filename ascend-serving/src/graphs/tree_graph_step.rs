@@ -3,13 +3,13 @@
 use std::fmt;
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Output, Stream, Tensor, Violation};
+use ascend_attention::{Element, Output, Stream, Tensor};
 
-use crate::backends::{LatentForm, LatentTensors, apart, size};
+use crate::backends::{apart, size};
+use crate::drafts::{check_rows, rotary_queries};
 use crate::engine::LayerInputs;
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
-use crate::rules;
 
 use super::graph_pool::GraphStep;
 use super::graph_tensors::GraphTensors;
@@ -70,13 +70,14 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
 
     /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
     /// the buffers and launches its graph; over a cache of latents absorbed queries and rotary parts, latents and
-    /// rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]). They have the captured number of nodes; rows
+    /// rotary keys ([`LayerInputs::latent`],
+    /// [`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). They have the captured number of nodes; rows
     /// after the nodes of a tree mean nothing. The output has the size's padding, too.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for a mask, sinks, queries that are not absorbed, and latents
+    /// [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are not absorbed, and latents
     /// where the cache has none; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`TreeGraphStep::launch`].
     pub fn forward<'i>(
@@ -115,7 +116,8 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
             return Err(no_layer(layer, layers));
         }
         for (name, from, to) in copies {
-            self.check(name, layer, from, to)?;
+            let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
+            check_rows(name, layer, from, wanted)?;
         }
         // An input in another input's place would be overwritten before it is copied.
         for (at, (name, from, _)) in copies.iter().enumerate() {
@@ -131,36 +133,6 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
             place.copy_from(self.stream, from)?;
         }
         Ok(())
-    }
-
-    fn check(
-        &self,
-        name: &str,
-        layer: usize,
-        from: &Tensor<T>,
-        to: &Tensor<T>,
-    ) -> Result<(), Violation> {
-        let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
-        if from.shape() == wanted {
-            return Ok(());
-        }
-        let (rule, fix) = match (size(from, 0), size(from, 2)) == (wanted[0], wanted[2]) {
-            true => (
-                &rules::STEP_HEADS,
-                "bring the heads of the `AttentionShape` and the cache that were captured",
-            ),
-            false => (
-                &rules::STEP_TOKENS,
-                "bring the requests of the step, and fill trees up to the captured nodes; what stands behind a tree means \
-                 nothing",
-            ),
-        };
-        Err(Violation::new(
-            rule,
-            format_args!("{name} {:?} in layer {layer}", from.shape()),
-            format_args!("{wanted:?}: requests, heads, captured nodes, elements of a head"),
-            fix,
-        ))
     }
 
     /// Ends the step, and checks that all its layers were queued.
@@ -182,51 +154,6 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     pub fn lease(&self) -> &StepLease<'a, Stream> {
         &self.lease
     }
-}
-
-/// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Inputs that no graph of
-/// trees has are refused.
-fn rotary_queries<'i, T: Element>(
-    layer: usize,
-    inputs: &LayerInputs<'i, T>,
-    is_latent: bool,
-) -> Result<Option<&'i Tensor<T>>, Violation> {
-    let refused = |given: String, allowed, fix| {
-        let given = format_args!("{given} in layer {layer}").to_string();
-        Err(Violation::new(&rules::GRAPH_INPUTS, given, allowed, fix))
-    };
-    let own = match (inputs.mask, inputs.learnable_sink) {
-        (None, None) => None,
-        (Some(mask), _) => Some(format!("a layer's own mask, {mask},")),
-        (None, Some(sink)) => Some(format!("sinks {:?}", sink.shape())),
-    };
-    if let Some(own) = own {
-        return refused(
-            own,
-            "the masks of the trees, without sinks",
-            "leave masks and sinks out: the trees of the step are its masks, and no verification has sinks",
-        );
-    }
-    let form = match (&inputs.latent, is_latent) {
-        (None, false) => return Ok(None),
-        (Some(_), false) => {
-            return refused(
-                "latents".into(),
-                "query, key and value, as the captured cache has no latents",
-                "capture over a cache of latents (`CacheShape::latent`)",
-            );
-        }
-        (Some(LatentTensors { query_rope, form }), true) => match form {
-            LatentForm::Absorbed => return Ok(Some(*query_rope)),
-            other => format!("queries in the form {other:?}"),
-        },
-        (None, true) => "inputs without latents".into(),
-    };
-    refused(
-        form,
-        "absorbed queries, latents and rotary parts",
-        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
-    )
 }
 
 impl<T: Element> fmt::Debug for TreeGraphStep<'_, T> {

@@ -4,18 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
-use ascend_attention::case::tentatively;
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::drafts::{
-    DraftTree, TreeTensors, TreeVerification, TwoCalls, has_no_such_call, tree_mask,
+    DraftTree, TreeForm, TreeLengths, TreeRequest, TreeTensors, TreeVerification, TwoCalls,
+    begin_reading, in_least_calls, tree_mask,
 };
 use crate::error::{Error, Result};
-use crate::kv::{
-    BlockPool, CacheEntry, LayerCache, PagedKvCache, Sequence, StepProgress, StepTokens, uncopied,
-};
+use crate::kv::{CacheEntry, LayerCache, PagedKvCache};
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
@@ -30,7 +28,7 @@ use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
 /// A graph has all calls of a layer and the merge. The mask of the trees is part of the buffers, so that each step has
 /// trees of its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
 ///
-/// Over a cache of latents the nodes are in the cache before the layer is replayed; elsewhere they are no part of it
+/// Over a cache of latents the nodes are in the cache before the layer is replayed; elsewhere they need not be
 /// ([`TreeRequest::sequence`]).
 ///
 /// ```
@@ -65,53 +63,12 @@ use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
 /// ```
 pub struct TreeGraphs<T: Element> {
     graphs: GraphPool<TreeBuffers<T>>,
-    pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
     /// Most nodes of a tree.
     nodes: RowsEach,
     /// Limits of the requests' tokens in the cache.
     limits: KeyLimits,
     form: TreeForm,
-}
-
-/// A request of a step that verifies drafted trees.
-#[derive(Clone, Copy, Debug)]
-pub struct TreeRequest<'a> {
-    /// The request's sequence: one or more tokens before the tree, none of them given back, which every node sees. Over
-    /// a cache of latents, and only there, the nodes are its last tokens.
-    pub sequence: &'a Sequence,
-    /// The tokens before the tree, which says whether the nodes are in the sequence: all of the sequence's, and over a
-    /// cache of latents all but the nodes.
-    pub cached: usize,
-    /// The tree, whose nodes follow the cached tokens.
-    pub tree: &'a DraftTree,
-}
-
-/// How layers are verified.
-#[derive(Clone, Copy, Debug)]
-struct TreeForm {
-    /// Whether the cache has latents, and the nodes of the trees behind the cached tokens.
-    is_latent: bool,
-    /// Whether a layer is one call with a tree mask.
-    is_one_call: bool,
-}
-
-impl TreeForm {
-    /// The lengths of the call over the cache.
-    fn lengths(self, lengths: &TreeLengths) -> CallLengths<'_> {
-        match self.is_one_call {
-            true => CallLengths::Batched {
-                q: Some(&lengths.nodes),
-                kv: &lengths.cached,
-            },
-            false => TwoCalls::context_lengths(&lengths.before),
-        }
-    }
-
-    /// How many of a sequence's tokens are nodes of its tree.
-    fn cached_nodes(self, nodes: usize) -> usize {
-        if self.is_latent { nodes } else { 0 }
-    }
 }
 
 /// The numbers for which a size is captured.
@@ -124,25 +81,14 @@ struct TreeExtents {
     keys: usize,
 }
 
-/// Numbers of tokens of the requests of a step, dummies included.
-#[derive(Debug)]
-struct TreeLengths {
-    /// Tokens in the cache.
-    cached: PerRequest,
-    /// The tokens in the cache that come before the trees.
-    before: PerRequest,
-    /// Nodes of the trees.
-    nodes: PerRequest,
-}
-
 impl TreeExtents {
-    /// The longest lengths: the cached tokens before the trees are as many as the cache allows.
+    /// The longest lengths, which no step has all at once: each call reads up to as many keys as the cache allows.
     fn longest(self) -> Result<TreeLengths> {
         let each = |tokens: usize| PerRequest::new(vec![tokens; self.requests]);
         Ok(TreeLengths {
             cached: each(self.keys)?,
-            before: each(self.keys)?,
             nodes: each(self.nodes)?,
+            with_nodes: each(self.keys)?,
         })
     }
 }
@@ -159,8 +105,8 @@ impl TreeVerification {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is 0 or not finite, and for sinks, which no
     /// verification has;
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of one of
-    /// the two calls, with latents where the single call is refused too; as for
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
+    /// the reasons where latents have no call in either form; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
@@ -179,20 +125,10 @@ impl TreeVerification {
             )
             .fix("verify trees of models with sinks without a graph"));
         }
-        let captured = |is_one_call| {
-            let form = TreeForm {
-                is_latent: cache.shape().is_latent(),
-                is_one_call,
-            };
-            self.capture_form(stream, cache, limits, form)
-        };
-        if !cache.shape().is_latent() {
-            return captured(false);
-        }
-        tentatively(|| match captured(true) {
-            Err(why) if has_no_such_call(&why) => captured(false),
-            other => other,
-        })
+        let is_latent = cache.shape().is_latent();
+        let captured = |form| self.capture_form(stream, cache, limits, form);
+        let (graphs, _) = in_least_calls(stream.device(), is_latent, captured)?;
+        Ok(graphs)
     }
 
     fn capture_form<T: Element>(
@@ -235,7 +171,6 @@ impl TreeVerification {
         )?;
         Ok(TreeGraphs {
             graphs,
-            pool: pool.clone(),
             cache_entry: Arc::clone(cache.entry()),
             nodes: each,
             limits: limits_of_keys,
@@ -250,22 +185,19 @@ impl TreeVerification {
         extents: TreeExtents,
         form: TreeForm,
     ) -> Result<TreeBuffers<T>> {
-        let (device, cached, heads) = (stream.device(), cache.shape(), self.shape.heads);
+        let device = stream.device();
         let TreeExtents {
             requests,
             nodes,
             keys,
         } = extents;
-        // Absorbed queries are as wide as latents, and so is their attention.
-        let [query_dim, output_dim] = match form.is_latent {
-            true => [cached.key_dim; 2],
-            false => [self.shape.head_dim, cached.value_dim],
-        };
-        let tensor = |heads, dim| Tensor::<T>::empty(device, [requests, heads, nodes, dim]);
-        let softmax_lse = || Tensor::<f32>::empty(device, [requests, heads, nodes, 1]);
+        let rows = self.node_rows(cache.shape());
+        let tensor =
+            |[heads, dim]: [usize; 2]| Tensor::<T>::empty(device, [requests, heads, nodes, dim]);
+        let softmax_lse = || Tensor::<f32>::empty(device, [requests, self.shape.heads, nodes, 1]);
         let part = || -> Result<Output<T>> {
             Ok(Output {
-                attention: tensor(heads, output_dim)?,
+                attention: tensor(rows.output)?,
                 softmax_lse: Some(softmax_lse()?),
             })
         };
@@ -275,16 +207,13 @@ impl TreeVerification {
             block_table: BlockTable::zeroed(device, requests, columns, block_size)?,
             mask: Tensor::empty(device, [requests, nodes, nodes])?,
             tensors: GraphTensors {
-                query: tensor(heads, query_dim)?,
-                query_rope: match form.is_latent {
-                    true => Some(tensor(heads, cached.value_dim)?),
-                    false => None,
-                },
-                key: tensor(cached.kv_heads, cached.key_dim)?,
-                value: tensor(cached.kv_heads, cached.value_dim)?,
-                output: tensor(heads, output_dim)?,
+                query: tensor(rows.query)?,
+                query_rope: rows.query_rope.map(tensor).transpose()?,
+                key: tensor(rows.key)?,
+                value: tensor(rows.value)?,
+                output: tensor(rows.output)?,
             },
-            two: match form.is_one_call {
+            two: match form.is_one_call() {
                 true => None,
                 false => Some(([part()?, part()?], softmax_lse()?)),
             },
@@ -347,68 +276,47 @@ impl<T: Element> TreeGraphs<T> {
 
     /// Whether a layer is one call of the operator, of sparse mode 9.
     pub fn is_one_call(&self) -> bool {
-        self.form.is_one_call
+        self.form.is_one_call()
     }
 
     /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it, which waits for
     /// the stream. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests, [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE)
-    /// for more requests than the largest size; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL) if it is of
-    /// another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
-    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for another number of tokens than it is said to have before the
-    /// tree, [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens in front of the tree or with more than
-    /// were declared, also of all requests together if [blocks](GraphLimits::blocks) were;
-    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`GraphPool::begin`](crate::GraphPool::begin).
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more requests than the largest size;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens in front of a tree or with more than were
+    /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured; for the requests as for
+    /// [`TreeVerification::begin`]; as for [`GraphPool::begin`](crate::GraphPool::begin).
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
         requests: &[TreeRequest<'_>],
     ) -> Result<TreeGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
+        let progress = begin_reading(requests, &self.cache_entry, self.form.is_latent())?;
         let (form, count) = (self.form, requests.len());
-        if count == 0 {
-            return Err(Violation::new(
-                &rules::BATCH_EMPTY,
-                "0 requests",
-                "1 or more",
-                "skip the step",
-            )
-            .into());
-        }
         let rows = self.graphs.fitting(self.nodes.rows(count))?;
         let size = self.nodes.requests(rows);
         for (at, request) in requests.iter().enumerate() {
-            self.check(at, request)?;
+            self.check_limits(at, request)?;
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
         let mask = tree_mask(&trees, size, self.nodes.0)?;
-        // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the
-        // cache.
-        let dummies = size - count;
-        let least = 1 + form.cached_nodes(1);
-        let cached = requests.iter().map(|request| request.sequence.len());
-        let cached = cached.chain(std::iter::repeat_n(least, dummies));
+        // A dummy request has a tree of one node behind one token, and sees the first tokens of the first request, which
+        // are in the cache.
+        let dummies = std::iter::repeat_n(1, size - count);
+        let cached = requests.iter().map(|request| request.cached);
         let nodes = trees.iter().map(|tree| tree.nodes());
-        let nodes = nodes.chain(std::iter::repeat_n(1, dummies));
-        let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
-        self.limits.admits(&cached)?;
-        let before = cached.iter().zip(&nodes);
-        let before = before.map(|(cached, nodes)| cached - form.cached_nodes(*nodes));
-        let of_step = TreeLengths {
-            before: PerRequest::new(before.collect())?,
-            cached: PerRequest::new(cached)?,
-            nodes: PerRequest::new(nodes)?,
-        };
+        let of_step = TreeLengths::new(
+            cached.chain(dummies.clone()).collect(),
+            nodes.chain(dummies).collect(),
+        )?;
+        self.limits.admits(form.keys(&of_step).lengths())?;
         let first = requests.first().map(|request| request.sequence.row());
         let table = requests.iter().map(|request| request.sequence.row());
-        let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
+        let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), size - count));
         let table: Vec<&[usize]> = table.collect();
-        let progress = self.reads(requests)?;
         self.graphs.follow(stream)?;
         let step = self.graphs.start(
             stream,
@@ -420,96 +328,37 @@ impl<T: Element> TreeGraphs<T> {
                 Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
             },
         )?;
-        let lease = self.pool.begin_step(stream);
+        let lease = self.cache_entry.pool().begin_step(stream);
         Ok(TreeGraphStep::new(lease, step, stream, count))
     }
 
-    fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
-        let TreeRequest {
-            sequence,
-            cached,
-            tree,
-        } = *request;
-        self.pool.check_same(
-            sequence.pool(),
-            format_args!("a sequence for request {at}"),
-            "bring sequences of the pool of the captured cache",
-        )?;
-        let given_back = sequence.given_back();
-        if given_back > 0 {
-            return Err(Violation::new(
-                &rules::BLOCK_WINDOW,
-                format_args!("request {at}, whose first {given_back} tokens were given back"),
-                "sequences that hold all their tokens, since every node sees them",
-                "keep a sequence of its own for layers that see more than a window",
-            ));
-        }
-        if let Some(block) = sequence.uncopied_in(Some(&self.cache_entry)) {
-            return Err(uncopied(format_args!("block {block} of request {at}")));
-        }
-        let most = self.nodes.0;
-        if tree.nodes() > most {
+    fn check_limits(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
+        let (cached, nodes) = (request.cached, request.tree.nodes());
+        if nodes > self.nodes.0 {
             return Err(Violation::new(
                 &rules::DRAFT_TREE,
-                format_args!("a tree of {} nodes for request {at}", tree.nodes()),
-                format_args!("at most {most}, as captured"),
+                format_args!("a tree of {nodes} nodes for request {at}"),
+                format_args!("at most {}, as captured", self.nodes.0),
                 "capture with more nodes (`GraphLimits::tokens_each`), or verify the tree without a graph",
             ));
         }
-        let held = sequence.len();
-        let nodes = self.form.cached_nodes(tree.nodes());
-        if held != cached.saturating_add(nodes) {
-            let fix = match self.form.is_latent {
-                true => {
-                    "grow the sequence by the nodes before the step begins, and write their latents to each layer before it \
-                     is launched"
-                }
-                false => {
-                    "verify trees whose nodes the sequence does not have: give the step their keys and values, and write the \
-                     accepted ones afterwards"
-                }
-            };
-            return Err(Violation::new(
-                &rules::SEQUENCE_LENGTH,
-                format_args!(
-                    "a sequence of {held} tokens for request {at}, {cached} before the tree"
-                ),
-                format_args!("{} tokens", cached.saturating_add(nodes)),
-                fix,
-            ));
+        // Graphs over latents have the nodes among their keys.
+        let of_tree = if self.form.is_latent() { nodes } else { 0 };
+        let most = self.limits.keys.saturating_sub(of_tree);
+        if cached > 0 && cached <= most {
+            return Ok(());
         }
-        let most = self.limits.keys;
-        if held <= nodes || held > most {
-            return Err(Violation::new(
-                &rules::GRAPH_LENGTHS,
-                format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
-                format_args!("{} to {most}", nodes + 1),
-                match held <= nodes {
-                    true => "verify trees with no tokens before them without a graph",
-                    false => {
-                        "declare more keys at the capture, and more blocks where `GraphLimits::blocks` limits them"
-                    }
-                },
-            ));
-        }
-        Ok(())
-    }
-
-    /// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no other step
-    /// of their sequences begins. The graphs write nothing to the cache, and of the nodes nothing is asked: their latents
-    /// may be written after the step has begun, and the same tree may be verified again.
-    fn reads(&self, requests: &[TreeRequest<'_>]) -> Result<StepProgress, Violation> {
-        let tokens = requests.iter().map(|request| {
-            let nodes = self.form.cached_nodes(request.tree.nodes());
-            let before = request.sequence.len() - nodes;
-            StepTokens {
-                stamp: request.sequence.stamp(),
-                cached: before,
-                len: before,
-                recompute: false,
-            }
-        });
-        StepProgress::begin(&self.pool, Some(&self.cache_entry), tokens.enumerate())
+        Err(Violation::new(
+            &rules::GRAPH_LENGTHS,
+            format_args!("{cached} tokens of request {at} before its tree of {nodes} nodes"),
+            format_args!("1 to {most}"),
+            match cached {
+                0 => "verify trees with no tokens before them without a graph",
+                _ => {
+                    "declare more keys at the capture, and more blocks where `GraphLimits::blocks` limits them"
+                }
+            },
+        ))
     }
 }
 

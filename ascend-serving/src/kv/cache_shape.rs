@@ -292,14 +292,6 @@ pub struct LayerCache<T: Element> {
 }
 
 impl<T: Element> LayerCache<T> {
-    /// The elements of a token's keys and of its values, of all heads, whatever the format, in blocks of this size.
-    pub(crate) fn token_sizes(&self, block_size: usize) -> [usize; 2] {
-        [&self.key, &self.value].map(|tensor| {
-            let of_block: usize = tensor.shape().iter().skip(1).product();
-            of_block.checked_div(block_size).unwrap_or(0)
-        })
-    }
-
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         (self.key.len() + self.value.len()) * size_of::<T>()

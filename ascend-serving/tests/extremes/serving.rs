@@ -424,7 +424,7 @@ pub const CALLS: &[Call] = &[
         drop(step);
         stream.synchronize().unwrap();
     }),
-    ("trees by graphs", |draw| {
+    ("trees", |draw| {
         let stream = crate::stream();
         let shape = CacheShape::new(1, 1, 64);
         let cache =
@@ -445,6 +445,13 @@ pub const CALLS: &[Call] = &[
         };
         let requests: Vec<_> = trees.iter().map(request).collect();
         let nodes = graphs.nodes();
+        if let Ok(mut step) = verification.begin(&stream, &cache, &requests) {
+            let shape = [requests.len(), 1, draw.of(&[1, 2, 9]), 64];
+            let ones = vec![bf16::ONE; shape.iter().product()];
+            let rows = stream.upload(&ones, shape).unwrap();
+            let _ = step.forward(draw.usize(), (&rows, &rows, &rows));
+            let _ = step.forward(0, (&rows, &rows, &rows));
+        }
         let Ok(mut step) = graphs.begin(&stream, &requests) else {
             return;
         };

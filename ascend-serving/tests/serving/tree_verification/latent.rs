@@ -2,17 +2,14 @@
 
 use super::{LAYERS, Numbers, Trees, case, picked};
 use crate::harness;
-use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
-use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence,
-};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors,
-    LayerInputs, TreePlan, TreeRequest, TreeTensors, TreeVerification, UpProjected, rules,
+    LayerInputs, TreeRequest, TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical};
 use proptest::prelude::*;
@@ -69,8 +66,13 @@ impl LatentCase<'_> {
         layers.collect()
     }
 
-    /// Verifies the trees on a machine, compares each node with the definition, and says how they were verified.
-    fn check<T: Half>(&self, layers: &[Numbers<T>], machine: &Machine) -> Result<TreePlan, Error> {
+    /// Verifies the trees on a machine, compares each node with the definition, and returns why a layer is not one call,
+    /// and by whom it would be.
+    fn check<T: Half>(
+        &self,
+        layers: &[Numbers<T>],
+        machine: &Machine,
+    ) -> Result<Option<(String, Option<Target>)>, Error> {
         let runtime = Runtime::emulated_as(machine)?;
         let stream = &runtime.device(0)?.stream()?;
         let (heads, requests) = (self.heads, self.requests.len());
@@ -94,8 +96,6 @@ impl LatentCase<'_> {
             cache.mark_computed(&sequence, tokens)?;
             sequences.push(sequence);
         }
-        let table: Vec<&[usize]> = sequences.iter().map(Sequence::row).collect();
-        let table = cache.block_table(stream, &PageTable::from_rows(&table)?)?;
         let upload = |of: &[Logical<T>], rope: bool| -> Result<Tensor<T>, Error> {
             let heads = of[0].heads;
             let of = of.iter().zip(self.requests);
@@ -116,50 +116,47 @@ impl LatentCase<'_> {
             ])
         });
         let uploaded: Vec<[Tensor<T>; 4]> = uploaded.collect::<Result<_, Error>>()?;
-        let tensors = |layer: usize| -> Result<TreeTensors<'_, T>, Error> {
-            let [query, query_rope, latent, key_rope] = &uploaded[layer];
-            Ok(TreeTensors {
-                query,
-                key: latent,
-                value: key_rope,
-                query_rope: Some(query_rope),
-                cache: cache.layer(layer)?,
-                block_table: &table,
-            })
-        };
         let shape = AttentionShape::latent(heads);
         let verification = TreeVerification::new(shape);
-        let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
         let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
             let out = out.download(stream).unwrap();
             let same = of_case.compare(&layers[layer], &out, of);
             same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
         };
-        let swapped = TreeTensors {
-            key: tensors(0)?.value,
-            value: tensors(0)?.key,
-            ..tensors(0)?
-        };
-        let error = plan.launch(stream, &swapped).map(drop).unwrap_err();
-        assert!(error.breaks(&rules::DRAFT_INPUTS), "{error}");
-        let all: Vec<usize> = (0..requests).collect();
-        for layer in 0..LAYERS {
-            compare(layer, &plan.launch(stream, &tensors(layer)?)?, &all);
-        }
-
-        // The same by graphs, of the requests that have something cached.
-        let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
-        let mut graphs = verification.capture(stream, &cache, &limits)?;
-        assert_eq!(graphs.is_one_call(), plan.is_one_call());
         let request = |r: &usize| TreeRequest {
             sequence: &sequences[*r],
             cached: self.requests[*r].0,
             tree: &trees[*r],
         };
+        let all: Vec<usize> = (0..requests).collect();
+        let of_all: Vec<_> = all.iter().map(request).collect();
+        let mut step = verification.begin(stream, &cache, &of_all)?;
+        for (layer, [query, rope, latent, key_rope]) in uploaded.iter().enumerate() {
+            let tensors = LatentTensors {
+                query_rope: rope,
+                form: LatentForm::Absorbed,
+            };
+            let swapped = LayerInputs::latent(query, key_rope, latent, tensors);
+            let error = step.forward(layer, swapped).map(drop).unwrap_err();
+            assert!(error.breaks(&rules::STEP_HEADS), "{error}");
+            let inputs = LayerInputs::latent(query, latent, key_rope, tensors);
+            compare(layer, &step.forward(layer, inputs)?, &all);
+        }
+        let is_one_call = step.is_one_call().unwrap();
+        let refused = step
+            .refused()
+            .map(|refused| (refused.to_string(), refused.taken_by));
+        assert_eq!(is_one_call, refused.is_none());
+        step.end()?;
+
+        // The same by graphs, of the requests that have something cached.
+        let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
+        let mut graphs = verification.capture(stream, &cache, &limits)?;
+        assert_eq!(graphs.is_one_call(), is_one_call);
         let behind = |r: &usize| self.requests[*r].0 > 0;
         let of: Vec<usize> = all.iter().rev().copied().filter(behind).collect();
         if of.len() < requests {
-            let begun = graphs.begin(stream, &all.iter().map(request).collect::<Vec<_>>());
+            let begun = graphs.begin(stream, &of_all);
             let error = begun.map(drop).unwrap_err();
             assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
         }
@@ -191,7 +188,7 @@ impl LatentCase<'_> {
                 LayerInputs::latent(&query, &latent, &key_rope, tensors),
             ] {
                 let why = step.forward(0, inputs).map(drop).unwrap_err();
-                assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
+                assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
             }
             for (layer, uploaded) in uploaded.iter().enumerate() {
                 let uploaded = uploaded.each_ref();
@@ -206,7 +203,7 @@ impl LatentCase<'_> {
                 compare(layer, out, of);
             }
         }
-        Ok(plan)
+        Ok(refused)
     }
 }
 
@@ -245,22 +242,16 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
             (Soc::Ascend950, Cann::V9_1, false),
         ] {
             let (case, machine) = (case(format), Machine::new(soc, cann));
-            for plan in [
+            for refused in [
                 case.check(&of_bf16, &machine),
                 case.check(&of_f16, &machine),
             ] {
-                let plan = plan.unwrap();
-                assert_eq!(
-                    plan.is_one_call(),
-                    one,
-                    "{soc} with CANN {cann}, {format:?}"
-                );
-                let refused = plan.refused();
-                assert_eq!(refused.is_none(), one);
-                if let Some(refused) = refused {
-                    assert_eq!(refused.taken_by, Some(newest), "{refused}");
+                let refused = refused.unwrap();
+                assert_eq!(refused.is_none(), one, "{soc} with CANN {cann}, {format:?}");
+                if let Some((refused, taken_by)) = refused {
+                    assert_eq!(taken_by, Some(newest), "{refused}");
                     let told = "Atlas A2 with CANN 9.1 takes the call";
-                    assert!(refused.to_string().ends_with(told), "{refused}");
+                    assert!(refused.ends_with(told), "{refused}");
                 }
             }
         }
@@ -312,8 +303,8 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
     };
     let numbers = case.numbers::<bf16>();
     let machine = |newest| Machine::new(Soc::AtlasA2, Cann::V9_1).operator(newest);
-    let plan = case.check(&numbers, &machine(Version::V3)).unwrap();
-    assert!(plan.is_one_call());
+    let refused = case.check(&numbers, &machine(Version::V3)).unwrap();
+    assert!(refused.is_none());
     for newest in [Version::V2, Version::V1] {
         let machine = machine(newest);
         match case.check(&numbers, &machine) {
@@ -331,10 +322,8 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let verification = TreeVerification::new(AttentionShape::latent(4));
         let limits = GraphLimits::new([1], 100).tokens_each(2);
         let captured = verification.capture(stream, &cache, &limits).map(drop);
-        // That of the two calls: both forms were asked.
         let why = captured.unwrap_err();
-        let version = matches!(why, Error::Attention(CallError::OperatorVersion { .. }));
-        assert!(version, "{newest:?}: {why}");
+        assert!(matches!(why, Error::NoBackend { .. }), "{newest:?}: {why}");
     }
 }
 
@@ -352,43 +341,46 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let stream = &runtime.device(0).unwrap().stream().unwrap();
     let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
     let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let mut sequence = Sequence::new(cache.pool());
+    let _ = sequence.grow(5 + PARENTS.len()).unwrap();
+    cache.mark_computed(&sequence, 5).unwrap();
     let tensor = |heads, dim| harness::tensor(stream, [1, heads, PARENTS.len(), dim]);
-    let tensors = TreeTensors {
-        query: &tensor(4, LATENT),
-        key: &tensor(1, LATENT),
-        value: &tensor(1, ROPE),
-        query_rope: Some(&tensor(4, ROPE)),
-        cache: cache.layer(0).unwrap(),
-        block_table: &cache
-            .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
-            .unwrap(),
+    let (query, rope) = (tensor(4, LATENT), tensor(4, ROPE));
+    let (latent, key_rope) = (tensor(1, LATENT), tensor(1, ROPE));
+    let tensors = LatentTensors {
+        query_rope: &rope,
+        form: LatentForm::Absorbed,
     };
+    let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
     let verification = TreeVerification::new(AttentionShape::latent(4));
-    let trees = [DraftTree::from_parents(&PARENTS).unwrap()];
-    let cached = PerRequest::new(vec![5]).unwrap();
+    let tree = DraftTree::from_parents(&PARENTS).unwrap();
+    let request = TreeRequest {
+        sequence: &sequence,
+        cached: 5,
+        tree: &tree,
+    };
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());
+    let fault = inject(Site::Malloc, 1, 207_018);
+    let captured = verification.capture(stream, &cache, &limits).map(drop);
+    drop(fault);
+    let out_of_memory = matches!(
+        captured,
+        Err(Error::Attention(CallError::OutOfMemory { .. }))
+    );
+    assert!(out_of_memory, "{captured:?}");
     let mut failed = 0;
     for nth in 1..=12 {
         let fault = inject(Site::Malloc, nth, 207_018);
-        let plan = verification.plan(stream, &trees, &cached, &tensors);
+        let step = verification.begin(stream, &cache, &[request]);
+        let verified = step.and_then(|mut step| Ok((step.forward(0, inputs)?, step.is_one_call())));
         drop(fault);
-        match plan {
-            Ok(plan) => {
-                assert!(plan.is_one_call(), "allocation {nth}: {:?}", plan.refused());
-            }
+        match verified {
+            Ok((_, is_one_call)) => assert_eq!(is_one_call, Some(true), "allocation {nth}"),
             Err(Error::Attention(CallError::OutOfMemory { .. })) => failed += 1,
             Err(other) => panic!("allocation {nth}: {other:?}"),
         }
     }
     assert!(failed > 0);
-    let fault = inject(Site::Malloc, 1, 207_018);
-    let captured = verification.capture(stream, &cache, &limits).map(drop);
-    drop(fault);
-    let failed = matches!(
-        captured,
-        Err(Error::Attention(CallError::OutOfMemory { .. }))
-    );
-    assert!(failed, "{captured:?}");
 }
 
 proptest! {
@@ -408,8 +400,8 @@ proptest! {
         };
         let numbers = latent.numbers::<bf16>();
         for (cann, one) in [(Cann::V9_0, false), (Cann::V9_1, true)] {
-            let plan = latent.check(&numbers, &Machine::new(Soc::AtlasA2, cann)).unwrap();
-            prop_assert_eq!(plan.is_one_call(), one);
+            let refused = latent.check(&numbers, &Machine::new(Soc::AtlasA2, cann)).unwrap();
+            prop_assert_eq!(refused.is_none(), one);
         }
     }
 }

@@ -5,7 +5,6 @@ mod plain;
 
 use crate::harness::reference::{Half, Logical, row};
 use approx::abs_diff_eq;
-use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, Tensor};
 use ascend_serving::DraftTree;
 use proptest::prelude::*;
@@ -56,11 +55,6 @@ impl Trees {
 
     fn trees(&self) -> Vec<DraftTree> {
         self.requests.iter().map(|(_, tree)| tree.clone()).collect()
-    }
-
-    fn cached(&self) -> PerRequest {
-        let cached = self.requests.iter().map(|(cached, _)| *cached);
-        PerRequest::new(cached.collect()).unwrap()
     }
 
     /// Numbers of every request's cached tokens and nodes.

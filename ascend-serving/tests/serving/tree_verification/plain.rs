@@ -3,13 +3,12 @@
 use super::{Case, LAYERS, Numbers, Trees, case, picked};
 use crate::harness;
 use approx::abs_diff_eq;
-use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::Cann;
 use ascend_attention::{Tensor, f16};
-use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentTensors,
-    LayerInputs, TreeGraphs, TreeRequest, TreeTensors, TreeVerification, rules,
+    LayerInputs, TreeGraphs, TreeRequest, TreeVerification, rules,
 };
 use harness::reference::Logical;
 use proptest::prelude::*;
@@ -50,20 +49,6 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         cache.mark_computed(&sequence, *cached).unwrap();
         sequences.push(sequence);
     }
-    // A request without tokens has no block; its row is not read.
-    let table: Vec<&[usize]> = sequences
-        .iter()
-        .map(|sequence| {
-            if sequence.is_empty() {
-                &[0][..]
-            } else {
-                sequence.row()
-            }
-        })
-        .collect();
-    let table = cache
-        .block_table(&stream, &PageTable::from_rows(&table).unwrap())
-        .unwrap();
     let upload = |of: &[Logical<f16>]| -> Tensor<f16> {
         let requests = of.iter().zip(&case.requests);
         let data: Vec<f16> = requests
@@ -82,27 +67,22 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         [queries, keys, values].map(|rows| upload(rows))
     });
     let uploaded: Vec<[Tensor<f16>; 3]> = uploaded.collect();
-    let tensors = |layer: usize| {
-        let [query, key, value] = &uploaded[layer];
-        TreeTensors {
-            query,
-            key,
-            value,
-            query_rope: None,
-            cache: cache.layer(layer).unwrap(),
-            block_table: &table,
-        }
-    };
     let verification = TreeVerification::new(shape_of_heads);
-    let plan = verification
-        .plan(&stream, &trees, &of_case.cached(), &tensors(0))
-        .unwrap();
     let all: Vec<usize> = (0..trees.len()).collect();
+    let request = |r: &usize| TreeRequest {
+        sequence: &sequences[*r],
+        cached: sequences[*r].len(),
+        tree: &trees[*r],
+    };
+    let requests: Vec<_> = all.iter().map(request).collect();
+    let mut step = verification.begin(&stream, &cache, &requests).unwrap();
     for (layer, numbers) in layers.iter().enumerate() {
-        let out = plan.launch(&stream, &tensors(layer)).unwrap();
+        let [query, key, value] = &uploaded[layer];
+        let out = step.forward(layer, (query, key, value)).unwrap();
         let out = out.download(&stream).unwrap();
         of_case.compare(numbers, &out, &all)?;
     }
+    step.end().unwrap();
 
     // The same by graphs, of which one object serves steps of other requests and trees.
     let limits = GraphLimits::new([1, 4], 400).tokens_each(nodes);
@@ -110,11 +90,6 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let mut graphs = captured.unwrap();
     let reversed = all.iter().rev().copied().collect();
     for of in [all, vec![trees.len() - 1], reversed] {
-        let request = |r: &usize| TreeRequest {
-            sequence: &sequences[*r],
-            cached: sequences[*r].len(),
-            tree: &trees[*r],
-        };
         let requests: Vec<_> = of.iter().map(request).collect();
         let begun = graphs.begin(&stream, &requests);
         if let Some(r) = of.iter().find(|r| sequences[**r].is_empty()) {
@@ -144,65 +119,78 @@ proptest! {
 }
 
 #[test]
-fn batches_that_do_not_fit_are_refused() {
+fn trees_that_do_not_fit_are_refused() {
     let stream = harness::stream();
-    let shape = CacheShape::new(1, 1, DIM);
+    let shape = CacheShape::new(2, 1, DIM);
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
-    let table = cache
-        .block_table(&stream, &PageTable::from_rows(&[[1]]).unwrap())
-        .unwrap();
-    let tokens = harness::tensor(&stream, [1, 1, 2, DIM]);
-    let tensors = TreeTensors {
-        query: &tokens,
-        key: &tokens,
-        value: &tokens,
-        query_rope: None,
-        cache: cache.layer(0).unwrap(),
-        block_table: &table,
-    };
-    let rule = |trees: &[DraftTree], cached: &[usize]| {
-        let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
-        let cached = PerRequest::new(cached.to_vec()).unwrap();
-        match verification.plan(&stream, trees, &cached, &tensors) {
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let mut sequence = Sequence::new(cache.pool());
+    cache.grow(&stream, &mut sequence, 5).unwrap();
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
+    let rule = |cached, drafts| {
+        let tree = &DraftTree::chain(drafts).unwrap();
+        let request = TreeRequest {
+            sequence: &sequence,
+            cached,
+            tree,
+        };
+        match verification.begin(&stream, &cache, &[request]).map(drop) {
             Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
     };
-    let chain = |drafts| DraftTree::chain(drafts).unwrap();
-    assert_eq!(rule(&[chain(2)], &[5]), &rules::DRAFT_TREE);
-    assert_eq!(rule(&[chain(1), chain(1)], &[5]), &rules::LENGTHS_BATCH);
-    assert_eq!(rule(&[chain(1)], &[5, 6]), &rules::LENGTHS_BATCH);
-    // Rotary parts would make values of the keys.
-    let rope = TreeTensors {
-        query_rope: Some(&tokens),
-        ..tensors
+    // Five tokens that no step has computed; other numbers of tokens before the tree; the nodes are not in the sequence.
+    assert_eq!(rule(5, 1), &rules::SEQUENCE_GAP);
+    assert_eq!(rule(4, 1), &rules::SEQUENCE_LENGTH);
+    assert_eq!(rule(6, 1), &rules::SEQUENCE_LENGTH);
+    cache.mark_computed(&sequence, 3).unwrap();
+    let tree = &DraftTree::chain(1).unwrap();
+    let request = TreeRequest {
+        sequence: &sequence,
+        cached: 3,
+        tree,
     };
-    let verification = TreeVerification::new(AttentionShape::latent(1));
-    let why = verification.plan(
-        &stream,
-        &[chain(1)],
-        &PerRequest::new(vec![5]).unwrap(),
-        &rope,
-    );
-    let why = why.unwrap_err();
-    assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
-    // A node without a key of its own would not see itself, and one with another's would see that.
-    for other in [[1, 1, 1, DIM], [1, 1, 3, DIM], [2, 1, 2, DIM]] {
-        let other = harness::tensor(&stream, other);
-        let with = |key, value| TreeTensors {
-            key,
-            value,
-            ..tensors
-        };
-        for tensors in [with(&other, &tokens), with(&tokens, &other)] {
-            let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
-            let cached = PerRequest::new(vec![5]).unwrap();
-            let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
-            let why = why.unwrap_err();
-            assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+    assert!(verification.begin(&stream, &cache, &[]).is_err());
+    let mut step = verification
+        .begin(&stream, &cache, &[request, request])
+        .unwrap();
+    let tensor = |shape| harness::tensor(&stream, shape);
+    let good = tensor([2, 1, 2, DIM]);
+    for (other, rule) in [
+        ([2, 1, 1, DIM], &rules::STEP_TOKENS),
+        ([2, 1, 3, DIM], &rules::STEP_TOKENS),
+        ([1, 1, 2, DIM], &rules::STEP_TOKENS),
+        ([2, 2, 2, DIM], &rules::STEP_HEADS),
+    ] {
+        // A node without a key of its own would not see itself, and one with another's would see that.
+        let other = tensor(other);
+        for inputs in [(&good, &other, &good), (&good, &good, &other)] {
+            let why = step.forward(0, inputs).unwrap_err();
+            assert!(why.breaks(rule), "{why}");
         }
     }
+    let few = tensor([2, 1, 1, DIM]);
+    let why = step.forward(0, (&few, &few, &few)).unwrap_err();
+    assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+    // Rotary parts would make values of the keys.
+    let latent = LatentTensors {
+        query_rope: &good,
+        form: LatentForm::Absorbed,
+    };
+    let inputs = LayerInputs::latent(&good, &good, &good, latent);
+    let why = step.forward(0, inputs).unwrap_err();
+    assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
+    step.forward(0, (&good, &good, &good)).unwrap();
+    // Other nodes than the first layer had, a layer twice, a layer that is none, and one that is left out.
+    let more = tensor([2, 1, 3, DIM]);
+    let why = step.forward(1, (&more, &more, &more)).unwrap_err();
+    assert!(why.breaks(&rules::STEP_TOKENS), "{why}");
+    let why = step.forward(0, (&good, &good, &good)).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYER_REPEATED), "{why}");
+    let why = step.forward(2, (&good, &good, &good)).unwrap_err();
+    assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
+    let why = step.end().unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
 }
 
 #[test]
@@ -262,13 +250,14 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
         cached: short.len(),
         tree: &small,
     };
-    // The nodes are no tokens of the sequence.
-    let grown = TreeRequest {
-        cached: short.len() - small.nodes(),
+    // The nodes may be tokens of the sequence, others are not.
+    let grown = |nodes: usize| TreeRequest {
+        cached: short.len() - nodes,
         ..request
     };
-    let why = graphs.begin(&stream, &[grown]).map(drop).unwrap_err();
+    let why = graphs.begin(&stream, &[grown(2)]).map(drop).unwrap_err();
     assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
+    graphs.begin(&stream, &[grown(3)]).map(drop).unwrap();
     let mut step = graphs.begin(&stream, &[request]).unwrap();
     let tensor = |shape| harness::tensor(&stream, shape);
     let good = tensor([1, 1, 3, DIM]);
@@ -291,7 +280,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
         LayerInputs::latent(&good, &good, &good, latent),
     ] {
         let why = step.forward(0, inputs).map(drop).unwrap_err();
-        assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
+        assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
     }
     assert!(step.forward(1, (&good, &good, &good)).is_err());
     let zeros = stream

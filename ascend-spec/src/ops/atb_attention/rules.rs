@@ -42,7 +42,7 @@ rules! {
         "head dimensions are at most 576, and above 256 for caches with blocks of at most 128 tokens; on 310P at \
          most 256, a multiple of 16, and block size times head dimension at most 16384; of PREFIX_ENCODER one for \
          keys and values, at most 128, a multiple of 16, in blocks of 128 tokens",
-        "make the blocks smaller, or divide the heads";
+        "make the blocks smaller; no call of the operator computes longer heads";
     LENGTHS = "atb.lengths", ATB_INVALID_PARAM, Paged, "ATB BuildFromTensor, kernel tiling",
         "there is one length for each sequence, none is negative, and their rows are in the tensors",
         "give lengths that the tensors hold";
