@@ -40,23 +40,40 @@ impl DraftTree {
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) without a node, for a first node that is no root, another one that
     /// is, a parent that does not come before its child, and for more nodes than [`TokenTree::MAX_LEN`].
     pub fn from_parents(parents: &[i64]) -> Result<Self, Violation> {
-        let fix = "begin with -1 for the last certain token, and number the drafts so that parents come first";
-        let wrong = match parents {
-            [-1, drafts @ ..] => {
-                let second = drafts.iter().position(|parent| *parent == -1);
-                second.map(|draft| format!("parent -1 of node {}", draft + 1))
-            }
-            [root, ..] => Some(format!("parent {root} of node 0")),
-            [] => Some("no node".to_owned()),
+        let refused = |given: String, allowed: String, fix: &'static str| {
+            Err(Violation::new(&rules::DRAFT_TREE, given, allowed, fix))
         };
-        if let Some(given) = wrong {
-            let allowed = "-1 for node 0 alone, the last certain token";
-            return Err(Violation::new(&rules::DRAFT_TREE, given, allowed, fix));
-        }
-        let allowed = "a tree whose node 0 is the last certain token";
-        match TokenTree::new(parents) {
-            Ok(tree) => Ok(Self::linked(tree)),
-            Err(error) => Err(Violation::new(&rules::DRAFT_TREE, error, allowed, fix)),
+        let numbering = "begin with -1 for the last certain token, and number the drafts so that parents come first";
+        let comes_before = |node: usize, parent: i64| match node {
+            0 => parent == -1,
+            _ => usize::try_from(parent).is_ok_and(|parent| parent < node),
+        };
+        let mut nodes = parents.iter().copied().enumerate();
+        match nodes.find(|(node, parent)| !comes_before(*node, *parent)) {
+            Some((0, parent)) => {
+                let allowed = "-1, since node 0 is the last certain token".to_owned();
+                refused(format!("parent {parent} of node 0"), allowed, numbering)
+            }
+            Some((node, parent)) => {
+                let allowed = format!("an earlier node, from 0 to {}", node - 1);
+                refused(
+                    format!("parent {parent} of node {node}"),
+                    allowed,
+                    numbering,
+                )
+            }
+            None if parents.is_empty() => {
+                refused("no node".to_owned(), "1 node or more".to_owned(), numbering)
+            }
+            None => match TokenTree::new(parents) {
+                Ok(tree) => Ok(Self::linked(tree)),
+                // Their number is all that can be wrong.
+                Err(_) => refused(
+                    format!("{} nodes", parents.len()),
+                    format!("at most {}", TokenTree::MAX_LEN),
+                    "draft fewer tokens",
+                ),
+            },
         }
     }
 
@@ -290,7 +307,7 @@ pub(super) mod tests {
         assert!(!tree.is_chain() && DraftTree::chain(3).unwrap().is_chain());
         assert!(tree.sees(5, 2) && !tree.sees(5, 1) && !tree.sees(6, 0));
         for (parents, given) in [
-            (&[-1, 2][..], "token 1 has parent 2"),
+            (&[-1, 2][..], "parent 2 of node 1"),
             (&[0, 0], "parent 0 of node 0"),
             (&[-1, 0, -1], "parent -1 of node 2"),
             (&[], "no node"),
