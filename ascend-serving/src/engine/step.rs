@@ -3,7 +3,7 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, SelectedBackend, StepContext, StepPlan, no_backend};
+use crate::backends::{LayerTensors, SelectedBackend, StepContext, StepPlan};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::Result;
 use crate::kv::{CacheWrite, StepLease};
@@ -219,25 +219,22 @@ impl<T: Element> Step<'_, T> {
         };
         check_layer(&context, &tensors)?;
         check_outputs(&tensors, into)?;
-        let known = self
-            .planned
-            .iter()
-            .position(|planned| planned.mask == *mask);
-        if known.is_none() {
-            self.metadata.check_mask(mask)?;
-            let selected = self.attention.backends.plan(&context, &tensors)?;
-            self.planned.push(MaskPlan {
-                mask: mask.clone(),
-                selected,
-                input_kinds: InputKinds::of(&tensors),
-            });
-        }
-        let planned = match known {
-            Some(at) => self.planned.get(at),
-            None => self.planned.last(),
+        let mut planned = self.planned.iter();
+        let known = planned.position(|planned| planned.mask == *mask);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.metadata.check_mask(mask)?;
+                let selected = self.attention.backends.plan(&context, &tensors)?;
+                self.planned.push(MaskPlan {
+                    mask: mask.clone(),
+                    selected,
+                    input_kinds: InputKinds::of(&tensors),
+                });
+                self.planned.len() - 1
+            }
         };
-        // There is a plan: it was found or added.
-        let planned = planned.ok_or_else(|| no_backend(&[], None))?;
+        let planned = &self.planned[at];
         planned.input_kinds.check_same(&tensors)?;
         let cache = &mut self.attention.cache;
         let write = match &self.write {
