@@ -166,13 +166,7 @@ impl SparseSequences {
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
     ) -> Option<SparseFault> {
-        let [query_lengths, key_lengths, block_table] = &*self.numbers;
-        let contents = SparseContents {
-            query_lengths,
-            key_lengths,
-            block_table,
-        };
-        sequences.faults(contents).next()
+        sequences.faults(SparseContents::of(&self.numbers)).next()
     }
 }
 

@@ -13,6 +13,7 @@ pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
+pub mod sparse_flash_attention;
 pub mod sparse_sequences;
 
 /// Passes the list of all operators to a macro. A line names the type that stands for the operator, the module it is
@@ -33,6 +34,8 @@ macro_rules! for_each_operator {
             BatchMatMul: batch_mat_mul, "batch_mat_mul", Some("batch-mat-mul");
             RmsNorm: rms_norm, "rms_norm", Some("rms-norm");
             LightningIndexer: lightning_indexer, "lightning_indexer", Some("lightning-indexer");
+            SparseFlashAttention: sparse_flash_attention,
+                "sparse_flash_attention", Some("sparse-flash-attention");
         }
     };
 }

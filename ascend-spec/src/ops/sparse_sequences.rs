@@ -102,6 +102,17 @@ pub struct SparseContents<'a> {
     pub block_table: &'a [i64],
 }
 
+impl<'a> SparseContents<'a> {
+    /// The lengths of queries and of keys, and the block table.
+    pub fn of([query_lengths, key_lengths, block_table]: &'a [Vec<i64>; 3]) -> Self {
+        SparseContents {
+            query_lengths,
+            key_lengths,
+            block_table,
+        }
+    }
+}
+
 /// One sequence of a call. Lengths are cut to the room that there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SparseSequence {
@@ -306,6 +317,20 @@ impl SequenceRules {
             columns: block_table.map_or(0, |table| table.shape[1] as usize),
             causal,
         })
+    }
+}
+
+/// Refuses a call by `rule` whose lengths and block table lead outside of its tensors: lengths of queries and of keys,
+/// and the table, row by row.
+pub(crate) fn checked_contents(
+    sequences: &SparseSequences,
+    numbers: [Vec<i64>; 3],
+    rule: &'static Rule,
+) -> Checked {
+    let contents = SparseContents::of(&numbers);
+    match sequences.faults(contents).next() {
+        None => Ok(()),
+        Some(fault) => Err(rule.broken(fault, "numbers within the tensors")),
     }
 }
 

@@ -27,5 +27,6 @@ mod ring;
 mod rms_norm;
 mod rules;
 mod sparse;
+mod sparse_flash;
 mod targets;
 mod verdicts;

@@ -6,7 +6,7 @@
 
 pub mod rules;
 
-use super::sparse_sequences::{SparseContents, SparseSequences};
+use super::sparse_sequences::{SparseSequences, checked_contents};
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Int32;
 use crate::contract::{CallContract, DescribedOperator, each_lint};
@@ -107,21 +107,11 @@ impl CallContract for LightningIndexer {
         let Ok(problem) = arguments.call().check(target) else {
             return Ok(());
         };
-        let [query_lengths, key_lengths, block_table] = [
-            Parameter::ActualSeqLengthsQuery,
-            Parameter::ActualSeqLengthsKey,
-            Parameter::BlockTable,
-        ]
-        .map(|parameter| integers(parameter.name()));
-        let contents = SparseContents {
-            query_lengths: &query_lengths,
-            key_lengths: &key_lengths,
-            block_table: &block_table,
-        };
-        match problem.sequences.faults(contents).next() {
-            None => Ok(()),
-            Some(fault) => Err(rules::CONTENTS.broken(fault, "numbers within the tensors")),
-        }
+        checked_contents(
+            &problem.sequences,
+            IndexerProblem::CONTENTS.map(|parameter| integers(parameter.name())),
+            &rules::CONTENTS,
+        )
     }
 }
 
@@ -144,6 +134,13 @@ pub struct IndexerProblem {
 }
 
 impl IndexerProblem {
+    /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
+    pub const CONTENTS: [Parameter; 3] = [
+        Parameter::ActualSeqLengthsQuery,
+        Parameter::ActualSeqLengthsKey,
+        Parameter::BlockTable,
+    ];
+
     /// Whether nothing is written.
     pub fn is_idle(&self) -> bool {
         self.sequences.query.total() == 0 || self.count == 0

@@ -14,7 +14,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.deprecated incre.product indexer.product indexer.product_unchecked incre.pse_dropped \
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
-         scatter.product update.product update_type.known",
+         scatter.product update.product update_type.known sparse_flash.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -23,7 +23,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.card_size indexer.count_unchecked indexer.empty indexer.heads indexer.heads_unchecked indexer.none_chosen \
          key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
-         query.empty_decode ring.countable rms_norm.row_bytes rope.dims update.count",
+         query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -36,7 +36,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows \
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
-         split_fuse.ignored start_idx.ignored tensor.empty",
+         split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -50,7 +50,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
-         shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype split_fuse.dtype \
+         shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key",
     ),
     (
@@ -105,7 +105,11 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          scatter.value_shape shape.countable shared_prefix.alone shared_prefix.length shared_prefix.pair \
          shared_prefix.shape shared_prefix.unified_alone slot_mapping.range slot_mapping.shape slot_mapping.unique \
          softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask \
-         split_fuse.causal_rows split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided \
+         split_fuse.causal_rows split_fuse.one_key sparse_flash.batch sparse_flash.block_size \
+         sparse_flash.block_table sparse_flash.contents sparse_flash.format sparse_flash.head_dim sparse_flash.indices \
+         sparse_flash.key_rows sparse_flash.lengths sparse_flash.no_softmax sparse_flash.out sparse_flash.paged_dim \
+         sparse_flash.query_rope sparse_flash.rank sparse_flash.required sparse_flash.rope sparse_flash.softmax \
+         sparse_flash.softmax_room sparse_flash.softmax_shape sparse_flash.value start_idx.range tensor.countable tensor.format tensor.strided \
          tree_mask.ignored tree_mask.more_rows tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
          rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \
          rms_norm.y_shape update.format update.head_dim update.infinite_lse update.local_out_shape update.lse_out \
@@ -128,7 +132,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant.per_block quant.per_tensor_kernel query.hidden_size query.rows_max ring.input_layout ring.shapes \
          rms_norm.epsilon rms_norm.finite_epsilon scatter_mode.known softmax_lse.ignored sparse_mode.form \
          sparse_mode.full_quant split_fuse.heads_divide split_fuse.kv_rows \
-         split_fuse.mask split_fuse.q_rows tokens.both_negative tokens.empty_band \
+         split_fuse.mask split_fuse.q_rows sparse_flash.attention_mode sparse_flash.layout \
+         sparse_flash.sparse_block_size sparse_flash.sparse_mode sparse_flash.tokens tokens.both_negative tokens.empty_band \
          tree_mask.form update.empty_row",
     ),
 ];

@@ -1,0 +1,156 @@
+//! SparseFlashAttention: latent attention to the keys that a list names for each query row.
+//!
+//! A row has a list of blocks of `sparseBlockSize` keys, which [LightningIndexer](super::lightning_indexer) can
+//! choose, and attends to their keys with all its heads: `softmax(scale (q · k + qr · kr)) k`. There is one key head,
+//! whose 512 elements are the value too.
+
+mod chosen;
+mod problem;
+pub mod rules;
+
+pub use chosen::{EntryFault, EntryFaultKind};
+pub use problem::SparseFlashProblem;
+
+use super::sparse_sequences::checked_contents;
+use crate::Cann::{V8_5, V9_1};
+use crate::DType::Float;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
+
+/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
+/// describes the table's form.
+///
+/// Source: aclnnSparseFlashAttention, parameter table.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sparse_flash_attention_arguments {
+    ($then:ident $with:tt) => {
+        $then! { $with
+            1 { query: tensor, Query, "query",
+                "Queries without their rotary part, `[B, S1, N1, 512]` or `[T1, N1, 512]`." }
+            1 { key: tensor, Key, "key",
+                "Latent keys, which are the values too, with one head: `[B, S2, 1, 512]`, `[T2, 1, 512]` or \
+                 `[blocks, block size, 1, 512]`." }
+            1 { value: tensor, Value, "value", "The same tensor as `key`. From 9.1 on null is `key`." }
+            1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
+                "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
+                 after the last." }
+            1 { block_table: tensor, BlockTable, "blockTable",
+                "The blocks of each sequence in a paged cache, `[B, M]`." }
+            1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
+                "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+            1 { actual_seq_lengths_kv: tensor, ActualSeqLengthsKv, "actualSeqLengthsKv",
+                "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+            1 { query_rope: tensor, QueryRope, "queryRope", "Rotary part of the queries, 64 elements each." }
+            1 { key_rope: tensor, KeyRope, "keyRope", "Rotary part of the keys, 64 elements each." }
+            1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
+            1 { sparse_block_size: int = 1, SparseBlockSize, "sparseBlockSize", "Keys of a block of `sparseIndices`." }
+            1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
+            1 { layout_kv: text = "BSND", LayoutKv, "layoutKv", "Axes of `key`: as those of `query`, or `PA_BSND`." }
+            1 { sparse_mode: int = 3, SparseMode, "sparseMode",
+                "0: a row may read all keys; 3: those up to its own position, counted from the end." }
+            1 { pre_tokens: int = i64::MAX, PreTokens, "preTokens", "Reserved: the largest number." }
+            1 { next_tokens: int = i64::MAX, NextTokens, "nextTokens", "Reserved: the largest number." }
+            1 { attention_mode: int = 2, AttentionMode, "attentionMode", "2: latent attention in its absorbed form." }
+            1 { return_softmax_lse: flag = false, ReturnSoftmaxLse, "returnSoftmaxLse",
+                "Whether maximum and sum of each row are written as well." }
+            1 { attention_out: output, AttentionOut, "attentionOut", "Attention, with the shape of `query`." }
+            1 { softmax_max: output, SoftmaxMax, "softmaxMax",
+                "The largest score of each row and head, `[B, 1, S1, N1]` or `[1, T1, N1]`; empty without \
+                 `returnSoftmaxLse`." }
+            1 { softmax_sum: output, SoftmaxSum, "softmaxSum",
+                "The sum of the exponentials of the scores, from which the largest is taken, in the same shape." }
+        }
+    };
+}
+
+sparse_flash_attention_arguments! {
+    declare_arguments { "SparseFlashAttention", #[derive(Copy)] SparseFlashCall<'a> }
+}
+
+versions! {
+    /// The version of SparseFlashAttention.
+    pub enum Version {
+        /// The only one.
+        V1 = OperatorVersion::new(1, "aclnnSparseFlashAttention", "8.5")
+            .exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V9_1),
+    }
+}
+
+/// SparseFlashAttention in the list of operators.
+pub(crate) struct SparseFlashAttention;
+
+impl DescribedOperator for SparseFlashAttention {
+    type Version = Version;
+    type Parameter = Parameter;
+
+    fn rules() -> impl Iterator<Item = &'static Rule> {
+        rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for SparseFlashAttention {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = arguments.call();
+        call.check(target)?;
+        each_lint(|allowed| call.lint(target, allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let Some([out, softmax]) = arguments.call().outputs() else {
+            return;
+        };
+        arguments.attention_out = arguments.attention_out.or(Some(out));
+        arguments.softmax_max = arguments.softmax_max.or(Some(softmax));
+        arguments.softmax_sum = arguments.softmax_sum.or(Some(softmax));
+    }
+
+    fn check_contents(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        let Ok(problem) = arguments.call().check(target) else {
+            return Ok(());
+        };
+        checked_contents(
+            &problem.sequences,
+            SparseFlashProblem::CONTENTS.map(|parameter| integers(parameter.name())),
+            &rules::CONTENTS,
+        )
+    }
+}
+
+impl SparseFlashCall<'_> {
+    /// Attention, and the form of both softmax outputs, as the inputs imply them; `None` without queries, or for shapes
+    /// that no tensor can have. Without `returnSoftmaxLse` the latter are empty.
+    pub fn outputs(&self) -> Option<[TensorDesc; 2]> {
+        let query = self.query?;
+        let out = TensorDesc::packed(query.dtype, query.shape);
+        let softmax = match self.return_softmax_lse {
+            true => Dims::new(&softmax_shape(&query)?)?,
+            false => Dims::of([0]),
+        };
+        let softmax = TensorDesc::packed(Float, softmax);
+        (out.byte_range().is_some() && softmax.byte_range().is_some()).then_some([out, softmax])
+    }
+}
+
+/// Shape of the softmax outputs: that of the queries without their elements, with an axis for the key head before the
+/// rows.
+fn softmax_shape(query: &TensorDesc) -> Option<Vec<i64>> {
+    let (outer, inner) = query
+        .shape
+        .split_at_checked(query.shape.rank().checked_sub(3)?)?;
+    Some([outer, &[1], &inner[..2]].concat())
+}

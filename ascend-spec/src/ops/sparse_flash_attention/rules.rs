@@ -1,0 +1,396 @@
+//! The rules of SparseFlashAttention.
+
+use super::{Parameter, SparseFlashCall, SparseFlashProblem, Version, softmax_shape};
+use crate::Cann::{V9_0, V9_1};
+use crate::DType::{Bf16, Float, Float16, Int32};
+use crate::allowed::{Checked, DivisorsOf, Named, Outcome};
+use crate::contract::first_lint;
+use crate::ops::sparse_sequences::{
+    SequenceRules, SequenceTensors, SparseSequences, TokenLayout, shaped,
+};
+use crate::rule::{lint, require, rules};
+use crate::{Target, TensorDesc, Violation};
+
+rules! {
+    in Scope::ALL.since(V8_5).since_on_950(V9_1);
+    PRODUCT = "sparse_flash.product", FIND_KERNEL_ERROR, V1,
+        "SparseFlashAttention documentation, products" in Scope::ALL,
+        "the product has the operator in the release",
+        "run on Atlas A2 or Atlas A3 with CANN 8.5 or newer, or on Ascend 950 with CANN 9.1 or newer";
+    REQUIRED = "sparse_flash.required", PARAM_NULLPTR, V1, "SparseFlashAttention documentation, return values",
+        "query, key, sparseIndices, attentionOut and before 9.1 value are given, and softmaxMax and softmaxSum, in 8.5 "
+        "whatever returnSoftmaxLse says",
+        "pass queries, keys as key and as value, indices and all outputs";
+    SOFTMAX = "sparse_flash.softmax", API_ERROR, V1, "SparseFlashAttention API, softmaxMax and softmaxSum"
+        in Scope::ALL.since(V9_0).since_on_950(V9_1),
+        "softmaxMax and softmaxSum are given with returnSoftmaxLse",
+        "pass tensors for maxima and sums, or leave returnSoftmaxLse out";
+    NO_SOFTMAX = "sparse_flash.no_softmax", NullptrCrash("the library uses placeholders that it has destroyed"), V1,
+        "SparseFlashAttention API, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+        "softmaxMax and softmaxSum are not both null",
+        "pass two tensors of shape [0] without returnSoftmaxLse";
+    DTYPE = "sparse_flash.dtype", PARAM_INVALID, V1, "SparseFlashAttention documentation, dtypes",
+        "query is FLOAT16 or BF16, key, value, queryRope, keyRope and attentionOut have its dtype, indices, lengths and "
+        "blockTable are INT32, and softmaxMax and softmaxSum FLOAT",
+        "convert the named tensor to one of the allowed dtypes";
+    FORMAT = "sparse_flash.format", PARAM_INVALID, V1, "SparseFlashAttention documentation, parameters",
+        "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
+        "describe the tensor as ND, with a shape that memory can hold";
+    LAYOUT = "sparse_flash.layout", TILING_ERROR, V1, "SparseFlashAttention tiling, layouts",
+        "layoutQuery is BSND or TND, and layoutKv the same or PA_BSND",
+        "spell the layouts as CANN does";
+    ROPE = "sparse_flash.rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope and keyRope",
+        "queryRope and keyRope are given",
+        "pass the rotary parts of queries and keys as tensors of their own";
+    MODE = "sparse_flash.sparse_mode", TILING_ERROR, V1, "SparseFlashAttention tiling, sparseMode",
+        "sparseMode is 0 or 3",
+        "use 3 for causal attention, 0 for attention to all keys";
+    TOKENS = "sparse_flash.tokens", TILING_ERROR, V1, "SparseFlashAttention tiling, preTokens and nextTokens",
+        "preTokens and nextTokens are the largest INT64",
+        "pass 9223372036854775807 for both";
+    ATTENTION_MODE = "sparse_flash.attention_mode", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionMode",
+        "attentionMode is 2",
+        "absorb the projections of keys and values into queries and output, and pass 2";
+    SPARSE_BLOCK_SIZE = "sparse_flash.sparse_block_size", TILING_ERROR, V1,
+        "SparseFlashAttention tiling, sparseBlockSize",
+        "sparseBlockSize is a power of two up to 128, on Ascend 950 1",
+        "choose blocks of such a size, or single keys";
+    SOFTMAX_PAGED = "sparse_flash.softmax_paged", TILING_ERROR, V1, "SparseFlashAttention tiling, returnSoftmaxLse",
+        "maxima and sums are not returned for keys in a paged cache",
+        "leave returnSoftmaxLse out, or gather the keys";
+    RANK = "sparse_flash.rank", TILING_ERROR, V1, "SparseFlashAttention tiling, shapes",
+        "query and key have the axes of their layouts",
+        "describe the tensor with as many axes";
+    BLOCK_TABLE = "sparse_flash.block_table", TILING_ERROR, V1, "SparseFlashAttention tiling, blockTable",
+        "blockTable is [B, columns] with at least one column, for PA_BSND and for no other layout",
+        "give a row of block ids for each sequence of a paged cache, and no table without one";
+    LENGTHS = "sparse_flash.lengths", TILING_ERROR, V1, "SparseFlashAttention tiling, actualSeqLengths",
+        "lengths have an element for each sequence, and are given for TND and for keys in a paged cache",
+        "give a number for each sequence";
+    BATCH = "sparse_flash.batch", TILING_ERROR, V1, "SparseFlashAttention tiling, batch",
+        "query and key have as many sequences",
+        "make both from the same batch";
+    BLOCK_SIZE = "sparse_flash.block_size", TILING_ERROR, V1, "SparseFlashAttention tiling, block size",
+        "a cache has at least one block, of 16 to 1024 keys, a multiple of 16 and of sparseBlockSize",
+        "use such a block size";
+    HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
+        "queries and keys have 512 elements, and keys one head",
+        "use the operator for latent attention of this shape alone";
+    HEADS = "sparse_flash.heads", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
+        "there are 1 to 128 query heads, on Atlas A2 and A3 a power of two",
+        "attend with as many heads, filled up or divided over calls";
+    QUERY_ROPE = "sparse_flash.query_rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope",
+        "queryRope has the shape of query with 64 elements",
+        "give the rotary part of each query";
+    KEY_ROWS = "sparse_flash.key_rows", TILING_ERROR, V1, "SparseFlashAttention tiling, value and keyRope",
+        "value and keyRope have the shape of key, the latter with 64 elements",
+        "pass key as value, and the rotary part of each key";
+    INDICES = "sparse_flash.indices", TILING_ERROR, V1, "SparseFlashAttention tiling, sparseIndices",
+        "sparseIndices is [B, S1, 1, K] or [T1, 1, K]",
+        "give a list of blocks for each row";
+    OUT = "sparse_flash.out", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionOut",
+        "attentionOut has the shape of query",
+        "give room for the attention of each row";
+    SOFTMAX_SHAPE = "sparse_flash.softmax_shape", TILING_ERROR, V1,
+        "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+        "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1]",
+        "give room for the maximum and the sum of each row and head";
+    SOFTMAX_ROOM = "sparse_flash.softmax_room",
+        Overrun("a number is written for each row and head, whatever room there is"), V1,
+        "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::A2_A3.since(V8_5).until(V8_5),
+        "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1] in 8.5 too, which does not "
+        "look at them",
+        "give room for the maximum and the sum of each row and head";
+    PAGED_DIM = "sparse_flash.paged_dim", Overrun("512 elements of each key are read"), V1,
+        "SparseFlashAttention tiling, key",
+        "keys in a paged cache have 512 elements too, which the operator does not compare",
+        "pass the cache of latent keys";
+    VALUE = "sparse_flash.value", Lint("values are read from key"), V1, "SparseFlashAttention kernel, value",
+        "value is described as key is",
+        "pass the same tensor as key and as value";
+    NONE_CHOSEN = "sparse_flash.none_chosen", Lint("all rows are zeros"), V1,
+        "SparseFlashAttention kernel, sparseIndices",
+        "lists of blocks have at least one entry",
+        "leave the call out where nothing is chosen";
+    CONTENTS = "sparse_flash.contents", Overrun("rows of other memory are read or written"), V1,
+        "SparseFlashAttention kernel, lengths and blockTable",
+        "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
+        "cache for each key",
+        "take lengths and table of one batch and one cache";
+}
+
+/// The rules of the call's sequences.
+const SEQUENCES: SequenceRules = SequenceRules {
+    layout: &LAYOUT,
+    rank: &RANK,
+    lengths: &LENGTHS,
+    batch: &BATCH,
+    block_table: &BLOCK_TABLE,
+    block_size: &BLOCK_SIZE,
+};
+/// Elements of queries and keys without their rotary part.
+pub(super) const DIM: i64 = 512;
+/// Elements of a rotary part.
+pub(super) const ROPE_DIM: i64 = 64;
+/// Numbers of query heads on Atlas A2 and A3, and of keys in a block there.
+const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// Largest number of query heads on Ascend 950.
+const MOST_HEADS: i64 = 128;
+
+/// The tensors that every call has.
+struct Given {
+    query: TensorDesc,
+    key: TensorDesc,
+    /// `key` where there is none.
+    value: TensorDesc,
+    indices: TensorDesc,
+    out: TensorDesc,
+}
+
+impl SparseFlashCall<'_> {
+    /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of lengths,
+    /// table and indices are not checked.
+    ///
+    /// Allocates nothing unless it refuses or returns softmax outputs.
+    ///
+    /// # Errors
+    /// [`Violation`] by the first broken rule.
+    pub fn check(&self, target: Target) -> Result<SparseFlashProblem, Violation> {
+        require!(
+            Version::V1.runs_on(target),
+            PRODUCT,
+            target,
+            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
+        );
+        let given = self.required(target)?;
+        self.dtypes(&given.query)?;
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
+        let empty = |desc: Option<TensorDesc>| desc.is_none_or(|desc| desc.is_empty());
+        // A call whose outputs are all empty ends before the tiling looks at it.
+        if given.out.is_empty() && empty(self.softmax_max) && empty(self.softmax_sum) {
+            return Ok(self.problem(SparseSequences::none(), &given));
+        }
+        let [layout_query, layout_kv] = SEQUENCES.layouts([self.layout_query, self.layout_kv])?;
+        self.judge_values(layout_kv, target)?;
+        let sequences = SEQUENCES.resolve(
+            &SequenceTensors {
+                query: &given.query,
+                key: &given.key,
+                lengths: [self.actual_seq_lengths_query, self.actual_seq_lengths_kv],
+                names: ["actualSeqLengthsQuery", "actualSeqLengthsKv"],
+                block_table: self.block_table,
+            },
+            [layout_query, layout_kv],
+            self.sparse_mode == 3,
+        )?;
+        if layout_kv == TokenLayout::PaBsnd {
+            BLOCK_TABLE.takes(Named("columns", sequences.columns), 1..)?;
+            BLOCK_SIZE.takes(
+                Named("sparseBlockSize", self.sparse_block_size),
+                DivisorsOf(given.key.shape[1]),
+            )?;
+        }
+        self.shapes(&given, layout_kv, target)?;
+        Ok(self.problem(sequences, &given))
+    }
+
+    /// The first lint that the call, which holds every rule, breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
+        let (Some(query), Some(key), Some(indices)) = (self.query, self.key, self.sparse_indices)
+        else {
+            return Ok(());
+        };
+        if self.attention_out.is_none_or(|out| out.is_empty()) {
+            return Ok(());
+        }
+        first_lint(allowed, |report| {
+            if let Some(value) = self.value.filter(|_| key.shape.last() == Some(&DIM)) {
+                lint!(
+                    report,
+                    value == key,
+                    VALUE,
+                    format_args!("{value} beside {key}"),
+                    key
+                );
+            }
+            PAGED_DIM
+                .takes(key.shape.last().copied().unwrap_or(0), DIM)
+                .report(report);
+            let room = softmax_shape(&query).filter(|_| self.return_softmax_lse);
+            for (name, desc) in self.softmax() {
+                if let (Some(room), Some(desc)) = (&room, desc) {
+                    let fits = desc.shape[..] == room[..] || !SOFTMAX_ROOM.scope.holds(target);
+                    lint!(
+                        report,
+                        fits,
+                        SOFTMAX_ROOM,
+                        format_args!("{name} {}", desc.shape),
+                        format_args!("{room:?}")
+                    );
+                }
+            }
+            lint!(
+                report,
+                indices.shape.last() != Some(&0),
+                NONE_CHOSEN,
+                indices.shape,
+                "rows and entries"
+            );
+        })
+    }
+
+    fn softmax(&self) -> [(&'static str, Option<TensorDesc>); 2] {
+        [
+            ("softmaxMax", self.softmax_max),
+            ("softmaxSum", self.softmax_sum),
+        ]
+    }
+
+    fn required(&self, target: Target) -> Result<Given, Violation> {
+        let generated = target.cann < V9_0;
+        let query = REQUIRED.requires(self.query, "query")?;
+        let key = REQUIRED.requires(self.key, "key")?;
+        if target.cann < V9_1 {
+            REQUIRED.requires(self.value, "value")?;
+        }
+        let indices = REQUIRED.requires(self.sparse_indices, "sparseIndices")?;
+        let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
+        let missing = self.softmax().map(|(_, desc)| desc.is_none());
+        require!(
+            generated || self.return_softmax_lse || missing != [true; 2],
+            NO_SOFTMAX,
+            "neither",
+            "two tensors, which may be empty",
+        );
+        for (name, desc) in self.softmax() {
+            match self.return_softmax_lse && !generated {
+                true => SOFTMAX.requires(desc, name)?,
+                false => REQUIRED.requires(desc, name)?,
+            };
+        }
+        Ok(Given {
+            query,
+            key,
+            value: self.value.unwrap_or(key),
+            indices,
+            out,
+        })
+    }
+
+    fn problem(&self, sequences: SparseSequences, given: &Given) -> SparseFlashProblem {
+        let last = |desc: &TensorDesc, from_end: usize| {
+            let axis = desc.shape.len().checked_sub(from_end);
+            axis.map_or(0, |axis| usize::try_from(desc.shape[axis]).unwrap_or(0))
+        };
+        let room = softmax_shape(&given.query).filter(|_| self.return_softmax_lse);
+        let short = |desc: Option<TensorDesc>| {
+            (desc.zip(room.as_ref())).is_some_and(|(desc, room)| desc.shape[..] != room[..])
+        };
+        SparseFlashProblem {
+            sequences,
+            heads: last(&given.query, 2),
+            entries: last(&given.indices, 1),
+            block: usize::try_from(self.sparse_block_size).unwrap_or(0).max(1),
+            scale: self.scale,
+            softmax: self.return_softmax_lse,
+            overruns: last(&given.key, 1) != SparseFlashProblem::DIM
+                || short(self.softmax_max)
+                || short(self.softmax_sum),
+        }
+    }
+
+    fn dtypes(&self, query: &TensorDesc) -> Checked {
+        DTYPE.takes(Named("query", query.dtype), [Float16, Bf16])?;
+        for (argument, desc) in self.each_tensor() {
+            let dtype = match argument.parameter {
+                Parameter::SparseIndices
+                | Parameter::BlockTable
+                | Parameter::ActualSeqLengthsQuery
+                | Parameter::ActualSeqLengthsKv => Int32,
+                Parameter::SoftmaxMax | Parameter::SoftmaxSum => Float,
+                _ => query.dtype,
+            };
+            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
+        }
+        Ok(())
+    }
+
+    fn judge_values(&self, layout_kv: TokenLayout, target: Target) -> Checked {
+        ROPE.requires(self.query_rope, "queryRope")?;
+        ROPE.requires(self.key_rope, "keyRope")?;
+        MODE.takes(self.sparse_mode, [0, 3])?;
+        TOKENS.takes(Named("preTokens", self.pre_tokens), i64::MAX)?;
+        TOKENS.takes(Named("nextTokens", self.next_tokens), i64::MAX)?;
+        ATTENTION_MODE.takes(self.attention_mode, 2)?;
+        match target.is_950() {
+            true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1)?,
+            false => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, POWERS)?,
+        }
+        SOFTMAX_PAGED.forbids([(
+            "returnSoftmaxLse with PA_BSND",
+            self.return_softmax_lse && layout_kv == TokenLayout::PaBsnd,
+        )])
+    }
+
+    fn shapes(&self, given: &Given, layout_kv: TokenLayout, target: Target) -> Checked {
+        let Given {
+            query,
+            key,
+            value,
+            indices,
+            out,
+        } = given;
+        // The ranks are those of the layouts.
+        let (rows, head) = query.shape.split_at(query.shape.rank() - 2);
+        let (key_rows, key_head) = key.shape.split_at(key.shape.rank() - 2);
+        HEAD_DIM.takes(Named("query", head[1]), DIM)?;
+        HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
+        if layout_kv != TokenLayout::PaBsnd {
+            HEAD_DIM.takes(Named("key", key_head[1]), DIM)?;
+        }
+        match target.is_950() {
+            true => HEADS.takes(head[0], 1..=MOST_HEADS)?,
+            false => HEADS.takes(head[0], POWERS)?,
+        }
+        shaped(
+            &KEY_ROWS,
+            "value",
+            value,
+            key_rows,
+            &[
+                1,
+                if self.value.is_some() {
+                    DIM
+                } else {
+                    key_head[1]
+                },
+            ],
+        )?;
+        if let (Some(query_rope), Some(key_rope)) = (&self.query_rope, &self.key_rope) {
+            shaped(
+                &QUERY_ROPE,
+                "queryRope",
+                query_rope,
+                rows,
+                &[head[0], ROPE_DIM],
+            )?;
+            shaped(&KEY_ROWS, "keyRope", key_rope, key_rows, &[1, ROPE_DIM])?;
+        }
+        let entries = indices.shape.last().copied().unwrap_or(0);
+        shaped(&INDICES, "sparseIndices", indices, rows, &[1, entries])?;
+        shaped(&OUT, "attentionOut", out, &query.shape, &[])?;
+        if self.return_softmax_lse && target.cann >= V9_0 {
+            let shape = softmax_shape(query).unwrap_or_default();
+            for (name, desc) in self.softmax() {
+                if let Some(desc) = desc {
+                    shaped(&SOFTMAX_SHAPE, name, &desc, &shape, &[])?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
