@@ -2883,6 +2883,44 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. valueOptional may be null
+ from 9.1 on. queryRope and keyRope must not be null. softmaxMax and softmaxSum must not be null either; without
+ returnSoftmaxLse they may be empty.*/
+    pub fn aclnnSparseFlashAttentionGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        valueOptional: *const aclTensor,
+        sparseIndices: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKvOptional: *const aclTensor,
+        queryRope: *const aclTensor,
+        keyRope: *const aclTensor,
+        scaleValue: f64,
+        sparseBlockSize: i64,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKv: *mut ::core::ffi::c_char,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        attentionMode: i64,
+        returnSoftmaxLse: bool,
+        attentionOut: *const aclTensor,
+        softmaxMax: *const aclTensor,
+        softmaxSum: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnSparseFlashAttention(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
 }
 
 /// Hands every function of the C ABI to another macro.
@@ -4776,6 +4814,37 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnSparseFlashAttentionGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                valueOptional: *const $crate::bindings::aclTensor,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclTensor,
+                queryRope: *const $crate::bindings::aclTensor,
+                keyRope: *const $crate::bindings::aclTensor,
+                scaleValue: f64,
+                sparseBlockSize: i64,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKv: *mut ::core::ffi::c_char,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                attentionMode: i64,
+                returnSoftmaxLse: bool,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxMax: *const $crate::bindings::aclTensor,
+                softmaxSum: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnSparseFlashAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
         }
     };
 }
@@ -5038,5 +5107,7 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnRmsNorm: Some(aclnnRmsNorm),
         aclnnScatterPaKvCacheGetWorkspaceSize: None,
         aclnnScatterPaKvCache: None,
+        aclnnSparseFlashAttentionGetWorkspaceSize: None,
+        aclnnSparseFlashAttention: None,
     }
 }

@@ -67,6 +67,17 @@ pub(super) struct Attention {
     pub(super) zeroes_masked_rows: bool,
 }
 
+/// The tensors of latent attention.
+pub(super) struct Latent {
+    pub(super) query: InputTensor,
+    pub(super) query_rope: InputTensor,
+    pub(super) out: OutputTensor,
+    /// Factor of the scores.
+    pub(super) scale: f64,
+    /// Element type that weights are rounded to.
+    pub(super) dtype: DType,
+}
+
 impl Attention {
     /// Prepares a problem's call for the kernels.
     ///
@@ -208,6 +219,40 @@ impl Attention {
                 .map_or(0.0, |grid| first(grid).ln()),
             zeroes_masked_rows: problem.zeroes_masked_rows,
         })
+    }
+
+    /// Latent attention without any sequence yet: all heads share a key head, whose values are the beginning of its
+    /// keys.
+    pub(super) fn latent(call: Latent) -> Self {
+        let sizes = call.query.sizes();
+        let rope = call.query_rope.sizes().dim;
+        Attention {
+            sequences: Vec::new(),
+            heads: sizes.heads,
+            kv_heads: 1,
+            group: sizes.heads,
+            dim: sizes.dim.next_multiple_of(WIDTH) + rope,
+            value_dim: sizes.dim,
+            query_scale: (call.scale * std::f64::consts::LOG2_E) as f32,
+            scale: 1.0,
+            query: call.query,
+            query_rope: Some(call.query_rope),
+            query_quantisation: None,
+            rope_scale: None,
+            key_quantisation: None,
+            value_quantisation: None,
+            out: call.out,
+            lse: None,
+            mask: None,
+            bias: None,
+            sink: None,
+            dropout: None,
+            weight_dtype: call.dtype,
+            weight_scale: None,
+            output_scale: 1.0,
+            lse_offset: 0.0,
+            zeroes_masked_rows: false,
+        }
     }
 
     /// Replaces the geometry of each sequence with the same lengths by `geometry`.

@@ -16,14 +16,13 @@ use super::prefill::{LANE_GROUPS, score_tile};
 use super::ring_update::Elements;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
-use super::tensor::input::{ElementTypes, InputTensor};
-use super::tensor::strided::Sizes;
+use super::tensor::input::InputTensor;
 use super::tile_load::{SLICE, tile_index, tile_vectors};
+use super::token_rows::TokenRows;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_repeat, try_with_capacity};
-use ascend_spec::attention_problem::Rows;
+use ascend_spec::DType;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
-use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
-use ascend_spec::{DType, TensorDesc, View};
+use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -35,58 +34,12 @@ const BLOCK_GROUPS: usize = 24;
 /// Keys that a thread scores at a time.
 const CHUNK: usize = 16 * TILE_KEYS;
 
-/// A tensor that is read, and its base address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Source<'a> {
-    pub desc: &'a TensorDesc,
-    pub base: *const u8,
-}
-
-impl Source<'_> {
-    /// The rows of a tensor `[B, S, N, D]` or `[T, N, D]`, or without the axis of heads.
-    ///
-    /// # Safety
-    ///
-    /// Every element may be read as long as the value is used.
-    unsafe fn input(&self, layout: TokenLayout) -> InputTensor {
-        let TensorDesc { shape, strides, .. } = self.desc;
-        let row = usize::from(layout != TokenLayout::Tnd);
-        let has_heads = shape.rank() == row + 3;
-        let stride = |axis: usize| strides.get(axis).copied().unwrap_or(0);
-        let size = |axis: usize| shape.get(axis).map_or(0, |&size| size.max(0) as usize);
-        let last = row + 1 + usize::from(has_heads);
-        let rows = Rows {
-            view: View {
-                offset: self.desc.offset,
-                batch: if row == 1 { stride(0) } else { 0 },
-                head: if has_heads { stride(row + 1) } else { 0 },
-                row: stride(row),
-                dim: stride(last),
-            },
-            lanes: 0,
-            dtype: self.desc.dtype,
-        };
-        let sizes = Sizes {
-            batch: if row == 1 { size(0) } else { 1 },
-            heads: if has_heads { size(row + 1) } else { 1 },
-            rows: size(row),
-            dim: size(last),
-        };
-        let types = ElementTypes {
-            query: self.desc.dtype,
-            stored: self.desc.dtype,
-        };
-        // SAFETY: the caller's promise.
-        unsafe { InputTensor::new(self.base, &rows, sizes, types) }
-    }
-}
-
 /// The tensors of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers<'a> {
-    pub query: Source<'a>,
-    pub key: Source<'a>,
-    pub weights: Source<'a>,
+    pub query: TokenRows<'a>,
+    pub key: TokenRows<'a>,
+    pub weights: TokenRows<'a>,
     pub indices: Elements,
     /// `None` where no scores are written.
     pub values: Option<Elements>,
@@ -474,7 +427,8 @@ impl IndexerRun<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ascend_spec::ops::sparse_sequences::{Room, SparseSequences};
+    use ascend_spec::TensorDesc;
+    use ascend_spec::ops::sparse_sequences::{Room, SparseSequences, TokenLayout};
 
     const DIM: usize = 128;
 
@@ -527,9 +481,9 @@ mod tests {
             let run = |level: Level, threads: usize| {
                 let mut indices = vec![7i32; rows * count];
                 let mut values = vec![f16::ONE; rows * count];
-                let source = |desc, data: &[f16]| Source {
+                let source = |desc, data: &[f16]| TokenRows {
                     desc,
-                    base: data.as_ptr().cast(),
+                    base: data.as_ptr().cast_mut().cast(),
                 };
                 let buffers = Buffers {
                     query: source(&descs[0], &query),

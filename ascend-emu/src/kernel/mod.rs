@@ -23,6 +23,7 @@
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
 //! | `lightning_indexer` | choosing the keys of sparse attention, with the products of `prefill` |
+//! | `sparse_attention`, `token_rows` | attention to chosen keys: each row a sequence of the kernels above; its tensors |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
@@ -63,11 +64,13 @@ mod schedule;
 mod scratch;
 mod sequence;
 mod simd;
+pub(crate) mod sparse_attention;
 mod split_kv;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod tile_load;
+pub(crate) mod token_rows;
 mod visibility;
 
 use crate::host_memory::HostMemoryExhausted;

@@ -188,6 +188,32 @@ impl Sequence {
         }
     }
 
+    /// A single row at a batch entry and row of the tensors, which sees all of the keys. `softmax` is where its maximum
+    /// and sum go.
+    pub(super) fn of_row(
+        (batch, row): (usize, usize),
+        kv: KeyValues,
+        softmax: Option<[WriteTensor<f32>; 2]>,
+    ) -> Self {
+        let keys = match &kv.storage {
+            Storage::Listed(rows) => rows.len(),
+            Storage::Rows { .. } | Storage::Pages(_) => 0,
+        };
+        Sequence {
+            geometry: MaskGeometry::full(1, keys as u64),
+            kv,
+            batch,
+            rows: 1,
+            first: row,
+            end: row + 1,
+            origin: (0, 0),
+            mask: None,
+            dropped: None,
+            softmax,
+            mask_summary: None,
+        }
+    }
+
     /// Whether the sequence's rows end before those of `next`, or are of another batch entry.
     pub(super) fn ends_before(&self, next: &Self) -> bool {
         self.batch != next.batch || self.first + self.rows <= next.first

@@ -3,12 +3,13 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
+use super::sparse_contents;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
-use crate::finding_kind::FindingKind;
-use crate::kernel::lightning_indexer::{self, Buffers, Source};
+use crate::kernel::lightning_indexer::{self, Buffers};
 use crate::kernel::ring_update::Elements;
+use crate::kernel::token_rows::TokenRows;
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -17,7 +18,7 @@ use crate::status::Outcome;
 use ascend_spec::ops::lightning_indexer::{
     Argument, Arguments, IndexerProblem, Parameter, Version,
 };
-use ascend_spec::ops::sparse_sequences::{Side, SparseContents, SparseFault};
+use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 use std::ops::Range;
 
@@ -45,27 +46,6 @@ impl IndexerOperator {
             check: check(),
         })
     }
-}
-
-/// Reports numbers on the device that lead outside of a tensor; in strict mode that is a device fault.
-pub(super) fn inspect<O: DeclaredOperator>(
-    launch: &Launch<'_, O>,
-    fault: SparseFault,
-    lengths: [&'static str; 2],
-) -> Result<(), Fault> {
-    let [of_query, of_key] = lengths;
-    let (kind, tensor) = match fault {
-        SparseFault::Length { side, .. } => {
-            let tensor = match side {
-                Side::Query => of_query,
-                Side::Key => of_key,
-            };
-            (FindingKind::SequenceLength, tensor)
-        }
-        SparseFault::NoColumn { .. } => (FindingKind::SequenceLength, of_key),
-        SparseFault::NoBlock { .. } => (FindingKind::BlockTable, "blockTable"),
-    };
-    launch.suspect(kind, tensor, format_args!("{tensor}: {fault}"))
 }
 
 impl DeclaredOperator for IndexerOperator {
@@ -111,29 +91,15 @@ impl DeclaredOperator for IndexerOperator {
         }
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
-        let numbers = |parameter: Parameter| {
-            // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found
-            // that the outputs, the only tensors written, share no memory with them.
-            unsafe { launch.integers(parameter) }
-        };
-        let query_lengths = numbers(Parameter::ActualSeqLengthsQuery)?;
-        let key_lengths = numbers(Parameter::ActualSeqLengthsKey)?;
-        let block_table = numbers(Parameter::BlockTable)?;
-        let contents = SparseContents {
-            query_lengths: &query_lengths,
-            key_lengths: &key_lengths,
-            block_table: &block_table,
-        };
-        let lengths = [
-            Parameter::ActualSeqLengthsQuery,
-            Parameter::ActualSeqLengthsKey,
-        ];
-        let lengths = lengths.map(Parameter::acl_name);
-        let mut faults = self.problem.sequences.faults(contents);
-        faults.try_for_each(|fault| inspect(&launch, fault, lengths))?;
-        let source = |parameter: Parameter, desc| Source {
+        // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
+        // the outputs, the only tensors written, share no memory with them.
+        let numbers = unsafe {
+            sparse_contents::read(&launch, &self.problem.sequences, IndexerProblem::CONTENTS)
+        }?;
+        let contents = SparseContents::of(&numbers);
+        let source = |parameter: Parameter, desc| TokenRows {
             desc,
-            base: launch.base(parameter).cast_const(),
+            base: launch.base(parameter),
         };
         let written =
             |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);

@@ -19,6 +19,8 @@ mod prompt_flash_attention;
 mod ring_attention_update;
 mod rms_norm;
 mod scatter_pa_kv_cache;
+mod sparse_contents;
+mod sparse_flash_attention;
 
 pub(crate) use atb_attention::AtbAttention;
 pub(crate) use scatter_pa_kv_cache::ScatterOperator;
@@ -36,4 +38,5 @@ pub(crate) mod functions {
     pub use super::ring_attention_update::*;
     pub use super::rms_norm::*;
     pub use super::scatter_pa_kv_cache::*;
+    pub use super::sparse_flash_attention::*;
 }

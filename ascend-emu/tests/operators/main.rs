@@ -17,6 +17,7 @@ mod glue;
 mod indexer;
 mod rms_norm;
 mod scatter;
+mod sparse_flash;
 mod update;
 
 use ascend_testing::workbench as bench;

@@ -1,6 +1,7 @@
 //! The storage of a sequence's keys and values: rows of a tensor, pages of a cache, and a shared prefix.
 
 pub(crate) mod block_table;
+pub(crate) mod listed_rows;
 pub(crate) mod tile_rows;
 
 use super::SUB_TILE_KEYS;
@@ -10,6 +11,7 @@ use super::simd::{Simd, Vector, WIDTH};
 use super::tensor::input::{InPlaceElement, InputTensor, clear};
 use block_table::BlockIds;
 use half::{bf16, f16};
+use listed_rows::ListedRows;
 use std::ops::Range;
 use tile_rows::StridedRows;
 
@@ -50,6 +52,8 @@ pub(crate) enum Storage {
     },
     /// In the pages of a cache.
     Pages(BlockIds),
+    /// Where a list says.
+    Listed(ListedRows),
 }
 
 /// The position of a key's row in memory.
@@ -120,6 +124,10 @@ impl KeyValues {
             Storage::Pages(blocks) => {
                 let (block, row) = blocks.find(own)?;
                 position_at(false, block, row, own)
+            }
+            Storage::Listed(rows) => {
+                let (batch, row) = rows.find(own)?;
+                position_at(false, batch, row, own)
             }
         })
     }
@@ -202,6 +210,7 @@ impl KeyValues {
             _ if position.in_prefix => self.prefix - keys.start,
             Storage::Rows { .. } => keys.len(),
             Storage::Pages(blocks) => blocks.size() - position.row,
+            Storage::Listed(rows) => rows.run(keys.start, keys.len()),
         };
         let count = left.min(keys.len());
         let tensor = T::of(if position.in_prefix { prefix } else { own })?;
