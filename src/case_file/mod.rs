@@ -466,8 +466,13 @@ impl<A: CaseArguments> Case<A> {
             );
         }
         if self.expect == Expect::Ok && operator.parameter_named("query").is_some() {
-            let attention = ["query", "key", "value"].into_iter();
-            let mut attention = attention.filter(|name| operator.parameter_named(name).is_some());
+            let keys_are_values = operator == DeclaredOperator::SparseFlashAttention;
+            let required: &[_] = match keys_are_values {
+                true => &["query", "key"],
+                false => &["query", "key", "value"],
+            };
+            let required = required.iter().copied();
+            let mut attention = required.filter(|name| operator.parameter_named(name).is_some());
             if let Some(name) = attention.find(|name| is_missing(name)) {
                 return Err(CaseError::MissingTensor(name.into()));
             }

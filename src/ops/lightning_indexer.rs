@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::lightning_indexer::{
-    Argument, Arguments, IndexerCall, Parameter, Version, rules,
+    Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version, rules,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 use ascend_sys::Api;
@@ -165,11 +165,7 @@ impl LightningIndexer {
         let target = context.target()?;
         let problem = call.check(target)?;
         call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        if let Some(fault) = sequences.fault(&problem.sequences) {
-            return Err(rules::CONTENTS
-                .broken(fault, "numbers within the tensors")
-                .into());
-        }
+        sequences.lie_within(&problem.sequences, &rules::CONTENTS)?;
         let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
             return Err(
                 Error::invalid("count", self.count, "rows that memory can hold")
@@ -263,19 +259,10 @@ impl Tensors<Parameter> for LaunchTensors<'_> {
         for (parameter, input) in inputs.into_iter().zip(self.inputs) {
             visit(parameter.into(), input)?;
         }
-        let sequences = self.sequences;
-        visit(
-            Parameter::ActualSeqLengthsQuery.into(),
-            sequences.query_lengths(),
-        )?;
-        visit(
-            Parameter::ActualSeqLengthsKey.into(),
-            sequences.key_lengths(),
-        )?;
-        match sequences.block_table() {
-            Some(table) => visit(Parameter::BlockTable.into(), table),
-            None => Ok(()),
+        for (parameter, tensor) in self.sequences.each(IndexerProblem::CONTENTS) {
+            visit(parameter.into(), tensor)?;
         }
+        Ok(())
     }
 }
 

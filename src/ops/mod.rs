@@ -14,6 +14,7 @@ pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
+pub mod sparse_flash_attention;
 pub mod sparse_sequences;
 
 /// The modules by their public names.
@@ -23,7 +24,8 @@ pub(crate) mod public {
         fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
         incre_flash_attention as incre, lightning_indexer as indexer, operation,
         prompt_flash_attention as prompt, ring_attention_update as ring, rms_norm as norm,
-        scatter_pa_kv_cache as scatter, sparse_sequences as sparse,
+        scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
+        sparse_sequences as sparse,
     };
 }
 
@@ -44,6 +46,7 @@ macro_rules! for_each_operator {
             BatchMatMul: batch_mat_mul;
             RmsNorm: rms_norm;
             LightningIndexer: lightning_indexer;
+            SparseFlashAttention: sparse_flash_attention;
         }
     };
 }

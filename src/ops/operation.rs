@@ -173,6 +173,7 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnAttentionUpdate")]
     #[doc(alias = "aclnnBatchMatMul")]
     #[doc(alias = "aclnnLightningIndexer")]
+    #[doc(alias = "aclnnSparseFlashAttention")]
     pub fn launch<'a, T: Element>(
         &self,
         queue: &impl Queue,

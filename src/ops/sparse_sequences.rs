@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault, TokenLayout};
+use ascend_spec::Rule;
+use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents};
 
 use crate::error::{Error, Result};
 use crate::runtime::{Context, Stream};
-use crate::tensor::Tensor;
+use crate::tensor::{AnyTensor, Tensor};
 
 /// The query rows and keys of each sequence and, for a paged cache, its blocks.
 ///
@@ -161,12 +162,19 @@ impl SparseSequences {
         all.try_for_each(|tensor| tensor.on("sequences", context))
     }
 
-    /// The first of the numbers that leads outside of the tensors of a call.
-    pub(crate) fn fault(
+    /// The tensors as the arguments of a call: lengths of queries and of keys, and the block table, if there is one.
+    pub(crate) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &AnyTensor)> {
+        let tensors = self.tensors.iter().chain(&self.block_table);
+        parameters.into_iter().zip(tensors.map(|tensor| &**tensor))
+    }
+
+    /// Refuses by `rule` a call whose tensors have no room for what the numbers say.
+    pub(crate) fn lie_within(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
-    ) -> Option<SparseFault> {
-        sequences.faults(SparseContents::of(&self.numbers)).next()
+        rule: &'static Rule,
+    ) -> Result<()> {
+        Ok(checked_contents(sequences, &self.numbers, rule)?)
     }
 }
 

@@ -9,6 +9,7 @@ use ascend_attention::{Error, Machine, Number, Runtime, Stream, Tensor, bf16, f1
 use proptest::prelude::*;
 
 use crate::harness;
+use crate::sparse_batches::{Batch, Placed, batches};
 use harness::numbers;
 
 const DIM: usize = 128;
@@ -19,11 +20,7 @@ type Rounding<T, W> = (fn(f32) -> T, fn(f32) -> W);
 /// A random call.
 #[derive(Clone, Debug)]
 struct Draw {
-    /// Query rows and keys of each sequence.
-    lengths: Vec<(usize, usize)>,
-    packed: bool,
-    /// Tokens of a block, where keys are in a paged cache.
-    block_size: Option<usize>,
+    batch: Batch,
     heads: usize,
     count: usize,
     causal: bool,
@@ -32,25 +29,13 @@ struct Draw {
 }
 
 fn draws() -> impl Strategy<Value = Draw> {
-    let lengths = prop::collection::vec((0usize..6, 0usize..200), 1..4);
     let heads = prop_oneof![Just(8usize), Just(16), Just(24), Just(32), Just(64)];
-    let block_size = prop_oneof![
-        Just(None),
-        Just(Some(16usize)),
-        Just(Some(48)),
-        Just(Some(128))
-    ];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
-    (lengths, block_size, heads, 1usize..90, flags, any::<u64>()).prop_map(
-        |(mut lengths, block_size, heads, count, (packed, causal, values), seed)| {
-            // A call without rows ends before it is looked at.
-            lengths[0].0 += 1;
-            lengths[0].1 += 1;
-            let values = values && block_size.is_none();
+    let flags = (any::<bool>(), any::<bool>());
+    (batches(), heads, 1usize..90, flags, any::<u64>()).prop_map(
+        |(batch, heads, count, (causal, values), seed)| {
+            let values = values && batch.block_size.is_none();
             Draw {
-                lengths,
-                packed,
-                block_size,
+                batch,
                 heads,
                 count,
                 causal,
@@ -63,12 +48,10 @@ fn draws() -> impl Strategy<Value = Draw> {
 
 /// The tensors of a call, and where the definition finds their rows.
 struct Call<T: Number, W: Number> {
-    sequences: SparseSequences,
     query: Tensor<T>,
     key: Tensor<T>,
     weights: Tensor<W>,
-    /// For each sequence the number of its first row, and of each key.
-    places: Vec<(usize, Vec<usize>)>,
+    placed: Placed,
 }
 
 impl Draw {
@@ -78,67 +61,19 @@ impl Draw {
         of_rows: fn(f32) -> T,
         of_weights: fn(f32) -> W,
     ) -> Call<T, W> {
-        let (queries, keys): (Vec<_>, Vec<_>) = self.lengths.iter().copied().unzip();
-        let batch = self.lengths.len();
-        let room = |lengths: &[usize]| match self.packed {
-            // Rows behind the last sequence belong to none.
-            true => lengths.iter().sum::<usize>() + 2,
-            false => lengths.iter().max().unwrap() + 1,
-        };
-        let first = |lengths: &[usize], index: usize| match self.packed {
-            true => lengths[..index].iter().sum(),
-            false => index * room(lengths),
-        };
-        let shape = |lengths: &[usize], row: &[usize]| match self.packed {
-            true => [&[room(lengths)], row].concat(),
-            false => [&[batch, room(lengths)], row].concat(),
-        };
-        let sequences = match self.packed {
-            true => SparseSequences::packed(stream, &queries, &keys).unwrap(),
-            false => SparseSequences::padded(stream, &queries, &keys).unwrap(),
-        };
-        let (sequences, key_shape, of_keys) = match self.block_size {
-            None => {
-                let places = |index| {
-                    (0..keys[index])
-                        .map(|key| first(&keys, index) + key)
-                        .collect()
-                };
-                let places: Vec<Vec<usize>> = (0..batch).map(places).collect();
-                (sequences, shape(&keys, &[1, DIM]), places)
-            }
-            Some(size) => {
-                // Blocks are given out in turns, the last one first.
-                let needed: Vec<usize> = keys.iter().map(|keys| keys.div_ceil(size)).collect();
-                let mut free: Vec<usize> = (0..needed.iter().sum::<usize>() + 1).collect();
-                let mut rows = vec![Vec::new(); batch];
-                for column in 0..*needed.iter().max().unwrap() {
-                    for (row, _) in rows.iter_mut().zip(&needed).filter(|(_, n)| column < **n) {
-                        row.push(free.pop().unwrap());
-                    }
-                }
-                let blocks = needed.iter().sum::<usize>() + 1;
-                let places = (0..batch).map(|index| {
-                    let place = |key: usize| rows[index][key / size] * size + key % size;
-                    (0..keys[index]).map(place).collect()
-                });
-                let places = places.collect();
-                let paged = sequences.paged(stream, &rows).unwrap();
-                (paged, vec![blocks, size, 1, DIM], places)
-            }
-        };
+        let placed = self.batch.place(stream);
         let tensor = |seed: u64, shape: &[usize]| {
             let elements = numbers(self.seed ^ seed, shape.iter().product());
             elements.into_iter().map(of_rows).collect::<Vec<_>>()
         };
-        let query_shape = shape(&queries, &[self.heads, DIM]);
-        let weights_shape = shape(&queries, &[self.heads]);
+        let query_shape = [&placed.query_rows[..], &[self.heads, DIM]].concat();
+        let weights_shape = [&placed.query_rows[..], &[self.heads]].concat();
+        let key_shape = [&placed.key_rows[..], &[1, DIM]].concat();
         let weights: Vec<W> = numbers(self.seed ^ 3, weights_shape.iter().product())
             .into_iter()
             .map(of_weights)
             .collect();
         Call {
-            sequences,
             query: stream
                 .upload(&tensor(1, &query_shape), &query_shape[..])
                 .unwrap(),
@@ -146,9 +81,7 @@ impl Draw {
                 .upload(&tensor(2, &key_shape), &key_shape[..])
                 .unwrap(),
             weights: stream.upload(&weights, &weights_shape[..]).unwrap(),
-            places: (0..batch)
-                .map(|index| (first(&queries, index), of_keys[index].clone()))
-                .collect(),
+            placed,
         }
     }
 
@@ -168,19 +101,13 @@ impl Draw {
         let [query, key] = [&call.query, &call.key].map(|tensor| exact(stream, tensor));
         let (weights, values) = (exact(stream, &call.weights), exact(stream, &chosen.values));
         let indices = chosen.indices.download(stream).unwrap();
-        for (&(queries, keys), (first, places)) in self.lengths.iter().zip(&call.places) {
+        for (index, (first, places)) in call.placed.places.iter().enumerate() {
             // Rows of a padded sequence behind its end get no key.
-            let written = if self.packed {
-                queries
-            } else {
-                call.query.shape()[1]
-            };
+            let written = self
+                .batch
+                .written(&call.placed, self.batch.lengths[index].0);
             for row in 0..written {
-                let candidates = match (row < queries, self.causal) {
-                    (false, _) => 0,
-                    (true, false) => keys,
-                    (true, true) => (keys + row + 1).saturating_sub(queries),
-                };
+                let candidates = self.batch.candidates(index, row, self.causal);
                 let number = first + row;
                 let score = |key_row: &usize| -> f64 {
                     let of_head = |head: usize| {
@@ -239,7 +166,7 @@ impl Draw {
         let indexer = LightningIndexer::new(self.count).causal(self.causal);
         let indexer = indexer.return_values(self.values);
         let inputs = (&call.query, &call.key, &call.weights);
-        let plan = indexer.plan(&call.sequences, inputs).unwrap();
+        let plan = indexer.plan(&call.placed.sequences, inputs).unwrap();
         let chosen = plan.launch(stream, inputs).unwrap();
         self.compare(stream, &call, &chosen, rounding, best_first);
     }

@@ -21,6 +21,8 @@ mod numbers;
 mod prompt_and_incre;
 mod refusals;
 mod scatter;
+mod sparse;
+mod sparse_batches;
 mod typed_calls;
 
 use ascend_testing::harness;

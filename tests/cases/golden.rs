@@ -139,10 +139,12 @@ fn gathered_caches_are_right() {
 
 #[test]
 fn sparse_attention_is_right() {
-    assert_eq!(replay_on(&stream(), &own("sparse"), "_li_"), 3);
-    match more("sparse") {
-        Some(folder) => assert_eq!(replay_on(&stream(), &folder, "_li_"), 17),
-        None => harness::does_not_apply("there is no larger collection of sparse attention"),
+    for (operator, own_cases, all_cases) in [("_li_", 3, 17), ("_sfa_", 3, 25)] {
+        assert_eq!(replay_on(&stream(), &own("sparse"), operator), own_cases);
+        match more("sparse") {
+            Some(folder) => assert_eq!(replay_on(&stream(), &folder, operator), all_cases),
+            None => harness::does_not_apply("there is no larger collection of sparse attention"),
+        }
     }
 }
 

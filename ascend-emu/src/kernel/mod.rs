@@ -23,7 +23,7 @@
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
 //! | `lightning_indexer` | choosing the keys of sparse attention, with the products of `prefill` |
-//! | `sparse_attention`, `token_rows` | attention to chosen keys: each row a sequence of the kernels above; its tensors |
+//! | `sparse_attention`, `token_rows` | attention to chosen keys, each row a sequence of its own; its tensors |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised

@@ -320,14 +320,16 @@ impl SequenceRules {
     }
 }
 
-/// Refuses a call by `rule` whose lengths and block table lead outside of its tensors: lengths of queries and of keys,
-/// and the table, row by row.
-pub(crate) fn checked_contents(
+/// Checks lengths of queries and of keys and the block table, row by row, of a call.
+///
+/// # Errors
+/// [`Violation`] by `rule` where they lead outside of the call's tensors.
+pub fn checked_contents(
     sequences: &SparseSequences,
-    numbers: [Vec<i64>; 3],
+    numbers: &[Vec<i64>; 3],
     rule: &'static Rule,
-) -> Checked {
-    let contents = SparseContents::of(&numbers);
+) -> Result<(), Violation> {
+    let contents = SparseContents::of(numbers);
     match sequences.faults(contents).next() {
         None => Ok(()),
         Some(fault) => Err(rule.broken(fault, "numbers within the tensors")),

@@ -109,7 +109,7 @@ impl CallContract for LightningIndexer {
         };
         checked_contents(
             &problem.sequences,
-            IndexerProblem::CONTENTS.map(|parameter| integers(parameter.name())),
+            &IndexerProblem::CONTENTS.map(|parameter| integers(parameter.name())),
             &rules::CONTENTS,
         )
     }

@@ -125,7 +125,7 @@ impl CallContract for SparseFlashAttention {
         };
         checked_contents(
             &problem.sequences,
-            SparseFlashProblem::CONTENTS.map(|parameter| integers(parameter.name())),
+            &SparseFlashProblem::CONTENTS.map(|parameter| integers(parameter.name())),
             &rules::CONTENTS,
         )
     }

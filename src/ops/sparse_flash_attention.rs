@@ -1,0 +1,349 @@
+//! SparseFlashAttention: latent attention to the keys that a list names for each row.
+//!
+//! [`SparseFlashAttention`] describes a call, which is planned once and launched per layer as a [`SparseFlashPlan`].
+//! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::sparse_flash_attention::{
+    Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
+};
+use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
+use ascend_sys::Api;
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::sparse_sequences::SparseSequences;
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    sparse_flash_attention_arguments, SparseFlashCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "attend to all keys, by latent attention of FusedInferAttentionScore";
+
+/// A call of SparseFlashAttention: latent attention in its absorbed form, in which each row reads the keys that its
+/// list names, as [`LightningIndexer`](crate::indexer::LightningIndexer) chooses them.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`SparseFlashPlan`] once a layer.
+///
+/// Source: aclnnSparseFlashAttention, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::sparse::SparseSequences;
+/// use ascend_attention::sparse_flash::SparseFlashAttention;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // One row with 8 heads, 4 keys, and a list of two of them.
+/// let query = stream.upload(&[f16::ONE; 8 * 512], [1, 8, 512])?;
+/// let query_rope = stream.upload(&[f16::ONE; 8 * 64], [1, 8, 64])?;
+/// let keys: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32); 512]).collect();
+/// let key = stream.upload(&keys, [4, 1, 512])?;
+/// let key_rope = stream.upload(&[f16::ZERO; 4 * 64], [4, 1, 64])?;
+/// let indices = stream.upload(&[1, 2, -1], [1, 1, 3])?;
+/// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
+/// let inputs = ((&query, &query_rope), (&key, &key_rope), &indices);
+/// // With a scale of 0 both keys have the same weight.
+/// let plan = SparseFlashAttention::new(0.0).plan(&sequences, inputs)?;
+/// let attention = plan.launch(&stream, inputs)?;
+/// assert_eq!(attention.out.download(&stream)?, [f16::from_f32(1.5); 8 * 512]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct SparseFlashAttention {
+    scale: f64,
+    block_size: i64,
+    causal: bool,
+    return_softmax: bool,
+    allowed: AllowedLints,
+}
+
+impl SparseFlashAttention {
+    /// A call with this factor of the scores, whose lists name single keys up to the row's own position.
+    pub fn new(scale: f64) -> Self {
+        Self {
+            scale,
+            block_size: 1,
+            causal: true,
+            return_softmax: false,
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    /// Sets how many keys each entry of a list names (`sparseBlockSize`).
+    pub fn block_size(mut self, keys: usize) -> Self {
+        self.block_size = i64::try_from(keys).unwrap_or(i64::MAX);
+        self
+    }
+
+    /// Sets whether a row may read only the keys up to its own position, counted from the end of its sequence
+    /// (`sparseMode` 3), or all (0).
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Sets whether maximum and sum of each row are returned as well, which is not possible for keys in a paged cache.
+    pub fn return_softmax(mut self, return_softmax: bool) -> Self {
+        self.return_softmax = return_softmax;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `sparse_flash.none_chosen`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries and keys in the layouts of `sequences`, and prepares it for tensors of these shapes
+    /// and strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `sparse_flash.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnSparseFlashAttentionGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &SparseSequences,
+        inputs: impl Into<SparseFlashInputs<'a, T>>,
+    ) -> Result<SparseFlashPlan> {
+        let inputs = inputs.into();
+        let context = inputs.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        for (parameter, input) in inputs.each() {
+            input.on(parameter.name(), context)?;
+        }
+        sequences.on(context)?;
+        let [layout_query, layout_kv] = sequences.layouts();
+        let given = SparseFlashCall {
+            query: Some(*inputs.query.desc()),
+            key: Some(*inputs.key.desc()),
+            value: Some(*inputs.key.desc()),
+            sparse_indices: Some(*inputs.indices.desc()),
+            block_table: sequences.block_table().map(|table| *table.desc()),
+            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
+            actual_seq_lengths_kv: Some(*sequences.key_lengths().desc()),
+            query_rope: Some(*inputs.query_rope.desc()),
+            key_rope: Some(*inputs.key_rope.desc()),
+            scale: self.scale,
+            sparse_block_size: self.block_size,
+            layout_query,
+            layout_kv,
+            sparse_mode: if self.causal { 3 } else { 0 },
+            return_softmax_lse: self.return_softmax,
+            ..SparseFlashCall::default()
+        };
+        let outputs = given.outputs();
+        let call = SparseFlashCall {
+            attention_out: outputs.map(|[out, _]| out),
+            softmax_max: outputs.map(|[_, softmax]| softmax),
+            softmax_sum: outputs.map(|[_, softmax]| softmax),
+            ..given
+        };
+        let tensors = LaunchTensors {
+            sequences,
+            inputs: &inputs,
+            outputs: None,
+        };
+        let recorded: Arguments<TensorDesc> = call.to_arguments();
+        let planned = self.prepare(context, &call, sequences, inputs.query);
+        let recorded = AnyArguments::SparseFlashAttention(recorded);
+        SparseFlashPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &SparseFlashCall<'_>,
+        sequences: &SparseSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<SparseFlashPlan> {
+        let target = context.target()?;
+        let problem = call.check(target)?;
+        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        sequences.lie_within(&problem.sequences, &rules::CONTENTS)?;
+        let (Some(out), Some(softmax)) = (call.attention_out, call.softmax_max) else {
+            return Err(operation::no_elements(stand_in));
+        };
+        let operation = SparseFlashOperation {
+            sequences: sequences.clone(),
+            out,
+            softmax,
+        };
+        let phases = phases_of(Version::V1);
+        if problem.is_idle() {
+            let idle = PreparedCall::idle(context, &phases, call);
+            return Ok(SparseFlashPlan::new(idle, operation));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let prepared =
+            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+        Ok(SparseFlashPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads. From queries and keys, each with its rotary part, and the lists of all rows.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseFlashInputs<'a, T: Element> {
+    query: &'a Tensor<T>,
+    query_rope: &'a Tensor<T>,
+    key: &'a Tensor<T>,
+    key_rope: &'a Tensor<T>,
+    indices: &'a Tensor<i32>,
+}
+
+/// A tensor without its rotary part, and the rotary part.
+type WithRope<'a, T> = (&'a Tensor<T>, &'a Tensor<T>);
+
+impl<'a, T: Element> From<(WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>)>
+    for SparseFlashInputs<'a, T>
+{
+    /// Queries and keys, each with its rotary part, and lists.
+    fn from(
+        ((query, query_rope), (key, key_rope), indices): (
+            WithRope<'a, T>,
+            WithRope<'a, T>,
+            &'a Tensor<i32>,
+        ),
+    ) -> Self {
+        Self {
+            query,
+            query_rope,
+            key,
+            key_rope,
+            indices,
+        }
+    }
+}
+
+impl<'a, T: Element> SparseFlashInputs<'a, T> {
+    /// The tensor of each argument. The keys are the values too.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 6] {
+        [
+            (Parameter::Query, self.query),
+            (Parameter::Key, self.key),
+            (Parameter::Value, self.key),
+            (Parameter::SparseIndices, self.indices),
+            (Parameter::QueryRope, self.query_rope),
+            (Parameter::KeyRope, self.key_rope),
+        ]
+    }
+}
+
+/// What a launch writes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SparseAttention<T: Element> {
+    /// Attention, with the shape of the queries. A row without keys is 0.
+    pub out: Tensor<T>,
+    /// The largest score of each row and head, `[B, 1, S1, N1]` or `[1, T1, N1]`, and 0 without keys; empty unless it
+    /// is asked for.
+    pub softmax_max: Tensor<f32>,
+    /// The sum of the exponentials of the scores, from which the largest is taken, in the same shape.
+    pub softmax_sum: Tensor<f32>,
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of SparseFlashAttention that was checked and prepared. From [`SparseFlashAttention::plan`].
+///
+/// A launch reads queries, keys, their rotary parts and lists, and writes contiguous [`SparseAttention`].
+pub type SparseFlashPlan = operation::Plan<SparseFlashOperation>;
+
+/// SparseFlashAttention, as its [`SparseFlashPlan`] knows it.
+#[derive(Debug)]
+pub struct SparseFlashOperation {
+    sequences: SparseSequences,
+    out: TensorDesc,
+    /// Of maximum and sum.
+    softmax: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a SparseSequences,
+    inputs: &'a SparseFlashInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    outputs: Option<&'a SparseAttention<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(outputs) = self.outputs {
+            visit(Parameter::AttentionOut.into(), &outputs.out)?;
+            visit(Parameter::SoftmaxMax.into(), &outputs.softmax_max)?;
+            visit(Parameter::SoftmaxSum.into(), &outputs.softmax_sum)?;
+        }
+        for (parameter, input) in self.inputs.each() {
+            visit(parameter.into(), input)?;
+        }
+        for (parameter, tensor) in self.sequences.each(SparseFlashProblem::CONTENTS) {
+            visit(parameter.into(), tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sealed for SparseFlashOperation {}
+
+impl Operation for SparseFlashOperation {
+    type Inputs<'a, T: Element> = SparseFlashInputs<'a, T>;
+    type Output<T: Element> = SparseAttention<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &SparseFlashPlan) -> Result<SparseAttention<T>> {
+        let softmax =
+            |parameter: Parameter| new_output(plan.context(), parameter.name(), self.softmax);
+        Ok(SparseAttention {
+            out: new_output(plan.context(), Parameter::AttentionOut.name(), self.out)?,
+            softmax_max: softmax(Parameter::SoftmaxMax)?,
+            softmax_sum: softmax(Parameter::SoftmaxSum)?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &SparseFlashPlan,
+        queue: &impl Queue,
+        inputs: &SparseFlashInputs<'_, T>,
+        attention: &mut SparseAttention<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            sequences: &self.sequences,
+            inputs,
+            outputs: Some(attention),
+        };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &SparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
+    }
+}
