@@ -55,7 +55,7 @@ kinds! {
     UnwrittenCopy = "unwritten_copy", "copy of unwritten memory";
     /// A block table names a block that the cache does not have.
     BlockTable = "block_table", "block out of range";
-    /// A row of a block table names a block twice.
+    /// A row of a block table, or of sparse indices, names a block twice.
     RepeatedBlock = "repeated_block", "block named twice";
     /// A position bias holds an infinity or NaN.
     NonFiniteBias = "non_finite_bias", "infinity or NaN in a position bias";
@@ -73,6 +73,8 @@ kinds! {
     DuplicateSlot = "duplicate_slot", "slot named twice";
     /// A merge gets a row without keys in either part, which makes the row, or its next merge, NaN.
     EmptyRow = "empty_row", "row without keys in a merge";
+    /// A row of sparse indices has entries that are not read, or that name a block behind the keys that it may read.
+    SkippedEntry = "skipped_entry", "entry of sparse indices left out";
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent = "unrecorded_event", "event never recorded";
     /// The host waits for a replayed graph, which waits for an event that nothing queued will record.

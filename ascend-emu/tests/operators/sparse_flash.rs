@@ -32,6 +32,8 @@ const KEY: usize = 1;
 const VALUE: usize = 2;
 const BLOCK_TABLE: usize = 4;
 const LENGTHS: usize = 5;
+const KEY_ROPE: usize = 8;
+const OUT: usize = 9;
 const QUERY_ROPE: usize = 7;
 const MAX: usize = 10;
 const SUM: usize = 11;
@@ -201,13 +203,96 @@ fn numbers_that_lead_outside_of_tensors_are_found() {
         let new = || Sparse::new(ends, keys, table, [[-1; COUNT]; ROWS]);
         let seen = findings().len();
         ok(new().run(stream));
-        let found = findings();
-        let mut found = found[seen..].iter();
-        let found = found.any(|finding| finding.kind == kind && finding.message.contains(text));
-        assert!(found, "{text}: {:?}", &findings()[seen..]);
+        assert!(
+            has_found(seen, kind, text),
+            "{text}: {:?}",
+            &findings()[seen..]
+        );
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }
+}
+
+/// Whether the findings from number `seen` on have one of this kind with this text.
+fn has_found(seen: usize, kind: FindingKind, text: &str) -> bool {
+    let found = findings();
+    let mut found = found[seen..].iter();
+    found.any(|finding| finding.kind == kind && finding.message.contains(text))
+}
+
+#[test]
+fn lists_that_say_other_than_they_do_are_found() {
+    let _bench = Bench::new();
+    let stream = stream();
+    let (twice, skipped) = (FindingKind::RepeatedBlock, FindingKind::SkippedEntry);
+    for (kind, text, list) in [
+        (twice, "entry 1 names block 4 again", [4, 4, -1]),
+        (
+            skipped,
+            "entry 2 names block 4, which is not read",
+            [5, -1, 4],
+        ),
+        (
+            skipped,
+            "entry 0 names block 20, which begins behind the 20 keys",
+            [20, 1, 2],
+        ),
+        (skipped, "entry 1 names block -2", [0, -2, -1]),
+    ] {
+        let lists = [list, [-1; COUNT], [-1; COUNT], [7, 7, 7]];
+        let new = || Sparse::new([1, 3], [20, 20], TABLE, lists);
+        let seen = findings().len();
+        ok(new().run(stream));
+        let text = format!("sparseIndices: row 0 of sequence 0: {text}");
+        assert!(
+            has_found(seen, kind, &text),
+            "{text}: {:?}",
+            &findings()[seen..]
+        );
+        let _strict = check_scope(Check::Strict);
+        assert_ne!(new().run(stream), 0, "{text}");
+    }
+    // Lists of rows that belong to no sequence are nobody's.
+    let _strict = check_scope(Check::Strict);
+    let lists = [[19, 0, 5], [-1; COUNT], [0, -1, -1], [7, 7, 7]];
+    ok(Sparse::new([1, 3], [20, 20], TABLE, lists).run(stream));
+}
+
+#[test]
+fn keys_that_nothing_has_written_and_rows_that_are_not_written_are_found() {
+    let _bench = Bench::new();
+    let stream = stream();
+    let lists = [[19, 2, -1], [-1; COUNT], [1, -1, -1], [-1; COUNT]];
+    let mut sparse = Sparse::new([1, 3], [20, 20], TABLE, lists);
+    // Of the cache of rotary parts block 3 alone is written, which has the first 16 keys of sequence 0.
+    let bytes = BLOCK_SIZE * 64 * 2;
+    let cache = malloc(BLOCKS * bytes);
+    let written = vec![f16::ZERO; BLOCK_SIZE * 64];
+    ok(unsafe {
+        let (to, from) = (cache.cast::<u8>().wrapping_add(3 * bytes), written.as_ptr());
+        aclrtMemcpy(to.cast(), bytes, from.cast(), bytes, H2D)
+    });
+    let shape = [BLOCKS as i64, BLOCK_SIZE as i64, 1, 64];
+    sparse.tensors[KEY_ROPE] = tensor(HALF, &shape, cache);
+    let seen = findings().len();
+    ok(sparse.run(stream));
+    assert!(
+        has_found(seen, FindingKind::UnwrittenRead, "keyRope"),
+        "{:?}",
+        &findings()[seen..]
+    );
+
+    let mut none = Sparse::new([0, 0], [20, 20], TABLE, [[-1; COUNT]; ROWS]);
+    none.out = malloc(ROWS * 512 * 2);
+    none.tensors[OUT] = tensor(HALF, &[ROWS as i64, 1, 512], none.out);
+    ok(none.run(stream));
+    let seen = findings().len();
+    let _ = download::<f16>(none.out, ROWS * 512);
+    assert!(
+        has_found(seen, FindingKind::UnwrittenCopy, ""),
+        "{:?}",
+        &findings()[seen..]
+    );
 }
 
 #[test]
