@@ -130,3 +130,42 @@ pub fn each_lint(
         report(lint);
     }
 }
+
+/// Declares the type that stands for an operator whose rules are one table.
+macro_rules! described_by {
+    ($operator:ident, $rules:expr) => {
+        #[doc = concat!("`", stringify!($operator), "` in the list of operators.")]
+        pub(crate) struct $operator;
+
+        impl $crate::contract::DescribedOperator for $operator {
+            type Version = Version;
+            type Parameter = Parameter;
+
+            fn rules() -> impl Iterator<Item = &'static $crate::Rule> {
+                $rules.iter().copied()
+            }
+        }
+    };
+}
+
+/// The types and `check` of a [`CallContract`] with one version, whose call has `check` and `lint` for a target or a
+/// part of one.
+macro_rules! checked_for {
+    ($target:ident $(.$part:ident)?) => {
+        type Arguments = Arguments<TensorDesc>;
+
+        fn check(
+            arguments: &Self::Arguments,
+            _: Version,
+            $target: $crate::Target,
+            report: &mut dyn FnMut($crate::Violation),
+        ) -> Result<(), $crate::Violation> {
+            let call = arguments.call();
+            call.check($target $(.$part)?)?;
+            $crate::contract::each_lint(|allowed| call.lint($target $(.$part)?, allowed), report);
+            Ok(())
+        }
+    };
+}
+
+pub(crate) use {checked_for, described_by};

@@ -4,6 +4,7 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
+use super::one_version::declared_by_problem;
 use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
@@ -16,7 +17,6 @@ use ascend_spec::ops::batch_mat_mul::{
     Argument, Arguments, BatchMatMulProblem, Parameter, Version,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
-use std::ops::Range;
 
 /// A call that satisfies every rule.
 #[derive(Debug)]
@@ -60,26 +60,7 @@ unsafe fn copy_of(desc: &TensorDesc, base: *const u8) -> Result<(Vec<u8>, *mut u
 }
 
 impl DeclaredOperator for BatchMatMulOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        Version::V1.symbol()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        self.problem.is_idle()
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
-    }
+    declared_by_problem! {}
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let Arguments {

@@ -3,75 +3,27 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
+use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
-use crate::config::{Check, check};
-use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::lightning_indexer::{self, Buffers};
 use crate::kernel::ring_update::Elements;
 use crate::kernel::token_rows::TokenRows;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
-use crate::status::Outcome;
 use ascend_spec::ops::lightning_indexer::{
     Argument, Arguments, IndexerProblem, Parameter, Version,
 };
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
-use std::ops::Range;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct IndexerOperator {
-    arguments: Arguments<TensorDesc>,
-    problem: IndexerProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
-
-impl IndexerOperator {
-    /// Checks a call.
-    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, target) = (arguments.call(), context::machine().target);
-        let problem = call.check(target)?;
-        lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
-            call.lint(target, allowed)
-        })?;
-        Ok(IndexerOperator {
-            arguments,
-            problem,
-            check: check(),
-        })
-    }
-}
+checked_call! { IndexerOperator: IndexerProblem, target }
 
 impl DeclaredOperator for IndexerOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        Version::V1.symbol()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        self.problem.is_idle()
-    }
+    declared_by_problem! {}
 
     fn overruns(&self) -> bool {
         self.problem.overruns
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
     }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {

@@ -15,6 +15,7 @@ mod gather_pa_kv_cache;
 mod incre_flash_attention;
 mod launch;
 mod lightning_indexer;
+mod one_version;
 mod prompt_flash_attention;
 mod ring_attention_update;
 mod rms_norm;

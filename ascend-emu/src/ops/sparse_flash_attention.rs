@@ -3,51 +3,24 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
+use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
-use crate::config::{Check, check};
-use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
-use crate::status::Outcome;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, EntryFaultKind, Parameter, SparseFlashProblem, Version,
 };
 use ascend_spec::ops::sparse_sequences::{SparseContents, TokenLayout};
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
-use std::ops::Range;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct SparseFlashOperator {
-    arguments: Arguments<TensorDesc>,
-    problem: SparseFlashProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
+checked_call! { SparseFlashOperator: SparseFlashProblem, target }
 
 impl SparseFlashOperator {
-    /// Checks a call.
-    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, target) = (arguments.call(), context::machine().target);
-        let problem = call.check(target)?;
-        lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
-            call.lint(target, allowed)
-        })?;
-        Ok(SparseFlashOperator {
-            arguments,
-            problem,
-            check: check(),
-        })
-    }
-
     /// A tensor as a launch walks it.
     fn walked(&self, parameter: Parameter) -> Option<TensorDesc> {
         let desc = self.arguments.tensor(parameter)?;
@@ -133,29 +106,10 @@ impl SparseFlashOperator {
 }
 
 impl DeclaredOperator for SparseFlashOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        Version::V1.symbol()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        self.problem.is_idle()
-    }
+    declared_by_problem! {}
 
     fn overruns(&self) -> bool {
         self.problem.overruns
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
     }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {

@@ -5,10 +5,10 @@
 use crate::Cann::{V8_1, V9_0};
 use crate::DType::{Bf16, Float, Float16};
 use crate::allowed::Named;
-use crate::contract::{CallContract, DescribedOperator, each_lint, first_lint};
+use crate::contract::{CallContract, checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::rule::{lint, require, rules};
-use crate::{DType, Dims, Rule, Soc, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Soc, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -88,32 +88,10 @@ pub mod rules {
 
 use rules::*;
 
-/// RmsNorm in the list of operators.
-pub(crate) struct RmsNorm;
-
-impl DescribedOperator for RmsNorm {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        RULES.iter().copied()
-    }
-}
+described_by! { RmsNorm, RULES }
 
 impl CallContract for RmsNorm {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(target.soc)?;
-        each_lint(|allowed| call.lint(target.soc, allowed), report);
-        Ok(())
-    }
+    checked_for! { target.soc }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let (Some(x), Some(gamma)) = (arguments.x, arguments.gamma) else {

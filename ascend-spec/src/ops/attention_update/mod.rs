@@ -10,9 +10,9 @@ pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
-use crate::contract::{CallContract, DescribedOperator};
+use crate::contract::{CallContract, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{DType, Dims, Rule, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 versions! {
@@ -23,17 +23,7 @@ versions! {
     }
 }
 
-/// AttentionUpdate in the list of operators.
-pub(crate) struct AttentionUpdate;
-
-impl DescribedOperator for AttentionUpdate {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { AttentionUpdate, rules::RULES }
 
 impl CallContract for AttentionUpdate {
     type Arguments = Arguments<TensorDesc>;

@@ -9,9 +9,9 @@ pub mod rules;
 pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
 
 use crate::Cann::{V8_1, V9_0};
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
 versions! {
@@ -35,32 +35,10 @@ pub mod cube_math_type {
     pub const USE_HF32: i8 = 3;
 }
 
-/// BatchMatMul in the list of operators.
-pub(crate) struct BatchMatMul;
-
-impl DescribedOperator for BatchMatMul {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { BatchMatMul, rules::RULES }
 
 impl CallContract for BatchMatMul {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(target.soc)?;
-        each_lint(|allowed| call.lint(target.soc, allowed), report);
-        Ok(())
-    }
+    checked_for! { target.soc }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         arguments.out = arguments.out.or(arguments.call().implied_out());

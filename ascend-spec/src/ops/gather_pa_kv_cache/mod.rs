@@ -13,9 +13,9 @@ pub use arguments::{Argument, Arguments, GatherCall, Parameter};
 pub use problem::{GatherProblem, Source};
 
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of GatherPaKvCache.
@@ -26,17 +26,7 @@ versions! {
     }
 }
 
-/// GatherPaKvCache in the list of operators.
-pub(crate) struct GatherPaKvCache;
-
-impl DescribedOperator for GatherPaKvCache {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { GatherPaKvCache, rules::RULES }
 
 impl CallContract for GatherPaKvCache {
     type Arguments = Arguments<TensorDesc>;

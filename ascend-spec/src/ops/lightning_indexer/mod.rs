@@ -9,9 +9,9 @@ pub mod rules;
 use super::sparse_sequences::{SparseSequences, checked_contents};
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Int32;
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -63,32 +63,10 @@ versions! {
     }
 }
 
-/// LightningIndexer in the list of operators.
-pub(crate) struct LightningIndexer;
-
-impl DescribedOperator for LightningIndexer {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { LightningIndexer, rules::RULES }
 
 impl CallContract for LightningIndexer {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(target)?;
-        each_lint(|allowed| call.lint(target, allowed), report);
-        Ok(())
-    }
+    checked_for! { target }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let Some([indices, values]) = arguments.call().outputs() else {

@@ -12,23 +12,13 @@ pub use arguments::{Argument, Arguments, Parameter, RingUpdateCall};
 pub use merge::{Merged, Part, admits, admits_keyless, merge};
 
 use crate::Cann::{V8_1, V9_0};
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
-use crate::{DType, Dims, Rule, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Target, TensorDesc, Violation};
 use std::ops::Range;
 
-/// RingAttentionUpdate in the list of operators.
-pub(crate) struct RingAttentionUpdate;
-
-impl DescribedOperator for RingAttentionUpdate {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { RingAttentionUpdate, rules::RULES }
 
 impl CallContract for RingAttentionUpdate {
     type Arguments = Arguments<TensorDesc>;

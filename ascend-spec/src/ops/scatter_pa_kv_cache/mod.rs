@@ -18,9 +18,9 @@ pub const NORM: &str = "Norm";
 pub const PA_NZ: &str = "PA_NZ";
 
 use crate::Cann::V8_1;
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of ScatterPaKvCache.
@@ -30,17 +30,7 @@ versions! {
     }
 }
 
-/// ScatterPaKvCache in the list of operators.
-pub(crate) struct ScatterPaKvCache;
-
-impl DescribedOperator for ScatterPaKvCache {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { ScatterPaKvCache, rules::RULES }
 
 impl CallContract for ScatterPaKvCache {
     const KEEPS_ELEMENTS: bool = true;

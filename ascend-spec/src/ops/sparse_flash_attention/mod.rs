@@ -14,9 +14,9 @@ pub use problem::SparseFlashProblem;
 use super::sparse_sequences::checked_contents;
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Float;
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Target, TensorDesc, Violation};
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
 /// describes the table's form.
@@ -78,32 +78,10 @@ versions! {
     }
 }
 
-/// SparseFlashAttention in the list of operators.
-pub(crate) struct SparseFlashAttention;
-
-impl DescribedOperator for SparseFlashAttention {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
-    }
-}
+described_by! { SparseFlashAttention, rules::RULES }
 
 impl CallContract for SparseFlashAttention {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(target)?;
-        each_lint(|allowed| call.lint(target, allowed), report);
-        Ok(())
-    }
+    checked_for! { target }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let Some([out, softmax]) = arguments.call().outputs() else {

@@ -1,10 +1,14 @@
 //! What a call of SparseFlashAttention that holds every rule computes, and the bytes that it touches.
 
-use super::rules::{DIM, ROPE_DIM};
 use super::{Parameter, SparseFlashCall, softmax_shape};
 use crate::ops::sparse_sequences::{SparseSequences, TokenLayout};
 use crate::{Dims, TensorDesc};
 use std::ops::Range;
+
+/// Elements of queries and keys without their rotary part.
+pub(super) const DIM: i64 = 512;
+/// Elements of a rotary part.
+pub(super) const ROPE_DIM: i64 = 64;
 
 /// A call of SparseFlashAttention that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,5 +1,6 @@
 //! The rules of SparseFlashAttention.
 
+use super::problem::{DIM, ROPE_DIM};
 use super::{Parameter, SparseFlashCall, SparseFlashProblem, Version, softmax_shape};
 use crate::Cann::{V9_0, V9_1};
 use crate::DType::{Bf16, Float, Float16, Int32};
@@ -128,10 +129,6 @@ const SEQUENCES: SequenceRules = SequenceRules {
     block_table: &BLOCK_TABLE,
     block_size: &BLOCK_SIZE,
 };
-/// Elements of queries and keys without their rotary part.
-pub(super) const DIM: i64 = 512;
-/// Elements of a rotary part.
-pub(super) const ROPE_DIM: i64 = 64;
 /// Numbers of query heads on Atlas A2 and A3, and of keys in a block there.
 const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// Largest number of query heads on Ascend 950.

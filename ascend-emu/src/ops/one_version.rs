@@ -1,0 +1,63 @@
+//! What operators with one version share.
+
+/// A call of an operator with one version that satisfies every rule. Its call has `check` and `lint` for a target or a
+/// part of one.
+macro_rules! checked_call {
+    ($operator:ident: $problem:ident, $target:ident $(.$part:ident)?) => {
+        /// A call that satisfies every rule.
+        #[derive(Debug)]
+        struct $operator {
+            arguments: Arguments<TensorDesc>,
+            problem: $problem,
+            /// How strictly misuse that is found on the device is treated.
+            check: $crate::config::Check,
+        }
+
+        impl $operator {
+            /// Checks a call.
+            fn new(
+                arguments: &Arguments<$crate::descriptor::DescribedTensor>,
+            ) -> $crate::status::Outcome<Self> {
+                let arguments = arguments.map(|_, tensor| tensor.desc);
+                let (call, $target) = (arguments.call(), $crate::runtime::context::machine().target);
+                let problem = call.check($target $(.$part)?)?;
+                $crate::lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
+                    call.lint($target $(.$part)?, allowed)
+                })?;
+                Ok($operator {
+                    arguments,
+                    problem,
+                    check: $crate::config::check(),
+                })
+            }
+        }
+    };
+}
+
+/// What a `DeclaredOperator` with one version says by its arguments and its problem.
+macro_rules! declared_by_problem {
+    () => {
+        type Arguments = Arguments<TensorDesc>;
+
+        fn symbol(&self) -> &'static str {
+            Version::V1.symbol()
+        }
+
+        fn arguments(&self) -> &Self::Arguments {
+            &self.arguments
+        }
+
+        fn is_idle(&self) -> bool {
+            self.problem.is_idle()
+        }
+
+        fn touches(&self, visit: &mut dyn FnMut(Argument, std::ops::Range<u64>)) {
+            let call = self.arguments.call();
+            (self.problem).touches(&call, &mut |parameter, range| {
+                visit(parameter.into(), range)
+            });
+        }
+    };
+}
+
+pub(super) use {checked_call, declared_by_problem};
