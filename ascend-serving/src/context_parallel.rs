@@ -162,12 +162,7 @@ impl ContextParallel {
             ends.push_end(end)?;
         }
         if requests.is_empty() {
-            return Err(Violation::new(
-                &rules::BATCH_EMPTY,
-                "0 requests",
-                "1 or more",
-                "skip the step",
-            ));
+            return Err(rules::no_requests());
         }
         let single = requests.iter().all(|request| request.new == 1);
         // Blocks after the last one in use are left out: the table is as wide as the calls need.

@@ -45,8 +45,8 @@ ascend_attention::spec::library_rules! {
         "as a prefix",
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
     SEQUENCE_COMPUTED = "sequence.computed",
-        "a step computes tokens that no step has computed before, unless the request says so, while no other step of its "
-        "sequences is in progress",
+        "a step computes tokens that no step has computed before, unless the request says so; and tokens are computed or "
+        "moved only while no step of their sequence is in progress",
         "`grow` the sequence by its new tokens before each step, and make the step's metadata after that; to compute "
         "tokens once more on purpose, as benchmarks do, say `recompute` of the request";
     SEQUENCE_CHANGED = "sequence.changed",
@@ -289,6 +289,12 @@ ascend_attention::spec::library_rules! {
 /// Every rule that this crate refuses by: those of the crate below, of the operators among them, then its own.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     ascend_attention::rules::every_rule().chain(RULES.iter().copied())
+}
+
+/// The refusal of a step of no request.
+#[cold]
+pub(crate) fn no_requests() -> Violation {
+    Violation::new(&BATCH_EMPTY, "0 requests", "1 or more", "skip the step")
 }
 
 /// Reserves memory for `more` elements that are about to be written; refuses more than the host has memory for.

@@ -185,12 +185,7 @@ impl AttentionMetadata {
             ..
         } = self.settings;
         if requests.is_empty() {
-            return Err(Violation::new(
-                &rules::BATCH_EMPTY,
-                "0 requests",
-                "1 or more",
-                "skip the step",
-            ));
+            return Err(rules::no_requests());
         }
         self.table.room(requests.len())?;
         let mut tokens = 0;
@@ -316,13 +311,14 @@ impl AttentionMetadata {
         pool: &BlockPool,
         cache: Option<&Arc<CacheEntry>>,
     ) -> Result<StepProgress, Violation> {
-        // First: the progress finds sequences that are gone though their blocks are held.
+        // First, since a sequence that was dropped has given its blocks back, and that refusal says more than the one of
+        // the progress table.
         self.check_blocks(pool)?;
         StepProgress::begin(pool, cache, self.step_tokens())
     }
 
-    /// Refuses a step with blocks whose copies are still to be queued, in a cache of the pool or, without one, in a
-    /// pool that has at most one.
+    /// Refuses a step with blocks whose copies are still to be queued in a cache. Without a cache, copies of a pool that
+    /// several caches share are not looked at: each cache checks them when a step begins.
     pub(crate) fn check_copies_queued(
         &self,
         pool: &BlockPool,

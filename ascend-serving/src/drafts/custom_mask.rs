@@ -107,12 +107,21 @@ impl CustomMask {
             let sum = (prefix + nodes).checked_mul(nodes)?.checked_add(sum)?;
             (sum <= Self::MAX_ELEMENTS).then_some(sum)
         });
+        let fix = match extent {
+            MaskExtent::NodesOnly => "make masks of fewer requests at a time",
+            MaskExtent::AllKeys => {
+                "store the nodes alone (`MaskExtent::NodesOnly`), or make masks of fewer requests at a time"
+            }
+        };
         let Some(total) = total else {
             return Err(Violation::new(
                 &rules::LENGTHS_OVERFLOW,
-                "a mask of more elements",
-                format_args!("{}", Self::MAX_ELEMENTS),
-                "store the nodes alone",
+                format_args!(
+                    "{} trees, whose masks together have more elements",
+                    trees.len()
+                ),
+                format_args!("at most {}", Self::MAX_ELEMENTS),
+                fix,
             ));
         };
         let mut mask = Self {
@@ -120,8 +129,7 @@ impl CustomMask {
             mask_indptr: vec![0],
             qo_indptr: vec![0],
         };
-        let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "store the nodes alone");
-        room(&mut mask.visible, total, rule, fix)?;
+        room(&mut mask.visible, total, &rules::LENGTHS_OVERFLOW, fix)?;
         let mut rows = 0;
         for (tree, prefix) in trees {
             let nodes = tree.nodes();
@@ -255,7 +263,17 @@ impl CustomMask {
             mask_indptr: vec![0],
             qo_indptr: vec![0],
         };
-        let wrong = || wrong_words(packed.words.len(), extents);
+        let wrong = || {
+            Violation::new(
+                &rules::MASK_SHAPE,
+                format_args!("{} words", packed.words.len()),
+                format_args!(
+                    "the words of {} requests of these rows and keys, and their offsets",
+                    extents.len()
+                ),
+                "give the rows and keys that were packed, and the same kind of word",
+            )
+        };
         // Counted before anything is unpacked: extents may be any numbers.
         let mut counts = Some((0usize, 0usize));
         let mut starts = packed.word_indptr.iter().copied();
@@ -292,20 +310,6 @@ impl CustomMask {
         }
         Ok(mask)
     }
-}
-
-#[cold]
-fn wrong_words(words: usize, extents: &[(usize, usize)]) -> Violation {
-    Violation::new(
-        &rules::MASK_SHAPE,
-        format_args!("{words} words"),
-        format_args!(
-            "the words of {} requests of {:?}, ...",
-            extents.len(),
-            extents.first()
-        ),
-        "give the rows and keys that were packed, and the same kind of word",
-    )
 }
 
 #[cfg(test)]

@@ -14,11 +14,13 @@ use crate::rules;
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_request::TreeRequest;
-pub(crate) use tree_request::{TreeForm, TreeLengths, begin_reading};
+pub(crate) use tree_request::{TreeForm, TreeLengths, begin_reading, check_nodes};
 pub use tree_step::TreeStep;
-pub(crate) use tree_step::{check_rows, rotary_queries};
+pub(crate) use tree_step::{check_inputs, check_rows, names_of_keys};
 pub use tree_verification::TreeVerification;
-pub(crate) use tree_verification::{TreeTensors, TwoCalls, in_least_calls, tree_mask};
+pub(crate) use tree_verification::{
+    NodeAndContextCalls, TreeTensors, tree_mask, with_fewest_calls,
+};
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.
@@ -113,13 +115,13 @@ impl DraftTree {
     ///
     /// # Errors
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) if `topk` is 0, `selected` does not rise, or names a candidate whose
-    /// parent is not selected.
+    /// parent is not selected, and for more nodes than [`TokenTree::MAX_LEN`].
     pub fn from_candidates(
         selected: &[usize],
         parents: &[usize],
         topk: usize,
     ) -> Result<Self, Violation> {
-        let wrong = |given: String, allowed: &'static str| {
+        let wrong = |given: String, allowed: String| {
             Violation::new(
                 &rules::DRAFT_TREE,
                 given,
@@ -128,32 +130,43 @@ impl DraftTree {
             )
         };
         if topk == 0 {
-            return Err(wrong("topk 0".to_owned(), "1 or more"));
+            return Err(Violation::new(
+                &rules::DRAFT_TREE,
+                "topk 0",
+                "1 or more",
+                "pass the number of candidates that the beam search kept in each step",
+            ));
         }
         let mut parents_of = vec![-1];
         for (place, &candidate) in selected.iter().enumerate() {
             let known = &selected[..place];
-            if known.last().is_some_and(|before| *before >= candidate) {
+            if let Some(before) = known.last().filter(|before| **before >= candidate) {
                 return Err(wrong(
-                    format!("candidate {candidate} behind {:?}", known.last()),
-                    "ascending candidates",
+                    format!("candidate {candidate} after candidate {before}"),
+                    "ascending candidates".to_owned(),
                 ));
             }
-            let parent = match (candidate / topk).checked_sub(1) {
-                None => Some(0),
-                Some(group) => {
-                    let parent = parents.get(group);
-                    let place = parent.and_then(|parent| known.binary_search(parent).ok());
-                    place.map(|place| place + 1)
-                }
+            let Some(group) = (candidate / topk).checked_sub(1) else {
+                parents_of.push(0);
+                continue;
             };
-            let Some(parent) = parent else {
+            let Some(parent) = parents.get(group) else {
                 return Err(wrong(
-                    format!("candidate {candidate}, whose parent is not selected"),
-                    "candidates whose parent is selected",
+                    format!("candidate {candidate}, of group {group} after the root's"),
+                    format!(
+                        "candidates of the {} groups whose parents are given",
+                        parents.len()
+                    ),
                 ));
             };
-            parents_of.push(parent as i64);
+            let Ok(parent) = known.binary_search(parent) else {
+                return Err(wrong(
+                    format!("candidate {candidate}, whose parent {parent} is not selected"),
+                    "candidates whose parent is selected".to_owned(),
+                ));
+            };
+            // Node 0 is the root.
+            parents_of.push(parent as i64 + 1);
         }
         Self::from_parents(&parents_of)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ascend_attention::Violation;
 use ascend_attention::attention::{CallLengths, PerRequest};
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::error::Result;
 use crate::kv::{CacheEntry, Sequence, StepProgress, StepTokens, uncopied};
@@ -28,7 +29,7 @@ pub struct TreeRequest<'a> {
 pub(crate) enum TreeForm {
     /// A call over the cached tokens and one over the nodes, merged.
     TwoCalls,
-    /// The same over a cache of latents, which has the nodes behind the cached tokens.
+    /// Two calls over a cache of latents, which has the nodes after the cached tokens, merged.
     TwoLatentCalls,
     /// One call over a cache of latents, with a tree mask.
     OneLatentCall,
@@ -43,9 +44,8 @@ impl TreeForm {
         self == Self::OneLatentCall
     }
 
-    /// The keys of each request that the call over the cache reads. Over latents all calls of a captured size have room
-    /// for the nodes too.
-    pub(crate) fn keys(self, lengths: &TreeLengths) -> &PerRequest {
+    /// The keys of each request that count against the limits of a capture: over latents its nodes are among them.
+    pub(crate) fn keys_in_limits(self, lengths: &TreeLengths) -> &PerRequest {
         match self.is_latent() {
             true => &lengths.with_nodes,
             false => &lengths.cached,
@@ -74,7 +74,7 @@ pub(crate) struct TreeLengths {
     pub(crate) cached: PerRequest,
     /// Nodes of the trees.
     pub(crate) nodes: PerRequest,
-    /// The sum of both.
+    /// The tokens before the trees and the nodes together; of a capture the most that they may be.
     pub(crate) with_nodes: PerRequest,
 }
 
@@ -92,7 +92,7 @@ impl TreeLengths {
 
 impl TreeRequest<'_> {
     /// Refuses a sequence that does not have the tokens which the request says, in this cache.
-    fn check(&self, at: usize, cache: &CacheEntry, is_latent: bool) -> Result<(), Violation> {
+    fn check(&self, index: usize, cache: &CacheEntry, is_latent: bool) -> Result<(), Violation> {
         let Self {
             sequence,
             cached,
@@ -100,71 +100,88 @@ impl TreeRequest<'_> {
         } = *self;
         cache.pool().check_same(
             sequence.pool(),
-            format_args!("a sequence for request {at}"),
+            format_args!("a sequence for request {index}"),
             "bring sequences of the pool of the verified cache",
         )?;
         let given_back = sequence.given_back();
         if given_back > 0 {
             return Err(Violation::new(
                 &rules::BLOCK_WINDOW,
-                format_args!("request {at}, whose first {given_back} tokens were given back"),
+                format_args!("request {index}, whose first {given_back} tokens were given back"),
                 "sequences that hold all their tokens, since every node sees them",
                 "keep a sequence of its own for layers that see more than a window",
             ));
         }
         if let Some(block) = sequence.uncopied_in(Some(cache)) {
-            return Err(uncopied(format_args!("block {block} of request {at}")));
+            return Err(uncopied(format_args!("block {block} of request {index}")));
         }
         let (held, nodes) = (sequence.len(), tree.nodes());
         let with_nodes = cached.saturating_add(nodes);
-        if held == with_nodes || held == cached && !is_latent {
-            return Ok(());
+        if held != with_nodes && (is_latent || held != cached) {
+            let allowed = match is_latent {
+                true => format!("{with_nodes} tokens"),
+                false => format!("{cached} tokens, or {with_nodes} with the nodes"),
+            };
+            let fix = match (is_latent, held > with_nodes) {
+                (true, false) => {
+                    "grow the sequence by the nodes before the step begins, and write their latents to each layer before it \
+                     is computed"
+                }
+                (true, true) => {
+                    "truncate the sequence to the tokens before the tree, then grow it by the nodes, and write their latents \
+                     to each layer before it is computed"
+                }
+                (false, _) => {
+                    "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that were not \
+                     accepted"
+                }
+            };
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
+                format_args!(
+                    "a sequence of {held} tokens for request {index}, {cached} before the tree of {nodes} nodes"
+                ),
+                allowed,
+                fix,
+            ));
         }
-        let given = format_args!("a sequence of {held} tokens for request {at}, {cached} before the tree of {nodes} nodes")
-            .to_string();
-        let rule = &rules::SEQUENCE_LENGTH;
-        Err(match is_latent {
-            true => Violation::new(
-                rule,
-                given,
-                format_args!("{with_nodes} tokens"),
-                "grow the sequence by the nodes before the step begins, and write their latents to each layer before it is \
-                 computed",
-            ),
-            false => Violation::new(
-                rule,
-                given,
-                format_args!("{cached} tokens, or {with_nodes} with the nodes"),
-                "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that were not \
-                 accepted",
-            ),
-        })
+        check_nodes(nodes, is_latent)
     }
 }
 
-/// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no other step of
-/// their sequences begins. The step writes nothing to the cache, and of the nodes nothing is asked: they may be written
-/// after the step has begun, and the same tree may be verified again.
+/// Refuses trees over latents of more nodes than the operator's absorbed form takes query rows of a request.
+pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation> {
+    let most = FiaCall::MOST_DECODE_ROWS as usize;
+    if !is_latent || nodes <= most {
+        return Ok(());
+    }
+    Err(Violation::new(
+        &rules::DRAFT_TREE,
+        format_args!("{nodes} nodes, padding included, over a cache of latents"),
+        format_args!("at most {most}, the query rows of a request that absorbed attention takes"),
+        "draft fewer tokens",
+    ))
+}
+
+/// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no step that writes
+/// tokens of their sequences begins. The verification writes nothing to the cache, and of the nodes nothing is asked:
+/// they may be written after it has begun, and the same tree may be verified again.
 ///
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),
 /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
-/// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH); as for [`StepProgress::begin`].
+/// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for
+/// [`StepProgress::begin`].
 pub(crate) fn begin_reading(
     requests: &[TreeRequest<'_>],
     cache: &Arc<CacheEntry>,
     is_latent: bool,
 ) -> Result<StepProgress, Violation> {
     if requests.is_empty() {
-        return Err(Violation::new(
-            &rules::BATCH_EMPTY,
-            "0 requests",
-            "1 or more",
-            "skip the step",
-        ));
+        return Err(rules::no_requests());
     }
-    for (at, request) in requests.iter().enumerate() {
-        request.check(at, cache, is_latent)?;
+    for (index, request) in requests.iter().enumerate() {
+        request.check(index, cache, is_latent)?;
     }
     let tokens = requests.iter().map(|request| StepTokens {
         stamp: request.sequence.stamp(),

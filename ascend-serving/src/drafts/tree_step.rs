@@ -13,12 +13,12 @@ use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
 use crate::rules;
 
 use super::DraftTree;
-use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_reading};
+use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_reading, check_nodes};
 use super::tree_verification::{
-    NodeRows, TreeTensors, TreeVerification, TwoCalls, in_least_calls, tree_mask,
+    NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
 };
 
-/// A verification in progress. From [`TreeVerification::begin`]; [end](TreeStep::end) or drop it when the last layer is
+/// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`]; [end](TreeStep::end) or drop it when the last layer is
 /// queued.
 pub struct TreeStep<'a, T: Element> {
     verification: TreeVerification,
@@ -48,18 +48,20 @@ enum Calls {
 }
 
 impl TreeVerification {
-    /// Begins to verify one tree for each request, in every layer of a cache. Until all layers are queued, no other step
-    /// of the requests' sequences begins; the nodes may be written to the cache meanwhile. Blocks given back from now on
-    /// are handed out again when the stream has passed the end of the step.
+    /// Begins to verify one tree for each request, in every layer of a cache. Until all layers are queued, no step that
+    /// writes tokens of the requests' sequences begins; other verifications may, and the nodes may be written to the
+    /// cache. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL)
     /// if it is of another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for another number of tokens than it is said to have,
-    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP), [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens that are not computed, as for
-    /// [`Attention::begin`](crate::Attention::begin); [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens before the tree that are not computed,
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step that writes some of them is in progress,
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
     /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is 0 or not
     /// finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`PagedKvCache::block_table`].
@@ -133,7 +135,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
         let layers = self.caches.len();
         let cache = self.caches.get(layer);
         let cache = cache.ok_or_else(|| no_layer(layer, layers))?;
-        let query_rope = rotary_queries(layer, inputs, self.rows.query_rope.is_some())?;
+        let query_rope = check_inputs(layer, inputs, self.rows.query_rope.is_some())?;
         let tensors = TreeTensors {
             query: inputs.query,
             key: inputs.key,
@@ -160,15 +162,31 @@ impl<'a, T: Element> TreeStep<'a, T> {
 
     /// Refuses tensors of other requests, nodes or heads: a node that has no key of its own would not see itself.
     fn check_rows(&self, layer: usize, tensors: &TreeTensors<'_, T>) -> Result<(), Violation> {
-        let nodes = match &self.planned {
-            Some(planned) => planned.nodes,
-            None => size(tensors.query, 2),
+        let nodes = match (&self.planned, tensors.query.shape()) {
+            (Some(planned), _) => planned.nodes,
+            (None, &[_, _, nodes, _]) => nodes,
+            (None, shape) => {
+                return Err(Violation::new(
+                    &rules::STEP_TOKENS,
+                    format_args!("query {shape:?} in layer {layer}"),
+                    "four axes: requests, heads, nodes, elements of a head",
+                    "reshape the layer's tensors, and fill trees up to one number of nodes",
+                ));
+            }
         };
-        let rope = tensors.query_rope.zip(self.rows.query_rope);
+        let NodeRows {
+            query,
+            query_rope,
+            key,
+            value,
+            ..
+        } = self.rows;
+        let [key_name, value_name] = names_of_keys(query_rope.is_some());
+        let rope = tensors.query_rope.zip(query_rope);
         let rows = [
-            ("query", tensors.query, self.rows.query),
-            ("key", tensors.key, self.rows.key),
-            ("value", tensors.value, self.rows.value),
+            ("query", tensors.query, query),
+            (key_name, tensors.key, key),
+            (value_name, tensors.value, value),
         ];
         let rows = rows
             .into_iter()
@@ -186,11 +204,22 @@ impl<'a, T: Element> TreeStep<'a, T> {
 
     fn plan(&self, tensors: &TreeTensors<'_, T>) -> Result<PlannedTrees> {
         let nodes = size(tensors.query, 2);
+        let is_latent = tensors.query_rope.is_some();
+        check_nodes(nodes, is_latent)?;
+        let mut trees = self.trees.iter().enumerate();
+        if let Some((request, tree)) = trees.find(|(_, tree)| tree.nodes() > nodes) {
+            return Err(Violation::new(
+                &rules::DRAFT_TREE,
+                format_args!("{} nodes of request {request}", tree.nodes()),
+                format_args!("at most {nodes}, as the query has rows"),
+                "pad the tensors to the largest tree",
+            )
+            .into());
+        }
         let mask = tree_mask(&self.trees, self.trees.len(), nodes)?;
         let device = self.stream.device();
         let mask = device.masks().custom_matrix(&mask)?;
-        let is_latent = tensors.query_rope.is_some();
-        let (calls, refused) = in_least_calls(device, is_latent, |form| {
+        let (calls, refused) = with_fewest_calls(device, is_latent, |form| {
             let lengths = form.lengths(&self.lengths);
             if form == TreeForm::OneLatentCall {
                 let call = lengths.apply(self.verification.one_call(mask.clone()));
@@ -242,6 +271,14 @@ impl<T: Element> fmt::Debug for TreeStep<'_, T> {
     }
 }
 
+/// The names of a layer's keys and values.
+pub(crate) fn names_of_keys(is_latent: bool) -> [&'static str; 2] {
+    match is_latent {
+        true => ["latent", "key_rope"],
+        false => ["key", "value"],
+    }
+}
+
 /// Refuses a layer's tensor of another shape than `[requests, heads, nodes, elements]`.
 pub(crate) fn check_rows<T: Element>(
     name: &str,
@@ -255,7 +292,8 @@ pub(crate) fn check_rows<T: Element>(
     let (rule, fix) = match (size(tensor, 0), size(tensor, 2)) == (wanted[0], wanted[2]) {
         true => (
             &rules::STEP_HEADS,
-            "bring the heads of the `AttentionShape` and the cache",
+            "bring the heads of the `AttentionShape` and the cache; over latents the query, the latents, the rotary keys and \
+             the rotary parts of the query, each in its place of `LayerInputs::latent`",
         ),
         false => (
             &rules::STEP_TOKENS,
@@ -273,7 +311,7 @@ pub(crate) fn check_rows<T: Element>(
 
 /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Inputs that no
 /// verification has are refused.
-pub(crate) fn rotary_queries<'i, T: Element>(
+pub(crate) fn check_inputs<'i, T: Element>(
     layer: usize,
     inputs: &LayerInputs<'i, T>,
     is_latent: bool,
@@ -325,12 +363,12 @@ struct TwoPlans {
 
 impl TwoPlans {
     fn plan<T: Element>(
-        calls: TwoCalls,
+        calls: NodeAndContextCalls,
         lengths: CallLengths<'_>,
         cached: &PerRequest,
         tensors: &TreeTensors<'_, T>,
     ) -> Result<Self> {
-        let TwoCalls { nodes, context } = calls;
+        let NodeAndContextCalls { nodes, context } = calls;
         if cached.lengths().iter().all(|len| *len == 0) {
             return Ok(Self {
                 nodes: nodes.softmax_lse(false).plan(tensors.of_nodes())?,
@@ -346,7 +384,7 @@ impl TwoPlans {
         });
         let parts: Vec<PartsOfRows> = parts.collect();
         let outputs = [Part::of(&of_nodes)?, Part::of(&of_cached)?];
-        let merge = TwoCalls::merge().rows(&parts).plan(&outputs)?;
+        let merge = NodeAndContextCalls::merge().rows(&parts).plan(&outputs)?;
         Ok(Self {
             nodes,
             cached: Some((context, merge)),

@@ -7,12 +7,11 @@ use ascend_attention::case::tentatively;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::MergeState;
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Mask, Tensor, Violation};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Mask, Tensor};
 
 use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache};
-use crate::rules;
 
 use super::DraftTree;
 use super::tree_request::TreeForm;
@@ -20,7 +19,7 @@ use super::tree_request::TreeForm;
 /// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and
 /// itself.
 ///
-/// Packed calls take no mask tensor, and a mask over all keys would be as large as the context. So two calls are
+/// Packed calls take no mask but the operator's causal one, and a mask over all keys would be as large as the context. So two calls are
 /// merged by their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the
 /// nodes alone with a mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's
 /// rows.
@@ -32,9 +31,11 @@ use super::tree_request::TreeForm;
 /// | heads | target | calls |
 /// |---|---|---|
 /// | grouped queries | all | one over the cached tokens, one over the nodes, merged |
-/// | latent | Atlas A2 and A3 with CANN 9.1 | one over the cache, which has the nodes too |
+/// | latent | Atlas A2 and A3 from CANN 9.1 on | one over the cache, which has the nodes too |
 /// | latent | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
 /// | latent | CANN 8.1 | none: refused |
+///
+/// Over latents a tree has at most 16 nodes, padding included: absorbed attention takes no more query rows of a request.
 ///
 /// Chains need none of this: they are causal, and a step of
 /// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
@@ -123,22 +124,26 @@ impl TreeVerification {
     }
 
     /// The two calls, with a mask of the trees.
-    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>, is_latent: bool) -> TwoCalls {
+    pub(crate) fn two_calls(
+        &self,
+        mask: impl Into<AnyTensor>,
+        is_latent: bool,
+    ) -> NodeAndContextCalls {
         let mask = match is_latent {
             false => Mask::all_mask(mask),
             // The absorbed form takes full masks in mode 0 alone.
             true => Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS),
         };
-        TwoCalls::new(self.shape, mask)
+        NodeAndContextCalls::new(self.shape, mask)
     }
 }
 
-/// What a function makes of the form of least calls that the device's product and release have, and why there is no form
-/// of fewer. Over latents one call is tried before two.
+/// Calls `make` with the form of fewest calls of the operator; where the product or the release has no such call, with the
+/// next one. Returns what it made, and why the form of fewer calls was refused.
 ///
 /// # Errors
-/// Those of the function; [`Error::NoBackend`] with the reasons where no form has a call.
-pub(crate) fn in_least_calls<R>(
+/// Those of `make`; [`Error::NoBackend`] with the reasons where no form has a call.
+pub(crate) fn with_fewest_calls<R>(
     device: &Device,
     is_latent: bool,
     make: impl Fn(TreeForm) -> Result<R>,
@@ -176,24 +181,12 @@ fn has_no_such_call(why: &Error) -> bool {
 }
 
 /// The mask of the trees, `[requests, nodes, nodes]`, 1 hides. A row after the nodes of its tree sees itself, so that
-/// no row is without keys.
+/// no row is without keys. No tree has more than `nodes` nodes.
 pub(crate) fn tree_mask(
     trees: &[impl Borrow<DraftTree>],
     requests: usize,
     nodes: usize,
 ) -> Result<HostMask> {
-    for (request, tree) in trees.iter().enumerate() {
-        let own = tree.borrow().nodes();
-        if own > nodes {
-            return Err(Violation::new(
-                &rules::DRAFT_TREE,
-                format_args!("{own} nodes of request {request}"),
-                format_args!("at most {nodes}, as the query has rows"),
-                "pad the tensors to the largest tree",
-            )
-            .into());
-        }
-    }
     let sees = |request: usize, i, j| {
         i == j || (trees.get(request)).is_some_and(|tree| tree.borrow().sees(i, j))
     };
@@ -209,12 +202,12 @@ pub(crate) fn tree_mask(
 /// The calls of a verification in BNSD: the nodes among themselves, and all of them over the cached tokens, which
 /// every node sees. Both return log-sum-exps, by which they are merged.
 #[derive(Clone, Debug)]
-pub(crate) struct TwoCalls {
+pub(crate) struct NodeAndContextCalls {
     pub(crate) nodes: FusedInferAttention,
     pub(crate) context: FusedInferAttention,
 }
 
-impl TwoCalls {
+impl NodeAndContextCalls {
     /// The two calls, with a mask of the trees.
     fn new(shape: AttentionShape, mask: Mask) -> Self {
         let call = shape.call(Layout::Bnsd).softmax_lse(true);

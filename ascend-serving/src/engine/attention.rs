@@ -3,7 +3,6 @@
 use ascend_attention::{Element, Number, Stream};
 
 use crate::backends::{AttentionShape, Backends};
-use crate::batch::AttentionMetadata;
 use crate::error::Result;
 use crate::kv::{PagedKvCache, Sequence};
 
@@ -129,26 +128,6 @@ impl<T: Element> Attention<T> {
     /// The cache, to copy blocks and to grow sequences in ([`Attention::grow`] does so too).
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.cache
-    }
-
-    /// Queues the copies that blocks of a step still wait for in this cache, where other caches share its pool. Steps
-    /// of [`Attention::begin`] do this themselves; [`AttentionGraphs::begin`](crate::AttentionGraphs::begin) does
-    /// not.
-    ///
-    /// # Errors
-    /// The errors of [`Attention::begin`] for sequences and blocks; [`Acl`](ascend_attention::Error::Acl).
-    pub fn queue_pending_copies(
-        &mut self,
-        stream: &Stream,
-        metadata: &AttentionMetadata,
-    ) -> Result<()> {
-        self.cache.admits(stream)?;
-        metadata.check_pool(self.cache.pool())?;
-        let _lease = self.cache.pool().begin_step(stream);
-        // Checks that this cache has computed the tokens that are copied.
-        let _progress = metadata.begin_progress(self.cache.entry())?;
-        self.cache
-            .queue_pending_copies(stream, metadata.sequence_blocks())
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on

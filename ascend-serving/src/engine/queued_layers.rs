@@ -162,9 +162,9 @@ impl Drop for QueuedLayers {
         }
         let missing = self.missing_text();
         if !self.warned && !thread::panicking() {
-            let lost = match self.progress.is_empty() {
-                true => "",
-                false => ": keys and values are missing from the cache",
+            let lost = match self.progress.iter().any(StepProgress::writes) {
+                true => ": keys and values are missing from the cache",
+                false => "",
             };
             let layers = self.queued.len();
             tracing::warn!("a step of {layers} layers ended without {missing}{lost}");

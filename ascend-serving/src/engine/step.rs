@@ -47,7 +47,7 @@ impl<T: Element> Attention<T> {
         let progress = metadata.begin_progress(self.cache.entry())?;
         // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
         let blocks = metadata.sequence_blocks();
-        self.cache.queue_pending_copies(stream, blocks)?;
+        self.cache.queue_copies_to(stream, blocks)?;
         metadata.check_copies_queued(self.cache.pool(), Some(self.cache.entry()))?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
@@ -105,7 +105,6 @@ impl<T: Element> Step<'_, T> {
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
     /// then.
-    ///
     pub fn forward<'i>(
         &mut self,
         layer: usize,

@@ -6,7 +6,7 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::{apart, size};
-use crate::drafts::{check_rows, rotary_queries};
+use crate::drafts::{check_inputs, check_rows, names_of_keys};
 use crate::engine::LayerInputs;
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
@@ -26,7 +26,7 @@ pub(super) struct TreeBuffers<T: Element> {
     pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
 }
 
-/// A verification in progress. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it
+/// A verification of drafted trees in progress, replayed from graphs. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it
 /// when the last layer is queued.
 pub struct TreeGraphStep<'a, T: Element> {
     /// The lease, which ends after the last replay.
@@ -78,7 +78,8 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
     /// [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are not absorbed, and latents
-    /// where the cache has none; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// where the cache has none; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that is another of the
+    /// graph's tensors; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`TreeGraphStep::launch`].
     pub fn forward<'i>(
         &mut self,
@@ -87,11 +88,8 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     ) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let tensors = self.tensors();
-        let query_rope = rotary_queries(layer, &inputs, tensors.query_rope.is_some())?;
-        let [key, value] = match query_rope {
-            Some(_) => ["latent", "key_rope"],
-            None => ["key", "value"],
-        };
+        let query_rope = check_inputs(layer, &inputs, tensors.query_rope.is_some())?;
+        let [key, value] = names_of_keys(query_rope.is_some());
         let rope = query_rope.zip(tensors.query_rope.as_ref());
         let copies = [
             ("query", inputs.query, &tensors.query),

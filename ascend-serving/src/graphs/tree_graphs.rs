@@ -9,8 +9,8 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::drafts::{
-    DraftTree, TreeForm, TreeLengths, TreeRequest, TreeTensors, TreeVerification, TwoCalls,
-    begin_reading, in_least_calls, tree_mask,
+    DraftTree, NodeAndContextCalls, TreeForm, TreeLengths, TreeRequest, TreeTensors,
+    TreeVerification, begin_reading, check_nodes, tree_mask, with_fewest_calls,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, LayerCache, PagedKvCache};
@@ -102,9 +102,11 @@ impl TreeVerification {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 nodes;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits of 0 keys;
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is 0 or not finite, and for sinks, which no
-    /// verification has;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is 0 or not finite,
+    /// and for sinks, which no verification has;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
     /// the reasons where latents have no call in either form; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
@@ -117,6 +119,7 @@ impl TreeVerification {
         self.shape.check_cache(&cache.shape())?;
         cache.admits(stream)?;
         limits.check()?;
+        check_nodes(limits.each.0, cache.shape().is_latent())?;
         if !limits.learnable_sinks.is_empty() {
             return Err(Error::invalid(
                 "learnable_sinks",
@@ -127,7 +130,7 @@ impl TreeVerification {
         }
         let is_latent = cache.shape().is_latent();
         let captured = |form| self.capture_form(stream, cache, limits, form);
-        let (graphs, _) = in_least_calls(stream.device(), is_latent, captured)?;
+        let (graphs, _) = with_fewest_calls(stream.device(), is_latent, captured)?;
         Ok(graphs)
     }
 
@@ -258,7 +261,7 @@ impl TreeVerification {
         let cached = capture.attention(&calls.context, longest, over_cache)?;
         capture.launch_into(cached, over_cache, &mut of_cached.clone())?;
         let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
-        let merge = TwoCalls::merge().plan(&parts)?;
+        let merge = NodeAndContextCalls::merge().plan(&parts)?;
         Ok(merge.launch_into(capture, &parts, &mut output)?)
     }
 }
@@ -298,8 +301,8 @@ impl<T: Element> TreeGraphs<T> {
         let (form, count) = (self.form, requests.len());
         let rows = self.graphs.fitting(self.nodes.rows(count))?;
         let size = self.nodes.requests(rows);
-        for (at, request) in requests.iter().enumerate() {
-            self.check_limits(at, request)?;
+        for (index, request) in requests.iter().enumerate() {
+            self.check_limits(index, request)?;
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
         let mask = tree_mask(&trees, size, self.nodes.0)?;
@@ -312,7 +315,9 @@ impl<T: Element> TreeGraphs<T> {
             cached.chain(dummies.clone()).collect(),
             nodes.chain(dummies).collect(),
         )?;
-        self.limits.admits(form.keys(&of_step).lengths())?;
+        // Each request is within its keys: this refuses too many blocks of all together.
+        self.limits
+            .admits(form.keys_in_limits(&of_step).lengths())?;
         let first = requests.first().map(|request| request.sequence.row());
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), size - count));
@@ -332,12 +337,12 @@ impl<T: Element> TreeGraphs<T> {
         Ok(TreeGraphStep::new(lease, step, stream, count))
     }
 
-    fn check_limits(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
+    fn check_limits(&self, index: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
         let (cached, nodes) = (request.cached, request.tree.nodes());
         if nodes > self.nodes.0 {
             return Err(Violation::new(
                 &rules::DRAFT_TREE,
-                format_args!("a tree of {nodes} nodes for request {at}"),
+                format_args!("a tree of {nodes} nodes for request {index}"),
                 format_args!("at most {}, as captured", self.nodes.0),
                 "capture with more nodes (`GraphLimits::tokens_each`), or verify the tree without a graph",
             ));
@@ -350,8 +355,11 @@ impl<T: Element> TreeGraphs<T> {
         }
         Err(Violation::new(
             &rules::GRAPH_LENGTHS,
-            format_args!("{cached} tokens of request {at} before its tree of {nodes} nodes"),
-            format_args!("1 to {most}"),
+            format_args!("{cached} tokens of request {index} before its tree of {nodes} nodes"),
+            match most {
+                0 => format!("a capture of more than {nodes} keys"),
+                _ => format!("1 to {most}"),
+            },
             match cached {
                 0 => "verify trees with no tokens before them without a graph",
                 _ => {

@@ -79,9 +79,9 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// Each cache has its own steps, and records what they have computed. Where a growth copies a shared block, the
     /// cache that grew queues the copy, and each other cache when it begins a step that reads the block
-    /// ([`Attention::begin`](crate::Attention::begin)), or before steps that are replayed from graphs by
-    /// [`Attention::queue_pending_copies`](crate::Attention::queue_pending_copies). Fork sequences, and share
-    /// prefixes, when all caches have queued the tokens.
+    /// ([`Attention::begin`](crate::Attention::begin)), or before other steps by
+    /// [`queue_pending_copies`](Self::queue_pending_copies). Fork sequences, and share prefixes, when all caches have
+    /// queued the tokens.
     ///
     /// # Errors
     /// [`POOL_SHARED`](crate::rules::POOL_SHARED) for a pool of another number of blocks, block size or padding, and
@@ -117,7 +117,8 @@ impl<T: Element> PagedKvCache<T> {
 
     /// The number of a sequence's first tokens whose keys and values every layer of this cache has or is queued to
     /// have: tokens that steps have computed, and tokens that [`mark_computed`](PagedKvCache::mark_computed) has
-    /// named. Tokens before a window that were given back are counted.
+    /// named. Tokens before a window that were given back are counted. While a step of the sequence that writes is in
+    /// progress, at most the tokens before it are.
     ///
     /// # Errors
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool.
@@ -344,9 +345,24 @@ impl<T: Element> PagedKvCache<T> {
         })
     }
 
-    /// Queues the copies that these blocks still wait for in this cache, where several caches share its pool and
-    /// another one has grown. Call it before a step that reads the blocks, on its stream.
-    pub(crate) fn queue_pending_copies(
+    /// Queues the copies that blocks of a sequence still wait for in this cache, where several caches share its pool and
+    /// another one has grown. Steps of [`Attention::begin`](crate::Attention::begin) do this themselves; for
+    /// verifications of trees and for steps that are replayed from graphs call it before they begin, on their stream.
+    ///
+    /// # Errors
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`Acl`](ascend_attention::Error::Acl).
+    pub fn queue_pending_copies(&mut self, stream: &Stream, sequence: &Sequence) -> Result<()> {
+        self.admits(stream)?;
+        self.holds(sequence)?;
+        // The source blocks may be given back while the copies wait for the device.
+        let _lease = self.pool.begin_step(stream);
+        self.queue_copies_to(stream, sequence.held_blocks())
+    }
+
+    /// Queues the copies that these blocks still wait for in this cache.
+    pub(crate) fn queue_copies_to(
         &mut self,
         stream: &Stream,
         blocks: impl Iterator<Item = usize>,

@@ -165,7 +165,7 @@ impl<T: Element> PagedKvCache<T> {
                         "position {to}, in a block that another sequence or a copy still to be queued reads"
                     ),
                     "positions in blocks of the sequence alone",
-                    "queue the copies of each cache of the pool (`Attention::queue_pending_copies`); where another \
+                    "queue the copies of each cache of the pool (`PagedKvCache::queue_pending_copies`); where another \
                      sequence or a prefix has the block, drop that first, or compute the tokens again in a sequence \
                      of their own",
                 )

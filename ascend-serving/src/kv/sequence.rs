@@ -113,8 +113,8 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         "blocks whose copies were queued, in the order of the growths",
         "pass the `Growth::copies` of the growth to `PagedKvCache::copy_blocks` before the step; where they were \
          dropped, truncate the sequence to a token before the block, and grow and compute it again from there; where \
-         another cache of the pool made the growth, call `Attention::queue_pending_copies`; `Attention::grow` queues \
-         the copies of its growth itself",
+         another cache of the pool made the growth, call `PagedKvCache::queue_pending_copies`; `PagedKvCache::grow` \
+         queues the copies of its growth itself",
     )
 }
 
@@ -225,10 +225,15 @@ impl Sequence {
         self.uncopied_in(None)
     }
 
-    /// As [`uncopied`](Self::uncopied), of one cache, or of every cache of the pool.
+    /// As [`uncopied`](Self::uncopied), of one cache. Without a cache, copies of a pool that several caches share are not
+    /// looked at: each cache checks them when a step begins.
     pub(crate) fn uncopied_in(&self, cache: Option<&CacheEntry>) -> Option<usize> {
-        let blocks = self.blocks.iter().flatten().map(Block::id);
-        self.pool.first_uncopied(blocks, cache)
+        self.pool.first_uncopied(self.held_blocks(), cache)
+    }
+
+    /// The numbers of its blocks that were not given back.
+    pub(super) fn held_blocks(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().flatten().map(Block::id)
     }
 
     /// Makes room for `tokens` more tokens. After an error the sequence is unchanged.
@@ -330,7 +335,7 @@ impl Sequence {
         let kept = tokens.div_ceil(block_size);
         let blocks: Vec<_> = self.blocks.iter().take(kept).cloned().collect();
         let row: Vec<_> = self.row.iter().take(kept).copied().collect();
-        let written = self.entry.before_open();
+        let written = self.entry.written_from();
         let written = written.and_then(|before| blocks.get(before / block_size..));
         let written = written.into_iter().flatten().flatten();
         let earlier = self.written_by_step.iter();
@@ -352,8 +357,7 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of them back.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
-        self.check_kept(tokens)?;
-        if !self.keeps(tokens, 0) {
+        if self.dropped > 0 && !self.keeps(tokens, 0) {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!(
@@ -364,6 +368,7 @@ impl Sequence {
                 "share prefixes before giving blocks back",
             ));
         }
+        self.check_kept(tokens)?;
         Ok(self.first(tokens))
     }
 

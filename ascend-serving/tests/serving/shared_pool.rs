@@ -217,7 +217,8 @@ fn graphs_of_each_rank_replay_one_metadata() {
             let uncopied = graphs.begin(stream, &mut decode).map(drop).unwrap_err();
             assert!(uncopied.breaks(&rules::BLOCK_UNCOPIED), "{uncopied}");
             rank.attention
-                .queue_pending_copies(stream, &decode)
+                .cache_mut()
+                .queue_pending_copies(stream, &fork)
                 .unwrap();
         }
         let tensors: Vec<_> = (0..LAYERS)

@@ -10,7 +10,8 @@ use crate::sharing::lock;
 
 use super::BlockPool;
 
-/// One entry for each sequence of a pool and each of its caches. The clock counts changes of sequences.
+/// The versions of a pool's sequences, and how many tokens of each its caches have computed. `clock` counts changes of
+/// sequences.
 #[derive(Default)]
 pub(super) struct ProgressTable {
     sequences: Vec<SequenceVersion>,
@@ -35,8 +36,9 @@ struct Progress {
     computed: usize,
     /// The number of steps in progress.
     open: u32,
-    /// The fewest tokens before a step in progress, whose layers write those behind them.
-    before_open: usize,
+    /// The fewest tokens before a step that writes, of the steps that began since the last time none was in progress;
+    /// `usize::MAX` if all of them only read.
+    writes_from: usize,
     /// The fewest tokens to which the sequence was cut while steps were in progress. Where it got another block in place
     /// of one that they write, the tokens before the steps.
     cut: usize,
@@ -92,7 +94,7 @@ impl Progress {
     fn settled(&self) -> usize {
         match self.open {
             0 => self.computed,
-            _ => self.computed.min(self.before_open),
+            _ => self.computed.min(self.writes_from),
         }
     }
 }
@@ -173,7 +175,7 @@ impl ProgressTable {
         // A pool without a cache of this crate has no progress; where several caches share the pool, the least
         // counts.
         let open = self.progress(cache, stamp.place).filter(|own| own.open > 0);
-        let before_open = open.map(|own| own.before_open).min();
+        let writes_from = open.map(|own| own.writes_from).min();
         let least = self
             .progress(cache, stamp.place)
             .min_by_key(|progress| progress.computed);
@@ -181,12 +183,12 @@ impl ProgressTable {
             Some(progress) if progress.computed < cached => {
                 Err(missing_tokens(whose, progress, cached, len))
             }
-            // A step that only reads may do so beside another one that writes behind what it reads.
-            Some(_) if cached == len && before_open.is_none_or(|before| cached <= before) => Ok(()),
+            // A step that only reads may do so beside others that read, or write behind what it reads.
+            Some(_) if cached == len && writes_from.is_none_or(|from| cached <= from) => Ok(()),
             Some(progress) if cached < progress.computed && cached < len && !recompute => {
                 Err(computed_tokens(whose, cached, progress.computed, len))
             }
-            Some(_) if before_open.is_some() => Err(open_tokens(whose, cached, len)),
+            Some(_) if writes_from.is_some() => Err(open_tokens(whose, cached, len)),
             _ => Ok(()),
         }
     }
@@ -195,10 +197,12 @@ impl ProgressTable {
         for progress in self.progress(cache, tokens.stamp.place) {
             if progress.open == 0 {
                 progress.cut = usize::MAX;
-                progress.before_open = usize::MAX;
+                progress.writes_from = usize::MAX;
             }
             progress.open += 1;
-            progress.before_open = progress.before_open.min(tokens.cached);
+            if tokens.len > tokens.cached {
+                progress.writes_from = progress.writes_from.min(tokens.cached);
+            }
         }
     }
 
@@ -348,12 +352,13 @@ impl SequenceEntry {
         })
     }
 
-    /// The fewest tokens before a step of the sequence that is in progress in some cache, if one is.
-    pub(in crate::kv) fn before_open(&self) -> Option<usize> {
+    /// The fewest tokens before a step of the sequence that writes and is in progress in some cache, if one is.
+    pub(in crate::kv) fn written_from(&self) -> Option<usize> {
         let mut table = lock(self.pool.progress_table());
         let caches = table.progress(None, self.stamp.place);
         let open = caches.filter(|progress| progress.open > 0);
-        open.map(|progress| progress.before_open).min()
+        let writes_from = open.map(|progress| progress.writes_from);
+        writes_from.filter(|from| *from < usize::MAX).min()
     }
 
     pub(in crate::kv) fn stamp(&self) -> SequenceStamp {
@@ -375,7 +380,7 @@ impl SequenceEntry {
     pub(in crate::kv) fn replace_block(&mut self) {
         let mut table = lock(self.pool.progress_table());
         for progress in table.progress(None, self.stamp.place) {
-            progress.cut = progress.cut.min(progress.before_open);
+            progress.cut = progress.cut.min(progress.writes_from);
         }
     }
 
@@ -527,9 +532,9 @@ impl StepProgress {
         })
     }
 
-    /// Whether the step writes tokens, and does not only read.
+    /// Whether the step writes tokens, and does not only read. Steps of no sequence are not known to read only.
     pub(crate) fn writes(&self) -> bool {
-        self.tokens.iter().any(|tokens| tokens.len > tokens.cached)
+        self.tokens.is_empty() || self.tokens.iter().any(|tokens| tokens.len > tokens.cached)
     }
 
     /// Says that all layers are queued.

@@ -266,7 +266,7 @@ fn a_forgotten_copy_of_a_shared_block_is_refused() {
         |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings);
     let refused = step(&fork).unwrap_err();
     assert_eq!(refused.rule, &rules::BLOCK_UNCOPIED);
-    assert!(refused.fix.contains("copy_blocks") && refused.fix.contains("Attention::grow"));
+    assert!(refused.fix.contains("copy_blocks") && refused.fix.contains("PagedKvCache::grow"));
     // The other one has what it needs.
     step(&first).unwrap();
     engine

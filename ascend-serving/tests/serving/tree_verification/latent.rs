@@ -238,6 +238,7 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
             (Soc::AtlasA2, Cann::V8_5, false),
             (Soc::AtlasA2, Cann::V9_0, false),
             (Soc::AtlasA2, Cann::V9_1, true),
+            (Soc::AtlasA2, Cann::V9_2, true),
             (Soc::AtlasA3, Cann::V9_1, true),
             (Soc::Ascend950, Cann::V9_1, false),
         ] {
@@ -340,7 +341,7 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let runtime = Runtime::emulated_as(&machine).unwrap();
     let stream = &runtime.device(0).unwrap().stream().unwrap();
     let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
-    let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let cache = PagedKvCache::<f16>::new(stream.device(), 3, 128, shape, pad).unwrap();
     let mut sequence = Sequence::new(cache.pool());
     let _ = sequence.grow(5 + PARENTS.len()).unwrap();
     cache.mark_computed(&sequence, 5).unwrap();
@@ -359,6 +360,32 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
         cached: 5,
         tree: &tree,
     };
+    // Drafts of an earlier step that were not cut off: the fix cuts them off first.
+    let stale = TreeRequest {
+        cached: 4,
+        ..request
+    };
+    let why = verification.begin(stream, &cache, &[stale]).unwrap_err();
+    assert!(
+        why.breaks(&rules::SEQUENCE_LENGTH) && why.to_string().contains("truncate"),
+        "{why}"
+    );
+    // Absorbed attention takes 16 query rows of a request.
+    let large = DraftTree::chain(16).unwrap();
+    let mut long = Sequence::new(cache.pool());
+    let _ = long.grow(1 + large.nodes()).unwrap();
+    cache.mark_computed(&long, 1).unwrap();
+    let large = TreeRequest {
+        sequence: &long,
+        cached: 1,
+        tree: &large,
+    };
+    let why = verification.begin(stream, &cache, &[large]).unwrap_err();
+    assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+    let limits = GraphLimits::new([1], 100).tokens_each(17);
+    let why = verification.capture(stream, &cache, &limits).unwrap_err();
+    assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+    drop(long);
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());
     let fault = inject(Site::Malloc, 1, 207_018);
     let captured = verification.capture(stream, &cache, &limits).map(drop);

@@ -139,7 +139,8 @@ fn trees_that_do_not_fit_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    // Five tokens that no step has computed; other numbers of tokens before the tree; the nodes are not in the sequence.
+    // Five tokens that no step has computed; neither the tokens before the tree alone nor with the nodes; more tokens before
+    // the tree than the sequence has.
     assert_eq!(rule(5, 1), &rules::SEQUENCE_GAP);
     assert_eq!(rule(4, 1), &rules::SEQUENCE_LENGTH);
     assert_eq!(rule(6, 1), &rules::SEQUENCE_LENGTH);
@@ -150,7 +151,24 @@ fn trees_that_do_not_fit_are_refused() {
         cached: 3,
         tree,
     };
-    assert!(verification.begin(&stream, &cache, &[]).is_err());
+    let why = verification.begin(&stream, &cache, &[]).unwrap_err();
+    assert!(why.breaks(&rules::BATCH_EMPTY), "{why}");
+    // Verifications only read: one may begin beside another, whichever has more tokens before its tree.
+    let root = &DraftTree::chain(2).unwrap();
+    let earlier = TreeRequest {
+        cached: 2,
+        tree: root,
+        ..request
+    };
+    for [first, second] in [[request, earlier], [earlier, request]] {
+        let first = verification.begin(&stream, &cache, &[first]).unwrap();
+        assert_eq!(cache.computed_tokens(&sequence).unwrap(), 3);
+        verification
+            .begin(&stream, &cache, &[second])
+            .map(drop)
+            .unwrap();
+        drop(first);
+    }
     let mut step = verification
         .begin(&stream, &cache, &[request, request])
         .unwrap();
@@ -181,6 +199,9 @@ fn trees_that_do_not_fit_are_refused() {
     let why = step.forward(0, inputs).unwrap_err();
     assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
     step.forward(0, (&good, &good, &good)).unwrap();
+    let flat = tensor([4, DIM, 1, 1]).reshape([4, DIM]).unwrap();
+    let why = step.forward(1, (&flat, &flat, &flat)).unwrap_err();
+    assert!(why.breaks(&rules::STEP_TOKENS), "{why}");
     // Other nodes than the first layer had, a layer twice, a layer that is none, and one that is left out.
     let more = tensor([2, 1, 3, DIM]);
     let why = step.forward(1, (&more, &more, &more)).unwrap_err();
@@ -282,7 +303,8 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
         let why = step.forward(0, inputs).map(drop).unwrap_err();
         assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
     }
-    assert!(step.forward(1, (&good, &good, &good)).is_err());
+    let why = step.forward(1, (&good, &good, &good)).unwrap_err();
+    assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
     let zeros = stream
         .upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM])
         .unwrap();
