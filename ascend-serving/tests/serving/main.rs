@@ -22,6 +22,7 @@ mod graph_pool;
 mod grouped_layers;
 mod heads;
 mod inference_card;
+mod interleaved;
 mod layer_masks;
 mod mla_backend;
 mod moved_tokens;

@@ -1,0 +1,360 @@
+//! Whatever happens between the layers of steps in progress: a step that is accepted and run gives each of its rows
+//! dense attention over the tokens that the caller's sequence has.
+
+mod lanes;
+mod world;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+
+use ascend_attention::{Stream, bf16, f16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, FusedAttention,
+    GraphLimits,
+};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use crate::acts::config;
+use crate::harness;
+use crate::tokens::{DIM, Number};
+
+use lanes::{Eager, Inbox, Lane, run};
+use world::World;
+
+const LAYERS: usize = 2;
+/// Blocks that the requests can have, and those that somebody else holds: a call counts shared blocks once for each
+/// of its requests.
+const BLOCKS: usize = 6;
+const BALLAST: usize = 14;
+
+/// The new tokens of a request in a step.
+#[derive(Clone, Copy, Debug)]
+pub enum New {
+    /// All that are not computed.
+    Rest,
+    One,
+    Any(usize),
+}
+
+/// A request in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    pub request: usize,
+    pub new: New,
+    pub drafts: bool,
+    pub recompute: bool,
+}
+
+/// What happens next. Numbers are cut to what there is.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// By the engine, which queues copies, or by the sequence alone.
+    Grow {
+        request: usize,
+        tokens: usize,
+        alone: bool,
+    },
+    Copies(usize),
+    Truncate(usize, usize),
+    Fork(usize, usize),
+    End(usize),
+    Slide(usize, usize),
+    Insert(usize),
+    Hit(usize),
+    Evict(usize),
+    Move(usize, usize, usize),
+    /// Cuts off what the cache has not computed.
+    Settle(usize),
+    /// An engine makes the metadata of a later step.
+    Prepare(usize, Vec<Turn>),
+    Begin {
+        lane: usize,
+        stream: usize,
+        turns: Vec<Turn>,
+        early: bool,
+    },
+    Forward(usize, usize),
+    Close {
+        lane: usize,
+        end: bool,
+    },
+    /// All layers of a step of one request.
+    Step {
+        lane: usize,
+        turn: Turn,
+    },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let any = any::<usize>;
+    let tokens = || prop_oneof![6 => Just(1usize), 3 => 2usize..5, 2 => 124usize..135];
+    let new = prop_oneof![
+        6 => Just(New::Rest),
+        1 => Just(New::One),
+        1 => any().prop_map(New::Any),
+    ];
+    let turn = (
+        any(),
+        new,
+        prop::bool::weighted(0.2),
+        prop::bool::weighted(0.2),
+    );
+    let turn = turn.prop_map(|(request, new, drafts, recompute)| Turn {
+        request,
+        new,
+        drafts,
+        recompute,
+    });
+    let turn = turn.boxed();
+    let turns = prop::collection::vec(turn.clone(), 1..3).boxed();
+    let begin = (any(), 0..2usize, turns.clone(), prop::bool::weighted(0.3));
+    prop_oneof![
+        6 => (any(), turn).prop_map(|(lane, turn)| Act::Step { lane, turn }),
+        4 => (any(), tokens(), prop::bool::weighted(0.2))
+            .prop_map(|(request, tokens, alone)| Act::Grow { request, tokens, alone }),
+        1 => any().prop_map(Act::Copies),
+        3 => (any(), any()).prop_map(|(r, n)| Act::Truncate(r, n)),
+        3 => (any(), any()).prop_map(|(r, n)| Act::Fork(r, n)),
+        2 => any().prop_map(Act::End),
+        2 => (any(), any()).prop_map(|(r, n)| Act::Slide(r, n)),
+        2 => any().prop_map(Act::Insert),
+        2 => any().prop_map(Act::Hit),
+        1 => any().prop_map(Act::Evict),
+        2 => (any(), any(), any()).prop_map(|(r, from, to)| Act::Move(r, from, to)),
+        1 => any().prop_map(Act::Settle),
+        1 => (any(), turns).prop_map(|(lane, turns)| Act::Prepare(lane, turns)),
+        6 => begin.prop_map(|(lane, stream, turns, early)| Act::Begin { lane, stream, turns, early }),
+        10 => (any(), 0..LAYERS).prop_map(|(lane, layer)| Act::Forward(lane, layer)),
+        3 => (any(), prop::bool::ANY).prop_map(|(lane, end)| Act::Close { lane, end }),
+    ]
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    prop::collection::vec(act(), 10..90)
+}
+
+/// The engines of a schedule, and their cache.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    format: Cache,
+    window: Option<usize>,
+    pad: PadPolicy,
+}
+
+fn setting() -> impl Strategy<Value = Setting> {
+    let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
+    let window = prop_oneof![3 => Just(None), 1 => (1usize..150).prop_map(Some)];
+    let pad = prop_oneof![Just(PadPolicy::SkipNegative), Just(PadPolicy::DumpSlot(0))];
+    (format, window, pad).prop_map(|(format, window, pad)| Setting {
+        format,
+        window,
+        pad,
+    })
+}
+
+/// An engine as a coroutine, and its next act.
+struct Engine<'a> {
+    inbox: Rc<Inbox>,
+    run: Pin<Box<dyn Future<Output = ()> + 'a>>,
+}
+
+fn engine<'a, T: Number>(
+    lane: impl Lane<T> + 'a,
+    number: usize,
+    streams: &'a [Stream; 2],
+    world: &'a RefCell<World>,
+) -> Engine<'a> {
+    let inbox = Rc::<Inbox>::default();
+    let run = Box::pin(run(lane, number, streams, world, inbox.clone()));
+    Engine { inbox, run }
+}
+
+/// Engines, each with its next act, and what their caller knows.
+struct Server<'a> {
+    engines: Vec<Engine<'a>>,
+    world: &'a RefCell<World>,
+}
+
+impl Server<'_> {
+    /// Gives an engine its next act.
+    fn tell(&mut self, lane: usize, act: Act) {
+        let Engine { inbox, run } = &mut self.engines[lane];
+        inbox.put(act);
+        let pending = run.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(pending.is_pending());
+    }
+
+    /// The engine that a number stands for: of those with a step in progress, or without, if there is one.
+    fn lane(&self, lane: usize, busy: bool) -> usize {
+        let world = self.world.borrow();
+        let lanes = 0..self.engines.len();
+        let fitting: Vec<_> = lanes
+            .filter(|lane| world.busy.contains(lane) == busy)
+            .collect();
+        match fitting.len() {
+            0 => lane % self.engines.len(),
+            many => fitting[lane % many],
+        }
+    }
+
+    /// Begins a step. Requests without new tokens grow by one, and long steps are for the first engine.
+    fn begin(&mut self, lane: usize, stream: usize, turns: &[Turn], early: bool) -> usize {
+        let mut lane = self.lane(lane, false);
+        for turn in turns.iter().filter(|_| !early) {
+            let at = self.world.borrow_mut().at(turn.request);
+            let rest = |world: &World| world.requests[at].sequence.len() - world.requests[at].done;
+            if rest(&self.world.borrow()) == 0 && !turn.recompute {
+                let request = turn.request;
+                self.tell(
+                    0,
+                    Act::Grow {
+                        request,
+                        tokens: 1,
+                        alone: false,
+                    },
+                );
+            }
+            if rest(&self.world.borrow()) > 2 && turn.request % 8 > 0 {
+                lane = 0;
+            }
+        }
+        let turns = turns.to_vec();
+        self.tell(
+            lane,
+            Act::Begin {
+                lane,
+                stream,
+                turns,
+                early,
+            },
+        );
+        lane
+    }
+
+    fn act(&mut self, act: &Act) {
+        match *act {
+            Act::Grow { alone: false, .. } | Act::Copies(_) | Act::Move(..) | Act::Settle(_) => {
+                self.tell(0, act.clone());
+            }
+            Act::Prepare(lane, _) => self.tell(self.lane(lane, false), act.clone()),
+            Act::Begin {
+                lane,
+                stream,
+                ref turns,
+                early,
+            } => {
+                self.begin(lane, stream, turns, early);
+            }
+            Act::Forward(lane, _) | Act::Close { lane, .. } => {
+                self.tell(self.lane(lane, true), act.clone())
+            }
+            Act::Step { lane, turn } => {
+                let lane = self.begin(lane, 0, &[turn], false);
+                (0..LAYERS).for_each(|layer| self.tell(lane, Act::Forward(lane, layer)));
+                self.tell(lane, Act::Close { lane, end: true });
+            }
+            _ => self.world.borrow_mut().act(act),
+        }
+    }
+
+    /// Ends all steps, and computes one more token of each sequence, which sees all that is computed.
+    fn end(&mut self) {
+        for lane in 0..self.engines.len() {
+            self.tell(lane, Act::Close { lane, end: false });
+        }
+        let turn = Turn {
+            request: 0,
+            new: New::Rest,
+            drafts: false,
+            recompute: false,
+        };
+        while !self.world.borrow().requests.is_empty() {
+            self.act(&Act::Settle(0));
+            self.act(&Act::Step { lane: 0, turn });
+            self.world.borrow_mut().requests.swap_remove(0);
+        }
+    }
+}
+
+/// Runs a schedule. How often each kind of act was accepted, and each rule met.
+fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str, usize> {
+    let first = harness::stream();
+    let streams = [first.device().stream().unwrap(), first];
+    let stream = &streams[0];
+    let shape = CacheShape::new(LAYERS, 1, DIM).format(setting.format);
+    let blocks = BALLAST + BLOCKS;
+    let cache = PagedKvCache::<T>::new(stream.device(), blocks, 128, shape, setting.pad).unwrap();
+    let pool = cache.pool().clone();
+    let free = pool.free_blocks();
+    let mut ballast = Sequence::new(&pool);
+    let _ = ballast.grow(BALLAST * 128).unwrap();
+    let causality = match setting.window.and_then(NonZeroUsize::new) {
+        Some(window) => Causality::Window(window),
+        None => Causality::Causal,
+    };
+    let settings = BatchSettings::of(&cache, causality);
+    let backends = Backends::none().with(FusedAttention);
+    let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let capture = |each| -> AttentionGraphs<T> {
+        let limits = GraphLimits::new([1, 3], 256).tokens_each(each);
+        attention.capture(stream, causality, &limits).unwrap()
+    };
+    let graphs = [capture(1), capture(2)];
+    let world = RefCell::new(World::new(&pool, settings, causality));
+    {
+        let [one, two] = graphs;
+        let engines = vec![
+            engine(Eager(attention), 0, &streams, &world),
+            engine(one, 1, &streams, &world),
+            engine(two, 2, &streams, &world),
+        ];
+        let mut server = Server {
+            engines,
+            world: &world,
+        };
+        acts.iter().for_each(|act| server.act(act));
+        server.end();
+    }
+    let World { seen, .. } = world.into_inner();
+    drop(ballast);
+    streams
+        .iter()
+        .for_each(|stream| stream.synchronize().unwrap());
+    assert_eq!((pool.held_blocks(), pool.free_blocks()), (0, free));
+    assert_eq!(pool.steps_in_flight(), 0);
+    seen
+}
+
+proptest! {
+    #![proptest_config(config(30))]
+
+    #[test]
+    fn a_step_sees_the_tokens_of_its_sequence(setting in setting(), half: bool, acts in acts()) {
+        match half {
+            true => schedule::<f16>(setting, &acts),
+            false => schedule::<bf16>(setting, &acts),
+        };
+    }
+}
+
+/// The fuzzer does everything, and meets every rule about steps in progress.
+#[test]
+fn every_kind_of_act_is_accepted_and_every_rule_met() {
+    let mut runner = TestRunner::deterministic();
+    let mut seen = BTreeMap::<_, usize>::new();
+    for _ in 0..60 {
+        let tree = (setting(), acts()).new_tree(&mut runner).unwrap();
+        let (setting, acts) = tree.current();
+        for (what, times) in schedule::<bf16>(setting, &acts) {
+            *seen.entry(what).or_default() += times;
+        }
+    }
+    println!("{seen:#?}");
+}
