@@ -293,3 +293,38 @@ fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
         .unwrap();
     engine.step(&again, &names(1, 4));
 }
+
+/// What a step in progress reads is not written, though the sequence of the step is gone.
+#[test]
+fn a_step_in_progress_reads_what_its_sequence_had() {
+    let mut engine = Engine::new(8);
+    let limits = GraphLimits::new([1], 256);
+    let mut graphs = engine
+        .attention
+        .capture(&engine.stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 128);
+    engine.add(&mut sequence, &tokens);
+    let mut fork = sequence.fork();
+    engine.grow(&mut fork, 1);
+    tokens.push(200);
+    let mut metadata = engine.metadata(&fork, 1);
+    let stream = engine.stream.device().stream().unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    drop(fork);
+    sequence.truncate(100).unwrap();
+    let mut others = names(1, 100);
+    others.push(300);
+    engine.add(&mut sequence, &others);
+    engine.stream.synchronize().unwrap();
+    for layer in 0..LAYERS {
+        let inputs = [0, 1, 2].map(|what| packed::<bf16>(&stream, &[200], layer, what, 1));
+        let [query, key, value] = inputs.each_ref();
+        let output = step.forward(layer, (query, key, value)).unwrap();
+        let output = output.download(&stream).unwrap();
+        let want = crate::tokens::dense(&tokens, layer, engine.attention.shape(), |_| true);
+        let away = super::distance(&output[..64], &want);
+        assert!(away < 2e-3, "{away} away");
+    }
+}

@@ -16,6 +16,9 @@ use crate::tokens::{DIM, Number, dense, packed};
 use super::world::{Part, Rows, World};
 use super::{Act, LAYERS};
 
+/// Of a row's numbers: a rounding to 16 bits, of them and of the weights.
+const TOLERANCE: f64 = 8e-3;
+
 /// The next act of an engine.
 #[derive(Default)]
 pub struct Inbox(Cell<Option<Act>>);
@@ -232,13 +235,14 @@ fn compare<T: Number>(output: &[T], rows: &Rows, layer: usize, name: &str) {
     for row in &rows.checked {
         let want = dense(&row.names, layer, shape, |key| key >= row.from);
         let got = &output[row.row * DIM..][..DIM];
+        // Of long contexts a row is small, and a single wrong token changes it little.
         let away = got
             .iter()
             .zip(&want)
-            .map(|(got, want)| (got.to_f64() - want).abs());
+            .map(|(got, want)| (got.to_f64() - want).abs() / (want.abs() + 0.25));
         let away = away.fold(0.0, f64::max);
         assert!(
-            away < 2e-2,
+            away < TOLERANCE,
             "{name}, layer {layer}, row {} of {} tokens: {away} away from dense attention",
             row.row,
             row.names.len()

@@ -31,7 +31,7 @@ use world::World;
 const LAYERS: usize = 2;
 /// Blocks that the requests can have, and those that somebody else holds: a call counts shared blocks once for each
 /// of its requests.
-const BLOCKS: usize = 6;
+const BLOCKS: usize = 8;
 const BALLAST: usize = 14;
 
 /// The new tokens of a request in a step.
@@ -62,6 +62,8 @@ pub enum Act {
         alone: bool,
     },
     Copies(usize),
+    /// A request without tokens.
+    New,
     Truncate(usize, usize),
     Fork(usize, usize),
     End(usize),
@@ -85,6 +87,8 @@ pub enum Act {
         lane: usize,
         end: bool,
     },
+    /// Queues what is left of all steps in progress, and ends them.
+    Finish,
     /// All layers of a step of one request.
     Step {
         lane: usize,
@@ -92,9 +96,8 @@ pub enum Act {
     },
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn turn() -> impl Strategy<Value = Turn> {
     let any = any::<usize>;
-    let tokens = || prop_oneof![6 => Just(1usize), 3 => 2usize..5, 2 => 124usize..135];
     let new = prop_oneof![
         6 => Just(New::Rest),
         1 => Just(New::One),
@@ -104,40 +107,80 @@ fn act() -> impl Strategy<Value = Act> {
         any(),
         new,
         prop::bool::weighted(0.2),
-        prop::bool::weighted(0.2),
+        prop::bool::weighted(0.1),
     );
-    let turn = turn.prop_map(|(request, new, drafts, recompute)| Turn {
+    turn.prop_map(|(request, new, drafts, recompute)| Turn {
         request,
         new,
         drafts,
         recompute,
-    });
-    let turn = turn.boxed();
-    let turns = prop::collection::vec(turn.clone(), 1..3).boxed();
-    let begin = (any(), 0..2usize, turns.clone(), prop::bool::weighted(0.3));
+    })
+}
+
+fn begin() -> impl Strategy<Value = Act> {
+    let turns = prop::collection::vec(turn(), 1..3);
+    let begin = (any::<usize>(), 0..2usize, turns, prop::bool::weighted(0.2));
+    begin.prop_map(|(lane, stream, turns, early)| Act::Begin {
+        lane,
+        stream,
+        turns,
+        early,
+    })
+}
+
+/// What changes sequences and their blocks.
+fn change() -> impl Strategy<Value = Act> {
+    let any = any::<usize>;
+    let tokens = prop_oneof![6 => Just(1usize), 3 => 2usize..5, 1 => 124usize..135];
+    let grow = (any(), tokens, prop::bool::weighted(0.3));
     prop_oneof![
-        6 => (any(), turn).prop_map(|(lane, turn)| Act::Step { lane, turn }),
-        4 => (any(), tokens(), prop::bool::weighted(0.2))
-            .prop_map(|(request, tokens, alone)| Act::Grow { request, tokens, alone }),
-        1 => any().prop_map(Act::Copies),
-        3 => (any(), any()).prop_map(|(r, n)| Act::Truncate(r, n)),
+        4 => (any(), turn()).prop_map(|(lane, turn)| Act::Step { lane, turn }),
+        2 => grow.prop_map(|(request, tokens, alone)| Act::Grow { request, tokens, alone }),
+        4 => (any(), any()).prop_map(|(r, n)| Act::Truncate(r, n)),
         3 => (any(), any()).prop_map(|(r, n)| Act::Fork(r, n)),
-        2 => any().prop_map(Act::End),
+        1 => any().prop_map(Act::End),
+        1 => Just(Act::New),
         2 => (any(), any()).prop_map(|(r, n)| Act::Slide(r, n)),
         2 => any().prop_map(Act::Insert),
         2 => any().prop_map(Act::Hit),
         1 => any().prop_map(Act::Evict),
         2 => (any(), any(), any()).prop_map(|(r, from, to)| Act::Move(r, from, to)),
-        1 => any().prop_map(Act::Settle),
-        1 => (any(), turns).prop_map(|(lane, turns)| Act::Prepare(lane, turns)),
-        6 => begin.prop_map(|(lane, stream, turns, early)| Act::Begin { lane, stream, turns, early }),
-        10 => (any(), 0..LAYERS).prop_map(|(lane, layer)| Act::Forward(lane, layer)),
-        3 => (any(), prop::bool::ANY).prop_map(|(lane, end)| Act::Close { lane, end }),
     ]
 }
 
+fn act() -> impl Strategy<Value = Act> {
+    let any = any::<usize>;
+    let turns = prop::collection::vec(turn(), 1..3);
+    prop_oneof![
+        8 => change(),
+        1 => any().prop_map(Act::Copies),
+        1 => any().prop_map(Act::Settle),
+        1 => (any(), turns).prop_map(|(lane, turns)| Act::Prepare(lane, turns)),
+        2 => begin(),
+        3 => (any(), 0..LAYERS).prop_map(|(lane, layer)| Act::Forward(lane, layer)),
+        1 => (any(), prop::bool::ANY).prop_map(|(lane, end)| Act::Close { lane, end }),
+        1 => Just(Act::Finish),
+    ]
+}
+
+/// Changes in the middle of a step.
+fn interrupted() -> impl Strategy<Value = Vec<Act>> {
+    let parts = (
+        begin(),
+        0..=LAYERS,
+        prop::collection::vec(change(), 1..6),
+        prop::bool::ANY,
+    );
+    parts.prop_map(|(begin, layer, changes, finish)| {
+        let forward = (layer < LAYERS).then_some(Act::Forward(0, layer));
+        let acts = [begin].into_iter().chain(forward).chain(changes);
+        acts.chain(finish.then_some(Act::Finish)).collect()
+    })
+}
+
 fn acts() -> impl Strategy<Value = Vec<Act>> {
-    prop::collection::vec(act(), 10..90)
+    let some = prop_oneof![interrupted(), prop::collection::vec(act(), 1..10)];
+    prop::collection::vec(some, 1..9).prop_map(|acts| acts.concat())
 }
 
 /// The engines of a schedule, and their cache.
@@ -206,25 +249,27 @@ impl Server<'_> {
 
     /// Begins a step. Requests without new tokens grow by one, and long steps are for the first engine.
     fn begin(&mut self, lane: usize, stream: usize, turns: &[Turn], early: bool) -> usize {
-        let mut lane = self.lane(lane, false);
-        for turn in turns.iter().filter(|_| !early) {
-            let at = self.world.borrow_mut().at(turn.request);
-            let rest = |world: &World| world.requests[at].sequence.len() - world.requests[at].done;
-            if rest(&self.world.borrow()) == 0 && !turn.recompute {
-                let request = turn.request;
-                self.tell(
-                    0,
-                    Act::Grow {
-                        request,
-                        tokens: 1,
-                        alone: false,
-                    },
-                );
+        for turn in turns.iter().filter(|turn| !early && !turn.recompute) {
+            let request = turn.request;
+            let at = self.world.borrow_mut().at(request);
+            let lengths = |server: &Self| server.world.borrow().lengths(at);
+            let grow = |tokens| Act::Grow {
+                request,
+                tokens,
+                alone: false,
+            };
+            if lengths(self) == [0, 0] {
+                // Prompts end near the end of a block.
+                self.tell(0, grow([3, 127, 128, 130][request / 8 % 4]));
             }
-            if rest(&self.world.borrow()) > 2 && turn.request % 8 > 0 {
-                lane = 0;
+            if lengths(self)[1] > 2 && request % 8 > 0 {
+                self.compute(0, *turn);
+            }
+            if lengths(self)[1] == 0 {
+                self.tell(0, grow(1));
             }
         }
+        let lane = self.lane(lane, false);
         let turns = turns.to_vec();
         self.tell(
             lane,
@@ -257,18 +302,42 @@ impl Server<'_> {
             }
             Act::Step { lane, turn } => {
                 let lane = self.begin(lane, 0, &[turn], false);
-                (0..LAYERS).for_each(|layer| self.tell(lane, Act::Forward(lane, layer)));
-                self.tell(lane, Act::Close { lane, end: true });
+                self.finish(lane);
             }
+            Act::Finish => self.finish_all(),
             _ => self.world.borrow_mut().act(act),
         }
     }
 
+    /// Computes what is left of a request.
+    fn compute(&mut self, lane: usize, turn: Turn) {
+        let turns = vec![turn];
+        self.tell(
+            lane,
+            Act::Begin {
+                lane,
+                stream: 0,
+                turns,
+                early: false,
+            },
+        );
+        self.finish(lane);
+    }
+
+    /// Queues what is left of a step, and ends it.
+    fn finish(&mut self, lane: usize) {
+        (0..LAYERS).for_each(|layer| self.tell(lane, Act::Forward(lane, layer)));
+        self.tell(lane, Act::Close { lane, end: true });
+    }
+
+    fn finish_all(&mut self) {
+        let busy = self.world.borrow().busy.clone();
+        busy.into_iter().for_each(|lane| self.finish(lane));
+    }
+
     /// Ends all steps, and computes one more token of each sequence, which sees all that is computed.
     fn end(&mut self) {
-        for lane in 0..self.engines.len() {
-            self.tell(lane, Act::Close { lane, end: false });
-        }
+        self.finish_all();
         let turn = Turn {
             request: 0,
             new: New::Rest,

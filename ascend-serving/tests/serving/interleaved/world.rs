@@ -123,12 +123,16 @@ impl World {
 
     /// The request that a number stands for, which begins if there is none.
     pub fn at(&mut self, request: usize) -> usize {
-        if self.requests.is_empty() || request % 8 == 7 && self.requests.len() < 4 {
-            let sequence = Sequence::new(&self.pool);
-            self.add(sequence, Vec::new(), 0);
-            return self.requests.len() - 1;
+        if self.requests.is_empty() {
+            self.act(&Act::New);
         }
         request % self.requests.len()
+    }
+
+    /// A request's tokens, and how many of them are not computed.
+    pub fn lengths(&self, at: usize) -> [usize; 2] {
+        let Request { sequence, done, .. } = &self.requests[at];
+        [sequence.len(), sequence.len() - done.min(&sequence.len())]
     }
 
     pub fn by_id(&mut self, id: u64) -> Option<&mut Request> {
@@ -165,11 +169,15 @@ impl World {
     /// Does what needs no engine.
     pub fn act(&mut self, act: &Act) {
         match *act {
+            Act::New if self.requests.len() < 4 => {
+                let sequence = Sequence::new(&self.pool);
+                self.add(sequence, Vec::new(), 0);
+            }
             Act::Truncate(request, tokens) => {
                 let at = self.at(request);
                 let request = &mut self.requests[at];
                 let len = request.sequence.len();
-                let tokens = match tokens % 10 {
+                let tokens = match tokens % 12 {
                     0 => 0,
                     1 | 2 => request.done,
                     3 => tokens % (len + 1),
