@@ -14,7 +14,7 @@ use ascend_serving::{
 use crate::tokens::{DIM, Number, dense, packed};
 
 use super::world::{Part, Rows, World};
-use super::{Act, LAYERS};
+use super::{Act, LAYERS, New, Turn};
 
 /// Of a row's numbers: a rounding to 16 bits, of them and of the weights.
 const TOLERANCE: f64 = 8e-3;
@@ -46,6 +46,8 @@ pub trait Lane<T: Number> {
         Self: 'a;
 
     const NAME: &'static str;
+    /// Whether sequences may change between the metadata and the step.
+    const EARLY: bool = true;
 
     fn metadata(&self, world: &World, parts: &[Part]) -> Result<Self::Metadata, Violation>;
     fn begin<'a>(
@@ -62,6 +64,19 @@ pub trait Lane<T: Number> {
         rows: [&Tensor<T>; 3],
     ) -> Result<Vec<T>, Error>;
     fn end(step: Self::Step<'_>) -> Result<(), Error>;
+
+    /// The requests of a step.
+    fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
+        world.parts(turns, |turn, request| {
+            let len = request.sequence.len();
+            let cached = match turn.new {
+                New::Rest => request.done,
+                New::One => len - 1,
+                New::Any(tokens) => tokens % len,
+            };
+            cached.min(len - 1)
+        })
+    }
 
     /// The rows of a step that was accepted just now.
     fn accept(world: &mut World, parts: &[Part]) -> Rows {
@@ -87,7 +102,7 @@ pub async fn run<T: Number, L: Lane<T>>(
         match inbox.next().await {
             Act::Prepare(_, turns) => {
                 let world = &mut *world.borrow_mut();
-                let parts = world.parts(&turns);
+                let parts = L::parts(world, &turns);
                 let metadata = lane.metadata(world, &parts);
                 let made = world.note("metadata", metadata);
                 early = made.map(|metadata| (parts, metadata)).or(early);
@@ -98,10 +113,10 @@ pub async fn run<T: Number, L: Lane<T>>(
                 early: use_early,
                 ..
             } => {
-                let known = early.take_if(|_| use_early);
+                let known = early.take_if(|_| use_early && L::EARLY);
                 let made = known.or_else(|| {
                     let world = &mut *world.borrow_mut();
-                    let parts = world.parts(&turns);
+                    let parts = L::parts(world, &turns);
                     let metadata = lane.metadata(world, &parts);
                     Some((parts, world.note("metadata", metadata)?))
                 });

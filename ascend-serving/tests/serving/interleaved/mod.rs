@@ -2,6 +2,7 @@
 //! dense attention over the tokens that the caller's sequence has.
 
 mod lanes;
+mod trees;
 mod world;
 
 use std::cell::RefCell;
@@ -15,7 +16,7 @@ use ascend_attention::{Stream, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, FusedAttention,
-    GraphLimits,
+    GraphLimits, TreeVerification,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -33,6 +34,8 @@ const LAYERS: usize = 2;
 /// of its requests.
 const BLOCKS: usize = 8;
 const BALLAST: usize = 14;
+/// The number of the engine that verifies trees.
+const TREES: usize = 3;
 
 /// The new tokens of a request in a step.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +97,12 @@ pub enum Act {
         lane: usize,
         turn: Turn,
     },
+    /// A request is cut, and a step computes other tokens.
+    Rewrite {
+        lane: usize,
+        tokens: usize,
+        turn: Turn,
+    },
 }
 
 fn turn() -> impl Strategy<Value = Turn> {
@@ -136,9 +145,10 @@ fn change() -> impl Strategy<Value = Act> {
     prop_oneof![
         4 => (any(), turn()).prop_map(|(lane, turn)| Act::Step { lane, turn }),
         2 => grow.prop_map(|(request, tokens, alone)| Act::Grow { request, tokens, alone }),
-        4 => (any(), any()).prop_map(|(r, n)| Act::Truncate(r, n)),
-        3 => (any(), any()).prop_map(|(r, n)| Act::Fork(r, n)),
-        1 => any().prop_map(Act::End),
+        4 => (any(), any(), turn()).prop_map(|(lane, tokens, turn)| Act::Rewrite { lane, tokens, turn }),
+        2 => (any(), any()).prop_map(|(r, n)| Act::Truncate(r, n)),
+        4 => (any(), any()).prop_map(|(r, n)| Act::Fork(r, n)),
+        3 => any().prop_map(Act::End),
         1 => Just(Act::New),
         2 => (any(), any()).prop_map(|(r, n)| Act::Slide(r, n)),
         2 => any().prop_map(Act::Insert),
@@ -163,17 +173,19 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Changes in the middle of a step.
+/// Changes in the middle of a step, which may be one of a fork.
 fn interrupted() -> impl Strategy<Value = Vec<Act>> {
-    let parts = (
-        begin(),
-        0..=LAYERS,
-        prop::collection::vec(change(), 1..6),
-        prop::bool::ANY,
-    );
-    parts.prop_map(|(begin, layer, changes, finish)| {
+    let fork = prop::option::of((any::<usize>(), any::<usize>()));
+    let changes = prop::collection::vec(change(), 1..6);
+    let parts = (fork, begin(), 0..=LAYERS, changes, prop::bool::ANY);
+    parts.prop_map(|(fork, begin, layer, changes, finish)| {
+        let fork = fork.map(|(r, n)| Act::Fork(r, n));
         let forward = (layer < LAYERS).then_some(Act::Forward(0, layer));
-        let acts = [begin].into_iter().chain(forward).chain(changes);
+        let acts = fork
+            .into_iter()
+            .chain([begin])
+            .chain(forward)
+            .chain(changes);
         acts.chain(finish.then_some(Act::Finish)).collect()
     })
 }
@@ -249,6 +261,7 @@ impl Server<'_> {
 
     /// Begins a step. Requests without new tokens grow by one, and long steps are for the first engine.
     fn begin(&mut self, lane: usize, stream: usize, turns: &[Turn], early: bool) -> usize {
+        let lane = self.lane(lane, false);
         for turn in turns.iter().filter(|turn| !early && !turn.recompute) {
             let request = turn.request;
             let at = self.world.borrow_mut().at(request);
@@ -262,14 +275,14 @@ impl Server<'_> {
                 // Prompts end near the end of a block.
                 self.tell(0, grow([3, 127, 128, 130][request / 8 % 4]));
             }
-            if lengths(self)[1] > 2 && request % 8 > 0 {
+            let most = if lane == TREES { 0 } else { 2 };
+            if lengths(self)[1] > most && request % 8 > 0 {
                 self.compute(0, *turn);
             }
-            if lengths(self)[1] == 0 {
+            if lengths(self)[1] == 0 && lane != TREES {
                 self.tell(0, grow(1));
             }
         }
-        let lane = self.lane(lane, false);
         let turns = turns.to_vec();
         self.tell(
             lane,
@@ -303,6 +316,10 @@ impl Server<'_> {
             Act::Step { lane, turn } => {
                 let lane = self.begin(lane, 0, &[turn], false);
                 self.finish(lane);
+            }
+            Act::Rewrite { lane, tokens, turn } => {
+                self.act(&Act::Truncate(turn.request, tokens));
+                self.act(&Act::Step { lane, turn });
             }
             Act::Finish => self.finish_all(),
             _ => self.world.borrow_mut().act(act),
@@ -376,6 +393,9 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
         attention.capture(stream, causality, &limits).unwrap()
     };
     let graphs = [capture(1), capture(2)];
+    let limits = GraphLimits::new([1, 2], 256).tokens_each(trees::NODES);
+    let trees = TreeVerification::new(attention.shape());
+    let trees = trees.capture(stream, attention.cache(), &limits).unwrap();
     let world = RefCell::new(World::new(&pool, settings, causality));
     {
         let [one, two] = graphs;
@@ -383,6 +403,7 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
             engine(Eager(attention), 0, &streams, &world),
             engine(one, 1, &streams, &world),
             engine(two, 2, &streams, &world),
+            engine(trees, TREES, &streams, &world),
         ];
         let mut server = Server {
             engines,

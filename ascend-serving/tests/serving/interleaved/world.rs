@@ -8,7 +8,7 @@ use ascend_serving::{
     AttentionMetadata, BatchRequest, BatchSettings, Causality, Error, PrefixCache, Violation,
 };
 
-use super::{Act, New, Turn};
+use super::{Act, Turn};
 
 /// A sequence with its tokens.
 pub struct Request {
@@ -30,7 +30,7 @@ pub struct Part {
     pub id: u64,
     pub cached: usize,
     pub len: usize,
-    turn: Turn,
+    pub turn: Turn,
 }
 
 /// A row of a step, and the tokens that it sees: its own is the last.
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    fn name(&mut self) -> u64 {
+    pub fn name(&mut self) -> u64 {
         self.named += 1;
         self.named
     }
@@ -135,7 +135,11 @@ impl World {
         [sequence.len(), sequence.len() - done.min(&sequence.len())]
     }
 
-    pub fn by_id(&mut self, id: u64) -> Option<&mut Request> {
+    pub fn by_id(&self, id: u64) -> Option<&Request> {
+        self.requests.iter().find(|request| request.id == id)
+    }
+
+    fn by_id_mut(&mut self, id: u64) -> Option<&mut Request> {
         self.requests.iter_mut().find(|request| request.id == id)
     }
 
@@ -266,31 +270,26 @@ impl World {
         }
     }
 
-    /// The requests of a step, each once.
-    pub fn parts(&mut self, turns: &[Turn]) -> Vec<Part> {
+    /// The requests of a step, each once, by the number of tokens before the step.
+    pub fn parts(
+        &mut self,
+        turns: &[Turn],
+        cached: impl Fn(&Turn, &Request) -> usize,
+    ) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         for turn in turns {
             let at = self.at(turn.request);
-            let Request {
-                id, sequence, done, ..
-            } = &self.requests[at];
-            let (id, len) = (*id, sequence.len());
-            let rest = len - (*done).min(len);
-            let new = match turn.new {
-                New::Rest => rest,
-                New::One => 1,
-                New::Any(tokens) => 1 + tokens % len.max(1),
-            };
-            if len == 0 || new == 0 || parts.iter().any(|part| part.id == id) {
-                continue;
+            let request = &self.requests[at];
+            let (id, len, turn) = (request.id, request.sequence.len(), *turn);
+            if len > 0 && parts.iter().all(|part| part.id != id) {
+                let cached = cached(&turn, request);
+                parts.push(Part {
+                    id,
+                    cached,
+                    len,
+                    turn,
+                });
             }
-            let cached = len - new.min(len);
-            parts.push(Part {
-                id,
-                cached,
-                len,
-                turn: *turn,
-            });
         }
         parts
     }
@@ -332,7 +331,9 @@ impl World {
             let Part {
                 id, cached, len, ..
             } = *part;
-            let request = self.by_id(id).expect("a step began whose sequence is gone");
+            let request = self
+                .by_id_mut(id)
+                .expect("a step began whose sequence is gone");
             assert_eq!(
                 request.sequence.len(),
                 len,
@@ -346,11 +347,12 @@ impl World {
             request.open += 1;
             for position in unnamed {
                 let name = self.name();
-                self.by_id(id).unwrap().names[position] = name;
+                self.by_id_mut(id).unwrap().names[position] = name;
             }
             let names = self.by_id(id).unwrap().names.clone();
             let new = len - cached;
-            for row in [0, new / 2, new - 1] {
+            let rows = (new > 0).then(|| [0, new / 2, new - 1]);
+            for row in rows.into_iter().flatten() {
                 let position = cached + row;
                 let window = self.window.unwrap_or(usize::MAX);
                 checked.push(Row {
@@ -372,7 +374,7 @@ impl World {
     /// Notes that a step has no more layers to queue, and whether all were queued.
     pub fn close(&mut self, rows: &Rows, done: bool) {
         for (part, names) in &rows.parts {
-            let Some(request) = self.by_id(part.id) else {
+            let Some(request) = self.by_id_mut(part.id) else {
                 continue;
             };
             request.open -= 1;
