@@ -307,7 +307,8 @@ impl Sequence {
         } = room;
         if let Some((column, own)) = replaced {
             let shared = std::mem::replace(&mut self.row[column], own.id());
-            self.blocks[column] = Some(own);
+            let replaced = self.blocks[column].replace(own);
+            self.entry.give_up(replaced.into_iter());
             self.written_by_step.retain(|block| block.id() != shared);
             self.entry.replace_block();
         }
@@ -404,7 +405,8 @@ impl Sequence {
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         self.check_kept(tokens)?;
         let kept = tokens.div_ceil(self.pool.block_size());
-        self.blocks.truncate(kept);
+        let cut = self.blocks.drain(kept.min(self.blocks.len())..);
+        self.entry.give_up(cut.flatten());
         self.row.truncate(kept);
         self.written_by_step
             .retain(|block| self.row.contains(&block.id()));
@@ -432,14 +434,11 @@ impl Sequence {
         }
         let dropped = self.whole_blocks_before(position);
         let whole = dropped / self.pool.block_size();
-        let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
-        for (block, entry) in front {
-            if let Some(block) = block.take() {
-                self.written_by_step
-                    .retain(|other| other.id() != block.id());
-            }
-            *entry = 0;
-        }
+        self.row[..whole].fill(0);
+        let front = self.blocks.iter_mut().take(whole);
+        self.entry.give_up(front.filter_map(Option::take));
+        let held = |id| self.blocks.iter().flatten().any(|block| block.id() == id);
+        self.written_by_step.retain(|block| held(block.id()));
         if dropped > self.dropped {
             self.dropped = dropped;
             self.entry.change();
@@ -473,6 +472,13 @@ impl Sequence {
         };
         let given = format_args!("{tokens} tokens");
         Err(Violation::new(&rules::SEQUENCE_LENGTH, given, allowed, fix))
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let blocks = self.blocks.drain(..).flatten();
+        self.entry.give_up(blocks);
     }
 }
 

@@ -8,7 +8,7 @@ use ascend_attention::Violation;
 use crate::rules;
 use crate::sharing::lock;
 
-use super::BlockPool;
+use super::{Block, BlockPool};
 
 /// The versions of a pool's sequences, and how many tokens of each its caches have computed. `clock` counts changes of
 /// sequences.
@@ -20,13 +20,19 @@ pub(super) struct ProgressTable {
     /// The progress of each cache of the pool in each sequence; `None` at the index of a dropped cache.
     caches: Vec<Option<Vec<Progress>>>,
     clock: u64,
+    /// Blocks that sequences gave up while steps of them were in progress and others held the blocks, by the indices of
+    /// the sequences. Held until those steps are over, they stay shared, so that the others write to copies.
+    kept: Vec<(usize, Block)>,
 }
 
 /// When a sequence began, and when its tokens or blocks changed last. A later sequence at the same index began later.
 #[derive(Clone, Copy, Default)]
 struct SequenceVersion {
+    /// 0 for a sequence that was dropped.
     began: u64,
     changed: u64,
+    /// The number of steps in progress, in whichever cache. The index is not used again before they are over.
+    open: u32,
 }
 
 /// How many tokens of a sequence a cache has.
@@ -111,6 +117,7 @@ impl ProgressTable {
         let version = SequenceVersion {
             began,
             changed: began,
+            open: 0,
         };
         let place = self.free.pop().unwrap_or(self.sequences.len());
         match self.sequences.get_mut(place) {
@@ -194,6 +201,7 @@ impl ProgressTable {
     }
 
     fn open(&mut self, cache: Option<usize>, tokens: &StepTokens) {
+        self.sequences[tokens.stamp.place].open += 1;
         for progress in self.progress(cache, tokens.stamp.place) {
             if progress.open == 0 {
                 progress.cut = usize::MAX;
@@ -206,15 +214,28 @@ impl ProgressTable {
         }
     }
 
-    /// Ends a step: with the layers that it left out, unless it left out none.
+    /// Ends a step: with the layers that it left out, unless it left out none. The blocks that were kept for it are
+    /// moved to `given_back`, to be dropped without the lock.
     fn close(
         &mut self,
         cache: Option<usize>,
         tokens: &StepTokens,
         done: bool,
         missing: &Option<Arc<str>>,
+        given_back: &mut Vec<Block>,
     ) {
-        if !self.is_alive(&tokens.stamp) {
+        let place = tokens.stamp.place;
+        let is_alive = self.is_alive(&tokens.stamp);
+        let open = &mut self.sequences[place].open;
+        *open -= 1;
+        if *open == 0 {
+            let kept = self.kept.extract_if(.., |(of, _)| *of == place);
+            given_back.extend(kept.map(|(_, block)| block));
+            if !is_alive {
+                self.free.push(place);
+            }
+        }
+        if !is_alive {
             return;
         }
         for progress in self.progress(cache, tokens.stamp.place) {
@@ -361,6 +382,21 @@ impl SequenceEntry {
         writes_from.filter(|from| *from < usize::MAX).min()
     }
 
+    /// Gives blocks of the sequence up. What others hold too is kept until the sequence's steps in progress are over,
+    /// which may still read it.
+    pub(in crate::kv) fn give_up(&self, blocks: impl Iterator<Item = Block>) {
+        let place = self.stamp.place;
+        for block in blocks {
+            if !block.is_shared() {
+                continue;
+            }
+            let mut table = lock(self.pool.progress_table());
+            if table.sequences[place].open > 0 {
+                table.kept.push((place, block));
+            }
+        }
+    }
+
     pub(in crate::kv) fn stamp(&self) -> SequenceStamp {
         self.stamp
     }
@@ -404,8 +440,14 @@ impl Drop for SequenceEntry {
     fn drop(&mut self) {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
-        table.sequences[place] = SequenceVersion::default();
-        table.free.push(place);
+        let open = table.sequences[place].open;
+        table.sequences[place] = SequenceVersion {
+            open,
+            ..SequenceVersion::default()
+        };
+        if open == 0 {
+            table.free.push(place);
+        }
     }
 }
 
@@ -552,10 +594,12 @@ impl StepProgress {
             return;
         }
         let place = self.cache.as_ref().map(|cache| cache.place);
+        let mut given_back = Vec::new();
         let mut table = lock(self.pool.progress_table());
         for tokens in &self.tokens {
-            table.close(place, tokens, done, &self.missing);
+            table.close(place, tokens, done, &self.missing, &mut given_back);
         }
+        drop(table);
     }
 }
 
