@@ -13,11 +13,10 @@ use ascend_serving::{
 
 use crate::tokens::{DIM, Number, dense, packed};
 
-use super::world::{Part, Rows, World};
-use super::{Act, LAYERS, New, Turn};
-
-/// Of a row's numbers: a rounding to 16 bits, of them and of the weights.
-const TOLERANCE: f64 = 8e-3;
+use super::LAYERS;
+use super::acts::{Act, New, Turn};
+use super::rows::{Part, Rows};
+use super::world::World;
 
 /// The next act of an engine.
 #[derive(Default)]
@@ -46,6 +45,8 @@ pub trait Lane<T: Number> {
         Self: 'a;
 
     const NAME: &'static str;
+    /// Of a row's numbers: a rounding to 16 bits, of them and of the weights.
+    const TOLERANCE: f64 = 8e-3;
     /// Whether sequences may change between the metadata and the step.
     const EARLY: bool = true;
 
@@ -107,12 +108,7 @@ pub async fn run<T: Number, L: Lane<T>>(
                 let made = world.note("metadata", metadata);
                 early = made.map(|metadata| (parts, metadata)).or(early);
             }
-            Act::Begin {
-                stream,
-                turns,
-                early: use_early,
-                ..
-            } => {
+            Act::Begin(_, stream, turns, use_early) => {
                 let known = early.take_if(|_| use_early && L::EARLY);
                 let made = known.or_else(|| {
                     let world = &mut *world.borrow_mut();
@@ -146,9 +142,7 @@ fn idle<T: Number>(
 ) {
     let Some(attention) = attention else { return };
     match *act {
-        Act::Grow {
-            request, tokens, ..
-        } => {
+        Act::Grow(request, tokens) => {
             let at = world.at(request);
             let grown = attention.grow(stream, &mut world.requests[at].sequence, tokens);
             if world.note("grow", grown).is_some() {
@@ -207,7 +201,7 @@ async fn in_progress<T: Number, L: Lane<T>>(
                 stream.synchronize().unwrap();
                 let world = &mut *world.borrow_mut();
                 if let Some(output) = world.note("layer", output) {
-                    compare(&output, rows, layer, L::NAME);
+                    compare::<T, L>(&output, rows, layer);
                     *world.seen.entry("rows").or_default() += rows.checked.len();
                     let before = is_done(&queued);
                     queued[layer] = true;
@@ -216,7 +210,7 @@ async fn in_progress<T: Number, L: Lane<T>>(
                     }
                 }
             }
-            Act::Close { end, .. } => {
+            Act::Close(_, end) => {
                 let ended = match end {
                     true => L::end(step),
                     false => {
@@ -232,12 +226,8 @@ async fn in_progress<T: Number, L: Lane<T>>(
                 }
                 return;
             }
-            Act::Grow {
-                request, tokens, ..
-            } => {
-                let world = &mut *world.borrow_mut();
-                let at = world.at(request);
-                world.grow_alone(at, tokens);
+            Act::Grow(request, tokens) => {
+                world.borrow_mut().act(&Act::GrowAlone(request, tokens));
             }
             _ => {}
         }
@@ -245,7 +235,7 @@ async fn in_progress<T: Number, L: Lane<T>>(
 }
 
 /// Compares rows with dense attention over the tokens that each sees.
-fn compare<T: Number>(output: &[T], rows: &Rows, layer: usize, name: &str) {
+fn compare<T: Number, L: Lane<T>>(output: &[T], rows: &Rows, layer: usize) {
     let shape = AttentionShape::new(1, 1, DIM);
     for row in &rows.checked {
         let want = dense(&row.names, layer, shape, |key| key >= row.from);
@@ -257,8 +247,9 @@ fn compare<T: Number>(output: &[T], rows: &Rows, layer: usize, name: &str) {
             .map(|(got, want)| (got.to_f64() - want).abs() / (want.abs() + 0.25));
         let away = away.fold(0.0, f64::max);
         assert!(
-            away < TOLERANCE,
-            "{name}, layer {layer}, row {} of {} tokens: {away} away from dense attention",
+            away < L::TOLERANCE,
+            "{}, layer {layer}, row {} of {} tokens: {away} away from dense attention",
+            L::NAME,
             row.row,
             row.names.len()
         );

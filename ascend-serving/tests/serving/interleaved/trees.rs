@@ -5,9 +5,10 @@ use ascend_serving::{DraftTree, Error, TreeGraphStep, TreeGraphs, TreeRequest, V
 
 use crate::tokens::{DIM, Number};
 
+use super::acts::{New, Turn};
 use super::lanes::Lane;
-use super::world::{Part, Row, Rows, World};
-use super::{New, Turn};
+use super::rows::{Part, Row, Rows};
+use super::world::World;
 
 /// Most nodes of a tree.
 pub const NODES: usize = 3;
@@ -26,6 +27,8 @@ impl<T: Number> Lane<T> for TreeGraphs<T> {
     type Step<'a> = TreeGraphStep<'a, T>;
 
     const NAME: &'static str = "tree step";
+    /// Two calls are rounded before they are merged.
+    const TOLERANCE: f64 = 2e-2;
     const EARLY: bool = false;
 
     fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {

@@ -3,12 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
-use ascend_serving::kv::{Audit, AuditRequest, BlockCopy, BlockPool, Sequence};
-use ascend_serving::{
-    AttentionMetadata, BatchRequest, BatchSettings, Causality, Error, PrefixCache, Violation,
-};
+use ascend_serving::kv::{BlockCopy, BlockPool, Sequence};
+use ascend_serving::{BatchSettings, Causality, Error, PrefixCache};
 
-use super::{Act, Turn};
+use super::acts::Act;
 
 /// A sequence with its tokens.
 pub struct Request {
@@ -24,38 +22,12 @@ pub struct Request {
     pub copies: Vec<BlockCopy>,
 }
 
-/// The tokens of a request in a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    pub id: u64,
-    pub cached: usize,
-    pub len: usize,
-    pub turn: Turn,
-}
-
-/// A row of a step, and the tokens that it sees: its own is the last.
-pub struct Row {
-    pub row: usize,
-    pub names: Vec<u64>,
-    /// The first one that it sees.
-    pub from: usize,
-}
-
-/// The rows of a step that was accepted.
-pub struct Rows {
-    /// Its tokens.
-    pub fed: Vec<u64>,
-    pub checked: Vec<Row>,
-    /// Each request with its tokens.
-    parts: Vec<(Part, Vec<u64>)>,
-}
-
 pub struct World {
     pub settings: BatchSettings,
     pub pool: BlockPool,
     pub requests: Vec<Request>,
     prefixes: PrefixCache<u64>,
-    window: Option<usize>,
+    pub window: Option<usize>,
     named: u64,
     /// The engines with a step in progress.
     pub busy: BTreeSet<usize>,
@@ -139,7 +111,7 @@ impl World {
         self.requests.iter().find(|request| request.id == id)
     }
 
-    fn by_id_mut(&mut self, id: u64) -> Option<&mut Request> {
+    pub fn by_id_mut(&mut self, id: u64) -> Option<&mut Request> {
         self.requests.iter_mut().find(|request| request.id == id)
     }
 
@@ -161,21 +133,20 @@ impl World {
         }
     }
 
-    /// Grows a request without queueing copies.
-    pub fn grow_alone(&mut self, at: usize, tokens: usize) {
-        let grown = self.requests[at].sequence.grow(tokens);
-        if let Some(grown) = self.note("grow alone", grown) {
-            self.requests[at].copies.extend(grown.copies);
-            self.grown(at);
-        }
-    }
-
     /// Does what needs no engine.
     pub fn act(&mut self, act: &Act) {
         match *act {
             Act::New if self.requests.len() < 4 => {
                 let sequence = Sequence::new(&self.pool);
                 self.add(sequence, Vec::new(), 0);
+            }
+            Act::GrowAlone(request, tokens) => {
+                let at = self.at(request);
+                let grown = self.requests[at].sequence.grow(tokens);
+                if let Some(grown) = self.note("grow alone", grown) {
+                    self.requests[at].copies.extend(grown.copies);
+                    self.grown(at);
+                }
             }
             Act::Truncate(request, tokens) => {
                 let at = self.at(request);
@@ -267,121 +238,6 @@ impl World {
                 self.note("evict", evicted);
             }
             _ => {}
-        }
-    }
-
-    /// The requests of a step, each once, by the number of tokens before the step.
-    pub fn parts(
-        &mut self,
-        turns: &[Turn],
-        cached: impl Fn(&Turn, &Request) -> usize,
-    ) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
-        for turn in turns {
-            let at = self.at(turn.request);
-            let request = &self.requests[at];
-            let (id, len, turn) = (request.id, request.sequence.len(), *turn);
-            if len > 0 && parts.iter().all(|part| part.id != id) {
-                let cached = cached(&turn, request);
-                parts.push(Part {
-                    id,
-                    cached,
-                    len,
-                    turn,
-                });
-            }
-        }
-        parts
-    }
-
-    /// The metadata of a step, audited.
-    pub fn metadata(&self, parts: &[Part]) -> Result<AttentionMetadata, Violation> {
-        let batch = parts.iter().map(|part| {
-            let mut requests = self.requests.iter();
-            let request = requests.find(|request| request.id == part.id).unwrap();
-            let new = part.len - part.cached;
-            let drafts = if part.turn.drafts { new - 1 } else { 0 };
-            let of = BatchRequest::of(&request.sequence, new).drafts(drafts);
-            if part.turn.recompute {
-                of.recompute()
-            } else {
-                of
-            }
-        });
-        let batch: Vec<_> = batch.collect();
-        let metadata = AttentionMetadata::new(&batch, self.settings)?;
-        let audited = batch.iter().map(|of| AuditRequest::new(of.cached, of.new));
-        Audit {
-            blocks: self.settings.blocks(),
-            block_size: self.settings.block_size(),
-            pad: self.settings.pad(),
-            requests: &audited.collect::<Vec<_>>(),
-            table: metadata.table(),
-            slots: metadata.slots(),
-        }
-        .check()
-        .unwrap();
-        Ok(metadata)
-    }
-
-    /// The rows of a step that was accepted just now. Tokens that nothing has computed yet get their names.
-    pub fn accept(&mut self, parts: &[Part]) -> Rows {
-        let (mut fed, mut checked, mut all) = (Vec::new(), Vec::new(), Vec::new());
-        for part in parts {
-            let Part {
-                id, cached, len, ..
-            } = *part;
-            let request = self
-                .by_id_mut(id)
-                .expect("a step began whose sequence is gone");
-            assert_eq!(
-                request.sequence.len(),
-                len,
-                "a step began whose sequence has changed"
-            );
-            let unnamed = if request.open == 0 {
-                request.done.max(cached)..len
-            } else {
-                0..0
-            };
-            request.open += 1;
-            for position in unnamed {
-                let name = self.name();
-                self.by_id_mut(id).unwrap().names[position] = name;
-            }
-            let names = self.by_id(id).unwrap().names.clone();
-            let new = len - cached;
-            let rows = (new > 0).then(|| [0, new / 2, new - 1]);
-            for row in rows.into_iter().flatten() {
-                let position = cached + row;
-                let window = self.window.unwrap_or(usize::MAX);
-                checked.push(Row {
-                    row: fed.len() + row,
-                    names: names[..=position].to_vec(),
-                    from: (position + 1).saturating_sub(window),
-                });
-            }
-            fed.extend_from_slice(&names[cached..]);
-            all.push((*part, names));
-        }
-        Rows {
-            fed,
-            checked,
-            parts: all,
-        }
-    }
-
-    /// Notes that a step has no more layers to queue, and whether all were queued.
-    pub fn close(&mut self, rows: &Rows, done: bool) {
-        for (part, names) in &rows.parts {
-            let Some(request) = self.by_id_mut(part.id) else {
-                continue;
-            };
-            request.open -= 1;
-            let same = names.iter().zip(&request.names).take_while(|(a, b)| a == b);
-            if done {
-                request.done = request.done.max(same.count());
-            }
         }
     }
 }
