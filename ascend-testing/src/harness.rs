@@ -50,6 +50,13 @@ pub fn does_not_apply(why: &str) {
     );
 }
 
+/// Tests of this program give sparse attention lists that name blocks twice, or that are not read to their ends: such
+/// findings of the emulation are expected.
+pub fn expect_odd_sparse_lists() {
+    #[cfg(feature = "emulation")]
+    watch::ODD_LISTS.store(true, Ordering::Relaxed);
+}
+
 /// The runtime under test.
 pub fn runtime() -> Runtime {
     if on_npu() {
@@ -331,8 +338,12 @@ mod tally {
 #[cfg(feature = "emulation")]
 mod watch {
     use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ascend_emu::FindingKind;
 
     static BEGIN: Once = Once::new();
+    pub(super) static ODD_LISTS: AtomicBool = AtomicBool::new(false);
 
     /// The first test that fails says how the emulation looked at what it did.
     fn tell_mode_of_first_failure() {
@@ -360,7 +371,11 @@ mod watch {
 
     extern "C" fn check() {
         let live = ascend_emu::live();
-        let findings = ascend_emu::findings();
+        let mut findings = ascend_emu::findings();
+        if ODD_LISTS.load(Ordering::Relaxed) {
+            let odd = [FindingKind::RepeatedBlock, FindingKind::SkippedEntry];
+            findings.retain(|finding| !odd.contains(&finding.kind));
+        }
         if live.is_empty() && findings.is_empty() {
             return;
         }

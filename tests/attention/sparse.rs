@@ -193,6 +193,7 @@ impl Draw {
     }
 
     fn run<T: Number>(&self, stream: &Stream, of: fn(f32) -> T, rounding: f64) {
+        harness::expect_odd_sparse_lists();
         let call = self.upload(stream, of);
         let sparse = SparseFlashAttention::new(SCALE).block_size(self.block);
         let sparse = sparse.causal(self.causal).return_softmax(self.softmax);

@@ -232,14 +232,6 @@ impl DraftTree {
     /// Refuses lists that do not fit the number of nodes.
     fn check_counts(&self, drafts: &SampledDrafts<'_>) -> Result<(), Violation> {
         let nodes = self.nodes();
-        if drafts.vocabulary == 0 || u32::try_from(drafts.vocabulary).is_err() {
-            return Err(Violation::new(
-                &rules::DRAFT_PROBABILITY,
-                format_args!("a vocabulary of {} tokens", drafts.vocabulary),
-                format_args!("1 to {}", u32::MAX),
-                "give the number of tokens for which the model has logits",
-            ));
-        }
         let all = nodes.checked_mul(drafts.vocabulary);
         let rows = |name: &'static str, len: usize| (name, len, all);
         let source = match drafts.source {
@@ -264,6 +256,14 @@ impl DraftTree {
                     "count the root too, and give rows for leaves",
                 ));
             }
+        }
+        if drafts.vocabulary == 0 || u32::try_from(drafts.vocabulary).is_err() {
+            return Err(Violation::new(
+                &rules::DRAFT_PROBABILITY,
+                format_args!("a vocabulary of {} tokens", drafts.vocabulary),
+                format_args!("1 to {}", u32::MAX),
+                "give the number of tokens for which the model has logits",
+            ));
         }
         match drafts
             .uniform

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ascend_attention::Violation;
 use ascend_attention::attention::{CallLengths, PerRequest};
+use ascend_attention::spec::geometry::TokenTree;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::error::Result;
@@ -145,21 +146,44 @@ impl TreeRequest<'_> {
                 fix,
             ));
         }
+        let block_size = sequence.pool().block_size();
+        let of_nodes = cached / block_size..held.div_ceil(block_size);
+        let mut of_nodes = of_nodes.filter_map(|column| sequence.block(column));
+        if held == with_nodes
+            && let Some(block) = of_nodes.find(|block| block.is_shared())
+        {
+            return Err(Violation::new(
+                &rules::TABLE_SHARED,
+                format_args!(
+                    "nodes of request {index} in block {}, which another sequence holds too",
+                    block.id()
+                ),
+                "nodes in blocks of their sequence alone",
+                "truncate the sequence to the tokens before the tree, and grow it by the nodes after it was forked",
+            ));
+        }
         check_nodes(nodes, is_latent)
     }
 }
 
-/// Refuses trees over latents of more nodes than the operator's absorbed form takes query rows of a request.
+/// Refuses more nodes than a tree may have, and over latents than the operator's absorbed form takes query rows of a
+/// request.
 pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation> {
-    let most = FiaCall::MOST_DECODE_ROWS as usize;
-    if !is_latent || nodes <= most {
+    let (most, of) = match is_latent {
+        true => (
+            FiaCall::MOST_DECODE_ROWS as usize,
+            "the query rows of a request that attention over latents takes",
+        ),
+        false => (TokenTree::MAX_LEN, "the nodes of a tree"),
+    };
+    if nodes <= most {
         return Ok(());
     }
     Err(Violation::new(
         &rules::DRAFT_TREE,
-        format_args!("{nodes} nodes, padding included, over a cache of latents"),
-        format_args!("at most {most}, the query rows of a request that absorbed attention takes"),
-        "draft fewer tokens",
+        format_args!("{nodes} nodes, padding included"),
+        format_args!("at most {most}, {of}"),
+        "draft fewer tokens, and fill trees up to the nodes of the largest one",
     ))
 }
 
@@ -170,8 +194,8 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),
 /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
-/// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for
-/// [`StepProgress::begin`].
+/// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
+/// [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for [`StepProgress::begin`].
 pub(crate) fn begin_reading(
     requests: &[TreeRequest<'_>],
     cache: &Arc<CacheEntry>,

@@ -57,6 +57,7 @@ impl TreeVerification {
     /// if it is of another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for another number of tokens than it is said to have,
+    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for nodes in a block that another sequence holds too,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens before the tree that are not computed,
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step that writes some of them is in progress,
@@ -105,8 +106,9 @@ impl TreeVerification {
 impl<'a, T: Element> TreeStep<'a, T> {
     /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the nodes'
     /// key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed queries and
-    /// rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]), and the cache has the
-    /// nodes behind the cached tokens. The attention is of the query's shape. Returns at once.
+    /// rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]); the nodes have to be
+    /// written behind the cached tokens before, because a single call reads them there alone. The attention is of the
+    /// query's shape. Returns at once.
     ///
     /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree mean
     /// nothing. The first layer plans for all.

@@ -145,16 +145,22 @@ impl<T: Element> CrossAttention<T> {
         }
         let lease = self.cache.pool().begin_step(stream);
         let entry = self.cache.entry();
-        let tokens = requests
-            .iter()
-            .zip(grown)
-            .map(|((request, _), cached)| StepTokens {
-                stamp: request.stamp(),
-                cached,
-                len: request.len(),
-                recompute: false,
-            });
-        let progress = StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate())?;
+        let tokens = requests.iter().zip(&grown);
+        let tokens = tokens.map(|((request, _), cached)| StepTokens {
+            stamp: request.stamp(),
+            cached: *cached,
+            len: request.len(),
+            recompute: false,
+        });
+        let progress = match StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate()) {
+            Ok(progress) => progress,
+            Err(why) => {
+                for ((sequence, _), before) in requests.iter_mut().zip(grown) {
+                    sequence.truncate(before)?;
+                }
+                return Err(why.into());
+            }
+        };
         Ok(Encoding {
             lease,
             layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),

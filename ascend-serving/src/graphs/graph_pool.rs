@@ -183,6 +183,10 @@ impl<B> GraphPool<B> {
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
+    /// Once every layer is launched, the tokens count as computed in every cache of the sequences' pool, which the graphs
+    /// write. Where several caches share the pool and the graphs write one of them, capture by
+    /// [`Attention::capture`](crate::Attention::capture), whose graphs know their cache.
+    ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a

@@ -411,6 +411,7 @@ impl CacheWrite {
     /// several heads. They write no padding, and no NZ.
     ///
     /// # Errors
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for keys and values of other heads than the cache's,
     /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT) for another number of slots than rows;
     /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE) and [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) for slots outside
     /// the cache or named twice; any error of
@@ -425,6 +426,7 @@ impl CacheWrite {
         value: &Tensor<T>,
     ) -> Result<Self> {
         cache.admits(stream)?;
+        cache.shape.check_rows([key, value])?;
         let rows = [key, value];
         let blocks = (&cache.pool, &cache.shape);
         let writes = match cache.cache_layer(0)? {

@@ -1,9 +1,10 @@
 //! The shape and format of a paged cache.
 
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
-use ascend_attention::{Device, Element, Stream, Tensor};
+use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
+use crate::rules;
 
 use super::slot_runs::spread_blocks;
 
@@ -279,6 +280,29 @@ impl CacheShape {
             )
             .fix("leave `side_by_side` out, or make the cache by `PagedKvCache::new`")),
         }
+    }
+}
+
+impl CacheShape {
+    /// Refuses new keys and values that are not `[tokens, N, D]` with the heads of the cache: the same number of elements
+    /// in another order would be other keys.
+    pub(super) fn check_rows<T: Element>(
+        &self,
+        [key, value]: [&Tensor<T>; 2],
+    ) -> Result<(), Violation> {
+        let rows = [("key", key, self.key_dim), ("value", value, self.value_dim)];
+        for (name, tensor, dim) in rows {
+            if !matches!(*tensor.shape(), [_, heads, elements] if [heads, elements] == [self.kv_heads, dim])
+            {
+                return Err(Violation::new(
+                    &rules::STEP_HEADS,
+                    format_args!("{name} {:?}", tensor.shape()),
+                    format_args!("[tokens, {}, {dim}], as the cache has heads", self.kv_heads),
+                    "bring the heads of each token behind each other, in the order tokens, heads, elements",
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Moves of cached tokens within their sequence, for accepted drafts.
 
+use ascend_attention::spec::geometry::TokenTree;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
@@ -96,7 +97,8 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back, and for
+    /// more moves than it has tokens and the largest tree has nodes,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step of the sequence is in progress,
@@ -142,8 +144,22 @@ impl<T: Element> PagedKvCache<T> {
         }
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());
+        let most = sequence.len().max(TokenTree::MAX_LEN);
         let mut slots = Vec::new();
-        for (from, to) in moves {
+        for (count, (from, to)) in moves.into_iter().enumerate() {
+            // So that an endless list ends.
+            if count == most {
+                return Err(Violation::new(
+                    &rules::SEQUENCE_LENGTH,
+                    format_args!(
+                        "more than {most} moves in a sequence of {} tokens",
+                        sequence.len()
+                    ),
+                    "a move for each token, or for each node of the largest tree",
+                    "move each accepted token once, from `AcceptedDrafts::moves`",
+                )
+                .into());
+            }
             let pair = (sequence.slot(from)?, sequence.slot(to)?);
             if from >= computed {
                 return Err(Violation::new(

@@ -278,7 +278,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let outcome = integers.write(&stream, &of_integers, 0, &wide, &row);
     assert_eq!(blamed(outcome), "key");
     let planned = CacheWrite::plan(&integers, &stream, &[3], &row, &wide);
-    assert_eq!(broken(planned), "value_cache.shape");
+    assert_eq!(broken(planned), "step.heads");
     let kept = integers
         .quantised_layer(0)
         .unwrap()

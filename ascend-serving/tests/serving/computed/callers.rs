@@ -338,3 +338,58 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
         assert!(away < 3e-2, "{away} away");
     }
 }
+
+#[test]
+fn keys_of_other_heads_with_as_many_elements_are_not_written() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 2, DIM);
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PAD).unwrap();
+    let mut cross = CrossAttention::new(AttentionShape::new(2, 2, DIM), cache).unwrap();
+    let mut encoded = Sequence::new(cross.cache().pool());
+    let rows = vec![bf16::ONE; 3 * 2 * DIM];
+    let rows = |shape: [usize; 3]| stream.upload(&rows, shape).unwrap();
+    let good = rows([3, 2, DIM]);
+    let mut encoding = cross.encode(&stream, &mut [(&mut encoded, 3)]).unwrap();
+    for other in [[3, DIM, 2], [3, 1, 2 * DIM], [3, 4, DIM / 2]] {
+        for (key, value) in [(&rows(other), &good), (&good, &rows(other))] {
+            let why = encoding.write(0, key, value).unwrap_err();
+            assert!(why.breaks(&rules::STEP_HEADS), "{why}");
+        }
+    }
+    encoding.write(0, &good, &good).unwrap();
+    encoding.end().unwrap();
+}
+
+#[test]
+fn a_refused_encoding_leaves_its_sequences() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
+    let mut cross = CrossAttention::new(AttentionShape::new(1, 1, DIM), cache).unwrap();
+    let (mut first, mut second) = (
+        Sequence::new(cross.cache().pool()),
+        Sequence::new(cross.cache().pool()),
+    );
+    // No layer is written: the tokens are not computed, and others behind them are refused.
+    drop(cross.encode(&stream, &mut [(&mut second, 100)]).unwrap());
+    let held = cross.cache().pool().held_blocks();
+    for _ in 0..3 {
+        let why = cross.encode(&stream, &mut [(&mut first, 10), (&mut second, 100)]);
+        let why = why.map(drop).unwrap_err();
+        assert!(why.breaks(&rules::SEQUENCE_GAP), "{why}");
+        assert_eq!((first.len(), second.len()), (0, 100));
+        assert_eq!(cross.cache().pool().held_blocks(), held);
+    }
+}
+
+#[test]
+fn an_endless_list_of_moves_is_refused() {
+    let mut engine = Engine::new(4);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 20));
+    let stream = engine.stream.device().stream().unwrap();
+    let cache = engine.attention.cache_mut();
+    let why = cache.move_tokens(&stream, &sequence, std::iter::repeat((1, 0)));
+    let why = why.unwrap_err();
+    assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
+}

@@ -155,6 +155,10 @@ fn trees_that_do_not_fit_are_refused() {
     assert!(why.breaks(&rules::BATCH_EMPTY), "{why}");
     // Verifications only read: one may begin beside another, whichever has more tokens before its tree.
     let root = &DraftTree::chain(2).unwrap();
+    let fork = sequence.fork();
+    let why = verification.begin(&stream, &cache, &[request]).unwrap_err();
+    assert!(why.breaks(&rules::TABLE_SHARED), "{why}");
+    drop(fork);
     let earlier = TreeRequest {
         cached: 2,
         tree: root,
@@ -233,7 +237,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let [short, long, mut slid] = [130, 201, 200].map(&mut grown);
     slid.drop_before(150).unwrap();
     let mut fork = short.fork();
-    let _copies = fork.grow(1).unwrap();
+    let copies = fork.grow(1).unwrap();
     let other = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
     let mut foreign = Sequence::new(other.pool());
     let _ = foreign.grow(1).unwrap();
@@ -278,6 +282,9 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     };
     let why = graphs.begin(&stream, &[grown(2)]).map(drop).unwrap_err();
     assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
+    let why = graphs.begin(&stream, &[grown(3)]).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::TABLE_SHARED), "{why}");
+    drop((fork, copies));
     graphs.begin(&stream, &[grown(3)]).map(drop).unwrap();
     let mut step = graphs.begin(&stream, &[request]).unwrap();
     let tensor = |shape| harness::tensor(&stream, shape);
