@@ -83,6 +83,7 @@ def sinks_of_float16_in_decode():
 
 @case(mode=["EXTEND", "DECODE"], dtype=HALVES, width=[128, 64])
 def without_fused_operators(mode, dtype, width):
-    """The backend calls operators of ATB where ASCEND_USE_FIA is not set."""
-    cached, rows = ([0, 5, 128], [17, 130, 64]) if mode == "EXTEND" else ([127, 5, 300], [1, 1, 1])
+    """The backend calls operators of ATB where ASCEND_USE_FIA is not set. They take prefixes of whole pages of 128, which
+    are what the engine's own prefix cache shares."""
+    cached, rows = ([0, 128, 256], [17, 130, 64]) if mode == "EXTEND" else ([127, 5, 300], [1, 1, 1])
     attends(ForwardMode[mode], cached, rows, dtype, width, fused=False)
