@@ -252,7 +252,7 @@ fn lists_that_say_other_than_they_do_are_found() {
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }
-    // Lists of rows that belong to no sequence are nobody's.
+    // Lists of rows that belong to no sequence are not read.
     let _strict = check_scope(Check::Strict);
     let lists = [[19, 0, 5], [-1; COUNT], [0, -1, -1], [7, 7, 7]];
     ok(Sparse::new([1, 3], [20, 20], TABLE, lists).run(stream));

@@ -7,7 +7,7 @@ mod tree_step;
 mod tree_verification;
 
 use ascend_attention::Violation;
-use ascend_attention::spec::geometry::TokenTree;
+use ascend_attention::spec::geometry::{TokenTree, TreeError};
 
 use crate::rules;
 
@@ -46,36 +46,32 @@ impl DraftTree {
             Err(Violation::new(&rules::DRAFT_TREE, given, allowed, fix))
         };
         let numbering = "begin with -1 for the last certain token, and number the drafts so that parents come first";
-        let comes_before = |node: usize, parent: i64| match node {
-            0 => parent == -1,
-            _ => usize::try_from(parent).is_ok_and(|parent| parent < node),
+        let wrong_parent = |node: usize, parent: i64| {
+            let allowed = match node.checked_sub(1) {
+                None => "-1, since node 0 is the last certain token".to_owned(),
+                Some(last) => format!("an earlier node, from 0 to {last}"),
+            };
+            refused(
+                format!("parent {parent} of node {node}"),
+                allowed,
+                numbering,
+            )
         };
-        let mut nodes = parents.iter().copied().enumerate();
-        match nodes.find(|(node, parent)| !comes_before(*node, *parent)) {
-            Some((0, parent)) => {
-                let allowed = "-1, since node 0 is the last certain token".to_owned();
-                refused(format!("parent {parent} of node 0"), allowed, numbering)
-            }
-            Some((node, parent)) => {
-                let allowed = format!("an earlier node, from 0 to {}", node - 1);
-                refused(
-                    format!("parent {parent} of node {node}"),
-                    allowed,
-                    numbering,
-                )
-            }
-            None if parents.is_empty() => {
-                refused("no node".to_owned(), "1 node or more".to_owned(), numbering)
-            }
-            None => match TokenTree::new(parents) {
-                Ok(tree) => Ok(Self::linked(tree)),
-                // Their number is all that can be wrong.
-                Err(_) => refused(
-                    format!("{} nodes", parents.len()),
-                    format!("at most {}", TokenTree::MAX_LEN),
-                    "draft fewer tokens",
-                ),
+        match TokenTree::new(parents) {
+            Ok(tree) => match (1..tree.len()).find(|node| tree.parent(*node).is_none()) {
+                None if tree.is_empty() => {
+                    refused("no node".to_owned(), "1 node or more".to_owned(), numbering)
+                }
+                None => Ok(Self::linked(tree)),
+                Some(second_root) => wrong_parent(second_root, -1),
             },
+            Err(TreeError::Parent { token, parent }) => wrong_parent(token, parent),
+            // More than there may be.
+            Err(_) => refused(
+                format!("{} nodes", parents.len()),
+                format!("at most {}", TokenTree::MAX_LEN),
+                "draft fewer tokens",
+            ),
         }
     }
 

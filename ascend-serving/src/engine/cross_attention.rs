@@ -117,27 +117,47 @@ impl<T: Element> CrossAttention<T> {
         stream: &'a Stream,
         requests: &mut [(&mut Sequence, usize)],
     ) -> Result<Encoding<'a, T>> {
-        let mut slots = Vec::new();
-        let mut grown = Vec::new();
-        for (sequence, tokens) in requests.iter_mut() {
-            let before = sequence.len();
-            match self.cache.grow(stream, sequence, *tokens) {
-                Ok(new) => {
-                    grown.push(before);
-                    slots.extend(new);
+        let before = requests.iter().map(|(sequence, _)| sequence.len());
+        let before: Vec<usize> = before.collect();
+        match self.grow_to_encode(stream, requests) {
+            Ok((slots, lease, progress)) => Ok(Encoding {
+                lease,
+                layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
+                cache: &mut self.cache,
+                stream,
+                slots,
+                write: None,
+            }),
+            Err(why) => {
+                for ((sequence, _), before) in requests.iter_mut().zip(before) {
+                    sequence.truncate(before)?;
                 }
-                Err(why) => {
-                    for ((sequence, _), before) in requests.iter_mut().zip(grown) {
-                        sequence.truncate(before)?;
-                    }
-                    return Err(why);
-                }
+                Err(why)
             }
+        }
+    }
+
+    /// Grows the sequences by their encoder tokens and begins to record these. After an error some have grown.
+    fn grow_to_encode<'a>(
+        &mut self,
+        stream: &'a Stream,
+        requests: &mut [(&mut Sequence, usize)],
+    ) -> Result<(Vec<i32>, StepLease<'a, Stream>, StepProgress)> {
+        let (mut slots, mut tokens) = (Vec::new(), Vec::new());
+        for (sequence, new) in requests {
+            let cached = sequence.len();
+            slots.extend(self.cache.grow(stream, sequence, *new)?);
+            tokens.push(StepTokens {
+                stamp: sequence.stamp(),
+                cached,
+                len: sequence.len(),
+                recompute: false,
+            });
         }
         if slots.is_empty() {
             return Err(Violation::new(
                 &rules::BATCH_EMPTY,
-                format_args!("{} requests without encoder tokens", requests.len()),
+                format_args!("{} requests without encoder tokens", tokens.len()),
                 "a token or more",
                 "encode when there is something to write",
             )
@@ -145,30 +165,9 @@ impl<T: Element> CrossAttention<T> {
         }
         let lease = self.cache.pool().begin_step(stream);
         let entry = self.cache.entry();
-        let tokens = requests.iter().zip(&grown);
-        let tokens = tokens.map(|((request, _), cached)| StepTokens {
-            stamp: request.stamp(),
-            cached: *cached,
-            len: request.len(),
-            recompute: false,
-        });
-        let progress = match StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate()) {
-            Ok(progress) => progress,
-            Err(why) => {
-                for ((sequence, _), before) in requests.iter_mut().zip(grown) {
-                    sequence.truncate(before)?;
-                }
-                return Err(why.into());
-            }
-        };
-        Ok(Encoding {
-            lease,
-            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
-            cache: &mut self.cache,
-            stream,
-            slots,
-            write: None,
-        })
+        let tokens = tokens.into_iter().enumerate();
+        let progress = StepProgress::begin(entry.pool(), Some(entry), tokens)?;
+        Ok((slots, lease, progress))
     }
 
     /// Begins a step of the decoder on a stream: `encoded` has the encoder tokens of each of its requests, in their

@@ -115,7 +115,7 @@ fn every_gather_rule_refuses_a_call() {
     }
     assert_eq!(base.lint(&accepted(&base), Soc::AtlasA2, &[]), Ok(()));
 
-    // What the numbers name, nobody knows before the launch.
+    // What the numbers name is not known before the launch.
     assert!(rules::BLOCK.overruns);
     broken.insert(rules::BLOCK.id);
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();

@@ -169,7 +169,7 @@ fn every_rule_of_the_indexer_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
-    // What the numbers name, nobody knows before the launch.
+    // What the numbers name is not known before the launch.
     assert!(rules::CONTENTS.overruns);
     broken.insert(rules::CONTENTS.id);
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();

@@ -190,7 +190,7 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
-    // What the numbers name, nobody knows before the launch.
+    // What the numbers name is not known before the launch.
     assert!(rules::CONTENTS.overruns);
     broken.insert(rules::CONTENTS.id);
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();
@@ -217,7 +217,7 @@ fn documented_calls_are_taken_without_a_lint() {
     };
     assert!(no_value.check(A2).is_ok());
     assert_eq!(no_value.lint(A2, &[]), Ok(()));
-    // Without the flag nobody looks at the outputs for it, and scales are any numbers.
+    // Without the flag its outputs are not checked; scales are any numbers.
     let any = Call {
         softmax_max: of(Float, &[7, 2]),
         scale: -1.0,

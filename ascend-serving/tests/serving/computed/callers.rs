@@ -177,11 +177,7 @@ fn tokens_that_are_written_by_hand_are_named() {
 #[test]
 fn replayed_steps_are_recorded() {
     let mut engine = Engine::new(4);
-    let limits = GraphLimits::new([1], 256);
-    let mut graphs = engine
-        .attention
-        .capture(&engine.stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = engine.graphs();
     let mut sequence = engine.sequence();
     let mut tokens = names(1, 20);
     engine.grow(&mut sequence, 20);
@@ -233,11 +229,7 @@ fn replayed_steps_are_recorded() {
 #[test]
 fn a_step_does_not_begin_while_another_of_its_sequence_is_in_progress() {
     let mut engine = Engine::new(4);
-    let limits = GraphLimits::new([1], 256);
-    let mut graphs = engine
-        .attention
-        .capture(&engine.stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = engine.graphs();
     let mut sequence = engine.sequence();
     let mut tokens = names(1, 20);
     engine.add(&mut sequence, &tokens);

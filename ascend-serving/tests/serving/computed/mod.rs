@@ -8,8 +8,9 @@ mod steps;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, Violation,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
+    BatchSettings, Causality, Error, FusedAttention, GraphLimits, PagedDecode, QuantisedDecode,
+    QuantisedPrefill, Violation,
 };
 
 use crate::harness;
@@ -43,6 +44,13 @@ impl Engine {
         Self::over(|stream, shape| {
             PagedKvCache::new(stream.device(), blocks, 128, shape, PAD).unwrap()
         })
+    }
+
+    /// Graphs of steps of one token.
+    fn graphs(&self) -> AttentionGraphs<bf16> {
+        let limits = GraphLimits::new([1], 256);
+        let captured = (self.attention).capture(&self.stream, Causality::Causal, &limits);
+        captured.unwrap()
     }
 
     fn sequence(&self) -> Sequence {

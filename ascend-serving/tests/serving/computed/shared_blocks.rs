@@ -1,7 +1,7 @@
 //! Blocks that several sequences hold: forks and prefixes are read, and what others read is not written.
 
 use ascend_attention::bf16;
-use ascend_serving::{BatchRequest, Causality, GraphLimits, PrefixCache, rules};
+use ascend_serving::{BatchRequest, Causality, PrefixCache, rules};
 
 use crate::tokens::{DIM, dense, packed};
 
@@ -159,11 +159,7 @@ fn prefixes_are_found_once_they_are_computed() {
 fn a_step_in_progress_does_not_write_to_a_fork() {
     for cut in [false, true] {
         let mut engine = Engine::new(8);
-        let limits = GraphLimits::new([1], 256);
-        let mut graphs = engine
-            .attention
-            .capture(&engine.stream, Causality::Causal, &limits)
-            .unwrap();
+        let mut graphs = engine.graphs();
         let mut sequence = engine.sequence();
         engine.add(&mut sequence, &names(1, 2));
         engine.grow(&mut sequence, 1);
@@ -226,11 +222,7 @@ fn tokens_of_a_step_in_progress_are_not_computed_for_forks() {
 #[test]
 fn a_block_copied_during_a_step_does_not_have_its_tokens() {
     let mut engine = Engine::new(8);
-    let limits = GraphLimits::new([1], 256);
-    let mut graphs = engine
-        .attention
-        .capture(&engine.stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = engine.graphs();
     let mut sequence = engine.sequence();
     let mut tokens = names(1, 3);
     engine.add(&mut sequence, &tokens);
@@ -262,11 +254,7 @@ fn a_block_copied_during_a_step_does_not_have_its_tokens() {
 #[test]
 fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
     let mut engine = Engine::new(8);
-    let limits = GraphLimits::new([1], 256);
-    let mut graphs = engine
-        .attention
-        .capture(&engine.stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = engine.graphs();
     let mut sequence = engine.sequence();
     engine.add(&mut sequence, &names(1, 3));
     let again = engine.metadata_again(&sequence, 3);
@@ -298,11 +286,7 @@ fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
 #[test]
 fn a_step_in_progress_reads_what_its_sequence_had() {
     let mut engine = Engine::new(8);
-    let limits = GraphLimits::new([1], 256);
-    let mut graphs = engine
-        .attention
-        .capture(&engine.stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = engine.graphs();
     let mut sequence = engine.sequence();
     let mut tokens = names(1, 128);
     engine.add(&mut sequence, &tokens);
