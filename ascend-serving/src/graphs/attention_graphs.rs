@@ -85,8 +85,8 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)); [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a
-    /// quantised cache whose scales are not of channels;
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), and for a cache of latents;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is 0 or not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS)
     /// if the cache does not have a block for each request of the largest size;
@@ -152,6 +152,16 @@ impl<T: Element> AttentionGraphs<T> {
         for attention in attentions {
             attention.cache().admits(stream)?;
             attention.shape().check_cache(&attention.cache().shape())?;
+            if attention.cache().shape().is_latent() {
+                return Err(Violation::new(
+                    &rules::GRAPH_BACKEND,
+                    "a cache of latents",
+                    "a cache of keys and values",
+                    "compute steps over latents without a graph, or capture launches of your own with `GraphPool`; verifications \
+                     of trees over latents are captured by `TreeVerification::capture`",
+                )
+                .into());
+            }
         }
         limits.check()?;
         check_sinks(stream, groups.len(), &places, limits)?;

@@ -20,6 +20,8 @@ pub struct Turn {
     pub new: New,
     pub drafts: bool,
     pub recompute: bool,
+    /// Whether the step verifies a tree for each request: in all turns of a step or in none.
+    pub tree: bool,
 }
 
 /// What happens next. Numbers are cut to what there is.
@@ -59,12 +61,12 @@ pub enum Act {
 
 impl Turn {
     pub fn new(request: usize, new: New) -> Self {
-        let (drafts, recompute) = (false, false);
         Self {
             request,
             new,
-            drafts,
-            recompute,
+            drafts: false,
+            recompute: false,
+            tree: false,
         }
     }
 }
@@ -84,9 +86,21 @@ fn turn() -> impl Strategy<Value = Turn> {
     })
 }
 
-fn begin() -> impl Strategy<Value = Act> {
+fn turns() -> impl Strategy<Value = Vec<Turn>> {
     let turns = prop::collection::vec(turn(), 1..3);
-    let begin = (any::<usize>(), 0..2usize, turns, prop::bool::weighted(0.2));
+    (turns, prop::bool::weighted(0.2)).prop_map(|(mut turns, tree)| {
+        turns.iter_mut().for_each(|turn| turn.tree = tree);
+        turns
+    })
+}
+
+fn begin() -> impl Strategy<Value = Act> {
+    let begin = (
+        any::<usize>(),
+        0..2usize,
+        turns(),
+        prop::bool::weighted(0.2),
+    );
     begin.prop_map(|(lane, stream, turns, early)| Act::Begin(lane, stream, turns, early))
 }
 
@@ -95,7 +109,7 @@ fn change() -> impl Strategy<Value = Act> {
     let any = any::<usize>;
     let tokens = || prop_oneof![6 => Just(1usize), 3 => 2usize..5, 1 => 124usize..135];
     prop_oneof![
-        4 => (any(), turn()).prop_map(|(lane, turn)| Act::Step(lane, turn)),
+        4 => (any(), turns()).prop_map(|(lane, turns)| Act::Step(lane, turns[0])),
         2 => (any(), tokens()).prop_map(|(r, n)| Act::Grow(r, n)),
         1 => (any(), tokens()).prop_map(|(r, n)| Act::GrowAlone(r, n)),
         2 => any().prop_map(Act::Copies),
@@ -154,8 +168,13 @@ fn late() -> impl Strategy<Value = Vec<Act>> {
     })
 }
 
+/// A request grows into a block that its fork has too.
+fn copied() -> impl Strategy<Value = Vec<Act>> {
+    any::<usize>().prop_map(|r| vec![Act::Fork(r, 0), Act::GrowAlone(r, 1), Act::Copies(r)])
+}
+
 pub fn acts() -> impl Strategy<Value = Vec<Act>> {
     let some = prop::collection::vec(act(), 1..10);
-    let some = prop_oneof![3 => interrupted(), 3 => some, 1 => late()];
+    let some = prop_oneof![3 => interrupted(), 3 => some, 1 => late(), 1 => copied()];
     prop::collection::vec(some, 1..9).prop_map(|acts| acts.concat())
 }

@@ -5,17 +5,19 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use ascend_attention::{Stream, Tensor};
+use ascend_attention::Stream;
 use ascend_serving::{
-    Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, AttentionShape, Error, Step,
-    Violation,
+    Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep,
+    TreeVerification, Violation,
 };
 
-use crate::tokens::{DIM, Number, dense, packed};
+use crate::tokens::Number;
 
 use super::LAYERS;
-use super::acts::{Act, New, Turn};
+use super::acts::{Act, Turn};
 use super::rows::{Part, Rows};
+use super::stored::{Inputs, Stored};
+use super::trees::{self, NODES, Trees};
 use super::world::World;
 
 /// The next act of an engine.
@@ -45,10 +47,11 @@ pub trait Lane<T: Number> {
         Self: 'a;
 
     const NAME: &'static str;
-    /// Of a row's numbers: a rounding to 16 bits, of them and of the weights.
-    const TOLERANCE: f64 = 8e-3;
-    /// Whether sequences may change between the metadata and the step.
-    const EARLY: bool = true;
+
+    /// Whether a step of these only reads what is computed, and begins with its metadata.
+    fn verifies(_: &[Turn]) -> bool {
+        false
+    }
 
     fn metadata(&self, world: &World, parts: &[Part]) -> Result<Self::Metadata, Violation>;
     fn begin<'a>(
@@ -57,26 +60,18 @@ pub trait Lane<T: Number> {
         stream: &'a Stream,
         metadata: &'a mut Self::Metadata,
     ) -> Result<Self::Step<'a>, Error>;
-    /// The rows of a layer, from a query, key and value of each token, `[tokens, 1, DIM]`.
+    /// The rows of a layer.
     fn forward(
         step: &mut Self::Step<'_>,
         stream: &Stream,
         layer: usize,
-        rows: [&Tensor<T>; 3],
+        inputs: &Inputs<T>,
     ) -> Result<Vec<T>, Error>;
     fn end(step: Self::Step<'_>) -> Result<(), Error>;
 
     /// The requests of a step.
     fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
-        world.parts(turns, |turn, request| {
-            let len = request.sequence.len();
-            let cached = match turn.new {
-                New::Rest => request.done,
-                New::One => len - 1,
-                New::Any(tokens) => tokens % len,
-            };
-            cached.min(len - 1)
-        })
+        world.step_parts(turns)
     }
 
     /// The rows of a step that was accepted just now.
@@ -109,7 +104,7 @@ pub async fn run<T: Number, L: Lane<T>>(
                 early = made.map(|metadata| (parts, metadata)).or(early);
             }
             Act::Begin(_, stream, turns, use_early) => {
-                let known = early.take_if(|_| use_early && L::EARLY);
+                let known = early.take_if(|_| use_early && !L::verifies(&turns));
                 let made = known.or_else(|| {
                     let world = &mut *world.borrow_mut();
                     let parts = L::parts(world, &turns);
@@ -196,12 +191,13 @@ async fn in_progress<T: Number, L: Lane<T>>(
     loop {
         match inbox.next().await {
             Act::Forward(_, layer) => {
-                let inputs = [0, 1, 2].map(|what| packed(stream, &rows.fed, layer, what, 1));
-                let output = L::forward(&mut step, stream, layer, inputs.each_ref());
+                let stored = world.borrow().stored;
+                let inputs = stored.inputs(stream, rows, layer);
+                let output = L::forward(&mut step, stream, layer, &inputs);
                 stream.synchronize().unwrap();
                 let world = &mut *world.borrow_mut();
                 if let Some(output) = world.note("layer", output) {
-                    compare::<T, L>(&output, rows, layer);
+                    compare::<T, L>(stored, &output, inputs.absorbed, rows, layer);
                     *world.seen.entry("rows").or_default() += rows.checked.len();
                     let before = is_done(&queued);
                     queued[layer] = true;
@@ -235,19 +231,17 @@ async fn in_progress<T: Number, L: Lane<T>>(
 }
 
 /// Compares rows with dense attention over the tokens that each sees.
-fn compare<T: Number, L: Lane<T>>(output: &[T], rows: &Rows, layer: usize) {
-    let shape = AttentionShape::new(1, 1, DIM);
+fn compare<T: Number, L: Lane<T>>(
+    stored: Stored,
+    output: &[T],
+    absorbed: bool,
+    rows: &Rows,
+    layer: usize,
+) {
     for row in &rows.checked {
-        let want = dense(&row.names, layer, shape, |key| key >= row.from);
-        let got = &output[row.row * DIM..][..DIM];
-        // Of long contexts a row is small, and a single wrong token changes it little.
-        let away = got
-            .iter()
-            .zip(&want)
-            .map(|(got, want)| (got.to_f64() - want).abs() / (want.abs() + 0.25));
-        let away = away.fold(0.0, f64::max);
+        let away = stored.away(output, absorbed, row, layer);
         assert!(
-            away < L::TOLERANCE,
+            away < rows.tolerance,
             "{}, layer {layer}, row {} of {} tokens: {away} away from dense attention",
             L::NAME,
             row.row,
@@ -256,40 +250,84 @@ fn compare<T: Number, L: Lane<T>>(output: &[T], rows: &Rows, layer: usize) {
     }
 }
 
-/// Steps of [`Attention::begin`].
+/// Steps of [`Attention::begin`], and verifications of trees over its cache.
 pub struct Eager<T: Number>(pub Attention<T>);
 
+pub enum EagerMetadata {
+    Step(AttentionMetadata),
+    Trees(Trees),
+}
+
+pub enum EagerStep<'a, T: Number> {
+    Step(Step<'a, T>),
+    Trees(TreeStep<'a, T>),
+}
+
 impl<T: Number> Lane<T> for Eager<T> {
-    type Metadata = AttentionMetadata;
-    type Step<'a> = Step<'a, T>;
+    type Metadata = EagerMetadata;
+    type Step<'a> = EagerStep<'a, T>;
 
     const NAME: &'static str = "step";
 
-    fn metadata(&self, world: &World, parts: &[Part]) -> Result<AttentionMetadata, Violation> {
-        world.metadata(parts)
+    fn verifies(turns: &[Turn]) -> bool {
+        turns.iter().all(|turn| turn.tree)
+    }
+
+    fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
+        match Self::verifies(turns) {
+            true => trees::parts(world, turns),
+            false => world.step_parts(turns),
+        }
+    }
+
+    fn metadata(&self, world: &World, parts: &[Part]) -> Result<EagerMetadata, Violation> {
+        Ok(match parts.iter().all(|part| part.turn.tree) {
+            true => EagerMetadata::Trees(trees::trees(parts)?),
+            false => EagerMetadata::Step(world.metadata(parts)?),
+        })
     }
 
     fn begin<'a>(
         &'a mut self,
-        _: &World,
+        world: &World,
         stream: &'a Stream,
-        metadata: &'a mut AttentionMetadata,
-    ) -> Result<Step<'a, T>, Error> {
-        self.0.begin(stream, metadata)
+        metadata: &'a mut EagerMetadata,
+    ) -> Result<EagerStep<'a, T>, Error> {
+        Ok(match metadata {
+            EagerMetadata::Step(metadata) => EagerStep::Step(self.0.begin(stream, metadata)?),
+            EagerMetadata::Trees(of) => {
+                let verification = TreeVerification::new(self.0.shape());
+                let requests = trees::requests(world, of);
+                EagerStep::Trees(verification.begin(stream, self.0.cache(), &requests)?)
+            }
+        })
+    }
+
+    fn accept(world: &mut World, parts: &[Part]) -> Rows {
+        match parts.iter().all(|part| part.turn.tree) {
+            true => trees::accept(world, parts),
+            false => world.accept(parts),
+        }
     }
 
     fn forward(
-        step: &mut Step<'_, T>,
+        step: &mut EagerStep<'_, T>,
         stream: &Stream,
         layer: usize,
-        [query, key, value]: [&Tensor<T>; 3],
+        inputs: &Inputs<T>,
     ) -> Result<Vec<T>, Error> {
-        let output = step.forward(layer, (query, key, value))?;
+        let output = match step {
+            EagerStep::Step(step) => step.forward(layer, inputs.of_layer())?,
+            EagerStep::Trees(step) => step.forward(layer, inputs.of_trees(NODES).of_layer())?,
+        };
         Ok(output.download(stream)?)
     }
 
-    fn end(step: Step<'_, T>) -> Result<(), Error> {
-        step.end()
+    fn end(step: EagerStep<'_, T>) -> Result<(), Error> {
+        match step {
+            EagerStep::Step(step) => step.end(),
+            EagerStep::Trees(step) => step.end(),
+        }
     }
 
     fn attention(&mut self) -> Option<&mut Attention<T>> {
@@ -321,9 +359,9 @@ impl<T: Number> Lane<T> for AttentionGraphs<T> {
         step: &mut AttentionGraphStep<'_, T>,
         stream: &Stream,
         layer: usize,
-        [query, key, value]: [&Tensor<T>; 3],
+        inputs: &Inputs<T>,
     ) -> Result<Vec<T>, Error> {
-        let output = step.forward(layer, (query, key, value))?;
+        let output = step.forward(layer, inputs.of_layer())?;
         Ok(output.download(stream)?)
     }
 

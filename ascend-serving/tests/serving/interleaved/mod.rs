@@ -4,6 +4,7 @@
 mod acts;
 mod lanes;
 mod rows;
+mod stored;
 mod trees;
 mod world;
 
@@ -15,10 +16,9 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use ascend_attention::{Stream, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, PadPolicy, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, FusedAttention,
-    GraphLimits, TreeVerification, rules,
+    Attention, AttentionGraphs, BatchSettings, Causality, GraphLimits, TreeVerification, rules,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -26,23 +26,23 @@ use proptest::test_runner::TestRunner;
 
 use crate::acts::config;
 use crate::harness;
-use crate::tokens::{DIM, Number};
+use crate::tokens::Number;
 
 use acts::{Act, New, Turn, acts};
 use lanes::{Eager, Inbox, Lane, run};
+use stored::Stored;
 use world::World;
 
 const LAYERS: usize = 2;
 /// Blocks that somebody else holds: a call counts shared blocks once for each of its requests.
 const BALLAST: usize = 14;
-/// The number of the engine that verifies trees.
-const TREES: usize = 3;
 /// Schedules that meet every rule.
-const CONTROLS: usize = 150;
+const CONTROLS: usize = 250;
 
 /// The engines of a schedule, and their cache.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
+    stored: Stored,
     format: Cache,
     window: Option<usize>,
     pad: PadPolicy,
@@ -51,44 +51,58 @@ struct Setting {
 }
 
 fn setting() -> impl Strategy<Value = Setting> {
+    let stored = prop_oneof![
+        3 => Just(Stored::Heads),
+        1 => Just(Stored::Quantised),
+        1 => Just(Stored::Latents)
+    ];
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
     let window = prop_oneof![3 => Just(None), 1 => (1usize..150).prop_map(Some)];
     let pad = prop_oneof![Just(PadPolicy::SkipNegative), Just(PadPolicy::DumpSlot(0))];
-    (format, window, pad, 3usize..9).prop_map(|(format, window, pad, blocks)| Setting {
-        format,
-        window,
-        pad,
-        blocks,
+    (stored, format, window, pad, 3usize..9).prop_map(|(stored, format, window, pad, blocks)| {
+        let (format, window) = match stored {
+            Stored::Heads => (format, window),
+            Stored::Quantised => (Cache::BnBsH, window),
+            Stored::Latents => (format, None),
+        };
+        Setting {
+            stored,
+            format,
+            window,
+            pad,
+            blocks,
+        }
     })
 }
 
 /// An engine as a coroutine, and its next act.
 struct Engine<'a> {
     inbox: Rc<Inbox>,
+    /// Whether a step of these only reads what is computed.
+    verifies: fn(&[Turn]) -> bool,
     run: Pin<Box<dyn Future<Output = ()> + 'a>>,
-}
-
-fn engine<'a, T: Number>(
-    lane: impl Lane<T> + 'a,
-    number: usize,
-    streams: &'a [Stream; 2],
-    world: &'a RefCell<World>,
-) -> Engine<'a> {
-    let inbox = Rc::<Inbox>::default();
-    let run = Box::pin(run(lane, number, streams, world, inbox.clone()));
-    Engine { inbox, run }
 }
 
 /// Engines, each with its next act, and what their caller knows.
 struct Server<'a> {
     engines: Vec<Engine<'a>>,
+    streams: &'a [Stream; 2],
     world: &'a RefCell<World>,
 }
 
-impl Server<'_> {
+impl<'a> Server<'a> {
+    fn add<T: Number, L: Lane<T> + 'a>(&mut self, lane: L) {
+        let (inbox, number) = (Rc::<Inbox>::default(), self.engines.len());
+        self.engines.push(Engine {
+            inbox: inbox.clone(),
+            verifies: L::verifies,
+            run: Box::pin(run(lane, number, self.streams, self.world, inbox)),
+        });
+    }
+
     /// Gives an engine its next act.
     fn tell(&mut self, lane: usize, act: Act) {
-        let Engine { inbox, run } = &mut self.engines[lane];
+        let Engine { inbox, run, .. } = &mut self.engines[lane];
         inbox.put(act);
         let pending = run.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(pending.is_pending());
@@ -118,12 +132,13 @@ impl Server<'_> {
                 // Prompts end near the end of a block.
                 self.tell(0, Act::Grow(request, [3, 127, 128, 130][request / 8 % 4]));
             }
-            let most = if lane == TREES { 0 } else { 2 };
+            let verifies = (self.engines[lane].verifies)(turns);
+            let most = if verifies { 0 } else { 2 };
             if lengths(self)[1] > most && request % 8 > 0 {
                 self.tell(0, Act::Begin(0, 0, vec![*turn], false));
                 self.finish(0);
             }
-            if lengths(self)[1] == 0 && lane != TREES {
+            if lengths(self)[1] == 0 && !verifies {
                 self.tell(0, Act::Grow(request, 1));
             }
         }
@@ -184,9 +199,8 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
     let first = harness::stream();
     let streams = [first.device().stream().unwrap(), first];
     let stream = &streams[0];
-    let shape = CacheShape::new(LAYERS, 1, DIM).format(setting.format);
-    let blocks = BALLAST + setting.blocks;
-    let cache = PagedKvCache::<T>::new(stream.device(), blocks, 128, shape, setting.pad).unwrap();
+    let stored = setting.stored;
+    let cache = stored.cache::<T>(stream, BALLAST + setting.blocks, &setting);
     let pool = cache.pool().clone();
     let free = pool.free_blocks();
     let mut ballast = Sequence::new(&pool);
@@ -196,29 +210,33 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
         None => Causality::Causal,
     };
     let settings = BatchSettings::of(&cache, causality);
-    let backends = Backends::none().with(FusedAttention);
-    let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let attention = Attention::new(stored.shape(), cache, stored.backends());
     let capture = |each| -> AttentionGraphs<T> {
         let limits = GraphLimits::new([1, 3], 256).tokens_each(each);
         attention.capture(stream, causality, &limits).unwrap()
     };
-    let graphs = [capture(1), capture(2)];
+    // Graphs over quantised caches compute one token a request that sees all, and none read latents.
+    let graphs = match (stored, setting.window) {
+        (Stored::Quantised, None) => vec![capture(1), capture(1)],
+        (Stored::Quantised, Some(_)) | (Stored::Latents, _) => vec![],
+        (Stored::Heads, _) => vec![capture(1), capture(2)],
+    };
     let limits = GraphLimits::new([1, 2], 256).tokens_each(trees::NODES);
-    let trees = TreeVerification::new(attention.shape());
-    let trees = trees.capture(stream, attention.cache(), &limits).unwrap();
-    let world = RefCell::new(World::new(&pool, settings, causality));
+    // Trees over quantised caches are refused.
+    let trees = (stored != Stored::Quantised).then(|| {
+        let trees = TreeVerification::new(stored.shape());
+        trees.capture(stream, attention.cache(), &limits).unwrap()
+    });
+    let world = RefCell::new(World::new(stored, &pool, settings, causality));
     {
-        let [one, two] = graphs;
-        let engines = vec![
-            engine(Eager(attention), 0, &streams, &world),
-            engine(one, 1, &streams, &world),
-            engine(two, 2, &streams, &world),
-            engine(trees, TREES, &streams, &world),
-        ];
         let mut server = Server {
-            engines,
+            engines: Vec::new(),
+            streams: &streams,
             world: &world,
         };
+        server.add(Eager(attention));
+        graphs.into_iter().for_each(|graphs| server.add(graphs));
+        trees.into_iter().for_each(|trees| server.add(trees));
         acts.iter().for_each(|act| server.act(act));
         server.end();
     }
@@ -249,14 +267,18 @@ proptest! {
 fn every_kind_of_act_is_accepted_and_every_rule_met() {
     let mut runner = TestRunner::deterministic();
     let mut seen = BTreeMap::<_, usize>::new();
+    let mut steps = BTreeMap::<_, usize>::new();
     for _ in 0..CONTROLS {
         let tree = (setting(), acts()).new_tree(&mut runner).unwrap();
         let (setting, acts) = tree.current();
         for (what, times) in schedule::<bf16>(setting, &acts) {
             *seen.entry(what).or_default() += times;
+            if what.ends_with("step") {
+                *steps.entry((setting.stored, what)).or_default() += times;
+            }
         }
     }
-    println!("{seen:#?}");
+    println!("{seen:#?} {steps:#?}");
     let acts = "grow,grow alone,copies,truncate,fork,end,slide,insert,hit,evict,move,metadata,step,graph step,tree step,\
                 layer,step end,step drop,rows";
     let met = [

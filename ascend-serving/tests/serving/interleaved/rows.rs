@@ -3,7 +3,7 @@
 use ascend_serving::kv::{Audit, AuditRequest};
 use ascend_serving::{AttentionMetadata, BatchRequest, Violation};
 
-use super::acts::Turn;
+use super::acts::{New, Turn};
 use super::world::{Request, World};
 
 /// The tokens of a request in a step.
@@ -27,6 +27,10 @@ pub struct Row {
 pub struct Rows {
     /// Its tokens.
     pub fed: Vec<u64>,
+    /// The most tokens of a request.
+    pub most: usize,
+    /// How far a row may be away from dense attention.
+    pub tolerance: f64,
     pub checked: Vec<Row>,
     /// Each request with its tokens.
     parts: Vec<(Part, Vec<u64>)>,
@@ -56,6 +60,19 @@ impl World {
             }
         }
         parts
+    }
+
+    /// The requests of a step that computes tokens.
+    pub fn step_parts(&mut self, turns: &[Turn]) -> Vec<Part> {
+        self.parts(turns, |turn, request| {
+            let len = request.sequence.len();
+            let cached = match turn.new {
+                New::Rest => request.done,
+                New::One => len - 1,
+                New::Any(tokens) => tokens % len,
+            };
+            cached.min(len - 1)
+        })
     }
 
     /// The metadata of a step, audited.
@@ -127,8 +144,12 @@ impl World {
             fed.extend_from_slice(&names[cached..]);
             all.push((*part, names));
         }
+        let new = parts.iter().map(|part| part.len - part.cached);
         Rows {
             fed,
+            most: new.max().unwrap_or(0),
+            // A rounding to 16 bits, of numbers and of their weights.
+            tolerance: 8e-3,
             checked,
             parts: all,
         }

@@ -1,13 +1,14 @@
 //! Verifications of drafted trees, which read the tokens of their sequences and write none.
 
-use ascend_attention::{Stream, Tensor};
+use ascend_attention::Stream;
 use ascend_serving::{DraftTree, Error, TreeGraphStep, TreeGraphs, TreeRequest, Violation};
 
-use crate::tokens::{DIM, Number};
+use crate::tokens::Number;
 
 use super::acts::{New, Turn};
 use super::lanes::Lane;
 use super::rows::{Part, Row, Rows};
+use super::stored::{Inputs, Stored};
 use super::world::World;
 
 /// Most nodes of a tree.
@@ -22,82 +23,111 @@ fn parents(turn: &Turn) -> &'static [i64] {
     }
 }
 
+/// The requests of a verification, each with its tree.
+pub type Trees = Vec<(Part, DraftTree)>;
+
+/// The requests of a verification. Over latents the nodes are the last tokens of a sequence, which the cache has.
+pub fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
+    let is_latent = world.stored == Stored::Latents;
+    world.parts(turns, |turn, request| {
+        let len = request.sequence.len();
+        let has_nodes = is_latent && request.done == len;
+        let nodes = if has_nodes { parents(turn).len() } else { 0 };
+        len.saturating_sub(nodes)
+    })
+}
+
+pub fn trees(parts: &[Part]) -> Result<Trees, Violation> {
+    let trees = parts.iter().map(|part| {
+        let tree = DraftTree::from_parents(parents(&part.turn))?;
+        Ok((*part, tree))
+    });
+    trees.collect()
+}
+
+pub fn requests<'a>(world: &'a World, trees: &'a Trees) -> Vec<TreeRequest<'a>> {
+    let requests = trees.iter().filter_map(|(part, tree)| {
+        Some(TreeRequest {
+            sequence: &world.by_id(part.id)?.sequence,
+            cached: part.cached,
+            tree,
+        })
+    });
+    requests.collect()
+}
+
+/// The rows of a verification that was accepted just now.
+pub fn accept(world: &mut World, parts: &[Part]) -> Rows {
+    let reading = parts.iter().map(|part| Part {
+        cached: part.len,
+        ..*part
+    });
+    let mut rows = world.accept(&reading.collect::<Vec<_>>());
+    // Two calls are rounded before they are merged.
+    rows.tolerance = 2e-2;
+    for part in parts {
+        let parents = parents(&part.turn);
+        let mut before = world.by_id(part.id).unwrap().names.clone();
+        let mut own = before.split_off(part.cached);
+        own.resize_with(parents.len(), || world.name());
+        for node in 0..own.len() {
+            let mut path = vec![own[node]];
+            let mut at = node;
+            while let Ok(parent) = usize::try_from(parents[at]) {
+                path.insert(0, own[parent]);
+                at = parent;
+            }
+            rows.checked.push(Row {
+                row: rows.fed.len() + node,
+                names: [&before[..], &path].concat(),
+                from: 0,
+            });
+        }
+        rows.fed.extend(&own);
+        rows.fed.resize(rows.fed.len().next_multiple_of(NODES), 0);
+    }
+    rows
+}
+
+/// Verifications replayed from graphs.
 impl<T: Number> Lane<T> for TreeGraphs<T> {
-    type Metadata = Vec<(u64, DraftTree)>;
+    type Metadata = Trees;
     type Step<'a> = TreeGraphStep<'a, T>;
 
     const NAME: &'static str = "tree step";
-    /// Two calls are rounded before they are merged.
-    const TOLERANCE: f64 = 2e-2;
-    const EARLY: bool = false;
 
-    fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
-        world.parts(turns, |_, request| request.sequence.len())
+    fn verifies(_: &[Turn]) -> bool {
+        true
     }
 
-    fn metadata(&self, _: &World, parts: &[Part]) -> Result<Self::Metadata, Violation> {
-        let trees = parts.iter().map(|part| {
-            let tree = DraftTree::from_parents(parents(&part.turn))?;
-            Ok((part.id, tree))
-        });
-        trees.collect()
+    fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
+        parts(world, turns)
+    }
+
+    fn metadata(&self, _: &World, parts: &[Part]) -> Result<Trees, Violation> {
+        trees(parts)
     }
 
     fn begin<'a>(
         &'a mut self,
         world: &World,
         stream: &'a Stream,
-        trees: &'a mut Self::Metadata,
+        trees: &'a mut Trees,
     ) -> Result<TreeGraphStep<'a, T>, Error> {
-        let requests = trees.iter().filter_map(|(id, tree)| {
-            let sequence = &world.by_id(*id)?.sequence;
-            let cached = sequence.len();
-            Some(TreeRequest {
-                sequence,
-                cached,
-                tree,
-            })
-        });
-        TreeGraphs::begin(self, stream, &requests.collect::<Vec<_>>())
+        TreeGraphs::begin(self, stream, &requests(world, trees))
     }
 
     fn accept(world: &mut World, parts: &[Part]) -> Rows {
-        let mut rows = world.accept(parts);
-        for part in parts {
-            let parents = parents(&part.turn);
-            let own: Vec<u64> = parents.iter().map(|_| world.name()).collect();
-            let before = world
-                .by_id(part.id)
-                .map(|request| request.names.clone())
-                .unwrap();
-            for node in 0..own.len() {
-                let mut path = vec![own[node]];
-                let mut at = node;
-                while let Ok(parent) = usize::try_from(parents[at]) {
-                    path.insert(0, own[parent]);
-                    at = parent;
-                }
-                rows.checked.push(Row {
-                    row: rows.fed.len() + node,
-                    names: [&before[..], &path].concat(),
-                    from: 0,
-                });
-            }
-            rows.fed.extend(&own);
-            rows.fed.resize(rows.fed.len().next_multiple_of(NODES), 0);
-        }
-        rows
+        accept(world, parts)
     }
 
     fn forward(
         step: &mut TreeGraphStep<'_, T>,
         stream: &Stream,
         layer: usize,
-        rows: [&Tensor<T>; 3],
+        inputs: &Inputs<T>,
     ) -> Result<Vec<T>, Error> {
-        let requests = rows[0].shape()[0] / NODES;
-        let [query, key, value] = rows.map(|rows| rows.reshape([requests, 1, NODES, DIM]).unwrap());
-        let output = step.forward(layer, (&query, &key, &value))?;
+        let output = step.forward(layer, inputs.of_trees(NODES).of_layer())?;
         Ok(output.download(stream)?)
     }
 

@@ -7,6 +7,7 @@ use ascend_serving::kv::{BlockCopy, BlockPool, Sequence};
 use ascend_serving::{BatchSettings, Causality, Error, PrefixCache};
 
 use super::acts::Act;
+use super::stored::Stored;
 
 /// A sequence with its tokens.
 pub struct Request {
@@ -23,6 +24,7 @@ pub struct Request {
 }
 
 pub struct World {
+    pub stored: Stored,
     pub settings: BatchSettings,
     pub pool: BlockPool,
     pub requests: Vec<Request>,
@@ -36,8 +38,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(pool: &BlockPool, settings: BatchSettings, causality: Causality) -> Self {
+    pub fn new(
+        stored: Stored,
+        pool: &BlockPool,
+        settings: BatchSettings,
+        causality: Causality,
+    ) -> Self {
         Self {
+            stored,
             settings,
             pool: pool.clone(),
             requests: Vec::new(),

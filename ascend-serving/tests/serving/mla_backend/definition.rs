@@ -2,8 +2,10 @@
 
 use std::sync::LazyLock;
 
-use ascend_attention::bf16;
-use ascend_serving::AttentionShape;
+use ascend_attention::{Stream, bf16};
+use ascend_serving::{AttentionShape, LatentRows, Result, UpProjected};
+
+use crate::tokens::Number;
 
 use super::{DIM, LATENT, LAYERS, ROPE, harness};
 
@@ -57,6 +59,30 @@ pub fn project(layer: usize, value: bool, heads: usize, latent: &[f64]) -> Vec<f
         taps.iter().map(|(at, weight)| latent[*at] * weight).sum()
     };
     (0..heads * DIM).map(channel).collect()
+}
+
+/// What a model does for plain queries: keys and values of all heads, from latents and rotary keys.
+pub fn up_project<T: Number>(
+    stream: &Stream,
+    layer: usize,
+    heads: usize,
+    rows: LatentRows<'_, T>,
+    out: &UpProjected<T>,
+) -> Result<()> {
+    let latents = rows.latent.download(stream)?;
+    let ropes = rows.key_rope.download(stream)?;
+    let of = |value: bool| -> Vec<T> {
+        let latents = latents.chunks(LATENT).map(|latent| {
+            let latent: Vec<f64> = latent.iter().map(|x| x.to_f64()).collect();
+            project(layer, value, heads, &latent)
+        });
+        let numbers = latents.flatten().map(bf16::from_f64);
+        numbers.map(T::of).collect()
+    };
+    out.key.overwrite(stream, &of(false))?;
+    out.value.overwrite(stream, &of(true))?;
+    let ropes: Vec<T> = ropes.chunks(ROPE).flat_map(|r| r.repeat(heads)).collect();
+    Ok(out.key_rope.overwrite(stream, &ropes)?)
 }
 
 /// Queries with the projection of the keys multiplied in, `[N, 512]`.

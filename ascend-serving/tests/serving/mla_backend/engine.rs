@@ -12,7 +12,7 @@ use ascend_serving::{
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::definition::{What, absorb, dense, exact, project, row};
+use super::definition::{What, absorb, dense, exact, project, row, up_project};
 use super::{DIM, LATENT, LAYERS, ROPE};
 use crate::acts::{Act, Schedule, Turn};
 
@@ -100,19 +100,9 @@ impl<'a> Engine<'a> {
                           rows: LatentRows<'_, bf16>,
                           out: &UpProjected<bf16>|
          -> Result<()> {
-            let latents = rows.latent.download(stream)?;
-            let ropes = rows.key_rope.download(stream)?;
-            projected.lock().unwrap().push(latents.len() / LATENT);
-            let of = |value: bool| -> Vec<bf16> {
-                let rows = latents.chunks(LATENT);
-                rows.flat_map(|latent| project(layer, value, heads, &exact(latent)))
-                    .map(bf16::from_f64)
-                    .collect()
-            };
-            out.key.overwrite(stream, &of(false))?;
-            out.value.overwrite(stream, &of(true))?;
-            let ropes: Vec<bf16> = ropes.chunks(ROPE).flat_map(|r| r.repeat(heads)).collect();
-            Ok(out.key_rope.overwrite(stream, &ropes)?)
+            let tokens = rows.latent.shape()[0];
+            projected.lock().unwrap().push(tokens);
+            up_project(stream, layer, heads, rows, out)
         };
         let inputs: Vec<_> = (0..LAYERS)
             .map(|layer| {
