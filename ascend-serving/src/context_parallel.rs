@@ -125,7 +125,7 @@ impl ContextParallel {
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request, as for [`AttentionMetadata::new`]
     /// of layers that see every key before their own: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
-    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH),
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED), [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH),
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY),
     /// [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW);
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),

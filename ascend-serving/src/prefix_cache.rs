@@ -278,14 +278,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// # Errors
     /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for a group that does not exist.
     pub fn evict(&mut self, group: usize, blocks: usize) -> Result<usize, Violation> {
-        if group >= self.groups.len() {
-            return Err(Violation::new(
-                &rules::PREFIX_GROUPS,
-                format_args!("group {group}"),
-                format_args!("one of {}", self.groups.len()),
-                "say the group first, then how many blocks",
-            ));
-        }
+        self.group(group)?;
         let victims = self.victims(group, blocks);
         for id in &victims.nodes {
             match self.groups.get(group).is_some_and(Group::is_full) {
@@ -299,9 +292,24 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Ok(victims.blocks.len())
     }
 
+    fn group(&self, group: usize) -> Result<&Group, Violation> {
+        self.groups.get(group).ok_or_else(|| {
+            Violation::new(
+                &rules::PREFIX_GROUPS,
+                format_args!("group {group}"),
+                format_args!("one of {}, counted from 0", self.groups.len()),
+                "say the group first, then how many blocks",
+            )
+        })
+    }
+
     /// The blocks that [`evict`](Self::evict) would give back, in its order.
-    pub fn would_evict(&self, group: usize, blocks: usize) -> Vec<usize> {
-        self.victims(group, blocks).blocks
+    ///
+    /// # Errors
+    /// As for [`evict`](Self::evict).
+    pub fn would_evict(&self, group: usize, blocks: usize) -> Result<Vec<usize>, Violation> {
+        self.group(group)?;
+        Ok(self.victims(group, blocks).blocks)
     }
 
     /// Number of blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would
@@ -309,16 +317,20 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// ([`BlockPool::waiting_blocks`]).
     ///
     /// Share a prompt's prefix before calling this: its blocks are held from then on.
-    pub fn available_blocks(&self, group: usize) -> usize {
-        self.groups.get(group).map_or(0, |layers| {
-            layers.pool.free_blocks() + self.victims(group, usize::MAX).blocks.len()
-        })
+    ///
+    /// # Errors
+    /// As for [`evict`](Self::evict).
+    pub fn available_blocks(&self, group: usize) -> Result<usize, Violation> {
+        let free = self.group(group)?.pool.free_blocks();
+        Ok(free + self.victims(group, usize::MAX).blocks.len())
     }
 
     /// Number of blocks of a group that the cache holds.
-    pub fn cached_blocks(&self, group: usize) -> usize {
-        let layers = self.groups.get(group);
-        layers.map_or(0, |layers| layers.order.len())
+    ///
+    /// # Errors
+    /// As for [`evict`](Self::evict).
+    pub fn cached_blocks(&self, group: usize) -> Result<usize, Violation> {
+        Ok(self.group(group)?.order.len())
     }
 
     /// Removes everything, as when the weights change. Sequences keep their blocks.

@@ -16,7 +16,7 @@ ascend_attention::spec::library_rules! {
         "preempt a request, or make the cache larger";
     POOL_WAITING = "pool.waiting",
         "blocks that were given back are handed out when no step in flight may read them any more",
-        "synchronise the stream of the steps in flight, then call again";
+        "drop the steps whose last layer is queued, synchronise their streams, then call again";
     POOL_SHARED = "pool.shared",
         "caches that share a pool have its number of blocks, block size and padding, and join while no block is "
         "held",
@@ -45,10 +45,12 @@ ascend_attention::spec::library_rules! {
         "as a prefix",
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
     SEQUENCE_COMPUTED = "sequence.computed",
-        "a step computes tokens that no step has computed before, unless the request says so; and tokens are computed or "
-        "moved only while no step of their sequence is in progress",
+        "a step computes tokens that no step has computed before, unless the request says so",
         "`grow` the sequence by its new tokens before each step, and make the step's metadata after that; to compute "
         "tokens once more on purpose, as benchmarks do, say `recompute` of the request";
+    SEQUENCE_IN_PROGRESS = "sequence.in_progress",
+        "tokens are computed or moved only while no step of their sequence is in progress",
+        "queue all layers of the step in progress, or drop it, before the next step of its sequences begins";
     SEQUENCE_CHANGED = "sequence.changed",
         "a step begins with its sequences as they were when its metadata was made",
         "make the step's metadata after the last `grow`, `truncate` or `drop_before` of its sequences";
@@ -78,8 +80,8 @@ ascend_attention::spec::library_rules! {
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
         "all layers of a step with one mask bring sinks or none does, and all bring latents or none does",
-        "bring sinks in every layer or in none, and latents alike; begin a step of its own for layers of another "
-        "kind";
+        "bring sinks in every layer or in none, and latents alike; layers of another kind have another mask or a group of "
+        "their own in `GroupedAttention`";
     STEP_LAYERS_MISSING = "step.layers_missing",
         "a step queues all layers before the next step of its sequences begins",
         "begin the step again and queue every layer";
@@ -241,7 +243,7 @@ ascend_attention::spec::library_rules! {
         "divide the layers of the model among the groups, and make the metadata by `GroupedAttention::metadata`";
     PREFIX_GROUPS = "prefix.groups",
         "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
-        "pool",
+        "pool, which is a group, counted from 0",
         "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
     OPTION_SOFT_CAP = "option.soft_cap",
         "no operator here caps scores before the softmax",
@@ -264,7 +266,8 @@ ascend_attention::spec::library_rules! {
         "leave empty requests out, and skip a step without any";
     BATCH_BLOCKS = "batch.blocks",
         "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each",
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once";
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has "
+        "no such limit";
     STEP_CAUSALITY = "step.causality",
         "the tokens of a step see the keys that its layers, or its graphs, were made for",
         "make the settings with the causality of these layers, or set their mask in the metadata";

@@ -115,7 +115,10 @@ impl<'a> Engine<'a> {
         let wanted = wanted.map(|(cached, new)| wanted_blocks(cached, *new));
         let wanted = wanted.sum::<usize>() + 1;
         let mut groups = 0..self.attention.groups().len();
-        groups.all(|group| self.prefixes.available_blocks(group) >= wanted)
+        groups.all(|group| {
+            let available = self.prefixes.available_blocks(group);
+            available.is_ok_and(|available| available >= wanted)
+        })
     }
 
     /// Blocks that a sequence reads, in all caches.

@@ -25,7 +25,7 @@ pub enum Phase {
     Decode,
     /// Prompts, or chunks of them, beside decoding.
     Mixed,
-    /// Steps that verify drafts.
+    /// Steps that verify drafts of [`Drafting::Mtp`](crate::Drafting::Mtp).
     Speculative,
 }
 

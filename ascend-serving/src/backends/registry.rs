@@ -77,8 +77,8 @@ impl<T: Element> Backends<T> {
     /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8Attention`](crate::MxFp8Attention), [`Mla`](crate::Mla)
     /// and [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
-    /// Others are added behind ([`Backends::with`]) or in front ([`Backends::append`]): those that divide keys, share
-    /// prefixes or choose by layer.
+    /// Others are added behind ([`Backends::with`]), or go in front by appending these to them ([`Backends::append`]):
+    /// those that divide keys, share prefixes or choose by layer.
     pub fn standard(device: &Device) -> Self {
         if PromptAndIncre::is_all_of(device) {
             return Self::none().with(PromptAndIncre);

@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_is_shown_is_what_tokens_see() {
         let size = |n| NonZeroUsize::new(n).unwrap();
-        let kinds: Vec<Causality> = [Causality::Causal]
+        let kinds: Vec<Causality> = [Causality::Causal, Causality::Bidirectional]
             .into_iter()
             .chain((1..7).flat_map(|n| [Causality::Window(size(n)), Causality::Chunk(size(n))]))
             .collect();

@@ -231,6 +231,19 @@ impl AttentionMetadata {
         Ok(())
     }
 
+    /// Refuses metadata without requests, such as that which could not be renewed.
+    pub(crate) fn check_requests(&self) -> Result<(), Violation> {
+        if self.requests() == 0 {
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
+                "metadata that could not be renewed",
+                "that of 1 request or more",
+                "make the metadata anew from the requests of the step, or skip it",
+            ));
+        }
+        Ok(())
+    }
+
     /// Refuses a step whose blocks are of another pool, and settings of another cache.
     pub(crate) fn check_pool(&self, pool: &BlockPool) -> Result<(), Violation> {
         self.settings.check(pool)?;
@@ -284,6 +297,7 @@ impl AttentionMetadata {
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub(crate) fn begin_progress(
         &self,
@@ -292,13 +306,18 @@ impl AttentionMetadata {
         self.begin_progress_in(cache.pool(), Some(cache))
     }
 
+    /// The pool of the sequences; `None` for requests without sequences.
+    pub(crate) fn pool(&self) -> Option<&BlockPool> {
+        self.sequences.pool.as_ref()
+    }
+
     /// Begins to record what the step computes in every cache of the sequences' pool. Requests without sequences are
     /// left out.
     ///
     /// # Errors
     /// As for [`begin_progress`](Self::begin_progress) and [`check_copies_queued`](Self::check_copies_queued).
     pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
-        let Some(pool) = &self.sequences.pool else {
+        let Some(pool) = self.pool() else {
             return Ok(None);
         };
         let progress = self.begin_progress_in(pool, None)?;

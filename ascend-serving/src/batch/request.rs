@@ -150,7 +150,8 @@ pub(super) fn shared_block(
     Violation::new(
         &rules::TABLE_SHARED,
         format_args!(
-            "tokens of request {request} in block {block}, which another sequence or a prefix holds too"
+            "tokens of request {request} in block {block}, which another sequence or a prefix holds too, or which a step was \
+             writing when this one was forked"
         ),
         "tokens in blocks that the sequence holds alone",
         fix,

@@ -17,8 +17,8 @@ pub enum AttentionState {
     DecodeOnly,
     /// Prompts in parts, mixed with decoding.
     ChunkedPrefill,
-    /// Every request adds one certain token and verifies its drafts, of which an engine that predicts several tokens
-    /// may have none.
+    /// With [`Drafting::Mtp`], every request adds one certain token and verifies its drafts, of which it may have none.
+    /// Drafts of other engines are verified by steps of [`ChunkedPrefill`](Self::ChunkedPrefill).
     SpecDecoding,
 }
 

@@ -163,7 +163,7 @@ impl DraftTree {
                             &rules::DRAFT_PROBABILITY,
                             format_args!("nothing behind node {node}"),
                             "a token with a probability above 0",
-                            "give a vocabulary of at least one and at most 4294967296 tokens",
+                            "give the model's probabilities of all tokens in each row of the target",
                         ));
                     };
                     return Ok(AcceptedDrafts { nodes, bonus });
@@ -576,9 +576,18 @@ mod tests {
         /// Any numbers at all: an answer or a refusal.
         #[test]
         fn nothing_panics(
-            numbers in prop::collection::vec(any::<f32>(), 9),
-            tokens in prop::collection::vec(any::<u32>(), 3),
-            uniform in prop::collection::vec(any::<f64>(), 3),
+            numbers in prop_oneof![
+                prop::collection::vec(any::<f32>(), 9),
+                prop::collection::vec(prop::sample::select(&[0.0, 0.25, 0.5, 1.0, f32::MIN_POSITIVE][..]), 9),
+                // Distributions of three tokens in all but the last bits.
+                prop::collection::vec((0u8..3).prop_map(|x| [1.0, 0.5, 0.25][x as usize]), 9)
+                    .prop_map(|rows| rows.chunks(3).flat_map(|row| {
+                        let sum: f32 = row.iter().sum();
+                        row.iter().map(move |x| x / sum).collect::<Vec<_>>()
+                    }).collect()),
+            ],
+            tokens in prop::collection::vec(prop_oneof![0..4u32, any::<u32>()], 3),
+            uniform in prop::collection::vec(prop_oneof![0.0..1.0f64, any::<f64>()], 3),
         ) {
             let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
             for source in [DraftSource::Fixed, DraftSource::Independent(&numbers), DraftSource::Distinct(&numbers)] {

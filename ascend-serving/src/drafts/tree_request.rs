@@ -155,11 +155,13 @@ impl TreeRequest<'_> {
             return Err(Violation::new(
                 &rules::TABLE_SHARED,
                 format_args!(
-                    "nodes of request {index} in block {}, which another sequence holds too",
+                    "nodes of request {index} in block {}, which another sequence holds too, or which a step was writing when \
+                     this one was forked",
                     block.id()
                 ),
                 "nodes in blocks of their sequence alone",
-                "truncate the sequence to the tokens before the tree, and grow it by the nodes after it was forked",
+                "truncate the sequence to the tokens before the tree, and grow it by the nodes after it was forked, which \
+                 copies the block",
             ));
         }
         check_nodes(nodes, is_latent)

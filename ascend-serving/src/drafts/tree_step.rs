@@ -60,7 +60,7 @@ impl TreeVerification {
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for nodes in a block that another sequence holds too,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens before the tree that are not computed,
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step that writes some of them is in progress,
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in progress,
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
     /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is 0 or not

@@ -37,8 +37,8 @@ use super::tree_request::TreeForm;
 ///
 /// Over latents a tree has at most 16 nodes, padding included: absorbed attention takes no more query rows of a request.
 ///
-/// Chains need none of this: they are causal, and a step of
-/// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
+/// Chains need none of this: they are causal, and any step verifies them
+/// ([`BatchRequest::drafts`](crate::BatchRequest::drafts)).
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention and sparse mode 9.
 #[derive(Clone, Copy, Debug)]

@@ -115,10 +115,15 @@ pub fn compare_caches<T: Number>(
     if rows.is_none() || tokens != rows.copied() || steps.is_empty() {
         return Err(Error::invalid(
             "steps",
-            format_args!("{} steps for {rows:?} rows", steps.len()),
+            format_args!(
+                "{} tokens in {} steps for {} rows",
+                tokens.map_or_else(|| "too many".into(), |tokens| tokens.to_string()),
+                steps.len(),
+                rows.copied().unwrap_or(0)
+            ),
             "steps whose tokens are the rows of the layers",
         )
-        .fix("bring the rows of each step, and its metadata"));
+        .fix("say how many of the rows each step has, in order, so that all of them are in one"));
     }
     let counts = [&*exact, &*quantised].map(|attention| attention.cache().shape().layers);
     if counts != [layers.len(); 2] {

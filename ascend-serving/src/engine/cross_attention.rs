@@ -352,7 +352,13 @@ impl<T: Element> CrossStep<'_, T> {
             padded: self.metadata.tokens(),
             padding: true,
         };
-        rows.check("query", query, layer, shape.heads, Some(shape.head_dim))?;
+        rows.check(
+            "query",
+            query,
+            Some(layer),
+            shape.heads,
+            Some(shape.head_dim),
+        )?;
         let cache = self.cross.cache.layer(layer)?;
         let step = StepContext {
             stream: self.stream,

@@ -1,5 +1,7 @@
 //! Checks that the tensors of a layer fit the step and its other layers.
 
+use std::fmt;
+
 use ascend_attention::{Element, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerTensors, StepContext, apart, size};
@@ -33,9 +35,12 @@ impl InputKinds {
         Err(Violation::new(
             &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.describe()),
-            format_args!("{}, as the first layer of the step", self.describe()),
-            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; begin a step \
-             of its own for layers of another kind",
+            format_args!(
+                "{}, as the first layer of the step with this mask",
+                self.describe()
+            ),
+            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; divide layers of \
+             several kinds into the groups of a `GroupedAttention`",
         ))
     }
 
@@ -78,7 +83,7 @@ pub(crate) fn check_layer<T: Element>(
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
     let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
     for ((name, tensor), (heads, dim)) in named.into_iter().zip(wanted) {
-        rows.check(name, tensor, layer.layer, heads, dim)?;
+        rows.check(name, tensor, Some(layer.layer), heads, dim)?;
     }
     Ok(())
 }
@@ -137,17 +142,21 @@ pub(crate) struct StepRows {
 }
 
 impl StepRows {
-    /// Refuses a tensor of a layer with other rows, other heads, or another head dimension where there is only one, and
+    /// Refuses a tensor, of a layer if there are several, with other rows, other heads, or another head dimension where there is only one, and
     /// one that is not contiguous.
     pub(crate) fn check<T: Element>(
         self,
         name: &str,
         tensor: &Tensor<T>,
-        layer: usize,
+        layer: Option<usize>,
         heads: usize,
         dim: Option<usize>,
     ) -> Result<(), Violation> {
-        let told = || format!("{name} {:?} in layer {layer}", tensor.shape());
+        let given = |tensor: &dyn fmt::Display| match layer {
+            Some(layer) => format!("{name} {tensor} in layer {layer}"),
+            None => format!("{name} {tensor}"),
+        };
+        let of_shape = || given(&format_args!("{:?}", tensor.shape()));
         let Self {
             actual,
             padded,
@@ -159,7 +168,7 @@ impl StepRows {
         if !(least..=padded).contains(&rows) {
             let dummies = padded.saturating_sub(actual);
             return Err(rules::STEP_TOKENS.broken(
-                told(),
+                of_shape(),
                 match padding {
                     true => {
                         format!(
@@ -179,18 +188,16 @@ impl StepRows {
             let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
             return Err(Violation::new(
                 &rules::STEP_HEADS,
-                told(),
-                format_args!(
-                    "[{rows}, {heads}, {dim}], as the `AttentionShape` and the cache have it"
-                ),
-                "bring query, key and value in this order, or make the `AttentionShape` and the cache with the heads of \
-                 these tensors; of heads that were filled up it has the filled size, and the scale of the true one",
+                of_shape(),
+                format_args!("[{rows}, {heads}, {dim}], as the `AttentionShape` has it"),
+                "bring query, key and value in this order, or make the `AttentionShape`, and the cache if there is one, with \
+                 the heads of these tensors; of heads that were filled up it has the filled size, and the scale of the true one",
             ));
         }
         if !tensor.is_contiguous() {
             return Err(Violation::new(
                 &rules::STEP_CONTIGUOUS,
-                format_args!("{name} {} in layer {layer}", tensor.desc()),
+                given(&tensor.desc()),
                 "row-major strides",
                 "project query, key and value into tensors of their own, or copy them by `Tensor::contiguous`, which \
                  waits for the stream",

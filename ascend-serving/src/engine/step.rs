@@ -30,6 +30,9 @@ impl<T: Element> Attention<T> {
     /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that a step has computed, unless the request
     /// says [`BatchRequest::recompute`](crate::BatchRequest::recompute),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while another step of a sequence is in progress,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks whose copies were not queued,
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence holds,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
@@ -41,6 +44,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<Step<'a, T>> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
+        metadata.check_requests()?;
         metadata.check_pool(self.cache.pool())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache.pool().begin_step(stream);

@@ -179,7 +179,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         ];
         for (name, from, to) in copies {
             let (heads, dim) = (size(to, 1), size(to, 2));
-            rows.check(name, from, layer, heads, Some(dim))?;
+            rows.check(name, from, Some(layer), heads, Some(dim))?;
         }
         // An input in another input's place would be overwritten before it is copied.
         let places = [

@@ -277,14 +277,7 @@ impl<T: Element> AttentionGraphs<T> {
         let buffers = buffers.into_iter().flat_map(|buffers| &**buffers);
         for ((group, metadata), buffers) in self.groups.iter().zip(step).zip(buffers) {
             group.admits(metadata)?;
-            if metadata.requests() == 0 {
-                return Err(Violation::new(
-                    &rules::BATCH_EMPTY,
-                    "metadata that could not be renewed",
-                    "that of 1 request or more",
-                    "skip the step",
-                ));
-            }
+            metadata.check_requests()?;
             group.admits_tokens(metadata, &buffers.programs)?;
         }
         let mut too_long = None;
@@ -355,7 +348,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
     /// has not ([`PagedKvCache::queue_pending_copies`](crate::kv::PagedKvCache::queue_pending_copies)); [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
     /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,

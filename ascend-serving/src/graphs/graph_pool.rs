@@ -10,7 +10,7 @@ use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 use crate::batch::AttentionMetadata;
 use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
-use crate::kv::{StepProgress, no_layer};
+use crate::kv::{StepLease, StepProgress, no_layer};
 use crate::rules;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so
@@ -179,7 +179,8 @@ impl<B> GraphPool<B> {
     }
 
     /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and calls `fill`
-    /// to put its table and slots into that size's buffers. Then launch each layer once.
+    /// to put its table and slots into that size's buffers. Then launch each layer once. Blocks of the step's sequences
+    /// that are given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
@@ -192,12 +193,13 @@ impl<B> GraphPool<B> {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, and if the step before was on another stream and its end is not known;
     /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the
-    /// metadata is unchanged then. [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// metadata is unchanged then, as it is after the following: [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) and
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED)
-    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin); as for
+    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin). As for
     /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
     pub fn begin<'a>(
         &'a mut self,
@@ -207,6 +209,8 @@ impl<B> GraphPool<B> {
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
+        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
+        let lease = metadata.pool().map(|pool| pool.begin_step(stream));
         let progress = metadata.begin_progress_in_all()?.into_iter().collect();
         self.follow(stream)?;
         metadata.pad_to(size)?;
@@ -218,7 +222,9 @@ impl<B> GraphPool<B> {
             })?)
         };
         let fill = |buffers: &B| fill(buffers, metadata);
-        self.start(stream, size, progress, lengths, fill)
+        let mut step = self.start(stream, size, progress, lengths, fill)?;
+        step.lease = lease;
+        Ok(step)
     }
 
     /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
@@ -254,6 +260,7 @@ impl<B> GraphPool<B> {
             updates,
             stream,
             layers,
+            lease: None,
         })
     }
 
@@ -329,6 +336,8 @@ pub struct GraphStep<'a, B> {
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
     layers: QueuedLayers,
+    /// Keeps blocks that go back during the step, unless the step is part of one that does.
+    lease: Option<StepLease<'a, Stream>>,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -370,9 +379,9 @@ impl<'a, B> GraphStep<'a, B> {
         let Some(update) = update.take() else {
             return Err(Violation::new(
                 &rules::GRAPH_LAYER,
-                format_args!("layer {layer}, which was replayed already"),
+                format_args!("layer {layer}, whose replay was asked for already"),
                 format_args!("each layer below {layers}, once a step"),
-                "begin a step for each step of the engine",
+                "begin a step for each step of the engine, also after a launch that failed",
             )
             .into());
         };

@@ -297,9 +297,18 @@ impl<T: Element> TreeGraphs<T> {
         requests: &[TreeRequest<'_>],
     ) -> Result<TreeGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
+        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
+        let lease = self.cache_entry.pool().begin_step(stream);
         let progress = begin_reading(requests, &self.cache_entry, self.form.is_latent())?;
         let (form, count) = (self.form, requests.len());
-        let rows = self.graphs.fitting(self.nodes.rows(count))?;
+        let rows = self.nodes.rows(count);
+        let rows = self.graphs.size_for(rows).ok_or_else(|| {
+            let most = self.sizes().last().unwrap_or(0);
+            rules::GRAPH_SIZE.broken(
+                format_args!("{count} requests"),
+                format_args!("at most {most}"),
+            )
+        })?;
         let size = self.nodes.requests(rows);
         for (index, request) in requests.iter().enumerate() {
             self.check_limits(index, request)?;
@@ -333,7 +342,6 @@ impl<T: Element> TreeGraphs<T> {
                 Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
             },
         )?;
-        let lease = self.cache_entry.pool().begin_step(stream);
         Ok(TreeGraphStep::new(lease, step, stream, count))
     }
 

@@ -1,11 +1,12 @@
 //! The tensors of a paged cache.
 
+use std::fmt;
 use std::sync::Arc;
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rules;
 
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
@@ -240,10 +241,12 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         let (rows, own) = ([key, value], self.blocks_of_slots());
         if write.blocks != own {
-            return Err(other_write(
-                format_args!("a write planned for {:?}", write.blocks),
-                format_args!("one planned for {own:?}"),
-            ));
+            return Err(Error::invalid(
+                "write",
+                format_args!("a plan for a cache of {}", write.blocks),
+                format_args!("one for this cache, of {own}"),
+            )
+            .fix("plan the write for this cache"));
         }
         match (&write.writes, self.cache_layer(layer)?) {
             (Writes::Plain(write), CacheLayer::Plain(cache)) => {
@@ -398,6 +401,20 @@ struct CacheBlocks {
     shape: CacheShape,
     blocks: usize,
     block_size: usize,
+}
+
+impl fmt::Display for CacheBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            shape,
+            blocks,
+            block_size,
+        } = self;
+        write!(
+            f,
+            "{blocks} blocks of {block_size} tokens, each layer {shape:?}"
+        )
+    }
 }
 
 impl CacheWrite {

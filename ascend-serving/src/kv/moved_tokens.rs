@@ -101,7 +101,7 @@ impl<T: Element> PagedKvCache<T> {
     /// more moves than it has tokens and the largest tree has nodes,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) while a step of the sequence is in progress,
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
@@ -135,7 +135,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         if self.entry().has_open_step(sequence.stamp()) {
             return Err(Violation::new(
-                &rules::SEQUENCE_COMPUTED,
+                &rules::SEQUENCE_IN_PROGRESS,
                 "tokens to move of a sequence of which a step is in progress",
                 "tokens that no step in progress reads",
                 "queue all layers of the step in progress, or drop it, before tokens of its sequences are moved",

@@ -73,10 +73,21 @@ impl BlockCopy {
         self.from.pool().awaits(self.to, self.number, None)
     }
 
-    /// Records that the copy was queued, for a cache of your own;
+    /// Records that the copy was queued, for a cache of your own over a pool that no
+    /// [`PagedKvCache`](crate::kv::PagedKvCache) has;
     /// [`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks) does so itself.
-    pub fn copied(&self) {
-        self.from.pool().copied(self.to, self.number, None);
+    ///
+    /// # Errors
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where a `PagedKvCache` of the pool waits for the copy.
+    pub fn copied(&self) -> Result<(), Violation> {
+        let pool = self.from.pool();
+        match pool.copied(self.to, self.number, None) {
+            true => Ok(()),
+            false => Err(uncopied(format_args!(
+                "a copy to block {}, said to be queued, which a `PagedKvCache` of the pool waits for",
+                self.to
+            ))),
+        }
     }
 
     /// Whether the copy is still to be queued in a cache.
@@ -88,7 +99,7 @@ impl BlockCopy {
     /// Records that the copy was queued in a cache.
     pub(super) fn copied_in(&self, cache: &CacheEntry) {
         let pool = self.from.pool();
-        pool.copied(self.to, self.number, Some(cache));
+        let _ = pool.copied(self.to, self.number, Some(cache));
     }
 
     /// Refuses a copy from a block that still waits for a copy itself in a cache.
@@ -306,10 +317,10 @@ impl Sequence {
             mut slots,
         } = room;
         if let Some((column, own)) = replaced {
-            let shared = std::mem::replace(&mut self.row[column], own.id());
+            self.row[column] = own.id();
             let replaced = self.blocks[column].replace(own);
             self.entry.give_up(replaced.into_iter());
-            self.written_by_step.retain(|block| block.id() != shared);
+            self.forget_written();
             self.entry.replace_block();
         }
         self.row.extend(new.iter().map(Block::id));
@@ -340,7 +351,7 @@ impl Sequence {
         let written = written.and_then(|before| blocks.get(before / block_size..));
         let written = written.into_iter().flatten().flatten();
         let earlier = self.written_by_step.iter();
-        let earlier = earlier.filter(|block| row.contains(&block.id()));
+        let earlier = earlier.filter(|block| holds(&blocks, block));
         Self {
             written_by_step: written.chain(earlier).cloned().collect(),
             pool: self.pool.clone(),
@@ -408,8 +419,7 @@ impl Sequence {
         let cut = self.blocks.drain(kept.min(self.blocks.len())..);
         self.entry.give_up(cut.flatten());
         self.row.truncate(kept);
-        self.written_by_step
-            .retain(|block| self.row.contains(&block.id()));
+        self.forget_written();
         if tokens < self.len {
             self.entry.cut(tokens);
         }
@@ -437,13 +447,18 @@ impl Sequence {
         self.row[..whole].fill(0);
         let front = self.blocks.iter_mut().take(whole);
         self.entry.give_up(front.filter_map(Option::take));
-        let held = |id| self.blocks.iter().flatten().any(|block| block.id() == id);
-        self.written_by_step.retain(|block| held(block.id()));
+        self.forget_written();
         if dropped > self.dropped {
             self.dropped = dropped;
             self.entry.change();
         }
         Ok(())
+    }
+
+    /// Lets go of blocks that it has no more.
+    fn forget_written(&mut self) {
+        let blocks = &self.blocks;
+        self.written_by_step.retain(|block| holds(blocks, block));
     }
 
     /// The number of tokens in the blocks that are wholly before a position.
@@ -473,6 +488,12 @@ impl Sequence {
         let given = format_args!("{tokens} tokens");
         Err(Violation::new(&rules::SEQUENCE_LENGTH, given, allowed, fix))
     }
+}
+
+/// Whether a block is one of a sequence's that were not given back.
+fn holds(blocks: &[Option<Block>], block: &Block) -> bool {
+    let mut held = blocks.iter().flatten();
+    held.any(|own| own.id() == block.id())
 }
 
 impl Drop for Sequence {
@@ -556,7 +577,9 @@ mod tests {
         let behind = behind.copies.first().unwrap();
         let error = behind.check_order(&cache).unwrap_err();
         assert_eq!(error.rule, &rules::BLOCK_UNCOPIED);
-        copy.copied();
+        assert_eq!(copy.copied().unwrap_err().rule, &rules::BLOCK_UNCOPIED);
+        assert!(copy.is_awaited());
+        copy.copied_in(&cache);
         behind.check_order(&cache).unwrap();
         assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
         // Growing keeps the mark; cutting before the block removes it.
@@ -571,7 +594,7 @@ mod tests {
         let again = third.grow(1).unwrap();
         assert!(again.copies.is_empty());
         assert_eq!(third.row(), [0, 3]);
-        behind.copied();
+        behind.copied_in(&cache);
         // Preempted or ended, a sequence leaves nothing behind.
         for end in [true, false] {
             let mut fork = first.fork();
@@ -648,7 +671,7 @@ mod tests {
                                 let from = copy.from.id() * 4;
                                 cache.copy_within(from..from + 4, copy.to * 4);
                                 prop_assert!(copy.check_order(&entry).is_ok() && copy.is_awaited());
-                                copy.copied();
+                                copy.copied_in(&entry);
                             }
                             for slot in grown.slots {
                                 cache[slot as usize] = next;

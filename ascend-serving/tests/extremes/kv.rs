@@ -86,9 +86,17 @@ pub const CALLS: &[Call] = &[
                 prefixes.insert(salt, &tokens, &sequence).unwrap();
             }
             let (group, blocks) = (draw.of(&[0, 1, usize::MAX]), draw.usize());
-            let available = prefixes.available_blocks(group);
-            assert!(available <= pool.blocks() && prefixes.cached_blocks(group) <= pool.blocks());
-            assert!(prefixes.would_evict(group, blocks).len() <= blocks);
+            let counts = [
+                prefixes.available_blocks(group),
+                prefixes.cached_blocks(group),
+                prefixes.would_evict(group, blocks).map(|would| would.len()),
+            ];
+            for (count, most) in counts
+                .into_iter()
+                .zip([pool.blocks(), pool.blocks(), blocks])
+            {
+                assert!(count.map_or(group > 0, |count| count <= most));
+            }
             let _ = (
                 prefixes.evict(group, blocks),
                 prefixes.hit_len(salt, &tokens),

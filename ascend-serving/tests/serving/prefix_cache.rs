@@ -173,7 +173,7 @@ impl Server {
                 let from = self.slots[copy.from.id() * BLOCK + place].clone();
                 self.slots[copy.to * BLOCK + place] = from;
             }
-            copy.copied();
+            copy.copied().unwrap();
         }
         for (slot, token) in grown.slots.iter().zip(more) {
             request.tokens.push(Colliding(*token));
@@ -184,7 +184,7 @@ impl Server {
 
     fn evict(&mut self, wanted: usize) -> Result<(), TestCaseError> {
         let victims = self.model.victims(&self.held(), wanted);
-        prop_assert_eq!(&self.prefixes.would_evict(0, wanted), &victims);
+        prop_assert_eq!(&self.prefixes.would_evict(0, wanted).unwrap(), &victims);
         prop_assert_eq!(self.prefixes.evict(0, wanted), Ok(victims.len()));
         (self.model.entries).retain(|entry| !victims.contains(&entry.block));
         Ok(())
@@ -257,9 +257,12 @@ impl Server {
         let mut held = self.held();
         let all = self.model.victims(&held, usize::MAX);
         let available = self.pool.free_blocks() + all.len();
-        prop_assert_eq!(self.prefixes.available_blocks(0), available);
+        prop_assert_eq!(self.prefixes.available_blocks(0).unwrap(), available);
         held.extend(self.model.entries.iter().map(|entry| entry.block));
-        prop_assert_eq!(self.prefixes.cached_blocks(0), self.model.entries.len());
+        prop_assert_eq!(
+            self.prefixes.cached_blocks(0).unwrap(),
+            self.model.entries.len()
+        );
         prop_assert_eq!(self.pool.held_blocks(), held.len());
         let back = self.pool.free_blocks() + self.pool.waiting_blocks();
         prop_assert_eq!(back, BLOCKS - held.len());
@@ -322,7 +325,7 @@ fn a_sequence_that_cannot_lend_its_blocks_is_refused() {
     let mut fork = sequence.share_prefix(6).unwrap();
     let grown = fork.grow(2).unwrap();
     assert_eq!(refused(&tokens[..8], &fork), &rules::BLOCK_UNCOPIED);
-    grown.copies[0].copied();
+    grown.copies[0].copied().unwrap();
     assert_eq!(prefixes.insert(b"", &tokens[..8], &fork).unwrap(), 2);
     // The last token's query is wanted.
     assert_eq!(prefixes.hit_len(b"", &tokens[..8]), 4);
@@ -479,8 +482,14 @@ impl<'a> Model<'a> {
             .iter()
             .map(|of| of.attention().cache().pool());
         for (group, pool) in pools.clone().enumerate() {
-            assert_eq!(pool.held_blocks(), self.prefixes.cached_blocks(group));
-            assert_eq!(self.prefixes.available_blocks(group), pool.blocks());
+            assert_eq!(
+                pool.held_blocks(),
+                self.prefixes.cached_blocks(group).unwrap()
+            );
+            assert_eq!(
+                self.prefixes.available_blocks(group).unwrap(),
+                pool.blocks()
+            );
         }
         self.prefixes.evict(1, usize::MAX).unwrap();
         self.prefixes.evict(0, usize::MAX).unwrap();
@@ -536,16 +545,19 @@ fn blocks_that_several_salts_hold_are_evicted() {
         assert_eq!(prefixes.insert(salt, &tokens, &sequence).unwrap(), 3);
     }
     assert_eq!(
-        (prefixes.available_blocks(0), prefixes.evict(0, 9)),
+        (prefixes.available_blocks(0).unwrap(), prefixes.evict(0, 9)),
         (1, Ok(0))
     );
     drop(sequence);
-    assert_eq!(prefixes.available_blocks(0), 4);
-    let would = prefixes.would_evict(0, 1);
+    assert_eq!(prefixes.available_blocks(0).unwrap(), 4);
+    let would = prefixes.would_evict(0, 1).unwrap();
     assert_eq!((would.len(), prefixes.evict(0, 1)), (1, Ok(1)));
     assert_eq!(pool.free_blocks(), 2);
     assert_eq!(prefixes.evict(0, usize::MAX), Ok(2));
-    assert_eq!((pool.free_blocks(), prefixes.cached_blocks(0)), (4, 0));
+    assert_eq!(
+        (pool.free_blocks(), prefixes.cached_blocks(0).unwrap()),
+        (4, 0)
+    );
     let refused = prefixes.evict(1, 4).unwrap_err();
     assert_eq!(refused.rule, &rules::PREFIX_GROUPS);
     // A block is taken from both, and the others stay where they are found.

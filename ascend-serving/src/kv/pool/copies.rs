@@ -63,25 +63,33 @@ impl BlockPool {
         })
     }
 
-    /// Records that a copy was queued, in a cache or in all.
-    pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheEntry>) {
+    /// Records that a copy was queued, in a cache of the pool or in one of the caller's. Returns whether no other cache
+    /// waits for it.
+    pub(in crate::kv) fn copied(
+        &self,
+        block: usize,
+        copy: u64,
+        cache: Option<&CacheEntry>,
+    ) -> bool {
         let mut state = lock(&self.0.state);
         let Some(awaited) = state.uncopied.get_mut(&block) else {
-            return;
+            return true;
         };
         if awaited.number != copy {
-            return;
+            return true;
         }
-        match cache {
-            Some(cache) => awaited.caches.retain(|place| *place != cache.place()),
-            None => awaited.caches.clear(),
+        if let Some(cache) = cache {
+            awaited.caches.retain(|place| *place != cache.place());
         }
-        if awaited.caches.is_empty()
-            && let Some(copy) = state.uncopied.remove(&block)
+        if !awaited.caches.is_empty() {
+            return false;
+        }
+        if let Some(copy) = state.uncopied.remove(&block)
             && let Some(from) = copy.from
         {
             self.leave(&mut state, from, Holder::Copy);
         }
+        true
     }
 
     /// Records that a cache was dropped, and drops the copies that it still had to queue.

@@ -42,8 +42,7 @@ struct Progress {
     computed: usize,
     /// The number of steps in progress.
     open: u32,
-    /// The fewest tokens before a step that writes, of the steps that began since the last time none was in progress;
-    /// `usize::MAX` if all of them only read.
+    /// The tokens before the step in progress that writes; `usize::MAX` if all of them only read.
     writes_from: usize,
     /// The fewest tokens to which the sequence was cut while steps were in progress. Where it got another block in place
     /// of one that they write, the tokens before the steps.
@@ -248,6 +247,8 @@ impl ProgressTable {
                 // It has read only.
                 continue;
             }
+            // While a step writes, no other one that does begins.
+            progress.writes_from = usize::MAX;
             if done {
                 // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
                 progress.computed = progress.computed.max(tokens.len.min(progress.cut));
@@ -300,11 +301,9 @@ fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation
         0 => format!("the first {len} tokens"),
         _ => format!("tokens {cached} to {}", len - 1),
     };
-    Violation::new(
-        &rules::SEQUENCE_COMPUTED,
+    rules::SEQUENCE_IN_PROGRESS.broken(
         format_args!("{tokens} of {whose}, of whose sequence a step is in progress"),
         "one step of a sequence at a time",
-        "queue all layers of the step in progress, or drop it, before the next step of its sequences begins",
     )
 }
 
@@ -550,6 +549,7 @@ impl StepProgress {
     /// # Errors
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub(crate) fn begin(
         pool: &BlockPool,

@@ -52,7 +52,7 @@ fn windows_slide() {
             let shape = AttentionShape::new(1, 1, DIM);
             let want = dense(tokens, layer, shape, |key| key >= first);
             let away = distance(&got[(new - 1) * DIM..], &want);
-            assert!(away < 3e-2, "layer {layer}: {away} away");
+            assert!(away < 8e-3, "layer {layer}: {away} away");
         }
         step.end()
     };
@@ -195,7 +195,7 @@ fn replayed_steps_are_recorded() {
                 let got = output.download(stream)?;
                 let want = dense(tokens, layer, AttentionShape::new(1, 1, DIM), |_| true);
                 let away = distance(&got[..DIM], &want);
-                assert!(away < 3e-2, "{away} away");
+                assert!(away < 8e-3, "{away} away");
             }
             step.end()
         };
@@ -240,12 +240,49 @@ fn a_step_does_not_begin_while_another_of_its_sequence_is_in_progress() {
     let in_progress = graphs.begin(&stream, &mut decode).unwrap();
     let metadata = engine.metadata(&sequence, 1);
     let refused = engine.refused(&metadata, &tokens);
-    assert_eq!(refused.rule, &rules::SEQUENCE_COMPUTED);
+    assert_eq!(refused.rule, &rules::SEQUENCE_IN_PROGRESS);
     assert!(refused.to_string().contains("in progress"), "{refused}");
     // Its fix.
     drop(in_progress);
     engine.step(&metadata, &tokens);
     assert_eq!(engine.computed(&sequence), 21);
+}
+
+/// A verification that began during a step, and goes on behind it, does not hide what the step has computed.
+#[test]
+fn a_verification_outlives_a_step() {
+    let mut engine = Engine::new(8);
+    let verification = TreeVerification::new(engine.attention.shape());
+    let limits = GraphLimits::new([1], 256).tokens_each(1);
+    let mut trees = verification
+        .capture(&engine.stream, engine.attention.cache(), &limits)
+        .unwrap();
+    let mut graphs = engine.graphs();
+    let tree = DraftTree::from_parents(&[-1]).unwrap();
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 5));
+    engine.grow(&mut sequence, 1);
+    let mut metadata = engine.metadata(&sequence, 1);
+    let stream = engine.stream.device().stream().unwrap();
+    let mut step = graphs.begin(&engine.stream, &mut metadata).unwrap();
+    let of = |sequence, cached| TreeRequest {
+        sequence,
+        cached,
+        tree: &tree,
+    };
+    let refused = trees.begin(&stream, &[of(&sequence, 6)]).map(drop);
+    assert!(refused.unwrap_err().breaks(&rules::SEQUENCE_GAP));
+    let verified = trees.begin(&stream, &[of(&sequence, 5)]).unwrap();
+    for layer in 0..LAYERS {
+        let rows = [0, 1, 2].map(|what| packed(&engine.stream, &[30], layer, what, 1));
+        let [query, key, value] = &rows;
+        step.forward(layer, (query, key, value)).unwrap();
+    }
+    step.end().unwrap();
+    assert_eq!(engine.computed(&sequence), 6);
+    let fork = sequence.fork();
+    drop(verified);
+    assert_eq!(engine.computed(&fork), 6);
 }
 
 #[test]
@@ -281,7 +318,7 @@ fn trees_begin_behind_computed_tokens() {
     engine.grow(&mut sequence, 1);
     let metadata = engine.metadata(&sequence, 1);
     let refused = engine.refused(&metadata, &names(2, 20));
-    assert_eq!(refused.rule, &rules::SEQUENCE_COMPUTED);
+    assert_eq!(refused.rule, &rules::SEQUENCE_IN_PROGRESS);
     drop(verified);
     let mut tokens = names(1, 19);
     tokens.push(40);
@@ -327,7 +364,7 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
         let got = output.download(&stream).unwrap();
         let want = dense(&[7, 8, 9], layer, AttentionShape::new(1, 1, DIM), |_| true);
         let away = distance(&got, &want);
-        assert!(away < 3e-2, "{away} away");
+        assert!(away < 8e-3, "{away} away");
     }
 }
 

@@ -264,7 +264,7 @@ fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
     let step = graphs.begin(&stream, &mut metadata).unwrap();
     let cache = engine.attention.cache_mut();
     let moved = cache.move_tokens(&engine.stream, &sequence, [(2, 0)]);
-    assert!(moved.unwrap_err().breaks(&rules::SEQUENCE_COMPUTED));
+    assert!(moved.unwrap_err().breaks(&rules::SEQUENCE_IN_PROGRESS));
     assert_eq!(
         engine.refused(&again, &names(1, 3)).rule,
         &rules::SEQUENCE_CHANGED
@@ -272,7 +272,7 @@ fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
     let again = engine.metadata_again(&sequence, 4);
     assert_eq!(
         engine.refused(&again, &names(1, 4)).rule,
-        &rules::SEQUENCE_COMPUTED
+        &rules::SEQUENCE_IN_PROGRESS
     );
     drop(step);
     let cache = engine.attention.cache_mut();

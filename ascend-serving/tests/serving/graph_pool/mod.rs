@@ -254,4 +254,17 @@ fn a_fork_between_metadata_and_begin_is_refused() {
     assert!(error.breaks(&rules::TABLE_SHARED), "{error}");
     drop(fork);
     launch(&mut metadata()).unwrap();
+    // A block that is given back during a step is not handed out before its end.
+    let _ = sequence.grow(1).unwrap();
+    let batch = [BatchRequest::of(&sequence, 1)];
+    let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
+    let fill = |buffers: &Buffers, metadata: &AttentionMetadata| model.fill(buffers, metadata, 0);
+    let mut step = graphs.begin(stream, &mut metadata, fill).unwrap();
+    step.launch(0).unwrap();
+    drop(sequence);
+    let pool = model.cache.pool();
+    assert_eq!((pool.steps_in_flight(), pool.waiting_blocks()), (1, 1));
+    drop(step);
+    stream.synchronize().unwrap();
+    assert_eq!(pool.steps_in_flight(), 0);
 }

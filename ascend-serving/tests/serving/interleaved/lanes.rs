@@ -254,13 +254,13 @@ fn compare<T: Number, L: Lane<T>>(
 pub struct Eager<T: Number>(pub Attention<T>);
 
 pub enum EagerMetadata {
-    Step(AttentionMetadata),
+    Step(Box<AttentionMetadata>),
     Trees(Trees),
 }
 
 pub enum EagerStep<'a, T: Number> {
-    Step(Step<'a, T>),
-    Trees(TreeStep<'a, T>),
+    Step(Box<Step<'a, T>>),
+    Trees(Box<TreeStep<'a, T>>),
 }
 
 impl<T: Number> Lane<T> for Eager<T> {
@@ -283,7 +283,7 @@ impl<T: Number> Lane<T> for Eager<T> {
     fn metadata(&self, world: &World, parts: &[Part]) -> Result<EagerMetadata, Violation> {
         Ok(match parts.iter().all(|part| part.turn.tree) {
             true => EagerMetadata::Trees(trees::trees(parts)?),
-            false => EagerMetadata::Step(world.metadata(parts)?),
+            false => EagerMetadata::Step(Box::new(world.metadata(parts)?)),
         })
     }
 
@@ -294,11 +294,14 @@ impl<T: Number> Lane<T> for Eager<T> {
         metadata: &'a mut EagerMetadata,
     ) -> Result<EagerStep<'a, T>, Error> {
         Ok(match metadata {
-            EagerMetadata::Step(metadata) => EagerStep::Step(self.0.begin(stream, metadata)?),
+            EagerMetadata::Step(metadata) => {
+                EagerStep::Step(Box::new(self.0.begin(stream, metadata)?))
+            }
             EagerMetadata::Trees(of) => {
                 let verification = TreeVerification::new(self.0.shape());
                 let requests = trees::requests(world, of);
-                EagerStep::Trees(verification.begin(stream, self.0.cache(), &requests)?)
+                let step = verification.begin(stream, self.0.cache(), &requests)?;
+                EagerStep::Trees(Box::new(step))
             }
         })
     }

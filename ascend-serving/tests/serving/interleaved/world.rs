@@ -33,6 +33,8 @@ pub struct World {
     named: u64,
     /// The engines with a step in progress.
     pub busy: BTreeSet<usize>,
+    /// What was refused last.
+    pub refused: String,
     /// How often each kind of act was accepted, each rule met, and rows compared.
     pub seen: BTreeMap<&'static str, usize>,
 }
@@ -53,6 +55,7 @@ impl World {
             window: causality.window().map(NonZeroUsize::get),
             named: 1,
             busy: BTreeSet::new(),
+            refused: String::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -73,6 +76,7 @@ impl World {
                 Some(done)
             }
             Err(Error::Violation(refused)) => {
+                self.refused = refused.to_string();
                 self.count(refused.rule.id);
                 None
             }

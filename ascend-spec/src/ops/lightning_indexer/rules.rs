@@ -347,12 +347,11 @@ impl Allowed<i64> for Counts {
     }
 
     fn name(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.cann < V9_0 {
-            true => write!(f, "1 to {ANY_COUNT}"),
-            false => write!(
-                f,
-                "1 to {ANY_COUNT}, or multiples of 1024 up to {MOST_COUNT}"
-            ),
+        write!(f, "1 to {ANY_COUNT}")?;
+        match self.0.cann {
+            cann if cann < V9_0 => Ok(()),
+            cann if cann < V9_2 => f.write_str(", or a multiple of 1024"),
+            _ => write!(f, ", or a multiple of 1024 up to {MOST_COUNT}"),
         }
     }
 }

@@ -19,8 +19,8 @@ rules! {
         "the product has the operator in the release",
         "run on Atlas A2 or Atlas A3 with CANN 8.5 or newer, or on Ascend 950 with CANN 9.1 or newer";
     REQUIRED = "sparse_flash.required", PARAM_NULLPTR, V1, "SparseFlashAttention documentation, return values",
-        "query, key, sparseIndices, attentionOut and before 9.1 value are given, and softmaxMax and softmaxSum, in 8.5 "
-        "whatever returnSoftmaxLse says",
+        "query, key, sparseIndices, attentionOut and before 9.1 value are given, in 8.5 softmaxMax and softmaxSum "
+        "whatever returnSoftmaxLse says, and later both of them or neither",
         "pass queries, keys as key and as value, indices and all outputs";
     SOFTMAX = "sparse_flash.softmax", API_ERROR, V1, "SparseFlashAttention API, softmaxMax and softmaxSum"
         in Scope::ALL.since(V9_0).since_on_950(V9_1),
