@@ -39,7 +39,8 @@ pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name
     #[arg(required_unless_present = "explain", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The CANN release whose operator is asked: 8.1 (which stands for 8.1 to 8.4), 8.5, 9.0, 9.1, 9.2 (a preview), or all
+    /// The CANN release whose operator is asked: 8.1 (which stands for 8.1 to 8.4), 8.5, 9.0, 9.1, 9.2 (a preview), or
+    /// all
     #[arg(long, value_name = "RELEASE")]
     cann: Option<String>,
     /// The chip whose operator is asked, as CANN names it, or all

@@ -47,8 +47,8 @@ fn mode() -> Lints {
 /// for all calls: that is no fault of any of them.
 ///
 /// # Errors
-/// The lint, where lints are errors, unless it is a deprecation. A lint by which the device may access memory outside of
-/// the tensors is also an error where checks are strict.
+/// The lint, where lints are errors, unless it is a deprecation. A lint by which the device may access memory outside
+/// of the tensors is also an error where checks are strict.
 fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,

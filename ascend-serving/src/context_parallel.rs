@@ -125,14 +125,15 @@ impl ContextParallel {
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request, as for [`AttentionMetadata::new`]
     /// of layers that see every key before their own: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
-    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED), [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH),
-    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY),
-    /// [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW);
-    /// [`TABLE_ROW`](crate::rules::TABLE_ROW), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
-    /// [`PAD_SLOT`](crate::rules::PAD_SLOT); [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to
-    /// the same slot, [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes to a slot of padding;
-    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a dump slot after the first block. Keep the sequences of the
-    /// requests until the calls of all ranks are queued.
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW); [`TABLE_ROW`](crate::rules::TABLE_ROW),
+    /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE), [`PAD_SLOT`](crate::rules::PAD_SLOT);
+    /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same slot,
+    /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes to a slot of padding; [`PAD_SLOT`](crate::rules::PAD_SLOT)
+    /// for a dump slot after the first block. Keep the sequences of the requests until the calls of all ranks are
+    /// queued.
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(

@@ -108,8 +108,8 @@ unsafe extern "C" fn update_begin(stream: aclrtStream, group: aclrtTaskGrp) -> a
     unsafe { harness::functions().aclmdlRICaptureTaskUpdateBegin.unwrap()(stream, group) }
 }
 
-/// 4233 and others: a step whose update fails halfway leaves the replay waiting. Here it is released, the failure reported,
-/// and the graph not used again.
+/// 4233 and others: a step whose update fails halfway leaves the replay waiting. Here it is released, the failure
+/// reported, and the graph not used again.
 #[test]
 fn an_update_that_fails_leaves_nobody_waiting() {
     let _turn = turn();

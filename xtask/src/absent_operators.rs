@@ -2,8 +2,8 @@
 //! name.
 //!
 //! A program that binds lazily would end at the first such call, with nothing but the loader's word. The functions
-//! stand in a library of their own, which a program is given by `LD_PRELOAD` or at its link: whoever looks operators up in
-//! CANN's libraries, as PyTorch's extension does to choose among them, still finds that they are absent.
+//! stand in a library of their own, which a program is given by `LD_PRELOAD` or at its link: whoever looks operators up
+//! in CANN's libraries, as PyTorch's extension does to choose among them, still finds that they are absent.
 
 use crate::dynamic_symbols;
 use std::collections::BTreeSet;

@@ -30,8 +30,8 @@ pub(crate) fn sections() -> String {
     text
 }
 
-/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`; one name for the
-/// operators of ATB. Conditions of the library are about none.
+/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`; one name for
+/// the operators of ATB. Conditions of the library are about none.
 pub(crate) fn operator_name(rule: &Rule) -> String {
     let Some(since) = rule.since else {
         return "The library".to_owned();

@@ -149,8 +149,8 @@ fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
             .lines()
             .filter_map(|l| l.split(' ').next_back())
             .collect();
-        // Members of `op::fp16_t`; the program that uses them says whether any is missing. What PyTorch's extension takes
-        // of ATB.
+        // Members of `op::fp16_t`; the program that uses them says whether any is missing. What PyTorch's extension
+        // takes of ATB.
         let (half, atb) = ("2op7tagFp16", "_ZN3atb");
         exported.retain(|name| !name.contains(half) && !name.starts_with(atb));
         exported.sort_unstable();

@@ -150,8 +150,8 @@ pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -
 }
 
 /// Multiplies stacks of matrices whose axes are in another order; the stack is the second axis of the output. With a
-/// factor above 1, the stack is cut into that number of groups, the first axis of the output, while the columns of a group's
-/// matrices stand side by side.
+/// factor above 1, the stack is cut into that number of groups, the first axis of the output, while the columns of a
+/// group's matrices stand side by side.
 #[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
 pub(super) fn transposed_batches(
     a: Argument,

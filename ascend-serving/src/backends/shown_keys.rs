@@ -228,8 +228,8 @@ struct CallRow {
     keys: Option<Range<usize>>,
 }
 
-/// The place of the entry that holds a row, and the entry's rows, where entries end at `ends` and the first one begins at
-/// `start`. `None` for a row of no entry.
+/// The place of the entry that holds a row, and the entry's rows, where entries end at `ends` and the first one begins
+/// at `start`. `None` for a row of no entry.
 fn entry_of(ends: &[usize], start: usize, row: usize) -> Option<(usize, Range<usize>)> {
     let entry = ends.partition_point(|end| *end <= row);
     let end = *ends.get(entry)?;

@@ -330,14 +330,14 @@ impl AttentionMetadata {
         pool: &BlockPool,
         cache: Option<&Arc<CacheEntry>>,
     ) -> Result<StepProgress, Violation> {
-        // First, since a sequence that was dropped has given its blocks back, and that refusal says more than the one of
-        // the progress table.
+        // First, since a sequence that was dropped has given its blocks back, and that refusal says more than the one
+        // of the progress table.
         self.check_blocks(pool)?;
         StepProgress::begin(pool, cache, self.step_tokens())
     }
 
-    /// Refuses a step with blocks whose copies are still to be queued in a cache. Without a cache, copies of a pool that
-    /// several caches share are not looked at: each cache checks them when a step begins.
+    /// Refuses a step with blocks whose copies are still to be queued in a cache. Without a cache, copies of a pool
+    /// that several caches share are not looked at: each cache checks them when a step begins.
     pub(crate) fn check_copies_queued(
         &self,
         pool: &BlockPool,

@@ -189,9 +189,9 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
     ))
 }
 
-/// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no step that writes
-/// tokens of their sequences begins. The verification writes nothing to the cache, and of the nodes nothing is asked:
-/// they may be written after it has begun, and the same tree may be verified again.
+/// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no step that
+/// writes tokens of their sequences begins. The verification writes nothing to the cache, and of the nodes nothing is
+/// asked: they may be written after it has begun, and the same tree may be verified again.
 ///
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),

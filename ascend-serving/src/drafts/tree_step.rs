@@ -18,8 +18,8 @@ use super::tree_verification::{
     NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
 };
 
-/// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`]; [end](TreeStep::end) or drop it when the last layer is
-/// queued.
+/// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`];
+/// [end](TreeStep::end) or drop it when the last layer is queued.
 pub struct TreeStep<'a, T: Element> {
     verification: TreeVerification,
     stream: &'a Stream,
@@ -53,18 +53,18 @@ impl TreeVerification {
     /// cache. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL)
-    /// if it is of another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
-    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) if it is of another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)
+    /// if it gave back tokens, [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for another number of tokens than it is said to have,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for nodes in a block that another sequence holds too,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens before the tree that are not computed,
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in progress,
-    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in
+    /// progress, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
-    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is 0 or not
-    /// finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is 0 or
+    /// not finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`PagedKvCache::block_table`].
     pub fn begin<'a, T: Element>(
         &self,
@@ -104,25 +104,25 @@ impl TreeVerification {
 }
 
 impl<'a, T: Element> TreeStep<'a, T> {
-    /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the nodes'
-    /// key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed queries and
-    /// rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]); the nodes have to be
-    /// written behind the cached tokens before, because a single call reads them there alone. The attention is of the
-    /// query's shape. Returns at once.
+    /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the
+    /// nodes' key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed
+    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]); the nodes
+    /// have to be written behind the cached tokens before, because a single call reads them there alone. The attention
+    /// is of the query's shape. Returns at once.
     ///
-    /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree mean
-    /// nothing. The first layer plans for all.
+    /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree
+    /// mean nothing. The first layer plans for all.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree of
-    /// more nodes than the tensors have, [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are
-    /// not absorbed, and latents where the cache has none;
+    /// more nodes than the tensors have, [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that
+    /// are not absorbed, and latents where the cache has none;
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan), [`Plan::launch`] and
-    /// [`RowMergePlan::launch`]. Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where neither
-    /// form has a call.
+    /// [`RowMergePlan::launch`]. Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where
+    /// neither form has a call.
     pub fn forward<'i>(
         &mut self,
         layer: usize,

@@ -1,4 +1,5 @@
-//! Verifying drafted trees: one call over the cached tokens and one over the tree, merged, or one call with a tree mask.
+//! Verifying drafted trees: one call over the cached tokens and one over the tree, merged, or one call with a tree
+//! mask.
 
 use std::borrow::Borrow;
 
@@ -19,10 +20,10 @@ use super::tree_request::TreeForm;
 /// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and
 /// itself.
 ///
-/// Packed calls take no mask but the operator's causal one, and a mask over all keys would be as large as the context. So two calls are
-/// merged by their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the
-/// nodes alone with a mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's
-/// rows.
+/// Packed calls take no mask but the operator's causal one, and a mask over all keys would be as large as the context.
+/// So two calls are merged by their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and
+/// one over the nodes alone with a mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of
+/// the output's rows.
 ///
 /// Latent attention ([`CacheShape::latent`](crate::kv::CacheShape::latent)) is verified with absorbed queries, and by
 /// a single call where the device's product and release have a mask for trees, sparse mode 9, which CANN takes only
@@ -35,7 +36,8 @@ use super::tree_request::TreeForm;
 /// | latent | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
 /// | latent | CANN 8.1 | none: refused |
 ///
-/// Over latents a tree has at most 16 nodes, padding included: absorbed attention takes no more query rows of a request.
+/// Over latents a tree has at most 16 nodes, padding included: absorbed attention takes no more query rows of a
+/// request.
 ///
 /// Chains need none of this: they are causal, and any step verifies them
 /// ([`BatchRequest::drafts`](crate::BatchRequest::drafts)).
@@ -138,8 +140,8 @@ impl TreeVerification {
     }
 }
 
-/// Calls `make` with the form of fewest calls of the operator; where the product or the release has no such call, with the
-/// next one. Returns what it made, and why the form of fewer calls was refused.
+/// Calls `make` with the form of fewest calls of the operator; where the product or the release has no such call, with
+/// the next one. Returns what it made, and why the form of fewer calls was refused.
 ///
 /// # Errors
 /// Those of `make`; [`Error::NoBackend`] with the reasons where no form has a call.

@@ -142,8 +142,8 @@ pub(crate) struct StepRows {
 }
 
 impl StepRows {
-    /// Refuses a tensor, of a layer if there are several, with other rows, other heads, or another head dimension where there is only one, and
-    /// one that is not contiguous.
+    /// Refuses a tensor, of a layer if there are several, with other rows, other heads, or another head dimension where
+    /// there is only one, and one that is not contiguous.
     pub(crate) fn check<T: Element>(
         self,
         name: &str,

@@ -18,8 +18,8 @@ use crate::batch::LayerMask;
 /// use ascend_attention::{Runtime, bf16};
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
-///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs, LayerMask, NamedMask,
-/// };
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs,
+/// LayerMask, NamedMask, };
 ///
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let shape = CacheShape::new(3, 1, 64);

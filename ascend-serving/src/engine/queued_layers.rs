@@ -10,8 +10,8 @@ use crate::kv::StepProgress;
 use crate::rules;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
-/// before, a warning is given; where the step writes keys and values, they are missing from the cache, and the next step
-/// of the sequences is refused. After an error no warning is given, because the caller has got the error.
+/// before, a warning is given; where the step writes keys and values, they are missing from the cache, and the next
+/// step of the sequences is refused. After an error no warning is given, because the caller has got the error.
 #[derive(Debug)]
 pub(crate) struct QueuedLayers {
     queued: Vec<bool>,

@@ -347,8 +347,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata of another cache or other masks,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
-    /// has not ([`PagedKvCache::queue_pending_copies`](crate::kv::PagedKvCache::queue_pending_copies)); [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    /// has not ([`PagedKvCache::queue_pending_copies`](crate::kv::PagedKvCache::queue_pending_copies));
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
     /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,

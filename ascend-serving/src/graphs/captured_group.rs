@@ -118,8 +118,8 @@ impl CapturedGroup {
         columns.min(self.limits.blocks).max(1)
     }
 
-    /// Refuses a step of another pool or with another mask, or whose sequences gave up blocks, or tokens that some layer
-    /// shows. Outside of a step the answer on blocks is that of the moment.
+    /// Refuses a step of another pool or with another mask, or whose sequences gave up blocks, or tokens that some
+    /// layer shows. Outside of a step the answer on blocks is that of the moment.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.check_pool(&self.pool)?;
         metadata.check_blocks(&self.pool)?;

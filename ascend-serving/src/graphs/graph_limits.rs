@@ -40,8 +40,8 @@ impl RowsEach {
 
 impl GraphLimits {
     /// Limits of steps of up to these numbers of requests, each of which has at most `keys` keys, those of the step
-    /// included; of [drafted trees](crate::TreeGraphs) at most `keys` tokens in the cache. All requests of a step together
-    /// have at most as many blocks as the cache, unless they verify trees. At most one size more than
+    /// included; of [drafted trees](crate::TreeGraphs) at most `keys` tokens in the cache. All requests of a step
+    /// together have at most as many blocks as the cache, unless they verify trees. At most one size more than
     /// [`CaptureEstimate::STREAMS`] is kept: such limits are never captured.
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
@@ -63,8 +63,8 @@ impl GraphLimits {
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
     /// So capture one request more than ever run.
     ///
-    /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and needs
-    /// no larger size.
+    /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and
+    /// needs no larger size.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
         self.each = RowsEach(tokens);
         self

@@ -184,8 +184,8 @@ impl<B> GraphPool<B> {
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
-    /// Once every layer is launched, the tokens count as computed in every cache of the sequences' pool, which the graphs
-    /// write. Where several caches share the pool and the graphs write one of them, capture by
+    /// Once every layer is launched, the tokens count as computed in every cache of the sequences' pool, which the
+    /// graphs write. Where several caches share the pool and the graphs write one of them, capture by
     /// [`Attention::capture`](crate::Attention::capture), whose graphs know their cache.
     ///
     /// # Errors

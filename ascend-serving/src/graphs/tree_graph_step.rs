@@ -26,8 +26,8 @@ pub(super) struct TreeBuffers<T: Element> {
     pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
 }
 
-/// A verification of drafted trees in progress, replayed from graphs. From [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it
-/// when the last layer is queued.
+/// A verification of drafted trees in progress, replayed from graphs. From
+/// [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeGraphStep::end) or drop it when the last layer is queued.
 pub struct TreeGraphStep<'a, T: Element> {
     /// The lease, which ends after the last replay.
     lease: StepLease<'a, Stream>,

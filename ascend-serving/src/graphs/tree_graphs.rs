@@ -105,8 +105,8 @@ impl TreeVerification {
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is 0 or not finite,
-    /// and for sinks, which no verification has;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is 0 or not
+    /// finite, and for sinks, which no verification has;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
     /// the reasons where latents have no call in either form; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
@@ -315,8 +315,8 @@ impl<T: Element> TreeGraphs<T> {
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
         let mask = tree_mask(&trees, size, self.nodes.0)?;
-        // A dummy request has a tree of one node behind one token, and sees the first tokens of the first request, which
-        // are in the cache.
+        // A dummy request has a tree of one node behind one token, and sees the first tokens of the first request,
+        // which are in the cache.
         let dummies = std::iter::repeat_n(1, size - count);
         let cached = requests.iter().map(|request| request.cached);
         let nodes = trees.iter().map(|tree| tree.nodes());

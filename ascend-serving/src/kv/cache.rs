@@ -348,8 +348,8 @@ impl<T: Element> PagedKvCache<T> {
         })
     }
 
-    /// Queues the copies that blocks of a sequence still wait for in this cache, where several caches share its pool and
-    /// another one has grown. Steps of [`Attention::begin`](crate::Attention::begin) do this themselves; for
+    /// Queues the copies that blocks of a sequence still wait for in this cache, where several caches share its pool
+    /// and another one has grown. Steps of [`Attention::begin`](crate::Attention::begin) do this themselves; for
     /// verifications of trees and for steps that are replayed from graphs call it before they begin, on their stream.
     ///
     /// # Errors

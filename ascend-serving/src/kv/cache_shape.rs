@@ -284,8 +284,8 @@ impl CacheShape {
 }
 
 impl CacheShape {
-    /// Refuses new keys and values that are not `[tokens, N, D]` with the heads of the cache: the same number of elements
-    /// in another order would be other keys.
+    /// Refuses new keys and values that are not `[tokens, N, D]` with the heads of the cache: the same number of
+    /// elements in another order would be other keys.
     pub(super) fn check_rows<T: Element>(
         &self,
         [key, value]: [&Tensor<T>; 2],

@@ -97,8 +97,8 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back, and for
-    /// more moves than it has tokens and the largest tree has nodes,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back, and
+    /// for more moves than it has tokens and the largest tree has nodes,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,

@@ -236,8 +236,8 @@ impl Sequence {
         self.uncopied_in(None)
     }
 
-    /// As [`uncopied`](Self::uncopied), of one cache. Without a cache, copies of a pool that several caches share are not
-    /// looked at: each cache checks them when a step begins.
+    /// As [`uncopied`](Self::uncopied), of one cache. Without a cache, copies of a pool that several caches share are
+    /// not looked at: each cache checks them when a step begins.
     pub(crate) fn uncopied_in(&self, cache: Option<&CacheEntry>) -> Option<usize> {
         self.pool.first_uncopied(self.held_blocks(), cache)
     }

@@ -44,8 +44,8 @@ struct Progress {
     open: u32,
     /// The tokens before the step in progress that writes; `usize::MAX` if all of them only read.
     writes_from: usize,
-    /// The fewest tokens to which the sequence was cut while steps were in progress. Where it got another block in place
-    /// of one that they write, the tokens before the steps.
+    /// The fewest tokens to which the sequence was cut while steps were in progress. Where it got another block in
+    /// place of one that they write, the tokens before the steps.
     cut: usize,
     /// The layers that the last step left out, if it left out any.
     missing: Option<Arc<str>>,

@@ -6,7 +6,8 @@ use crate::tokens::packed;
 
 use super::{Engine, LAYERS, both_kinds, names};
 
-/// A new user makes room for a prompt and decodes behind it, or grows twice. Its blocks hold another request's old tokens.
+/// A new user makes room for a prompt and decodes behind it, or grows twice. Its blocks hold another request's old
+/// tokens.
 #[test]
 fn a_gap_is_refused_and_its_fix_computes_it() {
     both_kinds(|mut engine| {

@@ -127,7 +127,8 @@ fn lengths(said: Said, q: &[i64], kv: &[i64]) -> Said {
     }
 }
 
-/// A single row sees every key of its request. vLLM-Ascend gives such steps the compressed mask all the same, in mode 3.
+/// A single row sees every key of its request. vLLM-Ascend gives such steps the compressed mask all the same, in mode
+/// 3.
 fn unmasked(said: Said) -> Said {
     Said {
         mask: None,

@@ -66,8 +66,8 @@ impl LatentCase<'_> {
         layers.collect()
     }
 
-    /// Verifies the trees on a machine, compares each node with the definition, and returns why a layer is not one call,
-    /// and by whom it would be.
+    /// Verifies the trees on a machine, compares each node with the definition, and returns why a layer is not one
+    /// call, and by whom it would be.
     fn check<T: Half>(
         &self,
         layers: &[Numbers<T>],

@@ -139,8 +139,8 @@ fn trees_that_do_not_fit_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    // Five tokens that no step has computed; neither the tokens before the tree alone nor with the nodes; more tokens before
-    // the tree than the sequence has.
+    // Five tokens that no step has computed; neither the tokens before the tree alone nor with the nodes; more tokens
+    // before the tree than the sequence has.
     assert_eq!(rule(5, 1), &rules::SEQUENCE_GAP);
     assert_eq!(rule(4, 1), &rules::SEQUENCE_LENGTH);
     assert_eq!(rule(6, 1), &rules::SEQUENCE_LENGTH);
