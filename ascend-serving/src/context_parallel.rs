@@ -108,7 +108,7 @@ impl ContextParallel {
             .map(|sequence| sequence.pool().block_size());
         match own {
             Some(own) if own != self.pool_block_size() => Err(Violation::new(
-                &rules::TABLE_GROUP,
+                &rules::TABLE_POOL,
                 format_args!(
                     "a sequence of a pool with blocks of {own} tokens for request {index}"
                 ),
@@ -124,7 +124,7 @@ impl ContextParallel {
     ///
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request, as for [`AttentionMetadata::new`]
-    /// of layers that see every key before their own: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
+    /// of layers that see every key before their own: [`TABLE_POOL`](crate::rules::TABLE_POOL),
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
@@ -153,9 +153,9 @@ impl ContextParallel {
         }
         let mut end = 0;
         let mut ends = Cumulative::default();
-        let mut group = None;
+        let mut pool = None;
         for (index, request) in requests.iter().enumerate() {
-            group = request.join_group(index, group)?;
+            pool = request.join_pool(index, pool)?;
             request.check_sequence(index, Causality::Causal)?;
             self.check_pool(index, request)?;
             request.check_lengths(index)?;

@@ -63,7 +63,7 @@ ascend_attention::spec::library_rules! {
     TABLE_REPEATED = "table.repeated",
         "a request's row names each block once",
         "name each block of the request once, in the order of its tokens";
-    TABLE_GROUP = "table.group",
+    TABLE_POOL = "table.pool",
         "a step's block tables and the cache that it reads are of one pool",
         "begin the step on the layers whose pool the sequences are of";
     SETTINGS_CACHE = "settings.cache",
@@ -271,9 +271,6 @@ ascend_attention::spec::library_rules! {
     STEP_CAUSALITY = "step.causality",
         "the tokens of a step see the keys that its layers, or its graphs, were made for",
         "make the settings with the causality of these layers, or set their mask in the metadata";
-    GRAPH_LAYER = "graph.layer",
-        "a step replays each layer once",
-        "number the layers from 0, each once; to replay a step again, begin it again";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
         "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this step "

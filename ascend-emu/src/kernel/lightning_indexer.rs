@@ -34,6 +34,9 @@ const BLOCK_GROUPS: usize = 24;
 /// Keys that a thread scores at a time.
 const CHUNK: usize = 16 * TILE_KEYS;
 
+/// Blocks for each thread below which threads share the keys of a block too, so that none waits for the last one.
+const FEW_BLOCKS: usize = 4;
+
 /// The tensors of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers<'a> {
@@ -90,16 +93,20 @@ unsafe fn run_under(
             groups: problem.heads.div_ceil(WIDTH),
         }
     };
-    let rows = (BLOCK_GROUPS / call.groups.max(1)).max(1);
+    let most = (BLOCK_GROUPS / call.groups.max(1)).max(1);
     let blocks = |sequence: SparseSequence| {
-        let firsts = (0..sequence.written).step_by(rows);
+        // Of nearly the same number of rows.
+        let rows = sequence
+            .written
+            .div_ceil(sequence.written.div_ceil(most).max(1));
+        let firsts = (0..sequence.written).step_by(rows.max(1));
         firsts.map(move |first| RowBlock {
             sequence,
             rows: first..sequence.written.min(first + rows),
         })
     };
     let count: usize = (problem.sequences.each(contents))
-        .map(|sequence| sequence.written.div_ceil(rows))
+        .map(|sequence| sequence.written.div_ceil(most))
         .sum();
     let mut all = try_with_capacity(count)?;
     all.extend(problem.sequences.each(contents).flat_map(blocks));
@@ -108,7 +115,7 @@ unsafe fn run_under(
     let values = buffers.values.as_ref();
     let apart = buffers.indices.is_contiguous() && values.is_none_or(Elements::is_contiguous);
     let least = if apart { 1 } else { usize::MAX };
-    let parallel = all.len() < rayon::current_num_threads();
+    let parallel = all.len() < FEW_BLOCKS * rayon::current_num_threads();
     let blocks = all.par_iter().with_min_len(least);
     blocks.try_for_each(|block| {
         let chosen = call.choose(block, parallel)?;

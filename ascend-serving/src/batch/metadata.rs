@@ -7,7 +7,7 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp,
+    BlockPool, BlocksOfRequest, CacheEntry, PadPolicy, PageTable, PoolId, Sequence, SequenceStamp,
     StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::rules;
@@ -36,7 +36,7 @@ pub struct AttentionMetadata {
     pub(super) kv_lengths: PerRequest,
     pub(super) slots: Vec<i32>,
     pub(super) table: PageTable,
-    group: Option<GroupId>,
+    pool: Option<PoolId>,
     prompt_lens: Vec<Option<usize>>,
     mask: LayerMask,
     /// Whether some request gave back tokens.
@@ -90,7 +90,7 @@ impl AttentionMetadata {
     /// Checks a batch and computes the metadata that its calls need.
     ///
     /// # Errors
-    /// For the first request at fault: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
+    /// For the first request at fault: [`TABLE_POOL`](crate::rules::TABLE_POOL),
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more new tokens than the sequence has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose copies were not queued when the request
     /// was made, [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence
@@ -122,7 +122,7 @@ impl AttentionMetadata {
             kv_lengths: PerRequest::default(),
             slots: Vec::new(),
             table: PageTable::default(),
-            group: None,
+            pool: None,
             prompt_lens: Vec::new(),
             mask: settings.causality.into(),
             given_back: false,
@@ -165,7 +165,7 @@ impl AttentionMetadata {
         self.kv_lengths.clear();
         self.slots.clear();
         self.table.reset(columns);
-        self.group = None;
+        self.pool = None;
         self.prompt_lens.clear();
         self.given_back = false;
         self.sequences.states.clear();
@@ -190,7 +190,7 @@ impl AttentionMetadata {
         self.table.room(requests.len())?;
         let mut tokens = 0;
         for (index, request) in requests.iter().enumerate() {
-            self.group = request.join_group(index, self.group)?;
+            self.pool = request.join_pool(index, self.pool)?;
             request.check_sequence(index, self.settings.causality)?;
             let sequence =
                 (request.sequence).map(|sequence| SequenceState::new(sequence, request.recompute));
@@ -225,7 +225,7 @@ impl AttentionMetadata {
         let pool = requests.iter().find_map(|request| request.sequence);
         let pool = pool.map(Sequence::pool);
         let known = self.sequences.pool.as_ref();
-        if known.map(BlockPool::group) != pool.map(BlockPool::group) {
+        if known.map(BlockPool::id) != pool.map(BlockPool::id) {
             self.sequences.pool = pool.cloned();
         }
         Ok(())
@@ -247,10 +247,10 @@ impl AttentionMetadata {
     /// Refuses a step whose blocks are of another pool, and settings of another cache.
     pub(crate) fn check_pool(&self, pool: &BlockPool) -> Result<(), Violation> {
         self.settings.check(pool)?;
-        let group = pool.group();
-        match self.group.filter(|other| *other != group) {
+        let own = pool.id();
+        match self.pool.filter(|other| *other != own) {
             None => Ok(()),
-            Some(other) => Err(rules::TABLE_GROUP.broken(format_args!("a step of {other}"), group)),
+            Some(other) => Err(rules::TABLE_POOL.broken(format_args!("a step of {other}"), own)),
         }
     }
 
@@ -307,7 +307,7 @@ impl AttentionMetadata {
     }
 
     /// The pool of the sequences; `None` for requests without sequences.
-    pub(crate) fn pool(&self) -> Option<&BlockPool> {
+    pub(crate) fn pool_of_sequences(&self) -> Option<&BlockPool> {
         self.sequences.pool.as_ref()
     }
 
@@ -317,7 +317,7 @@ impl AttentionMetadata {
     /// # Errors
     /// As for [`begin_progress`](Self::begin_progress) and [`check_copies_queued`](Self::check_copies_queued).
     pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
-        let Some(pool) = self.pool() else {
+        let Some(pool) = self.pool_of_sequences() else {
             return Ok(None);
         };
         let progress = self.begin_progress_in(pool, None)?;
@@ -517,8 +517,8 @@ impl AttentionMetadata {
     }
 
     /// The pool that the blocks are of, where the requests name it.
-    pub fn group(&self) -> Option<GroupId> {
-        self.group
+    pub fn pool(&self) -> Option<PoolId> {
+        self.pool
     }
 
     /// The length of a request's whole prompt, where it is known; dummies have none.

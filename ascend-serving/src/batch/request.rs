@@ -2,7 +2,7 @@
 
 use ascend_attention::Violation;
 
-use crate::kv::{BlockPool, GroupId, MAX_INT32, Sequence, StepTokens, uncopied};
+use crate::kv::{BlockPool, MAX_INT32, PoolId, Sequence, StepTokens, uncopied};
 use crate::rules;
 
 use super::causality::Causality;
@@ -21,7 +21,7 @@ pub struct BatchRequest<'a> {
     pub row: &'a [usize],
     /// The pool that the row's blocks are of, where that is known. A step refuses rows of several pools, and a cache
     /// refuses rows of another pool than its own.
-    pub group: Option<GroupId>,
+    pub pool: Option<PoolId>,
     /// Tokens of the whole prompt, of which the query tokens may be a chunk, where that is known; equal for every
     /// chunk of a prompt. Backends that depend on where a prompt ends, such as TriangleMix, need it.
     pub prompt_len: Option<usize>,
@@ -36,16 +36,7 @@ pub struct BatchRequest<'a> {
 /// Requests are equal if their numbers, rows and sequences are.
 impl PartialEq for BatchRequest<'_> {
     fn eq(&self, other: &Self) -> bool {
-        let numbers = |r: &Self| {
-            (
-                r.cached,
-                r.new,
-                r.drafts,
-                r.group,
-                r.prompt_len,
-                r.recompute,
-            )
-        };
+        let numbers = |r: &Self| (r.cached, r.new, r.drafts, r.pool, r.prompt_len, r.recompute);
         let sequence = |r: &Self| r.sequence.map(Sequence::stamp);
         numbers(self) == numbers(other)
             && self.row == other.row
@@ -74,7 +65,7 @@ impl<'a> BatchRequest<'a> {
             new,
             drafts: 0,
             row: row_of(sequence),
-            group: Some(sequence.pool().group()),
+            pool: Some(sequence.pool().id()),
             prompt_len: None,
             sequence: Some(sequence),
             recompute: false,
@@ -89,7 +80,7 @@ impl<'a> BatchRequest<'a> {
             new,
             drafts: 0,
             row,
-            group: None,
+            pool: None,
             prompt_len: None,
             sequence: None,
             recompute: false,
@@ -171,20 +162,20 @@ fn row_of(sequence: &Sequence) -> &[usize] {
 /// Checks before a step, which name the request by its index.
 impl BatchRequest<'_> {
     /// Returns the pool of a step whose earlier requests are of the pool `known`. Another pool is refused.
-    pub(crate) fn join_group(
+    pub(crate) fn join_pool(
         &self,
         request: usize,
-        known: Option<GroupId>,
-    ) -> Result<Option<GroupId>, Violation> {
-        let own = self.sequence.map(|sequence| sequence.pool().group());
-        match (known, own.or(self.group)) {
-            (Some(known), Some(group)) if known != group => Err(Violation::new(
-                &rules::TABLE_GROUP,
-                format_args!("a row of {group} for request {request}"),
+        known: Option<PoolId>,
+    ) -> Result<Option<PoolId>, Violation> {
+        let own = self.sequence.map(|sequence| sequence.pool().id());
+        match (known, own.or(self.pool)) {
+            (Some(known), Some(pool)) if known != pool => Err(Violation::new(
+                &rules::TABLE_POOL,
+                format_args!("a row of {pool} for request {request}"),
                 known,
                 "make a step for each group of layers, with the sequences of its own pool",
             )),
-            (known, group) => Ok(known.or(group)),
+            (known, pool) => Ok(known.or(pool)),
         }
     }
 

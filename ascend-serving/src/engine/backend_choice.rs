@@ -160,7 +160,7 @@ impl<T: Element> Attention<T> {
         let rows = rows_of(example, settings.block_size());
         let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
             .map(|(&(new, drafts, cached), row)| BatchRequest {
-                group: Some(self.cache().pool().group()),
+                pool: Some(self.cache().pool().id()),
                 ..BatchRequest::in_row(row, cached, new).drafts(drafts)
             })
             .collect();

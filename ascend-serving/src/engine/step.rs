@@ -25,7 +25,7 @@ impl<T: Element> Attention<T> {
     /// stream of another device, or an [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite,
     /// whose query heads are no multiple of its key heads, or whose key heads are not those of the cache;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for metadata whose settings were made from another cache,
-    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) for blocks of another pool,
+    /// [`TABLE_POOL`](crate::rules::TABLE_POOL) for blocks of another pool,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
     /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that a step has computed, unless the request

@@ -343,7 +343,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// than were declared (with a named mask also of fewer); the refusal of a captured backend, and
     /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys or blocks than were declared;
-    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_POOL`](crate::rules::TABLE_POOL) and
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata of another cache or other masks,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one

@@ -210,7 +210,9 @@ impl<B> GraphPool<B> {
         self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
-        let lease = metadata.pool().map(|pool| pool.begin_step(stream));
+        let lease = metadata
+            .pool_of_sequences()
+            .map(|pool| pool.begin_step(stream));
         let progress = metadata.begin_progress_in_all()?.into_iter().collect();
         self.follow(stream)?;
         metadata.pad_to(size)?;
@@ -364,7 +366,7 @@ impl<'a, B> GraphStep<'a, B> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
-    /// [`GRAPH_LAYER`](crate::rules::GRAPH_LAYER) for one that was replayed in this step; as for [`Graph::launch`].
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step; as for [`Graph::launch`].
     pub fn launch(&mut self, layer: usize) -> Result<()> {
         let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)
@@ -376,14 +378,14 @@ impl<'a, B> GraphStep<'a, B> {
         let Some((graph, update)) = own else {
             return Err(no_layer(layer, layers));
         };
+        self.layers.check_not_repeated(layer)?;
         let Some(update) = update.take() else {
-            return Err(Violation::new(
-                &rules::GRAPH_LAYER,
-                format_args!("layer {layer}, whose replay was asked for already"),
-                format_args!("each layer below {layers}, once a step"),
-                "begin a step for each step of the engine, also after a launch that failed",
-            )
-            .into());
+            return Err(rules::STEP_LAYER_REPEATED
+                .broken(
+                    format_args!("layer {layer}, whose launch failed in this step"),
+                    "a step that is begun again",
+                )
+                .into());
         };
         self.layers.begin_write();
         Ok(graph.launch(self.stream, update)?)

@@ -44,7 +44,7 @@ pub use kernel_blocks::KernelBlocks;
 pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
-pub use pool::{Block, BlockPool, GroupId, StepLease};
+pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{
     BlocksOfRequest, CacheEntry, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
 };

@@ -304,12 +304,12 @@ fn divisions_that_cannot_be_are_refused() {
     ];
     assert_eq!(
         parallel.split(&both, PAD).unwrap_err().rule,
-        &rules::TABLE_GROUP
+        &rules::TABLE_POOL
     );
     let of_rank = BlockPool::new(4, parallel.pool_block_size() / 2, PAD).unwrap();
     let mut of_rank = Sequence::new(&of_rank);
     let _ = of_rank.grow(1).unwrap();
-    assert_eq!(rule(BatchRequest::of(&of_rank, 1)), &rules::TABLE_GROUP);
+    assert_eq!(rule(BatchRequest::of(&of_rank, 1)), &rules::TABLE_POOL);
     // Its block is copied for the new token, and that copy is not queued.
     let mut fork = sequence.fork();
     let copies = fork.grow(1).unwrap().copies;

@@ -242,7 +242,7 @@ fn caches_that_cannot_share_are_refused() {
     let other = cache(&stream, 9).with_pool(first.pool()).unwrap_err();
     assert_eq!(other.rule, &rules::POOL_SHARED);
     let second = cache(&stream, 8).with_pool(first.pool()).unwrap();
-    assert_eq!(second.pool().group(), first.pool().group());
+    assert_eq!(second.pool().id(), first.pool().id());
     let mut sequence = Sequence::new(first.pool());
     let _ = sequence.grow(1).unwrap();
     let late = cache(&stream, 8).with_pool(first.pool()).unwrap_err();

@@ -27,13 +27,13 @@ pub(crate) use progress::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
 use state::{BlockRecord, State};
 pub use steps_in_flight::StepLease;
 
-/// A group of layers that share block tables. Each pool is a group of its own.
+/// The identity of a pool in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(u64);
+pub struct PoolId(u64);
 
-impl fmt::Display for GroupId {
+impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "group {}", self.0)
+        write!(f, "pool {}", self.0)
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct UnusableBlock {
 }
 
 struct SharedPool {
-    group: GroupId,
+    id: PoolId,
     block_size: usize,
     blocks: usize,
     reserved: usize,
@@ -98,7 +98,7 @@ impl BlockPool {
     /// [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose slots do not fit INT32; [`PAD_SLOT`](crate::rules::PAD_SLOT)
     /// for a dump slot that is not one of them.
     pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Violation> {
-        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        static POOLS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size);
         let slots = count_slots(blocks, block_size).ok();
         let slots = slots.filter(|_| blocks <= Self::MAX_BLOCKS);
@@ -140,7 +140,7 @@ impl BlockPool {
             ..State::default()
         };
         Ok(Self(Arc::new(SharedPool {
-            group: GroupId(GROUPS.fetch_add(1, Ordering::Relaxed)),
+            id: PoolId(POOLS.fetch_add(1, Ordering::Relaxed)),
             block_size,
             blocks,
             reserved,
@@ -152,9 +152,9 @@ impl BlockPool {
         })))
     }
 
-    /// The group of layers that these blocks are for.
-    pub fn group(&self) -> GroupId {
-        self.0.group
+    /// Its identity, which clones of it share.
+    pub fn id(&self) -> PoolId {
+        self.0.id
     }
 
     /// Tokens in a block.
@@ -363,8 +363,8 @@ impl BlockPool {
         if self.is_same(other) {
             return Ok(());
         }
-        let given = format_args!("{what} of {}", other.group());
-        Err(Violation::new(&rules::BLOCK_POOL, given, self.group(), fix))
+        let given = format_args!("{what} of {}", other.id());
+        Err(Violation::new(&rules::BLOCK_POOL, given, self.id(), fix))
     }
 
     /// Records that a holder leaves a block.
@@ -384,7 +384,7 @@ impl AsRef<BlockPool> for BlockPool {
 impl fmt::Debug for BlockPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlockPool")
-            .field("group", &self.0.group)
+            .field("id", &self.0.id)
             .field("blocks", &self.0.blocks)
             .field("block_size", &self.0.block_size)
             .field("held", &self.held_blocks())

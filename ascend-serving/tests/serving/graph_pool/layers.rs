@@ -108,7 +108,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             }
         }
         let again = replayed.launch(0).unwrap_err();
-        assert!(again.breaks(&rules::GRAPH_LAYER), "{again}");
+        assert!(again.breaks(&rules::STEP_LAYER_REPEATED), "{again}");
         drop(replayed);
         on.synchronize().unwrap();
     }

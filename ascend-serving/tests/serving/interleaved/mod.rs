@@ -313,7 +313,6 @@ fn every_kind_of_act_is_accepted_and_every_rule_met() {
         &rules::SEQUENCE_IN_PROGRESS,
         &rules::STEP_LAYERS_MISSING,
         &rules::STEP_LAYER_REPEATED,
-        &rules::GRAPH_LAYER,
         &rules::TABLE_SHARED,
         &rules::BLOCK_UNCOPIED,
         &rules::BLOCK_GIVEN_BACK,

@@ -184,13 +184,13 @@ fn block_table_of_another_group() {
     let batch = [BatchRequest::of(&sequence, 5)];
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     let error = target.begin(&stream, &metadata).unwrap_err();
-    assert!(matches!(error, Error::Violation(refused) if refused.rule == &rules::TABLE_GROUP));
+    assert!(matches!(error, Error::Violation(refused) if refused.rule == &rules::TABLE_POOL));
 
     let mut own = Sequence::new(target.cache().pool());
     let _ = own.grow(5).unwrap();
     let batch = [BatchRequest::of(&sequence, 5), BatchRequest::of(&own, 5)];
     let error = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap_err();
-    assert_eq!(error.rule, &rules::TABLE_GROUP);
+    assert_eq!(error.rule, &rules::TABLE_POOL);
 }
 
 /// 7528, sgl-project/sglang 25169, 38196: block sizes that the kernel does not take.
