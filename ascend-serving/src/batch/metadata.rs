@@ -7,8 +7,9 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, PadPolicy, PageTable, PoolId, Sequence, SequenceStamp,
-    StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
+    BlockPool, BlocksOfRequest, CacheEntry, CopiesIn, PadPolicy, PageTable, PoolId, Sequence,
+    SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied,
+    written_over,
 };
 use crate::rules;
 
@@ -321,7 +322,7 @@ impl AttentionMetadata {
             return Ok(None);
         };
         let progress = self.begin_progress_in(pool, None)?;
-        self.check_copies_queued(pool, None)?;
+        self.check_copies_queued(pool, CopiesIn::AnyCache)?;
         Ok(Some(progress))
     }
 
@@ -336,14 +337,13 @@ impl AttentionMetadata {
         StepProgress::begin(pool, cache, self.step_tokens())
     }
 
-    /// Refuses a step with blocks whose copies are still to be queued in a cache. Without a cache, copies of a pool
-    /// that several caches share are not looked at: each cache checks them when a step begins.
+    /// Refuses a step with blocks whose copies are still to be queued.
     pub(crate) fn check_copies_queued(
         &self,
         pool: &BlockPool,
-        cache: Option<&CacheEntry>,
+        copies: CopiesIn<'_>,
     ) -> Result<(), Violation> {
-        match pool.first_uncopied(self.sequence_blocks(), cache) {
+        match pool.first_uncopied(self.sequence_blocks(), copies) {
             None => Ok(()),
             Some(block) => Err(uncopied(format_args!("block {block} of the step"))),
         }

@@ -1,6 +1,7 @@
 //! Drafted tokens: their trees and the walk that accepts some of them, masks for other kernels, and their verification.
 
 mod custom_mask;
+mod node_writes;
 mod sampled_acceptance;
 mod tree_request;
 mod tree_step;
@@ -12,9 +13,10 @@ use ascend_attention::spec::geometry::{TokenTree, TreeError};
 use crate::rules;
 
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
+pub(crate) use node_writes::{NodeSlots, NodeWrites};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_request::TreeRequest;
-pub(crate) use tree_request::{TreeForm, TreeLengths, begin_reading, check_nodes};
+pub(crate) use tree_request::{TreeForm, TreeLengths, begin_trees, check_nodes};
 pub use tree_step::TreeStep;
 pub(crate) use tree_step::{check_inputs, check_rows, names_of_keys};
 pub use tree_verification::TreeVerification;

@@ -113,7 +113,7 @@ impl TreeRequest<'_> {
                 "keep a sequence of its own for layers that see more than a window",
             ));
         }
-        if let Some(block) = sequence.uncopied_in(Some(cache)) {
+        if let Some(block) = sequence.uncopied_in(cache) {
             return Err(uncopied(format_args!("block {block} of request {index}")));
         }
         let (held, nodes) = (sequence.len(), tree.nodes());
@@ -124,13 +124,9 @@ impl TreeRequest<'_> {
                 false => format!("{cached} tokens, or {with_nodes} with the nodes"),
             };
             let fix = match (is_latent, held > with_nodes) {
-                (true, false) => {
-                    "grow the sequence by the nodes before the step begins, and write their latents to each layer before it \
-                     is computed"
-                }
+                (true, false) => "grow the sequence by the nodes before the step begins",
                 (true, true) => {
-                    "truncate the sequence to the tokens before the tree, then grow it by the nodes, and write their latents \
-                     to each layer before it is computed"
+                    "truncate the sequence to the tokens before the tree, then grow it by the nodes"
                 }
                 (false, _) => {
                     "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that were not \
@@ -144,6 +140,17 @@ impl TreeRequest<'_> {
                 ),
                 allowed,
                 fix,
+            ));
+        }
+        if is_latent && cache.computed_tokens(sequence.stamp()) > cached {
+            return Err(Violation::new(
+                &rules::SEQUENCE_COMPUTED,
+                format_args!(
+                    "a tree behind the first {cached} tokens of request {index}, behind which others are computed"
+                ),
+                "nodes that no step has computed, which the step writes to the cache",
+                "say how many tokens the sequence had before it grew by the nodes; to verify nodes once more, truncate it to \
+                 these and grow it by the nodes again",
             ));
         }
         let block_size = sequence.pool().block_size();
@@ -198,7 +205,7 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
 /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
 /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for [`StepProgress::begin`].
-pub(crate) fn begin_reading(
+pub(crate) fn begin_trees(
     requests: &[TreeRequest<'_>],
     cache: &Arc<CacheEntry>,
     is_latent: bool,
@@ -212,7 +219,11 @@ pub(crate) fn begin_reading(
     let tokens = requests.iter().map(|request| StepTokens {
         stamp: request.sequence.stamp(),
         cached: request.cached,
-        len: request.cached,
+        // Over latents the step computes the nodes too; elsewhere it only reads.
+        len: match is_latent {
+            true => request.cached.saturating_add(request.tree.nodes()),
+            false => request.cached,
+        },
         recompute: false,
     });
     StepProgress::begin(cache.pool(), Some(cache), tokens.enumerate())

@@ -13,7 +13,8 @@ use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
 use crate::rules;
 
 use super::DraftTree;
-use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_reading, check_nodes};
+use super::node_writes::{NodeSlots, NodeWrites};
+use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_trees, check_nodes};
 use super::tree_verification::{
     NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
 };
@@ -30,6 +31,8 @@ pub struct TreeStep<'a, T: Element> {
     trees: Vec<DraftTree>,
     lengths: TreeLengths,
     rows: NodeRows,
+    /// Where the nodes are in a cache of latents.
+    nodes: Option<NodeSlots>,
     /// What the first layer has planned for all.
     planned: Option<PlannedTrees>,
 }
@@ -37,6 +40,8 @@ pub struct TreeStep<'a, T: Element> {
 /// The calls of a layer, and the number of nodes for which they are planned.
 struct PlannedTrees {
     nodes: usize,
+    /// The writes of the nodes to a cache of latents.
+    writes: Option<NodeWrites>,
     calls: Calls,
     /// Why a layer is not one call, over latents.
     refused: Option<RefusedBackend>,
@@ -78,7 +83,7 @@ impl TreeVerification {
         let caches = layers.map(|layer| cache.layer(layer).cloned());
         let caches: Vec<LayerCache<T>> = caches.collect::<Result<_>>()?;
         let lease = cache.pool().begin_step(stream);
-        let progress = begin_reading(requests, cache.entry(), cache.shape().is_latent())?;
+        let progress = begin_trees(requests, cache.entry(), cache.shape().is_latent())?;
         let rows = requests.iter().map(|request| match request.sequence.row() {
             // A request without tokens has no block; its row is not read.
             [] => &[0],
@@ -98,6 +103,10 @@ impl TreeVerification {
             lengths: TreeLengths::new(cached.collect(), nodes.collect())?,
             trees: (requests.iter().map(|request| request.tree.clone())).collect(),
             rows: self.node_rows(cache.shape()),
+            nodes: match cache.shape().is_latent() {
+                true => Some(NodeSlots::of(cache.pool(), cache.shape(), requests)?),
+                false => None,
+            },
             planned: None,
         })
     }
@@ -106,9 +115,8 @@ impl TreeVerification {
 impl<'a, T: Element> TreeStep<'a, T> {
     /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the
     /// nodes' key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed
-    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]); the nodes
-    /// have to be written behind the cached tokens before, because a single call reads them there alone. The attention
-    /// is of the query's shape. Returns at once.
+    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]), which the
+    /// step writes to the cache, behind the cached tokens. The attention is of the query's shape. Returns at once.
     ///
     /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree
     /// mean nothing. The first layer plans for all.
@@ -151,6 +159,9 @@ impl<'a, T: Element> TreeStep<'a, T> {
             Some(planned) => planned,
             None => self.plan(&tensors)?,
         };
+        if let Some(writes) = &planned.writes {
+            writes.queue(cache, self.stream, [tensors.key, tensors.value])?;
+        }
         let output = match &planned.calls {
             Calls::One(plan) => {
                 let output: Result<Output<T>, _> = plan.launch(self.stream, tensors.over_cache());
@@ -231,8 +242,12 @@ impl<'a, T: Element> TreeStep<'a, T> {
             let plans = TwoPlans::plan(calls, lengths, &self.lengths.cached, tensors)?;
             Ok(Calls::Two(Box::new(plans)))
         })?;
+        let rows = [tensors.key, tensors.value];
+        let writes = self.nodes.as_ref();
+        let writes = writes.map(|of| of.plan(tensors.cache, self.stream, rows));
         Ok(PlannedTrees {
             nodes,
+            writes: writes.transpose()?,
             calls,
             refused,
         })

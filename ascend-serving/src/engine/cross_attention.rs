@@ -205,7 +205,7 @@ impl<T: Element> CrossAttention<T> {
         let (mut lengths, mut rows) = (PerRequest::default(), Vec::new());
         for (at, sequence) in encoded.iter().enumerate() {
             self.cache.holds(sequence)?;
-            if let Some(block) = sequence.uncopied_in(Some(self.cache.entry())) {
+            if let Some(block) = sequence.uncopied_in(self.cache.entry()) {
                 return Err(uncopied(format_args!("block {block} of encoder {at}")).into());
             }
             if sequence.given_back() > 0 {

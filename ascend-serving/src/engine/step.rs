@@ -6,7 +6,7 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::backends::{LayerTensors, SelectedBackend, StepContext, StepPlan};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::Result;
-use crate::kv::{CacheWrite, StepLease};
+use crate::kv::{CacheWrite, CopiesIn, StepLease};
 use crate::rules;
 
 use super::attention::Attention;
@@ -52,7 +52,8 @@ impl<T: Element> Attention<T> {
         // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
         let blocks = metadata.sequence_blocks();
         self.cache.queue_copies_to(stream, blocks)?;
-        metadata.check_copies_queued(self.cache.pool(), Some(self.cache.entry()))?;
+        let copies = CopiesIn::Cache(self.cache.entry());
+        metadata.check_copies_queued(self.cache.pool(), copies)?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);

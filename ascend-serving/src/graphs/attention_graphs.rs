@@ -12,7 +12,7 @@ use crate::engine::{
     RangeFinding, same_groups, take_findings,
 };
 use crate::error::{Error, Result};
-use crate::kv::no_layer;
+use crate::kv::{CopiesIn, no_layer};
 use crate::rules;
 
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
@@ -397,7 +397,8 @@ impl<T: Element> AttentionGraphs<T> {
         let progress = self.groups.iter().zip(&*metadata);
         let progress = progress.map(|(group, metadata)| {
             let progress = metadata.begin_progress(group.cache_entry())?;
-            metadata.check_copies_queued(group.pool(), Some(group.cache_entry()))?;
+            let copies = CopiesIn::Cache(group.cache_entry());
+            metadata.check_copies_queued(group.pool(), copies)?;
             Ok::<_, Violation>(progress)
         });
         let progress = progress.collect::<Result<Vec<_>, _>>()?;

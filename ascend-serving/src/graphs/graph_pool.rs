@@ -351,9 +351,13 @@ impl<'a, B> GraphStep<'a, B> {
         Ok(self.layers.end()?)
     }
 
-    /// Number of graphs of the step: one for each layer, or one for all.
-    pub(super) fn layers(&self) -> usize {
-        self.graphs.len()
+    /// Refuses a layer that there is not, and one that was replayed.
+    pub(super) fn admits(&self, layer: usize) -> Result<()> {
+        let layers = self.graphs.len();
+        if layer >= layers {
+            return Err(no_layer(layer, layers));
+        }
+        Ok(self.layers.check_not_repeated(layer)?)
     }
 
     /// The buffers of the step's size, to be filled on the step's stream.

@@ -6,10 +6,10 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::{apart, size};
-use crate::drafts::{check_inputs, check_rows, names_of_keys};
+use crate::drafts::{NodeWrites, check_inputs, check_rows, names_of_keys};
 use crate::engine::LayerInputs;
 use crate::error::Result;
-use crate::kv::{StepLease, no_layer};
+use crate::kv::{LayerCache, StepLease};
 
 use super::graph_pool::GraphStep;
 use super::graph_tensors::GraphTensors;
@@ -32,6 +32,8 @@ pub struct TreeGraphStep<'a, T: Element> {
     /// The lease, which ends after the last replay.
     lease: StepLease<'a, Stream>,
     step: GraphStep<'a, TreeBuffers<T>>,
+    /// The writes of the nodes to the layers of a cache of latents.
+    writes: Option<(NodeWrites, &'a [LayerCache<T>])>,
     stream: &'a Stream,
     requests: usize,
 }
@@ -40,12 +42,14 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     pub(super) fn new(
         lease: StepLease<'a, Stream>,
         step: GraphStep<'a, TreeBuffers<T>>,
+        writes: Option<(NodeWrites, &'a [LayerCache<T>])>,
         stream: &'a Stream,
         requests: usize,
     ) -> Self {
         Self {
             lease,
             step,
+            writes,
             stream,
             requests,
         }
@@ -57,13 +61,21 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         &self.step.buffers().tensors
     }
 
-    /// Launches the graph of a layer, whose tensors were filled, and whose nodes are in a cache of latents. Returns at
-    /// once. The output of all layers is one tensor, lent until the next call of this step: queue work that reads it
+    /// Launches the graph of a layer, whose tensors were filled; before it, nodes over latents are written to the cache.
+    /// Returns at once. The output of all layers is one tensor, lent until the next call of this step: queue work that reads it
     /// on the step's stream before that, or copy it there.
     ///
     /// # Errors
     /// As for [`GraphStep::launch`].
     pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        self.step.admits(layer)?;
+        let layer_cache = self.writes.as_ref();
+        let layer_cache =
+            layer_cache.and_then(|(writes, layers)| Some((writes, layers.get(layer)?)));
+        if let Some((writes, cache)) = layer_cache {
+            let tensors = self.tensors();
+            writes.queue(cache, self.stream, [&tensors.key, &tensors.value])?;
+        }
         self.step.launch(layer)?;
         Ok(&self.tensors().output)
     }
@@ -109,10 +121,7 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         layer: usize,
         copies: &[(&'static str, &Tensor<T>, &Tensor<T>)],
     ) -> Result<()> {
-        let layers = self.step.layers();
-        if layer >= layers {
-            return Err(no_layer(layer, layers));
-        }
+        self.step.admits(layer)?;
         for (name, from, to) in copies {
             let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
             check_rows(name, layer, from, wanted)?;

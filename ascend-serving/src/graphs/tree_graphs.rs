@@ -9,11 +9,11 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::drafts::{
-    DraftTree, NodeAndContextCalls, TreeForm, TreeLengths, TreeRequest, TreeTensors,
-    TreeVerification, begin_reading, check_nodes, tree_mask, with_fewest_calls,
+    DraftTree, NodeAndContextCalls, NodeSlots, TreeForm, TreeLengths, TreeRequest, TreeTensors,
+    TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
 };
 use crate::error::{Error, Result};
-use crate::kv::{CacheEntry, LayerCache, PagedKvCache};
+use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache};
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
@@ -28,7 +28,7 @@ use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
 /// A graph has all calls of a layer and the merge. The mask of the trees is part of the buffers, so that each step has
 /// trees of its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
 ///
-/// Over a cache of latents the nodes are in the cache before the layer is replayed; elsewhere they need not be
+/// Over a cache of latents a step writes the nodes to the cache; elsewhere they need not be there
 /// ([`TreeRequest::sequence`]).
 ///
 /// ```
@@ -64,6 +64,9 @@ use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
 pub struct TreeGraphs<T: Element> {
     graphs: GraphPool<TreeBuffers<T>>,
     cache_entry: Arc<CacheEntry>,
+    shape: CacheShape,
+    /// The layers of a cache of latents, to which nodes are written; empty for other caches.
+    latents: Vec<LayerCache<T>>,
     /// Most nodes of a tree.
     nodes: RowsEach,
     /// Limits of the requests' tokens in the cache.
@@ -175,6 +178,15 @@ impl TreeVerification {
         Ok(TreeGraphs {
             graphs,
             cache_entry: Arc::clone(cache.entry()),
+            shape: cache.shape(),
+            latents: match form.is_latent() {
+                true => {
+                    let layers = 0..cache.shape().layers;
+                    let layers = layers.map(|layer| cache.layer(layer).cloned());
+                    layers.collect::<Result<_>>()?
+                }
+                false => Vec::new(),
+            },
             nodes: each,
             limits: limits_of_keys,
             form,
@@ -299,7 +311,7 @@ impl<T: Element> TreeGraphs<T> {
         self.graphs.admits(stream)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache_entry.pool().begin_step(stream);
-        let progress = begin_reading(requests, &self.cache_entry, self.form.is_latent())?;
+        let progress = begin_trees(requests, &self.cache_entry, self.form.is_latent())?;
         let (form, count) = (self.form, requests.len());
         let rows = self.nodes.rows(count);
         let rows = self.graphs.size_for(rows).ok_or_else(|| {
@@ -332,6 +344,15 @@ impl<T: Element> TreeGraphs<T> {
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), size - count));
         let table: Vec<&[usize]> = table.collect();
         self.graphs.follow(stream)?;
+        let buffers = self.graphs.buffers(rows);
+        let writes = match (self.latents.first(), buffers) {
+            (Some(layer), Some(buffers)) => {
+                let nodes = NodeSlots::of(self.cache_entry.pool(), self.shape, requests)?;
+                let captured = [&buffers.tensors.key, &buffers.tensors.value];
+                Some(nodes.plan(layer, stream, captured)?)
+            }
+            _ => None,
+        };
         let step = self.graphs.start(
             stream,
             rows,
@@ -342,7 +363,8 @@ impl<T: Element> TreeGraphs<T> {
                 Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
             },
         )?;
-        Ok(TreeGraphStep::new(lease, step, stream, count))
+        let writes = writes.map(|writes| (writes, &*self.latents));
+        Ok(TreeGraphStep::new(lease, step, writes, stream, count))
     }
 
     fn check_limits(&self, index: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {

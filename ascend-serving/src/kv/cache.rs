@@ -13,7 +13,7 @@ use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry};
 use super::quantised::{QuantisedLayer, QuantisedWrite};
-use super::sequence::{BlockCopy, Room, Sequence};
+use super::sequence::{BlockCopy, Room, Sequence, uncopied};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
 
@@ -135,13 +135,20 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has.
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) while a block of the sequence waits for a copy, which would
+    /// overwrite what was written.
     pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
         sequence.check_count(
             tokens,
             "grow the sequence by the tokens before they are written",
         )?;
+        if let Some(block) = sequence.uncopied_in(&self.entry) {
+            return Err(uncopied(format_args!(
+                "tokens said to be computed, and block {block}"
+            )));
+        }
         self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
     }

@@ -46,7 +46,7 @@ pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{
-    BlocksOfRequest, CacheEntry, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
+    BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
 };
 pub(crate) use quantised::{
     ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8,
@@ -58,5 +58,5 @@ pub use sequence::{BlockCopy, Growth, Sequence};
 pub use slot::slot;
 pub(crate) use slot::{MAX_INT32, check_block_size, count_slots, fill_slots};
 pub use slot_check::check_slots;
-pub(crate) use slot_write::{WriteViews, scattered_slots, slot_mapping};
+pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
 pub use table::PageTable;

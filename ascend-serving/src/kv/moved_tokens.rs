@@ -130,7 +130,7 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        if let Some(block) = sequence.uncopied_in(Some(self.entry())) {
+        if let Some(block) = sequence.uncopied_in(self.entry()) {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }
         if self.entry().has_open_step(sequence.stamp()) {

@@ -4,7 +4,7 @@ use ascend_attention::Violation;
 
 use crate::rules::{self, room};
 
-use super::pool::{Block, BlockPool, CacheEntry, SequenceEntry, SequenceStamp};
+use super::pool::{Block, BlockPool, CacheEntry, CopiesIn, SequenceEntry, SequenceStamp};
 use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
@@ -105,7 +105,11 @@ impl BlockCopy {
     /// Refuses a copy from a block that still waits for a copy itself in a cache.
     pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Violation> {
         let from = std::iter::once(self.from.id());
-        match self.from.pool().first_uncopied(from, Some(cache)) {
+        match self
+            .from
+            .pool()
+            .first_uncopied(from, CopiesIn::Cache(cache))
+        {
             None => Ok(()),
             Some(block) => Err(uncopied(format_args!(
                 "a copy of block {block} to block {}",
@@ -122,10 +126,10 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         &rules::BLOCK_UNCOPIED,
         given,
         "blocks whose copies were queued, in the order of the growths",
-        "pass the `Growth::copies` of the growth to `PagedKvCache::copy_blocks` before the step; where they were \
-         dropped, truncate the sequence to a token before the block, and grow and compute it again from there; where \
-         another cache of the pool made the growth, call `PagedKvCache::queue_pending_copies`; `PagedKvCache::grow` \
-         queues the copies of its growth itself",
+        "pass the `Growth::copies` of the growth to `PagedKvCache::copy_blocks` before anything is written to the block; \
+         where another cache of the pool made the growth, call `PagedKvCache::queue_pending_copies` then; where the copies \
+         were dropped, or something was written already, truncate the sequence to a token before the block, and grow and \
+         compute it again from there; `PagedKvCache::grow` queues the copies of its growth itself",
     )
 }
 
@@ -233,13 +237,14 @@ impl Sequence {
     ///
     /// Where several caches share the pool, each checks for itself when a step begins.
     pub(crate) fn uncopied(&self) -> Option<usize> {
-        self.uncopied_in(None)
+        self.pool
+            .first_uncopied(self.held_blocks(), CopiesIn::OnlyCache)
     }
 
-    /// As [`uncopied`](Self::uncopied), of one cache. Without a cache, copies of a pool that several caches share are
-    /// not looked at: each cache checks them when a step begins.
-    pub(crate) fn uncopied_in(&self, cache: Option<&CacheEntry>) -> Option<usize> {
-        self.pool.first_uncopied(self.held_blocks(), cache)
+    /// As [`uncopied`](Self::uncopied), in one cache of the pool.
+    pub(crate) fn uncopied_in(&self, cache: &CacheEntry) -> Option<usize> {
+        self.pool
+            .first_uncopied(self.held_blocks(), CopiesIn::Cache(cache))
     }
 
     /// The numbers of its blocks that were not given back.

@@ -16,7 +16,7 @@ use super::slot_check::check_slots;
 
 /// The writes of a step to the slots of its tokens, for numbers that are not quantised.
 #[derive(Debug)]
-pub(super) struct SlotWrite {
+pub(crate) struct SlotWrite {
     /// Rows of the step, padding included.
     pub(super) tokens: usize,
     /// Rows up to the last one that is written.
@@ -26,7 +26,7 @@ pub(super) struct SlotWrite {
 
 impl SlotWrite {
     /// Prepares the writing of rows into a layer of these blocks.
-    pub(super) fn plan<T: Element>(
+    pub(crate) fn plan<T: Element>(
         (pool, shape): (&BlockPool, &CacheShape),
         layer: &LayerCache<T>,
         stream: &Stream,
@@ -74,7 +74,7 @@ impl SlotWrite {
     }
 
     /// Queues the writing of a layer's rows.
-    pub(super) fn queue<T: Element>(
+    pub(crate) fn queue<T: Element>(
         &self,
         shape: &CacheShape,
         layer: &LayerCache<T>,

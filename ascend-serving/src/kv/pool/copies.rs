@@ -23,6 +23,15 @@ impl AwaitedCopy {
     }
 }
 
+/// The copies that are asked for.
+#[derive(Clone, Copy)]
+pub(crate) enum CopiesIn<'a> {
+    Cache(&'a CacheEntry),
+    AnyCache,
+    /// Those of a pool that one cache has. Where several share it, each asks for its own when a step begins.
+    OnlyCache,
+}
+
 /// A copy that a cache still has to queue: from, to, and its number.
 pub(in crate::kv) type CopyOfBlock = (usize, usize, u64);
 
@@ -108,12 +117,11 @@ impl BlockPool {
         }
     }
 
-    /// The first of these blocks whose copy is still to be queued in a cache. Without a cache, a copy counts only if
-    /// no other caches share the pool, each of which checks for itself.
+    /// The first of these blocks whose copy is still to be queued.
     pub(crate) fn first_uncopied(
         &self,
         mut blocks: impl Iterator<Item = usize>,
-        cache: Option<&CacheEntry>,
+        copies: CopiesIn<'_>,
     ) -> Option<usize> {
         if !self.may_lack_copies() {
             return None;
@@ -121,9 +129,10 @@ impl BlockPool {
         let state = lock(&self.0.state);
         blocks.find(|block| {
             let awaited = state.uncopied.get(block);
-            awaited.is_some_and(|copy| match cache {
-                Some(cache) => copy.is_in(cache.place()),
-                None => copy.from.is_none(),
+            awaited.is_some_and(|copy| match copies {
+                CopiesIn::Cache(cache) => copy.is_in(cache.place()),
+                CopiesIn::AnyCache => true,
+                CopiesIn::OnlyCache => copy.from.is_none(),
             })
         })
     }

@@ -21,6 +21,7 @@ use super::slot::{MAX_INT32, count_slots};
 
 pub use block::Block;
 use block::Holder;
+pub(crate) use copies::CopiesIn;
 use progress::ProgressTable;
 pub(in crate::kv) use progress::SequenceEntry;
 pub(crate) use progress::{CacheEntry, SequenceStamp, StepProgress, StepTokens};

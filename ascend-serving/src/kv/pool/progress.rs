@@ -416,6 +416,10 @@ impl SequenceEntry {
         let mut table = lock(self.pool.progress_table());
         for progress in table.progress(None, self.stamp.place) {
             progress.cut = progress.cut.min(progress.writes_from);
+            // Of tokens that a step computes once more, some layers have the old numbers and some the new ones.
+            if progress.open > 0 {
+                progress.computed = progress.computed.min(progress.writes_from);
+            }
         }
     }
 
@@ -493,7 +497,7 @@ impl CacheEntry {
     }
 
     /// The number of first tokens of a sequence that this cache has.
-    pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
+    pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());
         let progress = table.progress(Some(self.place), sequence.place).next();
         progress.map_or(0, |progress| progress.settled())

@@ -138,8 +138,14 @@ impl<'a> Server<'a> {
                 self.tell(0, Act::Begin(0, 0, vec![*turn], false));
                 self.finish(0);
             }
-            if lengths(self)[1] == 0 && !verifies {
-                self.tell(0, Act::Grow(request, 1));
+            let stored = self.world.borrow().stored;
+            let new = if verifies {
+                trees::nodes_of(stored, turn)
+            } else {
+                1
+            };
+            if lengths(self)[1] == 0 && new > 0 {
+                self.tell(0, Act::Grow(request, new));
             }
         }
         self.tell(lane, Act::Begin(lane, stream, turns.to_vec(), early));

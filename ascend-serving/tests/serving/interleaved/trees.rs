@@ -26,14 +26,20 @@ fn parents(turn: &Turn) -> &'static [i64] {
 /// The requests of a verification, each with its tree.
 pub type Trees = Vec<(Part, DraftTree)>;
 
-/// The requests of a verification. Over latents the nodes are the last tokens of a sequence, which the cache has.
+/// The nodes of a turn's tree that its sequence has: over latents all.
+pub fn nodes_of(stored: Stored, turn: &Turn) -> usize {
+    match stored {
+        Stored::Latents => parents(turn).len(),
+        Stored::Heads | Stored::Quantised => 0,
+    }
+}
+
+/// The requests of a verification.
 pub fn parts(world: &mut World, turns: &[Turn]) -> Vec<Part> {
-    let is_latent = world.stored == Stored::Latents;
+    let stored = world.stored;
     world.parts(turns, |turn, request| {
-        let len = request.sequence.len();
-        let has_nodes = is_latent && request.done == len;
-        let nodes = if has_nodes { parents(turn).len() } else { 0 };
-        len.saturating_sub(nodes)
+        let tokens = request.sequence.len();
+        tokens.saturating_sub(nodes_of(stored, turn))
     })
 }
 

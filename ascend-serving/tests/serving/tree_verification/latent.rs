@@ -66,6 +66,28 @@ impl LatentCase<'_> {
         layers.collect()
     }
 
+    fn request<'s>(
+        &self,
+        sequences: &'s [Sequence],
+        trees: &'s [DraftTree],
+        r: usize,
+    ) -> TreeRequest<'s> {
+        TreeRequest {
+            sequence: &sequences[r],
+            cached: self.requests[r].0,
+            tree: &trees[r],
+        }
+    }
+
+    /// Takes the nodes back, and makes room for them again.
+    fn grow_again(&self, sequences: &mut [Sequence]) -> Result<(), Error> {
+        for (sequence, (cached, tree)) in sequences.iter_mut().zip(self.requests) {
+            sequence.truncate(*cached)?;
+            let _ = sequence.grow(tree.len())?;
+        }
+        Ok(())
+    }
+
     /// Verifies the trees on a machine, compares each node with the definition, and returns why a layer is not one
     /// call, and by whom it would be.
     fn check<T: Half>(
@@ -86,14 +108,15 @@ impl LatentCase<'_> {
             let mut sequence = Sequence::new(cache.pool());
             let tokens = cached + tree.nodes();
             let slots = sequence.grow(tokens)?.slots;
-            for (layer, of) in layers.iter().enumerate() {
-                let rows = of.keys[r].packed(0..tokens);
-                let key = stream.upload(&latent_part(&rows, false), [tokens, 1, LATENT])?;
-                let rope = stream.upload(&latent_part(&rows, true), [tokens, 1, ROPE])?;
-                let write = CacheWrite::plan(&cache, stream, &slots, &key, &rope)?;
+            // The step writes the nodes.
+            for (layer, of) in layers.iter().enumerate().filter(|_| *cached > 0) {
+                let (rows, slots) = (of.keys[r].packed(0..*cached), &slots[..*cached]);
+                let key = stream.upload(&latent_part(&rows, false), [*cached, 1, LATENT])?;
+                let rope = stream.upload(&latent_part(&rows, true), [*cached, 1, ROPE])?;
+                let write = CacheWrite::plan(&cache, stream, slots, &key, &rope)?;
                 cache.write(stream, &write, layer, &key, &rope)?;
             }
-            cache.mark_computed(&sequence, tokens)?;
+            cache.mark_computed(&sequence, *cached)?;
             sequences.push(sequence);
         }
         let upload = |of: &[Logical<T>], rope: bool| -> Result<Tensor<T>, Error> {
@@ -123,13 +146,11 @@ impl LatentCase<'_> {
             let same = of_case.compare(&layers[layer], &out, of);
             same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
         };
-        let request = |r: &usize| TreeRequest {
-            sequence: &sequences[*r],
-            cached: self.requests[*r].0,
-            tree: &trees[*r],
-        };
         let all: Vec<usize> = (0..requests).collect();
-        let of_all: Vec<_> = all.iter().map(request).collect();
+        let of_all: Vec<_> = all
+            .iter()
+            .map(|r| self.request(&sequences, &trees, *r))
+            .collect();
         let mut step = verification.begin(stream, &cache, &of_all)?;
         for (layer, [query, rope, latent, key_rope]) in uploaded.iter().enumerate() {
             let tensors = LatentTensors {
@@ -148,6 +169,12 @@ impl LatentCase<'_> {
             .map(|refused| (refused.to_string(), refused.taken_by));
         assert_eq!(is_one_call, refused.is_none());
         step.end()?;
+        // The step has computed the nodes.
+        let again = verification.begin(stream, &cache, &of_all).map(drop);
+        let again = again.unwrap_err();
+        assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
+        drop(of_all);
+        self.grow_again(&mut sequences)?;
 
         // The same by graphs, of the requests that have something cached.
         let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
@@ -156,6 +183,10 @@ impl LatentCase<'_> {
         let behind = |r: &usize| self.requests[*r].0 > 0;
         let of: Vec<usize> = all.iter().rev().copied().filter(behind).collect();
         if of.len() < requests {
+            let of_all: Vec<_> = all
+                .iter()
+                .map(|r| self.request(&sequences, &trees, *r))
+                .collect();
             let begun = graphs.begin(stream, &of_all);
             let error = begun.map(drop).unwrap_err();
             assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
@@ -164,7 +195,7 @@ impl LatentCase<'_> {
         if let Some(r) = of.first() {
             let forgotten = TreeRequest {
                 cached: sequences[*r].len(),
-                ..request(r)
+                ..self.request(&sequences, &trees, *r)
             };
             let error = graphs.begin(stream, &[forgotten]).map(drop).unwrap_err();
             assert!(error.breaks(&rules::SEQUENCE_LENGTH), "{error}");
@@ -173,7 +204,9 @@ impl LatentCase<'_> {
             if of.is_empty() {
                 continue;
             }
-            let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
+            self.grow_again(&mut sequences)?;
+            let of_step = of.iter().map(|r| self.request(&sequences, &trees, *r));
+            let mut step = graphs.begin(stream, &of_step.collect::<Vec<_>>())?;
             let [query, rope, latent, key_rope] = uploaded[0]
                 .each_ref()
                 .map(|of_all| picked(stream, of_all, of));
@@ -402,7 +435,10 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
         let verified = step.and_then(|mut step| Ok((step.forward(0, inputs)?, step.is_one_call())));
         drop(fault);
         match verified {
-            Ok((_, is_one_call)) => assert_eq!(is_one_call, Some(true), "allocation {nth}"),
+            Ok((_, is_one_call)) => {
+                assert_eq!(is_one_call, Some(true), "allocation {nth}");
+                break;
+            }
             Err(Error::Attention(CallError::OutOfMemory { .. })) => failed += 1,
             Err(other) => panic!("allocation {nth}: {other:?}"),
         }
