@@ -125,8 +125,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             kept += accepted.drafts();
             // Their keys come behind each other, and the others go.
             let root = request.tokens.len();
-            let moves = accepted.moves().map(|(from, to)| (root + from, root + to));
-            cache.move_tokens(&stream, &request.cached, moves)?;
+            cache.move_tokens(&stream, &request.cached, accepted.moves(root))?;
             request.cached.truncate(root + right.len())?;
             request.tokens.extend(right);
             request.last = accepted.bonus;

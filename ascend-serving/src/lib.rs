@@ -172,15 +172,17 @@ pub mod prelude {
     pub use ascend_attention::prelude::*;
 
     pub use crate::kv::{
-        BlockPool, CacheShape, ChannelScales, PadPolicy, PageTable, PagedKvCache, Sequence,
+        BlockPool, CacheShape, CacheWrite, ChannelScales, PadPolicy, PageTable, PagedKvCache,
+        QuantisedType, Sequence,
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
         AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
         FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence,
-        HybridBackend, LayerGroup, LayerInputs, LayerMask, LayerTensors, Mla, PagedDecode,
-        PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy,
-        Step, StepCall, StepContext, StepProgram, TwoFusedCalls,
+        HybridBackend, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors,
+        Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch,
+        SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs,
+        TreeRequest, TreeVerification, TwoFusedCalls,
     };
 }
 

@@ -153,8 +153,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// An empty cache for the groups of a model, in their order.
     ///
     /// # Errors
-    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, and for caches of several
-    /// block sizes.
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, for caches of several block
+    /// sizes, and for groups that share a pool.
     pub fn grouped<E: Element>(attention: &GroupedAttention<E>) -> Result<Self, Violation> {
         let groups = attention.groups().iter();
         Self::of_groups(groups.map(|group| (group.attention().cache().pool(), group.causality())))
@@ -176,6 +176,16 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         let wrong = |group: &&Group| {
             group.pool.block_size() != block_size || group.causality == Causality::Bidirectional
         };
+        let mut pools: Vec<_> = groups.iter().map(|group| group.pool.id()).collect();
+        pools.sort_unstable();
+        if let Some(twice) = pools.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Violation::new(
+                &rules::PREFIX_GROUPS,
+                format_args!("two groups of {}", twice[0]),
+                "a pool for each group",
+                "make the caches of the groups without `with_pool`",
+            ));
+        }
         match groups.iter().enumerate().find(|(_, group)| wrong(group)) {
             None if block_size > 0 => Ok(Self {
                 block_size,

@@ -211,7 +211,7 @@ ascend_attention::spec::library_rules! {
         "leave out empty items";
     MASK_ROWS = "mask.rows",
         "each token sees a key under a named mask",
-        "let each token see itself";
+        "let each token see itself; the rule is true for the keys that a token sees, not for those that are hidden";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
         "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8Attention`, or make the cache by "

@@ -164,8 +164,14 @@ impl LightningIndexer {
     ) -> Result<IndexerPlan> {
         let target = context.target()?;
         let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        sequences.lie_within(&problem.sequences, &rules::CONTENTS)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
+        let contents = [
+            &rules::CONTENTS,
+            &rules::ROWS_LEFT_OUT,
+            &rules::ROWS_WITHOUT_KEYS,
+        ];
+        sequences.check(&problem.sequences, contents, &allowed)?;
         let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
             return Err(
                 Error::invalid("count", self.count, "rows that memory can hold")

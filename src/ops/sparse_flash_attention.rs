@@ -181,8 +181,14 @@ impl SparseFlashAttention {
     ) -> Result<SparseFlashPlan> {
         let target = context.target()?;
         let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        sequences.lie_within(&problem.sequences, &rules::CONTENTS)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
+        let contents = [
+            &rules::CONTENTS,
+            &rules::ROWS_LEFT_OUT,
+            &rules::ROWS_WITHOUT_KEYS,
+        ];
+        sequences.check(&problem.sequences, contents, &allowed)?;
         let (Some(out), Some(softmax)) = (call.attention_out, call.softmax_max) else {
             return Err(operation::no_elements(stand_in));
         };

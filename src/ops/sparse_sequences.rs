@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_spec::Rule;
-use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents};
+use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_contents};
 
 use crate::error::{Error, Result};
 use crate::runtime::{Context, Stream};
@@ -168,13 +168,21 @@ impl SparseSequences {
         parameters.into_iter().zip(tensors.map(|tensor| &**tensor))
     }
 
-    /// Refuses by `rule` a call whose tensors have no room for what the numbers say.
-    pub(crate) fn lie_within(
+    /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
+    /// allowed query rows of no sequence, and rows without keys.
+    pub(crate) fn check(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
-        rule: &'static Rule,
+        [within, left_out, without_keys]: [&'static Rule; 3],
+        allowed: &[&str],
     ) -> Result<()> {
-        Ok(checked_contents(sequences, &self.numbers, rule)?)
+        checked_contents(sequences, &self.numbers, within)?;
+        let unusual = unusual_contents(sequences, &self.numbers, [left_out, without_keys]);
+        let mut refused = unusual.into_iter().flatten();
+        match refused.find(|lint| !allowed.contains(&lint.rule.id)) {
+            Some(lint) => Err(lint.into()),
+            None => Ok(()),
+        }
     }
 }
 

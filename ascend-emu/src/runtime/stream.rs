@@ -231,9 +231,16 @@ impl Stream {
         }
     }
 
-    /// Queues a fault in the place of a task.
+    /// Queues a fault in the place of a task. Where the stream is captured, the launch itself fails.
     pub(crate) fn submit_fault(&self, name: &'static str, fault: Fault) -> Outcome {
         let mut submission = self.submission.lock();
+        if !matches!(submission.mode(), Mode::Eager) {
+            return Err(failure!(
+                fault.code,
+                "{name}: {}, while the stream is captured",
+                fault.message
+            ));
+        }
         self.wait_for_room(name, &submission)?;
         self.push(&mut submission, Command::Broken(fault), None);
         Ok(())

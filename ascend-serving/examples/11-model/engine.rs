@@ -12,7 +12,7 @@ use ascend_serving::{
 
 use crate::model::{Attended, Config, Model};
 
-/// Tokens in a block: the least that packed calls take.
+/// Tokens in a block, which every route takes.
 const BLOCK_SIZE: usize = 128;
 /// Prompts are computed in parts beside decoding, and nothing is drafted.
 const POLICY: StatePolicy = StatePolicy::new(true, None);

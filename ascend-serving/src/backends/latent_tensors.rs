@@ -30,8 +30,8 @@ pub struct LatentTensors<'a, T: Element> {
 /// | plain | `[tokens, N, 128]` | nothing | output `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it needs |
 /// | mixed | plain ones of the prefills; absorbed ones of the decodes apart | as above | output of the prefills; that of the decodes where the caller wants it |
 ///
-/// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
-/// ([`Mla::absorbs`](crate::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain
+/// Absorbed queries read the cache as it is, and are for steps of few tokens a request
+/// ([`Mla::absorbs`](crate::Mla::absorbs)); CANN 8.1 takes at most 16. Plain ones are for prompts. A step of prefills and decodes may be plain
 /// too, but then projects all that its decodes have cached.
 #[non_exhaustive]
 pub enum LatentForm<'a, T: Element> {

@@ -70,7 +70,11 @@ impl AttentionShape {
             .fix("give the heads of the model, query heads a multiple of the key heads"));
         }
         let held = score_scale(self.scale);
-        let inverted = inverted_scale(self.scale, [self.head_dim]).is_some();
+        let is_latent = self.head_dim == Self::latent(self.heads).head_dim && self.kv_heads == 1;
+        let inverted = inverted_scale(self.scale, self.head_dim, 0)
+            // Absorbed queries are longer.
+            .or_else(|| inverted_scale(self.scale, 512, 64).filter(|_| is_latent))
+            .is_some();
         if held.is_finite() && held != 0.0 && !inverted {
             return Ok(());
         }

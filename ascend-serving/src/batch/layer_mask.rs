@@ -148,7 +148,8 @@ impl NamedMask {
 
     /// Makes a mask of this name. The rule is called with the request's place in the step, the position of one of its
     /// new tokens and the position of a key, both counted from the beginning of the request; keys of later tokens are
-    /// included.
+    /// included. It returns whether the token sees the key: `key <= token` is causal. (In mask tensors of the operators
+    /// 1 hides a key.)
     pub fn new(
         name: impl Into<String>,
         sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static,

@@ -363,7 +363,7 @@ impl AttentionMetadata {
     }
 
     /// The tokens of each request with a sequence, counted from the sequence's first one.
-    fn step_tokens(&self) -> impl Iterator<Item = (usize, StepTokens)> {
+    pub(crate) fn step_tokens(&self) -> impl Iterator<Item = (usize, StepTokens)> {
         let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
         let all = self.sequences.states.iter().zip(lengths).enumerate();
         all.filter_map(|(request, (sequence, (len, (_, cached))))| {

@@ -272,14 +272,13 @@ impl<T> AcceptedDrafts<T> {
         self.nodes.iter().skip(1).len()
     }
 
-    /// The cached rows to move so that the accepted nodes are contiguous again: from node `from` to where node `to`
-    /// was written, in an order in which no move overwrites what a later one reads. A chain needs no moves.
-    /// [`PagedKvCache::move_tokens`](crate::kv::PagedKvCache::move_tokens) moves them.
-    pub fn moves(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    /// The tokens to move so that the accepted nodes are contiguous again, where `cached` tokens come before the tree:
+    /// from which position to which, in an order in which no move overwrites what a later one reads. A chain needs no
+    /// moves. [`PagedKvCache::move_tokens`](crate::kv::PagedKvCache::move_tokens) moves them.
+    pub fn moves(&self, cached: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let places = self.nodes.iter().copied().enumerate();
-        places
-            .filter(|(to, from)| to != from)
-            .map(|(to, from)| (from, to))
+        let moved = places.filter(|(to, from)| to != from);
+        moved.map(move |(to, from)| (cached.saturating_add(from), cached.saturating_add(to)))
     }
 }
 
@@ -354,7 +353,7 @@ pub(super) mod tests {
         let accepted = tree.accept_greedy(&tokens, &[12, 0, 15, 0, 0, 99]).unwrap();
         assert_eq!(accepted.nodes, [0, 2, 5]);
         assert_eq!((accepted.bonus, accepted.drafts()), (99, 2));
-        assert_eq!(accepted.moves().collect::<Vec<_>>(), [(2, 1), (5, 2)]);
+        assert_eq!(accepted.moves(10).collect::<Vec<_>>(), [(12, 11), (15, 12)]);
         let none = tree.accept_greedy(&tokens, &[77; 6]).unwrap();
         assert_eq!((none.nodes, none.bonus), (vec![0], 77));
         let error = tree.accept_greedy(&tokens, &[77; 5]).unwrap_err();
@@ -387,7 +386,7 @@ pub(super) mod tests {
             prop_assert_eq!(*accepted.nodes.last().unwrap(), best);
             prop_assert_eq!(accepted.bonus, predicted[best]);
             let mut before = None;
-            for (from, to) in accepted.moves() {
+            for (from, to) in accepted.moves(0) {
                 prop_assert!(from > to && before < Some(to));
                 before = Some(to);
             }

@@ -110,8 +110,8 @@ impl<T: Element> CrossAttention<T> {
     /// writing a layer fails, remove the tokens by [`Sequence::truncate`].
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`], and [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without any token; no sequence
-    /// changes then.
+    /// As for [`PagedKvCache::grow`], [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without any token, and
+    /// [`POOL_SHARED`](crate::rules::POOL_SHARED) where another cache has the pool; no sequence changes then.
     pub fn encode<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -143,6 +143,16 @@ impl<T: Element> CrossAttention<T> {
         stream: &'a Stream,
         requests: &mut [(&mut Sequence, usize)],
     ) -> Result<(Vec<i32>, StepLease<'a, Stream>, StepProgress)> {
+        let caches = self.cache.pool().caches();
+        if caches > 1 {
+            return Err(Violation::new(
+                &rules::POOL_SHARED,
+                format_args!("encoder tokens in a pool that {caches} caches share"),
+                "a pool of the encoder's cache alone",
+                "make each cache of encoder tokens with a pool of its own, and a sequence for each",
+            )
+            .into());
+        }
         let (mut slots, mut tokens) = (Vec::new(), Vec::new());
         for (sequence, new) in requests {
             let cached = sequence.len();

@@ -191,7 +191,8 @@ impl StepRows {
                 of_shape(),
                 format_args!("[{rows}, {heads}, {dim}], as the `AttentionShape` has it"),
                 "bring query, key and value in this order, or make the `AttentionShape`, and the cache if there is one, with \
-                 the heads of these tensors; of heads that were filled up it has the filled size, and the scale of the true one",
+                 the heads of these tensors; of heads that were filled up it has the filled size, and the scale of the true one; layers over \
+                 latents have their tensors from `LayerInputs::latent`",
             ));
         }
         if !tensor.is_contiguous() {

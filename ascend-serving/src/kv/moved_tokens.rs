@@ -90,8 +90,8 @@ impl<T: Element> PagedKvCache<T> {
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
     /// positions, and the length, stay. Move once: the same pairs again move what has come to their places meanwhile.
     ///
-    /// After a tree of drafts was verified, whose root is at `root`, its accepted drafts are made contiguous by
-    /// `accepted.moves().map(|(from, to)| (root + from, root + to))`, and the sequence is cut after them
+    /// After a tree of drafts was verified, its accepted drafts are made contiguous by
+    /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them
     /// ([`Sequence::truncate`]).
     ///
     /// # Errors
@@ -116,11 +116,7 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
-        let has_groups = |layer: &CacheLayer<T>| match layer {
-            CacheLayer::Plain(_) => false,
-            CacheLayer::Quantised { layer, .. } => layer.group_scales().is_some(),
-        };
-        if self.layers.iter().any(has_groups) {
+        if self.has_groups() {
             return Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 "tokens that move in a cache of MXFP8",
@@ -178,12 +174,13 @@ impl<T: Element> PagedKvCache<T> {
                 return Err(Violation::new(
                     &rules::TABLE_SHARED,
                     format_args!(
-                        "position {to}, in a block that another sequence or a copy still to be queued reads"
+                        "position {to}, in a block that another sequence or a copy still to be queued reads, or that a step was writing \
+                         when this sequence was forked"
                     ),
                     "positions in blocks of the sequence alone",
                     "queue the copies of each cache of the pool (`PagedKvCache::queue_pending_copies`); where another \
                      sequence or a prefix has the block, drop that first, or compute the tokens again in a sequence \
-                     of their own",
+                     of their own, or behind a `truncate` and `grow` of this one, which copies the block",
                 )
                 .into());
             }

@@ -13,7 +13,7 @@ use crate::rules;
 use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
-use super::pool::{BlockPool, CacheEntry};
+use super::pool::{BlockPool, CacheEntry, StepTokens};
 use super::quantised::{
     ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType,
     QueryType, TokenScales, one_key_each, split,
@@ -295,6 +295,40 @@ impl<T: Element> PagedKvCache<T> {
         })
     }
 
+    /// Whether tokens share scales, as in a cache of MXFP8.
+    pub(super) fn has_groups(&self) -> bool {
+        self.layers.iter().any(|layer| match layer {
+            CacheLayer::Plain(_) => false,
+            CacheLayer::Quantised { layer, .. } => layer.group_scales().is_some(),
+        })
+    }
+
+    /// Refuses a step that computes tokens once more in front of computed ones with which they share scales.
+    pub(crate) fn check_recomputed(
+        &self,
+        requests: impl Iterator<Item = (usize, StepTokens)>,
+    ) -> Result<(), Violation> {
+        if !self.has_groups() {
+            return Ok(());
+        }
+        for (request, tokens) in requests {
+            let computed = self.entry().computed_tokens(tokens.stamp);
+            if tokens.cached < tokens.len && tokens.len < computed {
+                return Err(Violation::new(
+                    &rules::CACHE_QUANTISED,
+                    format_args!(
+                        "tokens {} to {} of request {request}, computed once more before others in a cache of MXFP8",
+                        tokens.cached,
+                        tokens.len - 1
+                    ),
+                    format_args!("the last tokens of the first {computed}, which are computed"),
+                    "compute the tokens behind them in the same step: values share powers of two with 31 others",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether keys and values are quantised.
     pub fn is_quantised(&self) -> bool {
         matches!(self.layers[..], [CacheLayer::Quantised { .. }, ..])
@@ -345,7 +379,15 @@ fn check_dequantised<T: Element>(
         };
         let inputs = Inputs::new(&row, &quantised, &quantised);
         let quantisation = split(mode, &scales, &scales);
-        one_key_each(shape.kv_heads).plan(inputs.quantisation(quantisation))?;
+        let planned = one_key_each(shape.kv_heads).plan(inputs.quantisation(quantisation));
+        planned.map_err(|error| match error {
+            ascend_attention::Error::Violation(refused) if stored != QuantisedType::Int8 => {
+                let fix = "make a cache of INT8, or run on Ascend 950, whose operator reads caches of floats of 8 bits";
+                let Violation { rule, given, allowed, .. } = refused;
+                Violation::new(rule, given, allowed, fix).into()
+            }
+            other => other,
+        })?;
     }
     Ok(())
 }

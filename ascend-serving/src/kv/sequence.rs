@@ -201,7 +201,7 @@ impl Sequence {
                 &rules::SEQUENCE_LENGTH,
                 format_args!("position {position}"),
                 format_args!("at least {} and below {}", self.dropped, self.len),
-                "ask for a token that is cached",
+                "ask for a token that is cached, and move accepted drafts before the others are cut off",
             ));
         }
         slot(&self.row, position, self.pool.block_size())

@@ -120,7 +120,7 @@ fn accepted_drafts_come_to_lie_behind_each_other() {
         .accept_greedy(&[0, 1, 2, 3, 4, 5], &[2, 0, 4, 0, 5, 7])
         .unwrap();
     assert_eq!(accepted.nodes, [0, 2, 4, 5]);
-    let moves = accepted.moves().map(|(from, to)| (125 + from, 125 + to));
+    let moves = accepted.moves(125);
     attention
         .cache_mut()
         .move_tokens(&stream, &sequence, moves)

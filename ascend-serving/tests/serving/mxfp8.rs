@@ -516,3 +516,32 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
         assert_eq!((before.floats, before.powers), (after.floats, after.powers));
     }
 }
+
+/// Their values would be stored with larger steps than those that are behind them.
+#[test]
+fn tokens_are_not_computed_once_more_in_front_of_others() {
+    let Some(stream) = ascend_950() else {
+        return;
+    };
+    let shape = CacheShape::new(1, 1, DIM).format(Cache::BnNBsD);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::mxfp8(stream.device(), 2, 512, shape, pad).unwrap();
+    let backends = Backends::standard(stream.device());
+    let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 21).unwrap();
+    attention.cache().mark_computed(&sequence, 21).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut of = |cached, new| {
+        let request = BatchRequest {
+            cached,
+            new,
+            ..BatchRequest::of(&sequence, 21).recompute()
+        };
+        let metadata = AttentionMetadata::new(&[request], settings).unwrap();
+        attention.begin(&stream, &metadata).map(drop)
+    };
+    let refused = of(0, 4).unwrap_err();
+    assert!(refused.breaks(&rules::CACHE_QUANTISED), "{refused}");
+    of(0, 21).unwrap();
+}

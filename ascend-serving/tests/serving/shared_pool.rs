@@ -5,7 +5,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, PagedDecode, PrefixCache, rules,
+    CrossAttention, Error, FusedAttention, GraphLimits, GraphPool, PagedDecode, PrefixCache, rules,
 };
 
 use crate::harness;
@@ -233,6 +233,35 @@ fn graphs_of_each_rank_replay_one_metadata() {
         }
         step.end().unwrap();
     }
+}
+
+/// Graphs of a pool count their tokens in every cache, and encoders write one.
+#[test]
+fn what_is_for_one_cache_is_refused_over_a_shared_pool() {
+    let mut ranks = ranks();
+    let mut sequence = Sequence::new(ranks[0].attention.cache().pool());
+    let names: Vec<u64> = (1..=20).collect();
+    grow(&mut ranks, &mut sequence, 20);
+    let prompt = metadata(&ranks, &sequence, 20);
+    all(&mut ranks, &prompt, &names);
+    let mut fork = sequence.fork();
+    grow(&mut ranks, &mut fork, 1);
+    let mut decode = metadata(&ranks, &fork, 1);
+    let stream = &ranks[1].stream;
+    let mut graphs =
+        GraphPool::capture(stream.device(), &[1], |_| Ok(()), |_, _, ()| Ok(())).unwrap();
+    let uncopied = graphs.launch(stream, &mut decode, |(), _| Ok(())).map(drop);
+    assert!(uncopied.unwrap_err().breaks(&rules::BLOCK_UNCOPIED));
+
+    let first = cache(stream, 8);
+    let second = cache(stream, 8).with_pool(first.pool()).unwrap();
+    let shape = AttentionShape::new(SHAPE.0, SHAPE.1, DIM);
+    let mut cross = CrossAttention::new(shape, first).unwrap();
+    let mut encoded = Sequence::new(second.pool());
+    let refused = cross.encode(stream, &mut [(&mut encoded, 3)]).map(drop);
+    assert!(refused.unwrap_err().breaks(&rules::POOL_SHARED));
+    drop(second);
+    assert!(cross.encode(stream, &mut [(&mut encoded, 3)]).is_ok());
 }
 
 #[test]

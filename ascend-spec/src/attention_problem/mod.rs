@@ -278,15 +278,21 @@ pub fn score_scale(scale: f64) -> f32 {
     scale as f32
 }
 
-/// The factor that was likely meant where the square root of a head dimension is given instead of its reciprocal.
+/// The factor that was likely meant where the square root of a head dimension, with its rotary part or without, is
+/// given instead of its reciprocal. Absorbed queries of 512 elements and a rotary part belong to heads of 128 elements.
 /// Head dimensions of 1 are not considered.
-pub fn inverted_scale(scale: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
-    let roots = head_dims
-        .into_iter()
-        .filter(|&dim| dim > 1)
-        .map(|dim| (dim as f64).sqrt());
-    let mut near = roots.filter(|root| (scale / root - 1.0).abs() < 1e-3);
-    near.next().map(f64::recip)
+pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f64> {
+    let absorbed = (head_dim == 512 && rope_dim > 0).then_some(128 + rope_dim);
+    let dims = [
+        Some(head_dim),
+        Some(head_dim.saturating_add(rope_dim)),
+        absorbed,
+    ];
+    let roots = dims.into_iter().flatten().filter(|&dim| dim > 1);
+    let mut roots = roots.map(|dim| (dim as f64).sqrt());
+    let root = roots.find(|root| (scale / root - 1.0).abs() < 1e-3)?;
+    let meant = absorbed.map_or(root, |dim| (dim as f64).sqrt());
+    Some(meant.recip())
 }
 
 #[cfg(test)]
@@ -295,7 +301,7 @@ mod score_scale_tests {
 
     #[test]
     fn roots_are_told_from_factors() {
-        let meant = |scale| inverted_scale(scale, [64, 128]);
+        let meant = |scale| inverted_scale(scale, 64, 64);
         assert_eq!(meant(8.0), Some(0.125));
         assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
         for scale in [
@@ -311,6 +317,11 @@ mod score_scale_tests {
         ] {
             assert_eq!(meant(scale), None, "{scale}");
         }
-        assert_eq!(inverted_scale(1.0, [1, 0]), None);
+        assert_eq!(inverted_scale(1.0, 1, 0), None);
+        // Absorbed queries, whose heads have 128 elements and 64 rotary ones.
+        for root in [512f64, 576.0, 192.0].map(f64::sqrt) {
+            let meant = inverted_scale(root, 512, 64).unwrap();
+            assert!((meant - 192f64.sqrt().recip()).abs() < 1e-12);
+        }
     }
 }

@@ -336,6 +336,41 @@ pub fn checked_contents(
     }
 }
 
+/// What is unusual about lengths of queries and of keys that the tensors hold: by the first rule query rows of no
+/// sequence, by the second rows without keys.
+pub fn unusual_contents(
+    sequences: &SparseSequences,
+    numbers: &[Vec<i64>; 3],
+    [left_out, without_keys]: [&'static Rule; 2],
+) -> [Option<Violation>; 2] {
+    let all = || sequences.each(SparseContents::of(numbers));
+    let packed = sequences.query.layout == TokenLayout::Tnd;
+    let of_sequences: usize = all().map(|sequence| sequence.queries).sum();
+    let rows = sequences.query.rows;
+    let short = all().find(|sequence| sequences.causal && sequence.keys < sequence.queries);
+    [
+        (packed && of_sequences < rows).then(|| {
+            left_out.broken(
+                format_args!("{rows} rows of the query, {of_sequences} in sequences"),
+                format_args!("lengths that sum up to {rows}"),
+            )
+        }),
+        short.map(
+            |SparseSequence {
+                 index,
+                 queries,
+                 keys,
+                 ..
+             }| {
+                without_keys.broken(
+                    format_args!("{queries} query rows and {keys} keys of sequence {index}"),
+                    format_args!("{queries} keys or more"),
+                )
+            },
+        ),
+    ]
+}
+
 /// Checks that a tensor has these axes.
 pub(crate) fn shaped(
     rule: &'static Rule,

@@ -228,12 +228,13 @@ impl BlockPool {
         })
     }
 
-    /// Checks that one packed call can read requests of these lengths: the operator requires that the cache has as
-    /// many blocks as they need together, and counts a block that several share for each of them. A request of
+    /// Checks that any packed call can read requests of these lengths: for prompts the operator requires that the cache
+    /// has as many blocks as they need together, and counts a block that several share for each of them. A request of
     /// padding takes one.
     ///
-    /// A scheduler calls it before it grows sequences; a step that is too large is refused when its first layer is
-    /// queued, by the same rule ([`Error::breaks`](crate::Error::breaks)).
+    /// A scheduler calls it before it grows sequences. Steps of prompts that are too large are refused when their first
+    /// layer is queued, by the same rule ([`Error::breaks`](crate::Error::breaks)); decoding steps whose requests share
+    /// blocks may be served though this refuses them.
     ///
     /// # Errors
     /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more

@@ -538,6 +538,11 @@ impl fmt::Debug for CacheEntry {
 }
 
 impl BlockPool {
+    /// The number of caches that have the pool.
+    pub(crate) fn caches(&self) -> usize {
+        lock(self.progress_table()).caches().len()
+    }
+
     /// The number of first tokens of a sequence that every cache of the pool has. `None` for a pool without a cache
     /// of this crate, for which it is not known.
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {

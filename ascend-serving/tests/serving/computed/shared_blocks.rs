@@ -250,6 +250,51 @@ fn a_block_copied_during_a_step_does_not_have_its_tokens() {
     engine.step(&both, &tokens);
 }
 
+/// Its first layer would have the new token, and its second one the old.
+#[test]
+fn a_block_copied_while_tokens_are_computed_once_more_has_them_in_no_layer() {
+    let mut engine = Engine::new(8);
+    let mut graphs = engine.graphs();
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 3));
+    let stream = engine.stream.device().stream().unwrap();
+    let mut again = engine.metadata_again(&sequence, 1);
+    let mut step = graphs.begin(&stream, &mut again).unwrap();
+    for layer in 0..LAYERS {
+        let rows = [0, 1, 2].map(|what| packed::<bf16>(&stream, &[40], layer, what, 1));
+        step.forward(layer, (&rows[0], &rows[1], &rows[2])).unwrap();
+        stream.synchronize().unwrap();
+        if layer == 0 {
+            let fork = sequence.fork();
+            engine.grow(&mut sequence, 1);
+            engine.stream.synchronize().unwrap();
+            assert_eq!(engine.computed(&fork), 2);
+        }
+    }
+    step.end().unwrap();
+    assert_eq!(engine.computed(&sequence), 2);
+    let one = engine.metadata(&sequence, 1);
+    let refused = engine.refused(&one, &[1, 2, 40, 50]);
+    assert_eq!(refused.rule, &rules::SEQUENCE_GAP);
+    let both = engine.metadata(&sequence, 2);
+    engine.step(&both, &[1, 2, 40, 50]);
+}
+
+/// The copy would overwrite them.
+#[test]
+fn tokens_in_a_block_that_waits_for_a_copy_are_not_said_to_be_computed() {
+    let mut engine = Engine::new(8);
+    let mut sequence = engine.sequence();
+    engine.add(&mut sequence, &names(1, 3));
+    let mut fork = sequence.fork();
+    let growth = fork.grow(1).unwrap();
+    let cache = engine.attention.cache_mut();
+    let early = cache.mark_computed(&fork, 4).unwrap_err();
+    assert_eq!(early.rule, &rules::BLOCK_UNCOPIED);
+    cache.copy_blocks(&engine.stream, &growth.copies).unwrap();
+    cache.mark_computed(&fork, 4).unwrap();
+}
+
 /// The later layers of a step in progress would read them.
 #[test]
 fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {

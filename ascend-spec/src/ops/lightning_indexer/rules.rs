@@ -109,6 +109,14 @@ rules! {
     NONE_CHOSEN = "indexer.none_chosen", Lint("nothing is written"), V1, "LightningIndexer tiling, sparseCount",
         "rows choose at least one key",
         "leave the call out where nothing is chosen";
+    ROWS_LEFT_OUT = "indexer.rows_left_out", Lint("such rows of the outputs keep what was there"), V1,
+        "LightningIndexer kernel, actualSeqLengthsQuery",
+        "packed query rows all belong to a sequence",
+        "give the lengths of all rows of the query, or a query of these rows alone";
+    ROWS_WITHOUT_KEYS = "indexer.rows_without_keys", Lint("such rows choose none"), V1,
+        "LightningIndexer kernel, lengths and sparseMode",
+        "with sparseMode 3 a sequence has at least as many keys as query rows",
+        "count a sequence's cached keys and its new ones among its keys";
     CONTENTS = "indexer.contents", Overrun("rows of other memory are read or written"), V1,
         "LightningIndexer kernel, lengths and blockTable",
         "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "

@@ -5,6 +5,7 @@ use super::{Parameter, SparseFlashCall, SparseFlashProblem, Version, softmax_sha
 use crate::Cann::{V9_0, V9_1};
 use crate::DType::{Bf16, Float, Float16, Int32};
 use crate::allowed::{Checked, DivisorsOf, Named, Outcome};
+use crate::attention_problem::{inverted_scale, score_scale};
 use crate::contract::first_lint;
 use crate::ops::sparse_sequences::{
     SequenceRules, SequenceTensors, SparseSequences, TokenLayout, shaped,
@@ -109,10 +110,26 @@ rules! {
     VALUE = "sparse_flash.value", Lint("values are read from key"), V1, "SparseFlashAttention kernel, value",
         "value is described as key is",
         "pass the same tensor as key and as value";
+    SCALE = "sparse_flash.scale_finite", Lint("only numbers change"), V1,
+        "SparseFlashAttention documentation, scaleValue",
+        "scaleValue is a finite number in 32 bits",
+        "pass the factor of the scores, with heads of 128 elements and 64 rotary ones one over the root of 192";
+    SCALE_INVERSE = "sparse_flash.scale_inverse", Lint("only numbers change"), V1,
+        "SparseFlashAttention documentation, scaleValue",
+        "scaleValue is not the root of the head dimension",
+        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     NONE_CHOSEN = "sparse_flash.none_chosen", Lint("all rows are zeros"), V1,
         "SparseFlashAttention kernel, sparseIndices",
         "lists of blocks have at least one entry",
         "leave the call out where nothing is chosen";
+    ROWS_LEFT_OUT = "sparse_flash.rows_left_out", Lint("such rows of the outputs keep what was there"), V1,
+        "SparseFlashAttention kernel, actualSeqLengthsQuery",
+        "packed query rows all belong to a sequence",
+        "give the lengths of all rows of the query, or a query of these rows alone";
+    ROWS_WITHOUT_KEYS = "sparse_flash.rows_without_keys", Lint("such rows are zeros"), V1,
+        "SparseFlashAttention kernel, lengths and sparseMode",
+        "with sparseMode 3 a sequence has at least as many keys as query rows",
+        "count a sequence's cached keys and its new ones among its keys";
     CONTENTS = "sparse_flash.contents", Overrun("rows of other memory are read or written"), V1,
         "SparseFlashAttention kernel, lengths and blockTable",
         "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
@@ -229,6 +246,16 @@ impl SparseFlashCall<'_> {
                         format_args!("{room:?}")
                     );
                 }
+            }
+            lint!(
+                report,
+                score_scale(self.scale).is_finite(),
+                SCALE,
+                self.scale,
+                "a number that is finite in 32 bits"
+            );
+            if let Some(meant) = inverted_scale(self.scale, DIM as usize, ROPE_DIM as usize) {
+                lint!(report, false, SCALE_INVERSE, self.scale, meant);
             }
             lint!(
                 report,

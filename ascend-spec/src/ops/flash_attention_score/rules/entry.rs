@@ -165,7 +165,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         call.scale,
         "a factor other than 0",
     );
-    if let Some(meant) = inverted_scale(call.scale, [p.head_dim, p.head_dim + p.rope_dim]) {
+    if let Some(meant) = inverted_scale(call.scale, p.head_dim, p.rope_dim) {
         lint!(report, false, SCALE_INVERSE, call.scale, meant);
     }
     let most_batch = match p.packed {

@@ -134,10 +134,7 @@ pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report
         p.call.scale,
         "a factor other than 0",
     );
-    if let Some(meant) = inverted_scale(
-        p.call.scale,
-        [p.problem.head_dim, p.problem.head_dim + p.problem.rope_dim],
-    ) {
+    if let Some(meant) = inverted_scale(p.call.scale, p.problem.head_dim, p.problem.rope_dim) {
         lint!(report, false, SCALE_INVERSE, p.call.scale, meant);
     }
 }
