@@ -533,11 +533,8 @@ fn tokens_are_not_computed_once_more_in_front_of_others() {
     attention.cache().mark_computed(&sequence, 21).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut of = |cached, new| {
-        let request = BatchRequest {
-            cached,
-            new,
-            ..BatchRequest::of(&sequence, 21).recompute()
-        };
+        let mut request = BatchRequest::of(&sequence, 21).recompute();
+        (request.cached, request.new) = (cached, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         attention.begin(&stream, &metadata).map(drop)
     };
