@@ -197,6 +197,9 @@ impl Draw {
         let call = self.upload(stream, of);
         let sparse = SparseFlashAttention::new(SCALE).block_size(self.block);
         let sparse = sparse.causal(self.causal).return_softmax(self.softmax);
+        // Some rows see no key, and some are of no sequence.
+        let sparse = sparse.allow_lint("sparse_flash.rows_without_keys");
+        let sparse = sparse.allow_lint("sparse_flash.rows_left_out");
         let inputs = (
             (&call.query, &call.query_rope),
             (&call.key, &call.key_rope),
@@ -339,6 +342,14 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
         broken(blocks_of_3.plan(&sequences, inputs)),
         "sparse_flash.sparse_block_size"
     );
+    for (of, rule) in [
+        ([&[2], &[6]], "sparse_flash.rows_left_out"),
+        ([&[3], &[2]], "sparse_flash.rows_without_keys"),
+    ] {
+        let [queries, keys]: [&[usize; 1]; 2] = of;
+        let sequences = SparseSequences::packed(&stream, queries, keys).unwrap();
+        assert_eq!(broken(sparse.plan(&sequences, inputs)), rule);
+    }
     let none = stream.upload(&[0i32; 0], [3, 1, 0]).unwrap();
     let empty = (inputs.0, inputs.1, &none);
     assert_eq!(

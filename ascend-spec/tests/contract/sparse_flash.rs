@@ -4,7 +4,7 @@ use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
 use ascend_spec::ops::sparse_flash_attention::{
     EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, rules,
 };
-use ascend_spec::ops::sparse_sequences::SparseContents;
+use ascend_spec::ops::sparse_sequences::{SparseContents, unusual_contents};
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -180,6 +180,8 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         ("sparse_flash.value", A2, Call { value: strided, ..packed }),
         ("sparse_flash.paged_dim", A2, Call { key: half(&[6, 32, 1, 64]), ..paged }),
         ("sparse_flash.softmax_room", a2(Cann::V8_5), Call { softmax_sum: of(Float, &[1]), ..padded }),
+        ("sparse_flash.scale_finite", A2, Call { scale: f64::NAN, ..packed }),
+        ("sparse_flash.scale_inverse", A2, Call { scale: 192f64.sqrt(), ..packed }),
         ("sparse_flash.none_chosen", A2, Call { sparse_indices: numbers(&[5, 1, 0]), ..packed }),
     ];
     for (id, target, call) in lints {
@@ -190,6 +192,19 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
+    // What the numbers say is known to who uploads them: ends of 5 rows and 70 keys, of 4 rows, and of fewer keys than
+    // rows.
+    let unusual = |queries: [i64; 2], keys: [i64; 2]| {
+        let numbers = [queries.to_vec(), keys.to_vec(), vec![]];
+        let of = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+        let problem = packed.check(A2).unwrap();
+        let found = unusual_contents(&problem.sequences, &numbers, of);
+        found.map(|found| found.map(|found| found.rule.id))
+    };
+    assert_eq!(unusual([3, 5], [40, 70]), [None, None]);
+    let found = [unusual([2, 4], [40, 70])[0], unusual([3, 5], [2, 70])[1]];
+    assert_eq!(unusual([2, 4], [40, 70])[1], None);
+    broken.extend(found.map(|id| id.unwrap()));
     // What the numbers name is not known before the launch.
     assert!(rules::CONTENTS.overruns);
     broken.insert(rules::CONTENTS.id);

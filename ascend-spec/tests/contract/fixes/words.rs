@@ -86,7 +86,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          head_dim.aligned_rows head_dim.different head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned \
          head_dim.value incre.required indexer.batch indexer.block_size indexer.block_table indexer.contents indexer.format \
          indexer.head_dim indexer.indices indexer.lengths indexer.query indexer.rank indexer.required indexer.values \
-         indexer.values_room indexer.values_shape indexer.weights key.batch \
+         indexer.rows_left_out indexer.rows_without_keys indexer.values_room indexer.values_shape indexer.weights key.batch \
          key.list_batch key.list_batch_empty key.list_batch_unchecked \
          key.list_count key.list_ignored key.list_layout key.list_length key.list_shape key.list_short key.list_sizes \
          key.list_single_length key.rank learnable_sink.head_dim learnable_sink.layout learnable_sink.shape \
@@ -108,7 +108,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          split_fuse.causal_rows split_fuse.one_key sparse_flash.batch sparse_flash.block_size \
          sparse_flash.block_table sparse_flash.contents sparse_flash.format sparse_flash.head_dim sparse_flash.indices \
          sparse_flash.key_rows sparse_flash.lengths sparse_flash.no_softmax sparse_flash.out sparse_flash.paged_dim \
-         sparse_flash.query_rope sparse_flash.rank sparse_flash.required sparse_flash.rope sparse_flash.softmax \
+         sparse_flash.query_rope sparse_flash.rank sparse_flash.required sparse_flash.rope sparse_flash.rows_left_out \
+         sparse_flash.rows_without_keys sparse_flash.scale_finite sparse_flash.scale_inverse sparse_flash.softmax \
          sparse_flash.softmax_room sparse_flash.softmax_shape sparse_flash.value start_idx.range tensor.countable tensor.format tensor.strided \
          tree_mask.ignored tree_mask.more_rows tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
          rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \
