@@ -291,8 +291,14 @@ mod tests {
                 .collect()
         }
 
-        /// Attention and log-sum-exps.
+        /// Attention and log-sum-exps, on so many threads.
         fn run(&self, level: Level, threads: usize) -> (Vec<f16>, Vec<f32>) {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            pool.unwrap().install(|| self.attend(level))
+        }
+
+        /// Attention and log-sum-exps.
+        fn attend(&self, level: Level) -> (Vec<f16>, Vec<f32>) {
             let desc = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).unwrap();
             let [query, key] = [0, 1].map(|side| desc(DType::Float16, &self.shape(side, self.dim)));
             let lse = desc(DType::Float, &self.shape(0, 1));
@@ -342,11 +348,8 @@ mod tests {
                 }),
                 mask: &self.mask(),
             };
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             // SAFETY: the tensors are those of the call, and live.
-            pool.unwrap()
-                .install(|| unsafe { run_under(level, &problem, &call, &buffers) })
-                .unwrap();
+            unsafe { run_under(level, &problem, &call, &buffers) }.unwrap();
             (out, lses)
         }
 
