@@ -61,8 +61,10 @@ kinds! {
     NonFiniteBias = "non_finite_bias", "infinity or NaN in a position bias";
     /// A row that no key is visible to: a mask hides from each row its own key and all keys before it, and so every key
     /// from the last row, like a causal mask whose sense is inverted; or a position bias has the lowest number of its
-    /// type for every key of a row.
+    /// type for every key of a row; or a mask of blocks names no block of keys for a row.
     HiddenRow = "hidden_row", "row whose every key is hidden";
+    /// A mask of blocks has a byte that is neither 0 nor 1.
+    MaskByte = "mask_byte", "byte of a mask that is neither 0 nor 1";
     /// Softmax statistics are read in another memory order than they were written in.
     SoftmaxOrder = "softmax_order", "softmax statistics in another order";
     /// A length on the device is negative, larger than its tensor, or an end before the one in front of it.
@@ -73,7 +75,8 @@ kinds! {
     DuplicateSlot = "duplicate_slot", "slot named twice";
     /// A merge gets a row without keys in either part, which makes the row, or its next merge, NaN.
     EmptyRow = "empty_row", "row without keys in a merge";
-    /// A row of sparse indices has entries that are not read, or that name a block behind the keys that it may read.
+    /// A row of sparse indices has entries that are not read, or it or a mask of blocks names a block behind the keys
+    /// that the row may read.
     SkippedEntry = "skipped_entry", "entry of sparse indices left out";
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent = "unrecorded_event", "event never recorded";

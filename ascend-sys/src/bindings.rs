@@ -1660,6 +1660,44 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are numbers of rows, one for each sequence, in every layout. blockSparseMask must not be null,
+ attenMaskOptional and blockTableOptional must be. blockShapeOptional may be null from 9.2 on. softmaxLseOptional
+ must not be null where softmaxLseFlag is 1.*/
+    pub fn aclnnBlockSparseAttentionGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        blockSparseMask: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        blockShapeOptional: *const aclIntArray,
+        actualSeqLengthsOptional: *const aclIntArray,
+        actualSeqLengthsKvOptional: *const aclIntArray,
+        blockTableOptional: *const aclTensor,
+        qInputLayout: *mut ::core::ffi::c_char,
+        kvInputLayout: *mut ::core::ffi::c_char,
+        numKeyValueHeads: i64,
+        maskType: i64,
+        scaleValue: f64,
+        innerPrecise: i64,
+        blockSize: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        softmaxLseFlag: i64,
+        attentionOut: *const aclTensor,
+        softmaxLseOptional: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnBlockSparseAttention(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFlashAttentionScoreGetWorkspaceSize(
         query: *const aclTensor,
@@ -3673,6 +3711,37 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnBlockSparseAttentionGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                blockSparseMask: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                blockShapeOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsOptional: *const $crate::bindings::aclIntArray,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclIntArray,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                qInputLayout: *mut ::core::ffi::c_char,
+                kvInputLayout: *mut ::core::ffi::c_char,
+                numKeyValueHeads: i64,
+                maskType: i64,
+                scaleValue: f64,
+                innerPrecise: i64,
+                blockSize: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                softmaxLseFlag: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxLseOptional: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnBlockSparseAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnFlashAttentionScoreGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -5046,6 +5115,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnAttentionUpdate: None,
         aclnnBatchMatMulGetWorkspaceSize: Some(aclnnBatchMatMulGetWorkspaceSize),
         aclnnBatchMatMul: Some(aclnnBatchMatMul),
+        aclnnBlockSparseAttentionGetWorkspaceSize: None,
+        aclnnBlockSparseAttention: None,
         aclnnFlashAttentionScoreGetWorkspaceSize: Some(aclnnFlashAttentionScoreGetWorkspaceSize),
         aclnnFlashAttentionScore: Some(aclnnFlashAttentionScore),
         aclnnFlashAttentionScoreV2GetWorkspaceSize: Some(aclnnFlashAttentionScoreV2GetWorkspaceSize),

@@ -29,7 +29,7 @@
 //! | `dtype.<tensor>` | `int4`, `float4_e2m1`, `float8_e4m3fn`, `float8_e8m0` or `hifloat8`: the element type of a tensor that the file stores as U8; that of `key` holds for `key.0` and so on, too |
 //! | `out_dtype` | element type of `attention_out` of FusedInferAttentionScore and PromptFlashAttention, such as `int8`, `bfloat16` or `hifloat8`; absent is what the inputs imply |
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)`; one may be left out for 0 |
-//! | `softmax_atol`, `softmax_rtol` | tolerance of `softmax_max` and `softmax_sum`; `atol` and `rtol` are that of the others then |
+//! | `softmax_atol`, `softmax_rtol` | tolerance of `softmax_max` and `softmax_sum`, and of `softmax_lse` of BlockSparseAttention; `atol` and `rtol` are that of the others then |
 //! | `rms_rtol` | tolerance of `attention_out` of FusedInferAttentionScore as a whole: `sqrt(sum (got - want)^2 / sum want^2)` |
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
 //! | `expect_status` | CANN's status of the refusal |

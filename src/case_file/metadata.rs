@@ -205,6 +205,9 @@ const KEYS: &[Key] = &[
 const GROUP: CaseError =
     CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
 
+/// A truth value in files, and in some operators an integer.
+const LSE_FLAG: &str = "softmax_lse_flag";
+
 /// Mask kinds with their names in files.
 const MASK_KINDS: [(MaskSource, &str); 3] = [
     (MaskSource::None, "none"),
@@ -220,7 +223,10 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
         "atten_mask_kind" => has("atten_mask"),
         "portable_since" | "rms_rtol" => inference,
         "out_dtype" => inference || operator == DeclaredOperator::PromptFlashAttention,
-        "softmax_atol" | "softmax_rtol" | "group" | "group_role" => has("softmax_max"),
+        "softmax_atol" | "softmax_rtol" => {
+            has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention
+        }
+        "group" | "group_role" => has("softmax_max"),
         _ => true,
     }
 }
@@ -366,6 +372,9 @@ pub(super) fn read_value(
     let malformed = |allowed| CaseError::malformed(name, text, allowed);
     Ok(Some(match parameter.kind {
         Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => return Ok(None),
+        Kind::Int if name == LSE_FLAG && (text == "true" || text == "false") => {
+            OwnedValue::Int((text == "true").into())
+        }
         Kind::Int | Kind::Int8 => OwnedValue::Int(integer(name, text)?),
         Kind::Float => OwnedValue::Float(number(name, text)?),
         Kind::Flag => OwnedValue::Flag(text.parse().map_err(|_| malformed("`true` or `false`"))?),
@@ -394,6 +403,7 @@ pub(super) fn value_text<T>(
         return Ok(None);
     }
     Ok(match value {
+        Value::Int(flag @ 0..=1) if name == LSE_FLAG => Some((flag == 1).to_string()),
         Value::Int(value) => Some(value.to_string()),
         Value::Float(value) => {
             let text = shown(value);

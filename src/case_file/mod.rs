@@ -60,7 +60,8 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     pub expected: Vec<(&'static str, CaseTensor)>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
-    /// How far `softmax_max` and `softmax_sum` may be from the expected ones; `None` is as for the other outputs.
+    /// How far `softmax_max`, `softmax_sum` and `softmax_lse` may be from the expected ones; `None` is as for the other
+    /// outputs.
     pub softmax_tolerance: Option<Tolerance>,
     /// How far the attention output as a whole may be from the expected one: the root of the mean square error over
     /// that of the mean square.
@@ -263,7 +264,7 @@ impl<A> Case<A> {
 
     /// How far an output may be from what is expected of it.
     pub fn tolerance_of(&self, output: &str) -> Tolerance {
-        let of_rows = matches!(output, "softmax_max" | "softmax_sum");
+        let of_rows = matches!(output, "softmax_max" | "softmax_sum" | "softmax_lse");
         let softmax = self.softmax_tolerance.filter(|_| of_rows);
         softmax.or(self.tolerance).unwrap_or_default()
     }
@@ -498,7 +499,8 @@ impl<A: CaseArguments> Case<A> {
                 "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
             );
         }
-        let writes_lse = arguments.value("softmax_lse_flag") != Some(Value::Flag(false));
+        let flag = arguments.value("softmax_lse_flag");
+        let writes_lse = !matches!(flag, Some(Value::Flag(false) | Value::Int(0)));
         if self.expected("softmax_lse").is_some() && !writes_lse {
             return wrong(
                 "softmax_lse is expected, but `softmax_lse_flag` is not `true`: set it, or leave the tensor out",

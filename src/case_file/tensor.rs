@@ -220,6 +220,7 @@ impl CaseTensor {
                 Some(ints.collect())
             }
             DType::Int64 => Some(octets.iter().map(|&b| i64::from_le_bytes(b)).collect()),
+            DType::Int8 => Some(self.bytes.iter().map(|&b| i64::from(b as i8)).collect()),
             _ => None,
         }
     }

@@ -3,6 +3,7 @@
 mod attention_settings;
 pub(crate) mod attention_update;
 pub mod batch_mat_mul;
+pub mod block_sparse_attention;
 pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
@@ -20,11 +21,11 @@ pub mod sparse_sequences;
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
-        batch_mat_mul as matmul, flash_attention_score as flash,
-        fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
-        incre_flash_attention as incre, lightning_indexer as indexer, operation,
-        prompt_flash_attention as prompt, ring_attention_update as ring, rms_norm as norm,
-        scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
+        batch_mat_mul as matmul, block_sparse_attention as block_sparse,
+        flash_attention_score as flash, fused_infer_attention_score as attention,
+        gather_pa_kv_cache as gather, incre_flash_attention as incre, lightning_indexer as indexer,
+        operation, prompt_flash_attention as prompt, ring_attention_update as ring,
+        rms_norm as norm, scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
         sparse_sequences as sparse,
     };
 }
@@ -47,6 +48,7 @@ macro_rules! for_each_operator {
             RmsNorm: rms_norm;
             LightningIndexer: lightning_indexer;
             SparseFlashAttention: sparse_flash_attention;
+            BlockSparseAttention: block_sparse_attention;
         }
     };
 }

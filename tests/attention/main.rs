@@ -8,6 +8,7 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+mod block_sparse;
 mod flash;
 mod gather;
 mod indexer;

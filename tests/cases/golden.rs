@@ -140,7 +140,7 @@ fn gathered_caches_are_right() {
 #[test]
 fn sparse_attention_is_right() {
     harness::expect_odd_sparse_lists();
-    for (operator, own_cases, all_cases) in [("_li_", 3, 17), ("_sfa_", 3, 25)] {
+    for (operator, own_cases, all_cases) in [("_li_", 3, 17), ("_sfa_", 3, 25), ("_bsa_", 3, 15)] {
         assert_eq!(replay_on(&stream(), &own("sparse"), operator), own_cases);
         match more("sparse") {
             Some(folder) => assert_eq!(replay_on(&stream(), &folder, operator), all_cases),

@@ -47,6 +47,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         );
         // GatherPaKvCache, LightningIndexer and SparseFlashAttention.
         let since_8_5 = if cann < Cann::V8_5 { 2 + 2 + 2 } else { 0 };
+        // BlockSparseAttention.
+        let since_9_0 = if cann < Cann::V9_0 { 2 } else { 0 };
         // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the
         // quantised form.
         let training = match cann {
@@ -59,6 +61,7 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
             newer.len(),
             3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count())
                 + since_8_5
+                + since_9_0
                 + training
         );
 

@@ -67,11 +67,15 @@ pub(super) struct Attention {
     pub(super) zeroes_masked_rows: bool,
 }
 
-/// The tensors of latent attention.
-pub(super) struct Latent {
+/// The tensors of attention whose sequences are listed one by one.
+pub(super) struct Listed {
     pub(super) query: InputTensor,
-    pub(super) query_rope: InputTensor,
+    pub(super) query_rope: Option<InputTensor>,
     pub(super) out: OutputTensor,
+    /// The log-sum-exp, where it is written.
+    pub(super) lse: Option<WriteTensor<f32>>,
+    /// Query heads of each sequence, which share a key head.
+    pub(super) group: usize,
     /// Factor of the scores.
     pub(super) scale: f64,
     /// Element type that weights are rounded to.
@@ -221,28 +225,29 @@ impl Attention {
         })
     }
 
-    /// Latent attention without any sequence yet: all heads share a key head, whose values are the beginning of its
-    /// keys.
-    pub(super) fn latent(call: Latent) -> Self {
+    /// Attention without any sequence yet, each of which has one key head.
+    pub(super) fn listed(call: Listed) -> Self {
         let sizes = call.query.sizes();
-        let rope = call.query_rope.sizes().dim;
         Attention {
             sequences: Vec::new(),
             heads: sizes.heads,
             kv_heads: 1,
-            group: sizes.heads,
-            dim: sizes.dim.next_multiple_of(WIDTH) + rope,
+            group: call.group,
+            dim: match &call.query_rope {
+                None => sizes.dim,
+                Some(rope) => sizes.dim.next_multiple_of(WIDTH) + rope.sizes().dim,
+            },
             value_dim: sizes.dim,
             query_scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             scale: 1.0,
             query: call.query,
-            query_rope: Some(call.query_rope),
+            query_rope: call.query_rope,
             query_quantisation: None,
             rope_scale: None,
             key_quantisation: None,
             value_quantisation: None,
             out: call.out,
-            lse: None,
+            lse: call.lse,
             mask: None,
             bias: None,
             sink: None,

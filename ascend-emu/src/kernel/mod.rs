@@ -24,6 +24,7 @@
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
 //! | `lightning_indexer` | choosing the keys of sparse attention, with the products of `prefill` |
 //! | `sparse_attention`, `token_rows` | attention to chosen keys, each row a sequence of its own; its tensors |
+//! | `block_sparse` | attention to blocks of keys, each block of rows a sequence of its own |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
@@ -45,6 +46,7 @@
 
 mod attention;
 pub(crate) mod batch_mat_mul;
+pub(crate) mod block_sparse;
 mod decode;
 mod dequantise;
 mod epilogue;

@@ -22,6 +22,8 @@ pub(super) struct Sequence {
     pub(super) kv: KeyValues,
     /// Index on the batch axis of query and output.
     pub(super) batch: usize,
+    /// Index of the first head on their axis of heads.
+    head: usize,
     /// Number of rows to write: those of the geometry, followed by the rows around them, which have no keys.
     pub(super) rows: usize,
     /// Index of the first row on the tensors' row axis.
@@ -127,6 +129,7 @@ impl Sequence {
                 },
             },
             batch: if problem.packed { 0 } else { b },
+            head: 0,
             rows: if problem.packed {
                 extent.q_len
             } else {
@@ -176,6 +179,7 @@ impl Sequence {
                 },
             },
             batch,
+            head: 0,
             rows: problem.query_rows,
             first: 0,
             end: problem.query_rows,
@@ -188,10 +192,10 @@ impl Sequence {
         }
     }
 
-    /// A single row at a batch entry and row of the tensors, which sees all of the keys. `softmax` is where its maximum
-    /// and sum go.
-    pub(super) fn of_row(
-        (batch, row): (usize, usize),
+    /// Rows of the tensors, from a batch entry, head and row on, which see all of the listed keys. `softmax` is where
+    /// maximum and sum of each go.
+    pub(super) fn listed(
+        (batch, head, rows): (usize, usize, Range<usize>),
         kv: KeyValues,
         softmax: Option<[WriteTensor<f32>; 2]>,
     ) -> Self {
@@ -200,12 +204,13 @@ impl Sequence {
             Storage::Rows { .. } | Storage::Pages(_) => 0,
         };
         Sequence {
-            geometry: MaskGeometry::full(1, keys as u64),
+            geometry: MaskGeometry::full(rows.len() as u64, keys as u64),
             kv,
             batch,
-            rows: 1,
-            first: row,
-            end: row + 1,
+            head,
+            rows: rows.len(),
+            first: rows.start,
+            end: rows.end,
             origin: (0, 0),
             mask: None,
             dropped: None,
@@ -214,9 +219,10 @@ impl Sequence {
         }
     }
 
-    /// Whether the sequence's rows end before those of `next`, or are of another batch entry.
+    /// Whether the sequence's rows end before those of `next`, or are of another batch entry or head.
     pub(super) fn ends_before(&self, next: &Self) -> bool {
-        self.batch != next.batch || self.first + self.rows <= next.first
+        let apart = self.batch != next.batch || self.head != next.head;
+        apart || self.first + self.rows <= next.first
     }
 
     /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the
@@ -225,7 +231,7 @@ impl Sequence {
     pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
         let row = self.first + row;
         let row = if row < self.end { row } else { row - self.end };
-        (self.batch, head, row)
+        (self.batch, self.head + head, row)
     }
 
     /// The smallest range of keys in `within` that contains all that some row of `rows` sees.

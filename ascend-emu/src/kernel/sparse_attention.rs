@@ -4,7 +4,7 @@
 //! which is read by all heads at once. Loading tiles, products, the online softmax, splits along the keys and threads
 //! are those of any other call, and so a result depends on the call and the instruction set alone.
 
-use super::attention::{Attention, Latent};
+use super::attention::{Attention, Listed};
 use super::kv::listed_rows::ListedRows;
 use super::kv::{KeyValues, KvTensor, Storage};
 use super::schedule;
@@ -74,14 +74,16 @@ unsafe fn run_under(
     let (out, sizes) = buffers.out.rows(of_query);
     // SAFETY: the caller keeps this contract.
     let (mut attention, key, rope) = unsafe {
-        let latent = Latent {
+        let latent = Listed {
             query: buffers.query.input(of_query),
-            query_rope: buffers.query_rope.input(of_query),
+            query_rope: Some(buffers.query_rope.input(of_query)),
             out: OutputTensor::new(buffers.out.base, &out, sizes, buffers.out.types(), None),
+            lse: None,
+            group: sizes.heads,
             scale: problem.scale,
             dtype: buffers.query.desc.dtype,
         };
-        let attention = Attention::latent(latent);
+        let attention = Attention::listed(latent);
         (
             attention,
             buffers.key.input(of_key),
@@ -104,9 +106,11 @@ unsafe fn run_under(
                 // SAFETY: the caller keeps this contract.
                 .map(|outputs| outputs.map(|output| unsafe { softmax_row(&output, place) }));
             let kv = latent_rows(key, rope, storage);
+            let (batch, row) = place;
+            let rows = (batch, 0, row..row + 1);
             attention
                 .sequences
-                .push(Sequence::of_row(place, kv, softmax));
+                .push(Sequence::listed(rows, kv, softmax));
         }
         if attention.sequences.is_empty() {
             return Ok(());

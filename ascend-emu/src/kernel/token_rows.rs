@@ -4,7 +4,7 @@ use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::sparse_sequences::TokenLayout;
-use ascend_spec::{TensorDesc, View};
+use ascend_spec::{Axes, TensorDesc, View};
 
 /// A tensor, and its base address.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,16 @@ impl TokenRows<'_> {
             dim: size(last),
         };
         (rows, sizes)
+    }
+
+    /// The rows of a tensor whose axes are in this order; `None` for a tensor of another rank.
+    pub(super) fn ordered(&self, axes: Axes) -> Option<(Rows, Sizes)> {
+        let rows = Rows {
+            view: axes.view(self.desc, 0)?,
+            lanes: 0,
+            dtype: self.desc.dtype,
+        };
+        Some((rows, axes.extents(&self.desc.shape, 0)?.into()))
     }
 
     /// The element types of a tensor that holds what it says.

@@ -10,8 +10,8 @@ use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator as _};
 use crate::sanitizer::{Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
-use ascend_spec::DType;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter as _};
+use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
 use std::fmt::Display;
 use std::ptr;
@@ -144,6 +144,29 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         // SAFETY: the caller's promise; the index is one of the tensor's elements.
         _ => i64::from(unsafe { elements.read::<i32>(index) }),
     };
+    try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
+}
+
+/// The bytes of a tensor of single bytes of an operator, as its launch walks it.
+///
+/// # Errors
+/// There is no host memory for them.
+///
+/// # Safety
+///
+/// The bytes that the walk touches are live and written by no other thread.
+pub(super) unsafe fn bytes<O: DeclaredOperator>(
+    op: &O,
+    memory: &DeviceMemory,
+    addresses: &Addresses,
+    argument: impl Into<Argument<ParameterOf<O>>>,
+    walked: TensorDesc,
+) -> Result<Vec<u8>, HostMemoryExhausted> {
+    let count = walked.elements().unwrap_or(0);
+    let first = memory.host(op.first_byte(argument.into(), addresses));
+    let elements = Elements::new(first, walked);
+    // SAFETY: the caller's promise; the index is one of the elements.
+    let one = |index: usize| unsafe { elements.read::<u8>(index) };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
 }
 

@@ -6,6 +6,7 @@ mod attention_contents;
 mod attention_reads;
 mod attention_update;
 mod batch_mat_mul;
+mod block_sparse_attention;
 mod contiguous;
 mod declared;
 pub(crate) mod entry_point;
@@ -30,6 +31,7 @@ pub(crate) use scatter_pa_kv_cache::ScatterOperator;
 pub(crate) mod functions {
     pub use super::attention_update::*;
     pub use super::batch_mat_mul::*;
+    pub use super::block_sparse_attention::*;
     pub use super::flash_attention_score::*;
     pub use super::fused_infer_attention_score::*;
     pub use super::gather_pa_kv_cache::*;

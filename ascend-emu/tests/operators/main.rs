@@ -9,6 +9,7 @@
 mod atb;
 mod atb_masks;
 mod batch_mat_mul;
+mod block_sparse;
 mod flash_family;
 mod garbage;
 mod gather;

@@ -3,6 +3,7 @@
 pub mod atb_attention;
 pub mod attention_update;
 pub mod batch_mat_mul;
+pub mod block_sparse_attention;
 pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
@@ -36,6 +37,8 @@ macro_rules! for_each_operator {
             LightningIndexer: lightning_indexer, "lightning_indexer", Some("lightning-indexer");
             SparseFlashAttention: sparse_flash_attention,
                 "sparse_flash_attention", Some("sparse-flash-attention");
+            BlockSparseAttention: block_sparse_attention,
+                "block_sparse_attention", Some("block-sparse-attention");
         }
     };
 }

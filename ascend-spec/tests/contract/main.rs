@@ -9,6 +9,7 @@
 
 mod atb;
 mod batch_mat_mul;
+mod block_sparse;
 mod corners;
 mod facts;
 mod fixes;

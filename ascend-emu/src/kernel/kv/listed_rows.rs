@@ -1,33 +1,79 @@
-//! The keys of a list: each anywhere in a tensor, in the list's order.
+//! The keys of a list: blocks of rows, each anywhere in a tensor, in the list's order.
 
-/// Batch entry or block, and row, of each key; `None` where the cache does not have its block.
+/// The blocks that hold the keys, all of as many rows but for the last.
 #[derive(Debug)]
-pub(crate) struct ListedRows(Vec<Option<(usize, usize)>>);
+pub(crate) struct ListedRows {
+    /// Batch entry or block of a cache, and first row, of each; `None` where the cache does not have its block.
+    blocks: Vec<Option<(usize, usize)>>,
+    /// Rows of a block.
+    size: usize,
+    /// Number of keys.
+    len: usize,
+}
 
 impl ListedRows {
+    /// Single rows.
     pub(crate) fn new(rows: Vec<Option<(usize, usize)>>) -> Self {
-        ListedRows(rows)
+        let len = rows.len();
+        ListedRows {
+            blocks: rows,
+            size: 1,
+            len,
+        }
+    }
+
+    /// The first `len` keys of blocks of `size` rows, which begin at these rows.
+    pub(crate) fn blocks(blocks: Vec<Option<(usize, usize)>>, size: usize, len: usize) -> Self {
+        let size = size.max(1);
+        let len = len.min(blocks.len().saturating_mul(size));
+        ListedRows { blocks, size, len }
     }
 
     /// Number of keys.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     /// Where a key is.
     #[inline(always)]
     pub(crate) fn find(&self, key: usize) -> Option<(usize, usize)> {
-        self.0.get(key).copied().flatten()
+        let (batch, first) = self.blocks.get(key / self.size).copied().flatten()?;
+        Some((batch, first + key % self.size))
     }
 
-    /// Number of keys from `key` on, at most `most`, that follow each other in the tensor as they do in the list.
+    /// Number of keys from `key` on, about as many as `most`, that follow each other in the tensor as they do in the
+    /// list.
     #[inline(always)]
     pub(crate) fn run(&self, key: usize, most: usize) -> usize {
-        let next = self.0[key..].windows(2).take(most.saturating_sub(1));
+        let first = self.size - key % self.size;
+        let more = most.saturating_sub(first).div_ceil(self.size);
+        let next = self.blocks[key / self.size..].windows(2).take(more);
         let follows = |pair: &&[Option<(usize, usize)>]| match **pair {
-            [Some((block, row)), Some(next)] => next == (block, row + 1),
+            [Some((batch, row)), Some(next)] => next == (batch, row + self.size),
             _ => false,
         };
-        1 + next.take_while(follows).count()
+        first + self.size * next.take_while(follows).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_end_where_the_next_block_is_elsewhere() {
+        let blocks = [0, 4, 12, 16].map(|first| Some((1, first)));
+        let rows = ListedRows::blocks(blocks.to_vec(), 4, 15);
+        assert_eq!(rows.len(), 15);
+        let found = [0, 5, 8, 14].map(|key| rows.find(key));
+        assert_eq!(found, [0, 5, 12, 18].map(|row| Some((1, row))));
+        assert_eq!(
+            [0, 3, 6, 8, 13].map(|key| rows.run(key, 100)),
+            [8, 5, 2, 8, 3]
+        );
+        assert_eq!(rows.run(0, 3), 4);
+        let single = ListedRows::new(vec![Some((0, 7)), Some((0, 8)), None]);
+        assert_eq!([0, 1, 2].map(|key| single.run(key, 3)), [2, 1, 1]);
+        assert_eq!(ListedRows::blocks(vec![None], 4, 9).len(), 4);
     }
 }

@@ -14,7 +14,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.deprecated incre.product indexer.product indexer.product_unchecked incre.pse_dropped \
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
-         scatter.product update.product update_type.known sparse_flash.product",
+         scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
+         block_sparse.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -23,7 +24,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.card_size indexer.count_unchecked indexer.empty indexer.heads indexer.heads_unchecked indexer.none_chosen \
          key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
-         query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count",
+         query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
+         block_sparse.work",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -36,7 +38,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows \
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
-         split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty",
+         split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
+         block_sparse.softmax_lse_ignored",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -51,7 +54,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
-         split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key",
+         split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -64,6 +67,11 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          attention_out.shape_unchecked batch_mat_mul.batch batch_mat_mul.format batch_mat_mul.out_shape \
          batch_mat_mul.rank batch_mat_mul.reduced_axis batch_mat_mul.required block_size.decode block_size.ignored \
          block_size.prefill block_size.quantised block_size.unified block_table.empty block_table.packed_rows \
+         block_sparse.batch block_sparse.block_shape block_sparse.contents block_sparse.format block_sparse.head_dim \
+         block_sparse.heads block_sparse.heads_unchecked block_sparse.kv_heads block_sparse.length_most \
+         block_sparse.length_range block_sparse.length_sum block_sparse.lengths block_sparse.mask block_sparse.mask_rank \
+         block_sparse.mask_unchecked block_sparse.out block_sparse.rank block_sparse.required block_sparse.softmax_lse \
+         block_sparse.value_batch block_sparse.value_dim block_sparse.value_rows \
          block_table.range block_table.rank block_table.rows block_table.shape block_table.unchecked cache.blocks \
          cache.blocks_unchecked cache.copied cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified \
          cache.layout cache.nz_head_dim cache.rank cache.shape cache.shape_unchecked cache.unified_shape \
@@ -134,7 +142,9 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rms_norm.epsilon rms_norm.finite_epsilon scatter_mode.known softmax_lse.ignored sparse_mode.form \
          sparse_mode.full_quant split_fuse.heads_divide split_fuse.kv_rows \
          split_fuse.mask split_fuse.q_rows sparse_flash.attention_mode sparse_flash.layout \
-         sparse_flash.sparse_block_size sparse_flash.sparse_mode sparse_flash.tokens tokens.both_negative tokens.empty_band \
+         sparse_flash.sparse_block_size sparse_flash.sparse_mode sparse_flash.tokens block_sparse.block_keys \
+         block_sparse.inner_precise block_sparse.layout block_sparse.mask_type block_sparse.precision \
+         block_sparse.softmax_lse_flag block_sparse.tokens tokens.both_negative tokens.empty_band \
          tree_mask.form update.empty_row",
     ),
 ];

@@ -1,0 +1,389 @@
+//! BlockSparseAttention: attention in which a mask names the blocks of keys that each block of query rows sees.
+//!
+//! [`BlockSparseAttention`] describes a call, which is planned once and launched per layer as a [`BlockSparsePlan`]. A
+//! [`BlockMask`] is its mask.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::block_sparse_attention::{
+    Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version,
+};
+use ascend_spec::{
+    Layout, Soc, TensorDesc, arguments_of_version, block_sparse_attention_arguments,
+};
+use ascend_sys::Api;
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Context, Queue, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    block_sparse_attention_arguments, BlockSparseCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnBlockSparseAttentionGetWorkspaceSize, aclnnBlockSparseAttention;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "attend with a full mask, by FusedInferAttentionScore";
+
+/// A call of BlockSparseAttention: attention in which each block of query rows of a head sees the blocks of keys that a
+/// mask names.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`BlockSparsePlan`] once a layer.
+///
+/// Source: aclnnBlockSparseAttention, since CANN 9.0, on Ascend 950 since 9.1; before, planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention};
+/// use ascend_attention::{Layout, Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // One head with two blocks of 64 rows, and three of 128 keys, the last of which has 44.
+/// let query = stream.upload(&[f16::ONE; 100 * 64], [1, 1, 100, 64])?;
+/// let key = stream.upload(&[f16::ONE; 300 * 64], [1, 1, 300, 64])?;
+/// let values: Vec<f16> = (0..300).flat_map(|key| [f16::from_f32((key / 128) as f32); 64]).collect();
+/// let value = stream.upload(&values, [1, 1, 300, 64])?;
+/// let mask = BlockMask::upload(&stream, &[1, 0, 0, 0, 0, 1], [1, 1, 2, 3])?;
+/// let inputs = (&query, &key, &value, &mask);
+/// let plan = BlockSparseAttention::new(Layout::Bnsd, 0.125).block_shape(64, 128).plan(inputs)?;
+/// let rows = plan.launch(&stream, inputs)?.out.download(&stream)?;
+/// assert_eq!([rows[0], rows[99 * 64]], [f16::ZERO, f16::from_f32(2.0)]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct BlockSparseAttention {
+    layout: Layout,
+    scale: f64,
+    block_shape: [i64; 2],
+    lengths: Option<[Vec<i64>; 2]>,
+    softmax_lse: bool,
+    inner_precise: Option<i64>,
+    allowed: AllowedLints,
+}
+
+impl BlockSparseAttention {
+    /// A call with queries, keys and values in this layout and this factor of the scores, with blocks of 128 rows and
+    /// 128 keys. All sequences of BNSD and BSND have all rows.
+    pub fn new(layout: Layout, scale: f64) -> Self {
+        Self {
+            layout,
+            scale,
+            block_shape: [128, 128],
+            lengths: None,
+            softmax_lse: false,
+            inner_precise: None,
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    /// Sets the query rows and the keys of a block (`blockShape`).
+    pub fn block_shape(mut self, rows: usize, keys: usize) -> Self {
+        self.block_shape = [rows, keys].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        self
+    }
+
+    /// Sets the query rows and the keys of each sequence (`actualSeqLengths`, `actualSeqLengthsKv`), which are lengths
+    /// and no running sums in TND too.
+    pub fn actual_seq_lengths(mut self, queries: &[i64], keys: &[i64]) -> Self {
+        self.lengths = Some([queries.to_vec(), keys.to_vec()]);
+        self
+    }
+
+    /// Sets whether the log-sum-exp of each row is returned as well.
+    pub fn softmax_lse(mut self, softmax_lse: bool) -> Self {
+        self.softmax_lse = softmax_lse;
+        self
+    }
+
+    /// Sets `innerPrecise`, which is otherwise the softmax in FLOAT, 0, and on Ascend 950 the only one there, 4.
+    pub fn inner_precise(mut self, inner_precise: i64) -> Self {
+        self.inner_precise = Some(inner_precise);
+        self
+    }
+
+    /// Lets a call through that breaks this lint, which stays within the call's tensors.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries, keys, values and a mask, and prepares it for tensors of these shapes and strides.
+    /// Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `block_sparse.contents` for a mask that names blocks behind the keys of a sequence, whose rows the device would
+    /// read, or that is made on the device and could, since some sequence has fewer blocks of keys than the mask;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnBlockSparseAttentionGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        inputs: impl Into<BlockSparseInputs<'a, T>>,
+    ) -> Result<BlockSparsePlan> {
+        let inputs = inputs.into();
+        let context = inputs.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        for (parameter, input) in inputs.each() {
+            input.on(parameter.name(), context)?;
+        }
+        let key = inputs.key.desc();
+        let sizes = self.layout.input().extents(&key.shape, 0);
+        let lengths = lengths_of(self.lengths.as_ref());
+        let given = BlockSparseCall {
+            query: Some(*inputs.query.desc()),
+            key: Some(*key),
+            value: Some(*inputs.value.desc()),
+            block_sparse_mask: Some(*inputs.mask.tensor.desc()),
+            block_shape: Some(&self.block_shape),
+            actual_seq_lengths: lengths[0],
+            actual_seq_lengths_kv: lengths[1],
+            q_input_layout: self.layout.as_str(),
+            kv_input_layout: self.layout.as_str(),
+            num_key_value_heads: sizes.map_or(0, |sizes| sizes.heads),
+            scale: self.scale,
+            inner_precise: match self.inner_precise {
+                Some(inner_precise) => inner_precise,
+                None if context.soc()? == Soc::Ascend950 => 4,
+                None => 0,
+            },
+            softmax_lse_flag: self.softmax_lse.into(),
+            ..BlockSparseCall::default()
+        };
+        let (out, lse) = given.outputs().unzip();
+        let call = BlockSparseCall {
+            attention_out: out,
+            softmax_lse: lse.flatten(),
+            ..given
+        };
+        let tensors = LaunchTensors {
+            inputs: &inputs,
+            outputs: None,
+        };
+        let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
+        let planned = self.prepare(context, &call, &inputs);
+        BlockSparsePlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare<T: Element>(
+        &self,
+        context: &Arc<Context>,
+        call: &BlockSparseCall<'_>,
+        inputs: &BlockSparseInputs<'_, T>,
+    ) -> Result<BlockSparsePlan> {
+        let (target, stand_in) = (context.target()?, inputs.query);
+        let problem = call.check(target)?;
+        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        let Some(out) = call.attention_out else {
+            return Err(operation::no_elements(stand_in));
+        };
+        let operation = BlockSparseOperation {
+            problem,
+            lengths: self.lengths.clone(),
+            out,
+            softmax_lse: call.softmax_lse,
+        };
+        operation.check(inputs.mask)?;
+        let phases = phases_of(Version::V1);
+        if problem.is_idle() {
+            let idle = PreparedCall::idle(context, &phases, call);
+            return Ok(BlockSparsePlan::new(idle, operation));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let prepared =
+            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+        Ok(BlockSparsePlan::new(prepared, operation))
+    }
+}
+
+/// The mask of a call: a byte for each sequence, query head, block of query rows and block of keys, 1 where the rows
+/// see the keys and 0 where they do not.
+///
+/// [`BlockMask::upload`] makes it of bytes of the host, which are kept to check that they name no block behind the keys
+/// of a sequence. A mask that the device has made, `BlockMask::from` a tensor, is taken where each sequence has as many
+/// blocks of keys as the mask.
+#[derive(Clone, Debug)]
+pub struct BlockMask {
+    tensor: Tensor<i8>,
+    bytes: Option<Arc<[u8]>>,
+}
+
+impl BlockMask {
+    /// Copies the bytes of a mask `[sequences, query heads, blocks of rows, blocks of keys]` to the device.
+    ///
+    /// # Errors
+    /// As for [`Stream::upload`].
+    pub fn upload(stream: &Stream, bytes: &[i8], shape: impl AsRef<[usize]>) -> Result<Self> {
+        Ok(Self {
+            tensor: stream.upload(bytes, shape)?,
+            bytes: Some(bytes.iter().map(|byte| byte.cast_unsigned()).collect()),
+        })
+    }
+}
+
+impl From<Tensor<i8>> for BlockMask {
+    /// A mask that the host does not know.
+    fn from(tensor: Tensor<i8>) -> Self {
+        Self {
+            tensor,
+            bytes: None,
+        }
+    }
+}
+
+/// What a launch reads. From queries, keys, values and the mask.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockSparseInputs<'a, T: Element> {
+    query: &'a Tensor<T>,
+    key: &'a Tensor<T>,
+    value: &'a Tensor<T>,
+    mask: &'a BlockMask,
+}
+
+/// Queries, keys, values and the mask.
+type Given<'a, T> = (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>, &'a BlockMask);
+
+impl<'a, T: Element> From<Given<'a, T>> for BlockSparseInputs<'a, T> {
+    fn from((query, key, value, mask): Given<'a, T>) -> Self {
+        Self {
+            query,
+            key,
+            value,
+            mask,
+        }
+    }
+}
+
+impl<'a, T: Element> BlockSparseInputs<'a, T> {
+    /// The tensor of each argument.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 4] {
+        [
+            (Parameter::Query, self.query),
+            (Parameter::Key, self.key),
+            (Parameter::Value, self.value),
+            (Parameter::BlockSparseMask, &self.mask.tensor),
+        ]
+    }
+}
+
+/// What a launch writes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BlockSparseOutput<T: Element> {
+    /// Attention, with the shape of the queries. Rows for which the mask names no key, and rows behind their sequence,
+    /// are not written.
+    pub out: Tensor<T>,
+    /// The log-sum-exp of each row and head, with the shape of the queries but for a last axis of 1, where it is asked
+    /// for.
+    pub softmax_lse: Option<Tensor<f32>>,
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of BlockSparseAttention that was checked and prepared. From [`BlockSparseAttention::plan`].
+///
+/// A launch reads queries, keys, values and mask, and writes contiguous [`BlockSparseOutput`].
+pub type BlockSparsePlan = operation::Plan<BlockSparseOperation>;
+
+/// BlockSparseAttention, as its [`BlockSparsePlan`] knows it.
+#[derive(Debug)]
+pub struct BlockSparseOperation {
+    problem: BlockSparseProblem,
+    lengths: Option<[Vec<i64>; 2]>,
+    out: TensorDesc,
+    softmax_lse: Option<TensorDesc>,
+}
+
+impl BlockSparseOperation {
+    /// Refuses a mask by which the device would read keys of other sequences or other memory.
+    fn check(&self, mask: &BlockMask) -> Result<()> {
+        let [queries, keys] = lengths_of(self.lengths.as_ref());
+        let call = BlockSparseCall {
+            actual_seq_lengths: queries,
+            actual_seq_lengths_kv: keys,
+            ..BlockSparseCall::default()
+        };
+        Ok(self.problem.checked_mask(&call, mask.bytes.as_deref())?)
+    }
+}
+
+/// The lengths of queries and of keys, where they are given.
+fn lengths_of(lengths: Option<&[Vec<i64>; 2]>) -> [Option<&[i64]>; 2] {
+    [0, 1].map(|side| lengths.map(|lengths| lengths[side].as_slice()))
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    inputs: &'a BlockSparseInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    outputs: Option<&'a BlockSparseOutput<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(outputs) = self.outputs {
+            visit(Parameter::AttentionOut.into(), &outputs.out)?;
+            if let Some(lse) = &outputs.softmax_lse {
+                visit(Parameter::SoftmaxLse.into(), lse)?;
+            }
+        }
+        let mut inputs = self.inputs.each().into_iter();
+        inputs.try_for_each(|(parameter, input)| visit(parameter.into(), input))
+    }
+}
+
+impl Sealed for BlockSparseOperation {}
+
+impl Operation for BlockSparseOperation {
+    type Inputs<'a, T: Element> = BlockSparseInputs<'a, T>;
+    type Output<T: Element> = BlockSparseOutput<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &BlockSparsePlan) -> Result<BlockSparseOutput<T>> {
+        let lse = |desc| new_output(plan.context(), Parameter::SoftmaxLse.name(), desc);
+        Ok(BlockSparseOutput {
+            out: new_output(plan.context(), Parameter::AttentionOut.name(), self.out)?,
+            softmax_lse: self.softmax_lse.map(lse).transpose()?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &BlockSparsePlan,
+        queue: &impl Queue,
+        inputs: &BlockSparseInputs<'_, T>,
+        outputs: &mut BlockSparseOutput<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            inputs,
+            outputs: Some(outputs),
+        };
+        plan.queue(queue, &given, || self.check(inputs.mask))
+            .flatten()
+    }
+
+    fn describe(&self, _: &BlockSparsePlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
+    }
+}
