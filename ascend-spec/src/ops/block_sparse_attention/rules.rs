@@ -4,6 +4,7 @@ use super::{BlockSparseCall, BlockSparseProblem, Parameter, UNBOUNDED, Version, 
 use crate::Cann::{V9_0, V9_2};
 use crate::DType::{Bf16, Float, Float16, Int8};
 use crate::allowed::{Axis, Checked, MultiplesOf, Named, Noted, Outcome, Rank, Shapes};
+use crate::attention_problem::{inverted_scale, score_scale};
 use crate::contract::first_lint;
 use crate::rule::{lint, require, rules};
 use crate::{Axes, Dims, Extents, Target, TensorDesc, Violation};
@@ -123,6 +124,13 @@ rules! {
         "BlockSparseAttention tiling, maskType",
         "maskType is 0, which the operator does not check",
         "pass 0";
+    SCALE = "block_sparse.scale_finite", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
+        "scaleValue is a finite number in 32 bits",
+        "pass the factor of the scores, usually one over the root of the head dimension";
+    SCALE_INVERSE = "block_sparse.scale_inverse", Lint("only numbers change"), V1,
+        "BlockSparseAttention documentation, scaleValue",
+        "scaleValue is not the root of the head dimension",
+        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     LSE_IGNORED = "block_sparse.softmax_lse_ignored", Lint("the tensor is not written"), V1,
         "BlockSparseAttention API, softmaxLse",
         "softmaxLse is null without softmaxLseFlag",
@@ -227,6 +235,16 @@ impl BlockSparseCall<'_> {
                     .report(report);
             }
             MASK_TYPE.takes(self.mask_type, 0).report(report);
+            lint!(
+                report,
+                score_scale(self.scale).is_finite(),
+                SCALE,
+                self.scale,
+                "a number that is finite in 32 bits"
+            );
+            if let Some(meant) = inverted_scale(self.scale, problem.dim, 0) {
+                lint!(report, false, SCALE_INVERSE, self.scale, meant);
+            }
             lint!(
                 report,
                 self.softmax_lse.is_none() || self.softmax_lse_flag == 1,
