@@ -9,7 +9,7 @@ use ascend_attention::case::{
 };
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_attention::spec::operator::OwnedValue;
+use ascend_attention::spec::operator::{OwnedValue, Value};
 use ascend_attention::{DType, Error};
 
 /// One of the repository's own cases.
@@ -90,6 +90,25 @@ fn a_written_case_is_read_as_it_was() {
         };
         assert_eq!(bare(read), bare(case));
     }
+}
+
+#[test]
+fn the_flag_of_the_log_sum_exp_is_a_truth_value_in_files_though_an_integer() {
+    let file = "tests/vectors/sparse/049_bsa_tnd_x1_row_masks_f16.safetensors";
+    let case = Case::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let flag = "softmax_lse_flag";
+    assert_eq!(case.arguments.value(flag), Some(Value::Int(1)));
+    assert_eq!(Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
+    assert_eq!(
+        Some(case.tolerance_of("softmax_lse")),
+        case.softmax_tolerance
+    );
+    let written = |to: &str| edited(&case, &[("\"true\"", &format!("\"{to}\""))]);
+    assert_eq!(written("0001").unwrap(), case);
+    let refused = written("0000").unwrap_err().to_string();
+    assert!(refused.contains("softmax_lse is expected"), "{refused}");
+    let refused = written("TRUE").unwrap_err().to_string();
+    assert!(refused.contains(flag), "{refused}");
 }
 
 #[test]
