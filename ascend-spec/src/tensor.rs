@@ -104,6 +104,17 @@ impl TensorDesc {
             .unwrap_or(0..u64::MAX)
     }
 
+    /// The tensor as it is read by somebody who takes it for one of another shape without gaps.
+    pub(crate) fn read_as(&self, shape: Dims) -> TensorDesc {
+        if shape == self.shape {
+            return *self;
+        }
+        TensorDesc {
+            offset: self.offset,
+            ..TensorDesc::packed(self.dtype, shape)
+        }
+    }
+
     /// The first `count` bytes from the start of the view, as offsets from its base address. Where no memory could
     /// hold the view, the range is larger than any tensor.
     pub(crate) fn first_bytes(&self, count: u64) -> Range<u64> {

@@ -8,6 +8,7 @@ mod grid;
 mod position_bias;
 mod role;
 mod rows;
+mod scale;
 mod sequence_terms;
 mod sequences;
 mod touches;
@@ -20,6 +21,8 @@ pub use role::TensorRole;
 pub use rows::SmallTensor;
 pub use rows::{ByteRange, KeyValue, Rows};
 pub use rows::{Pages, Prefix};
+pub(crate) use scale::lint_scale;
+pub use scale::{inverted_scale, score_scale};
 pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
 pub use sequences::{Padding, SequenceLengths, SequenceRows};
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
@@ -269,59 +272,5 @@ pub trait AttentionArguments: ArgumentList<Tensor = TensorDesc> {
     /// The parameters of a version's entry point.
     fn entry_point(version: Self::Version) -> EntryPoint<Self::Parameter> {
         EntryPoint::Version(version.info().number())
-    }
-}
-
-/// The factor of the scores as operators hold it: in 32 bits, in which numbers from about `3.4e38` on are infinite, and
-/// those below about `1e-45` are 0.
-pub fn score_scale(scale: f64) -> f32 {
-    scale as f32
-}
-
-/// The factor that was likely meant where the square root of a head dimension, with its rotary part or without, is
-/// given instead of its reciprocal. Absorbed queries of 512 elements and a rotary part belong to heads of 128 elements.
-/// Head dimensions of 1 are not considered.
-pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f64> {
-    let absorbed = (head_dim == 512 && rope_dim > 0).then_some(128 + rope_dim);
-    let dims = [
-        Some(head_dim),
-        Some(head_dim.saturating_add(rope_dim)),
-        absorbed,
-    ];
-    let roots = dims.into_iter().flatten().filter(|&dim| dim > 1);
-    let mut roots = roots.map(|dim| (dim as f64).sqrt());
-    let root = roots.find(|root| (scale / root - 1.0).abs() < 1e-3)?;
-    let meant = absorbed.map_or(root, |dim| (dim as f64).sqrt());
-    Some(meant.recip())
-}
-
-#[cfg(test)]
-mod score_scale_tests {
-    use super::inverted_scale;
-
-    #[test]
-    fn roots_are_told_from_factors() {
-        let meant = |scale| inverted_scale(scale, 64, 64);
-        assert_eq!(meant(8.0), Some(0.125));
-        assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
-        for scale in [
-            0.125,
-            1.0,
-            0.0,
-            -8.0,
-            8.1,
-            11.0,
-            64.0,
-            f64::NAN,
-            f64::INFINITY,
-        ] {
-            assert_eq!(meant(scale), None, "{scale}");
-        }
-        assert_eq!(inverted_scale(1.0, 1, 0), None);
-        // Absorbed queries, whose heads have 128 elements and 64 rotary ones.
-        for root in [512f64, 576.0, 192.0].map(f64::sqrt) {
-            let meant = inverted_scale(root, 512, 64).unwrap();
-            assert!((meant - 192f64.sqrt().recip()).abs() < 1e-12);
-        }
     }
 }

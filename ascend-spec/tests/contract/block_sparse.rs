@@ -188,6 +188,7 @@ fn every_rule_of_block_sparse_attention_refuses_a_call() {
         ("block_sparse.mask_unchecked", A2, Call { block_sparse_mask: mask(&[2, 4, 3, 4]), ..packed }),
         ("block_sparse.mask_type", A2, Call { mask_type: 3, ..packed }),
         ("block_sparse.scale_finite", A2, Call { scale: f64::INFINITY, ..packed }),
+        ("block_sparse.scale_zero", A2, Call { scale: 1e-60, ..packed }),
         ("block_sparse.scale_inverse", A2, Call { scale: 8.0, ..packed }),
         ("block_sparse.softmax_lse_ignored", A2, Call { softmax_lse_flag: 0, ..padded }),
     ];

@@ -181,6 +181,7 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         ("sparse_flash.paged_dim", A2, Call { key: half(&[6, 32, 1, 64]), ..paged }),
         ("sparse_flash.softmax_room", a2(Cann::V8_5), Call { softmax_sum: of(Float, &[1]), ..padded }),
         ("sparse_flash.scale_finite", A2, Call { scale: f64::NAN, ..packed }),
+        ("sparse_flash.scale_zero", A2, Call { scale: 0.0, ..packed }),
         ("sparse_flash.scale_inverse", A2, Call { scale: 192f64.sqrt(), ..packed }),
         ("sparse_flash.none_chosen", A2, Call { sparse_indices: numbers(&[5, 1, 0]), ..packed }),
     ];

@@ -125,13 +125,7 @@ impl BlockSparseProblem {
             }
             _ => desc.shape,
         };
-        if shape == desc.shape {
-            return Some(*desc);
-        }
-        Some(TensorDesc {
-            offset: desc.offset,
-            ..TensorDesc::packed(desc.dtype, shape)
-        })
+        Some(desc.read_as(shape))
     }
 
     /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.

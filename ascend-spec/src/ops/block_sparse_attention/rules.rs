@@ -4,7 +4,7 @@ use super::{BlockSparseCall, BlockSparseProblem, Parameter, UNBOUNDED, Version, 
 use crate::Cann::{V9_0, V9_2};
 use crate::DType::{Bf16, Float, Float16, Int8};
 use crate::allowed::{Axis, Checked, MultiplesOf, Named, Noted, Outcome, Rank, Shapes};
-use crate::attention_problem::{inverted_scale, score_scale};
+use crate::attention_problem::lint_scale;
 use crate::contract::first_lint;
 use crate::rule::{lint, require, rules};
 use crate::{Axes, Dims, Extents, Target, TensorDesc, Violation};
@@ -127,6 +127,9 @@ rules! {
     SCALE = "block_sparse.scale_finite", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
         "scaleValue is a finite number in 32 bits",
         "pass the factor of the scores, usually one over the root of the head dimension";
+    SCALE_ZERO = "block_sparse.scale_zero", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
+        "scaleValue is not 0 in 32 bits",
+        "pass one over the root of the head dimension: with 0 all keys of the blocks weigh alike";
     SCALE_INVERSE = "block_sparse.scale_inverse", Lint("only numbers change"), V1,
         "BlockSparseAttention documentation, scaleValue",
         "scaleValue is not the root of the head dimension",
@@ -235,16 +238,12 @@ impl BlockSparseCall<'_> {
                     .report(report);
             }
             MASK_TYPE.takes(self.mask_type, 0).report(report);
-            lint!(
-                report,
-                score_scale(self.scale).is_finite(),
-                SCALE,
+            lint_scale(
                 self.scale,
-                "a number that is finite in 32 bits"
+                [problem.dim, 0],
+                [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
+                report,
             );
-            if let Some(meant) = inverted_scale(self.scale, problem.dim, 0) {
-                lint!(report, false, SCALE_INVERSE, self.scale, meant);
-            }
             lint!(
                 report,
                 self.softmax_lse.is_none() || self.softmax_lse_flag == 1,

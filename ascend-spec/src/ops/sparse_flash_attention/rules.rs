@@ -5,7 +5,7 @@ use super::{Parameter, SparseFlashCall, SparseFlashProblem, Version, softmax_sha
 use crate::Cann::{V9_0, V9_1};
 use crate::DType::{Bf16, Float, Float16, Int32};
 use crate::allowed::{Checked, DivisorsOf, Named, Outcome};
-use crate::attention_problem::{inverted_scale, score_scale};
+use crate::attention_problem::lint_scale;
 use crate::contract::first_lint;
 use crate::ops::sparse_sequences::{
     SequenceRules, SequenceTensors, SparseSequences, TokenLayout, shaped,
@@ -114,6 +114,9 @@ rules! {
         "SparseFlashAttention documentation, scaleValue",
         "scaleValue is a finite number in 32 bits",
         "pass the factor of the scores, with heads of 128 elements and 64 rotary ones one over the root of 192";
+    SCALE_ZERO = "sparse_flash.scale_zero", Lint("only numbers change"), V1, "SparseFlashAttention documentation, scaleValue",
+        "scaleValue is not 0 in 32 bits",
+        "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh alike";
     SCALE_INVERSE = "sparse_flash.scale_inverse", Lint("only numbers change"), V1,
         "SparseFlashAttention documentation, scaleValue",
         "scaleValue is not the root of the head dimension",
@@ -247,16 +250,12 @@ impl SparseFlashCall<'_> {
                     );
                 }
             }
-            lint!(
-                report,
-                score_scale(self.scale).is_finite(),
-                SCALE,
+            lint_scale(
                 self.scale,
-                "a number that is finite in 32 bits"
+                [DIM as usize, ROPE_DIM as usize],
+                [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
+                report,
             );
-            if let Some(meant) = inverted_scale(self.scale, DIM as usize, ROPE_DIM as usize) {
-                lint!(report, false, SCALE_INVERSE, self.scale, meant);
-            }
             lint!(
                 report,
                 indices.shape.last() != Some(&0),

@@ -70,7 +70,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          block_sparse.batch block_sparse.block_shape block_sparse.contents block_sparse.format block_sparse.head_dim \
          block_sparse.heads block_sparse.heads_unchecked block_sparse.kv_heads block_sparse.length_most \
          block_sparse.length_range block_sparse.length_sum block_sparse.lengths block_sparse.mask block_sparse.mask_rank \
-         block_sparse.mask_unchecked block_sparse.out block_sparse.rank block_sparse.required block_sparse.scale_finite block_sparse.scale_inverse block_sparse.softmax_lse \
+         block_sparse.mask_unchecked block_sparse.out block_sparse.rank block_sparse.required \
+         block_sparse.scale_finite block_sparse.scale_inverse block_sparse.scale_zero block_sparse.softmax_lse \
          block_sparse.value_batch block_sparse.value_dim block_sparse.value_rows \
          block_table.range block_table.rank block_table.rows block_table.shape block_table.unchecked cache.blocks \
          cache.blocks_unchecked cache.copied cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified \
@@ -117,7 +118,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          sparse_flash.block_table sparse_flash.contents sparse_flash.format sparse_flash.head_dim sparse_flash.indices \
          sparse_flash.key_rows sparse_flash.lengths sparse_flash.no_softmax sparse_flash.out sparse_flash.paged_dim \
          sparse_flash.query_rope sparse_flash.rank sparse_flash.required sparse_flash.rope sparse_flash.rows_left_out \
-         sparse_flash.rows_without_keys sparse_flash.scale_finite sparse_flash.scale_inverse sparse_flash.softmax \
+         sparse_flash.rows_without_keys sparse_flash.scale_finite sparse_flash.scale_inverse sparse_flash.scale_zero sparse_flash.softmax \
          sparse_flash.softmax_room sparse_flash.softmax_shape sparse_flash.value start_idx.range tensor.countable tensor.format tensor.strided \
          tree_mask.ignored tree_mask.more_rows tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
          rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \

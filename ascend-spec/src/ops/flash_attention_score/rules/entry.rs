@@ -2,7 +2,7 @@
 
 use super::{Report, lint};
 use crate::allowed::Outcome;
-use crate::attention_problem::{inverted_scale, score_scale};
+use crate::attention_problem::lint_scale;
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
@@ -151,23 +151,12 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     INNER_PRECISE
         .takes(call.inner_precise, 0..=2)
         .report(report);
-    lint!(
-        report,
-        score_scale(call.scale).is_finite(),
-        SCALE,
+    lint_scale(
         call.scale,
-        "a number that is finite in 32 bits",
-    );
-    lint!(
+        [p.head_dim, p.rope_dim],
+        [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
         report,
-        score_scale(call.scale) != 0.0,
-        SCALE_ZERO,
-        call.scale,
-        "a factor other than 0",
     );
-    if let Some(meant) = inverted_scale(call.scale, p.head_dim, p.rope_dim) {
-        lint!(report, false, SCALE_INVERSE, call.scale, meant);
-    }
     let most_batch = match p.packed {
         Some(_) => MOST_PACKED,
         None => MOST_BATCH,

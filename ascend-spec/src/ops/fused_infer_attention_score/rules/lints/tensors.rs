@@ -4,7 +4,7 @@ use super::pages::{self, strided_cache};
 use super::{Report, lint};
 use crate::TensorDesc;
 use crate::allowed::{Named, Outcome, PlainFormat};
-use crate::attention_problem::{inverted_scale, score_scale};
+use crate::attention_problem::lint_scale;
 use crate::ops::fused_infer_attention_score::rules::unified::lists;
 use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter, Version};
 use crate::rule::rules;
@@ -120,23 +120,12 @@ pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report
             }
         }
     }
-    lint!(
-        report,
-        score_scale(p.call.scale).is_finite(),
-        SCALE,
+    lint_scale(
         p.call.scale,
-        "a number that is finite in 32 bits",
-    );
-    lint!(
+        [p.problem.head_dim, p.problem.rope_dim],
+        [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
         report,
-        score_scale(p.call.scale) != 0.0,
-        SCALE_ZERO,
-        p.call.scale,
-        "a factor other than 0",
     );
-    if let Some(meant) = inverted_scale(p.call.scale, p.problem.head_dim, p.problem.rope_dim) {
-        lint!(report, false, SCALE_INVERSE, p.call.scale, meant);
-    }
 }
 
 fn size(desc: &TensorDesc, name: &str, report: Report<'_>) {
