@@ -9,11 +9,12 @@ use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
+use super::block_copy::{BlockCopy, uncopied};
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry};
 use super::quantised::{QuantisedLayer, QuantisedWrite};
-use super::sequence::{BlockCopy, Room, Sequence, uncopied};
+use super::sequence::{Room, Sequence};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
 

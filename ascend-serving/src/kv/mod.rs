@@ -13,6 +13,7 @@
 //! alone are what the device gets: integers of its width, among which padding may be negative.
 
 mod audit;
+mod block_copy;
 mod cache;
 mod cache_shape;
 mod cached_rows;
@@ -34,6 +35,8 @@ mod table;
 
 pub use ascend_attention::attention::Cache;
 pub use audit::{Audit, AuditRequest};
+pub use block_copy::BlockCopy;
+pub(crate) use block_copy::uncopied;
 pub use cache::{CacheWrite, PagedKvCache};
 pub(crate) use cache_shape::no_layer;
 pub use cache_shape::{CacheShape, LayerCache};
@@ -53,8 +56,7 @@ pub(crate) use quantised::{
     quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
-pub(crate) use sequence::uncopied;
-pub use sequence::{BlockCopy, Growth, Sequence};
+pub use sequence::{Growth, Sequence};
 pub use slot::slot;
 pub(crate) use slot::{MAX_INT32, check_block_size, count_slots, fill_slots};
 pub use slot_check::check_slots;

@@ -6,11 +6,12 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
+use super::block_copy::uncopied;
 use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::LayerCache;
 use super::pool::Block;
 use super::quantised::QuantisedLayer;
-use super::sequence::{Sequence, uncopied};
+use super::sequence::Sequence;
 use super::slot::{head_slot, spread_slot};
 use super::slot_runs::{SlotRun, spread_blocks};
 
