@@ -361,6 +361,7 @@ impl<T: Element> CrossStep<'_, T> {
             actual: self.metadata.actual_tokens(),
             padded: self.metadata.tokens(),
             padding: true,
+            fix: rules::STEP_TOKENS.fix,
         };
         rows.check(
             "query",

@@ -79,6 +79,7 @@ pub(crate) fn check_layer<T: Element>(
         actual: step.metadata.actual_tokens(),
         padded: step.metadata.tokens(),
         padding: true,
+        fix: rules::STEP_TOKENS.fix,
     };
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
     let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
@@ -139,6 +140,8 @@ pub(crate) struct StepRows {
     pub(crate) padded: usize,
     /// Whether the tensors have to include the padding.
     pub(crate) padding: bool,
+    /// How to bring as many rows.
+    pub(crate) fix: &'static str,
 }
 
 impl StepRows {
@@ -161,27 +164,24 @@ impl StepRows {
             actual,
             padded,
             padding,
+            fix,
         } = self;
         let is_packed = tensor.shape().len() == 3;
         let rows = if is_packed { size(tensor, 0) } else { padded };
         let least = if padding { padded } else { actual };
         if !(least..=padded).contains(&rows) {
             let dummies = padded.saturating_sub(actual);
-            return Err(rules::STEP_TOKENS.broken(
-                of_shape(),
-                match padding {
-                    true => {
-                        format!(
-                            "[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"
-                        )
-                    }
-                    false => {
-                        format!(
-                            "[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding"
-                        )
-                    }
-                },
-            ));
+            let allowed = match (padding, dummies) {
+                (_, 0) => format!("[{actual}, {heads}, D], a row for each token"),
+                (true, _) => format!(
+                    "[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"
+                ),
+                (false, _) => format!(
+                    "[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding"
+                ),
+            };
+            let rule = &rules::STEP_TOKENS;
+            return Err(Violation::new(rule, of_shape(), allowed, fix));
         }
         let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
         if !is_packed || size(tensor, 1) != heads || other_dim {

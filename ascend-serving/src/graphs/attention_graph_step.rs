@@ -171,6 +171,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             actual: self.actual,
             padded: self.rows,
             padding: false,
+            fix: rules::STEP_TOKENS.fix,
         };
         let copies = [
             ("query", inputs.query, &tensors.query),
