@@ -49,6 +49,7 @@ impl DeviceMemory {
                 && let Some(base) = map(len, libc::PROT_NONE)
             {
                 if let Some(backing) = map(len, libc::PROT_READ | libc::PROT_WRITE) {
+                    prefer_huge_pages(backing, len);
                     return Ok(DeviceMemory {
                         base,
                         backing,
@@ -153,6 +154,19 @@ fn map(len: usize, protection: i32) -> Option<usize> {
     };
     (start != libc::MAP_FAILED).then(|| start.expose_provenance())
 }
+
+/// Asks for huge pages in a range that [`map`] gave: keys that lie scattered over a long cache take a page walk each
+/// with small ones. The system may not have any.
+#[cfg(target_os = "linux")]
+fn prefer_huge_pages(start: usize, len: usize) {
+    let start = ptr::with_exposed_provenance_mut(start);
+    // SAFETY: the range is this crate's own; what it reads as does not change.
+    unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+}
+
+/// Does nothing: the operating system has its own way of choosing pages.
+#[cfg(not(target_os = "linux"))]
+fn prefer_huge_pages(_start: usize, _len: usize) {}
 
 /// Hands out ranges of the device view: untouched ones first, returned ones once those are used up, so that a stale
 /// address stays stale for long.

@@ -6,6 +6,7 @@
 //! vector that it reads ([`PrefetchPlan`]), and one cache line of each page of a new block, so that the page walks
 //! overlap.
 
+use super::TILE_KEYS;
 use std::iter;
 use std::ops::Range;
 
@@ -18,8 +19,8 @@ const PAGE_BYTES: usize = 4096;
 /// Largest number of pages to prefetch at once.
 const MAX_PAGES: usize = 16;
 
-/// Segments that a [`TilePrefetch`] has room for: keys, rotary parts and values of a KV tile in pages of 16 keys.
-const SEGMENTS: usize = 24;
+/// Segments that a [`TilePrefetch`] has room for: keys and rotary parts of a KV tile whose every row is elsewhere.
+const SEGMENTS: usize = 2 * TILE_KEYS;
 
 /// The cache that a line is loaded into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
