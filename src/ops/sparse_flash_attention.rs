@@ -68,9 +68,9 @@ const INSTEAD: &str = "attend to all keys, by latent attention of FusedInferAtte
 #[must_use = "a description does nothing until planned"]
 pub struct SparseFlashAttention {
     scale: f64,
-    block_size: i64,
+    sparse_block_size: i64,
     causal: bool,
-    return_softmax: bool,
+    return_softmax_lse: bool,
     allowed: AllowedLints,
 }
 
@@ -79,16 +79,17 @@ impl SparseFlashAttention {
     pub fn new(scale: f64) -> Self {
         Self {
             scale,
-            block_size: 1,
+            sparse_block_size: 1,
             causal: true,
-            return_softmax: false,
+            return_softmax_lse: false,
             allowed: AllowedLints::default(),
         }
     }
 
-    /// Sets how many keys each entry of a list names (`sparseBlockSize`).
-    pub fn block_size(mut self, keys: usize) -> Self {
-        self.block_size = i64::try_from(keys).unwrap_or(i64::MAX);
+    /// Sets how many keys each entry of a list names (`sparseBlockSize`), 1 for the positions that LightningIndexer
+    /// gives. It is not the number of tokens of a cache's block.
+    pub fn sparse_block_size(mut self, keys: usize) -> Self {
+        self.sparse_block_size = i64::try_from(keys).unwrap_or(i64::MAX);
         self
     }
 
@@ -100,8 +101,8 @@ impl SparseFlashAttention {
     }
 
     /// Sets whether maximum and sum of each row are returned as well, which is not possible for keys in a paged cache.
-    pub fn return_softmax(mut self, return_softmax: bool) -> Self {
-        self.return_softmax = return_softmax;
+    pub fn return_softmax_lse(mut self, return_softmax_lse: bool) -> Self {
+        self.return_softmax_lse = return_softmax_lse;
         self
     }
 
@@ -146,11 +147,11 @@ impl SparseFlashAttention {
             query_rope: Some(*inputs.query_rope.desc()),
             key_rope: Some(*inputs.key_rope.desc()),
             scale: self.scale,
-            sparse_block_size: self.block_size,
+            sparse_block_size: self.sparse_block_size,
             layout_query,
             layout_kv,
             sparse_mode: if self.causal { 3 } else { 0 },
-            return_softmax_lse: self.return_softmax,
+            return_softmax_lse: self.return_softmax_lse,
             ..SparseFlashCall::default()
         };
         let outputs = given.outputs();

@@ -195,8 +195,8 @@ impl Draw {
     fn run<T: Number>(&self, stream: &Stream, of: fn(f32) -> T, rounding: f64) {
         harness::expect_odd_sparse_lists();
         let call = self.upload(stream, of);
-        let sparse = SparseFlashAttention::new(SCALE).block_size(self.block);
-        let sparse = sparse.causal(self.causal).return_softmax(self.softmax);
+        let sparse = SparseFlashAttention::new(SCALE).sparse_block_size(self.block);
+        let sparse = sparse.causal(self.causal).return_softmax_lse(self.softmax);
         // Some rows see no key, and some are of no sequence.
         let sparse = sparse.allow_lint("sparse_flash.rows_without_keys");
         let sparse = sparse.allow_lint("sparse_flash.rows_left_out");
@@ -332,12 +332,12 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
             "sparse_flash.contents"
         );
     }
-    let with_softmax = sparse.clone().return_softmax(true);
+    let with_softmax = sparse.clone().return_softmax_lse(true);
     assert_eq!(
         broken(with_softmax.plan(&table, paged)),
         "sparse_flash.softmax_paged"
     );
-    let blocks_of_3 = sparse.clone().block_size(3);
+    let blocks_of_3 = sparse.clone().sparse_block_size(3);
     assert_eq!(
         broken(blocks_of_3.plan(&sequences, inputs)),
         "sparse_flash.sparse_block_size"
