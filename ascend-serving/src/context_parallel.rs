@@ -128,7 +128,8 @@ impl ContextParallel {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
-    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW); [`TABLE_ROW`](crate::rules::TABLE_ROW),
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED);
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW),
     /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE), [`PAD_SLOT`](crate::rules::PAD_SLOT);
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same slot,
     /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes to a slot of padding; [`PAD_SLOT`](crate::rules::PAD_SLOT)
@@ -167,11 +168,14 @@ impl ContextParallel {
         }
         let single = requests.iter().all(|request| request.new == 1);
         // Blocks after the last one in use are left out: the table is as wide as the calls need.
-        let used = |request: &BatchRequest<'_>| {
+        let mut rows = Vec::with_capacity(requests.len());
+        for (index, request) in requests.iter().enumerate() {
             let columns = (request.cached + request.new).div_ceil(self.pool_block_size());
-            request.row.iter().copied().take(columns).collect()
-        };
-        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<Vec<_>>>())?;
+            let used = &request.row[..columns.min(request.row.len())];
+            request.check_repeated(index, used, Causality::Causal)?;
+            rows.push(used);
+        }
+        let table = PageTable::from_rows(&rows)?;
         let any_blocks = MAX_INT32 / self.block_size;
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {

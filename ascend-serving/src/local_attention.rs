@@ -48,7 +48,10 @@ impl LocalBatch {
         let Some(size) = size.filter(|_| chunk.is_multiple_of(block_size)) else {
             return Err(rules::CHUNK_SIZE.broken(
                 format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
-                format_args!("a multiple of {block_size}"),
+                format_args!(
+                    "1 token or more, a multiple of the {} of a block",
+                    block_size.max(1)
+                ),
             ));
         };
         let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());

@@ -259,8 +259,8 @@ impl<T: Element> StepPlan<T> {
         Ok(output)
     }
 
-    /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
-    /// attention of the shape that its form says.
+    /// Queues the attention of a layer into an output tensor of the caller, of the shape that
+    /// [`launch`](Self::launch) gives.
     ///
     /// # Errors
     /// As for [`StepPlan::launch`], also for an output of another shape.

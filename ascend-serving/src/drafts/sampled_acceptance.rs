@@ -67,7 +67,19 @@ impl Distribution {
             Some(token) => format!("{} for token {token} behind node {node}", weights[token]),
             None => format!("a sum of {sum} behind node {node}"),
         };
-        Err(rules::DRAFT_PROBABILITY.broken(given, "numbers of at least 0 with a sum of 1"))
+        let allowed =
+            format_args!("numbers of at least 0 with a sum of 1, give or take {SUM_TOLERANCE}");
+        let rule = &rules::DRAFT_PROBABILITY;
+        let cut_off = wrong.is_none() && sum > 0.0 && weights.iter().all(|weight| *weight <= 1.0);
+        Err(match cut_off {
+            true => Violation::new(
+                rule,
+                given,
+                allowed,
+                "where tokens were cut off, as by top-p, divide the row by its sum; where these are logits, apply softmax",
+            ),
+            false => rule.broken(given, allowed),
+        })
     }
 
     /// The probability of a token of the vocabulary.
@@ -306,6 +318,20 @@ mod tests {
                 row
             }
         }
+    }
+
+    #[test]
+    fn a_row_without_its_tail_is_divided_and_not_made_uniform() {
+        let fix = |row: [f32; 3]| {
+            let refused = Distribution::of_row(&row, 0, 3)
+                .err()
+                .map(|refused| refused.fix);
+            refused.unwrap_or_default()
+        };
+        assert!(fix([0.5, 0.4, 0.0]).contains("divide the row by its sum"));
+        assert!(fix([5.0, 4.0, 0.0]).contains("softmax"));
+        assert!(fix([-5.0, 4.0, 2.0]).contains("softmax"));
+        assert_eq!(fix([0.5, 0.49, 0.0]), "");
     }
 
     /// SplitMix64, as numbers from 0 to 1.

@@ -197,8 +197,9 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 }
 
 /// Begins to read the tokens before the trees, which have to be computed: until all layers are queued, no step that
-/// writes tokens of their sequences begins. The verification writes nothing to the cache, and of the nodes nothing is
-/// asked: they may be written after it has begun, and the same tree may be verified again.
+/// writes tokens of their sequences begins. Elsewhere than over latents the verification writes nothing to the cache,
+/// and of the nodes nothing is asked: they may be written after it has begun, and the same tree may be verified again.
+/// Over latents the verification is a step that writes the nodes, and is not begun twice at a time.
 ///
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),

@@ -37,6 +37,10 @@ pub struct TreeStep<'a, T: Element> {
     planned: Option<PlannedTrees>,
 }
 
+/// How to verify again what ended without some layers.
+pub(crate) const TREES_AGAIN: &str =
+    "begin the verification again with the same requests and queue every layer";
+
 /// The calls of a layer, and the number of nodes for which they are planned.
 struct PlannedTrees {
     nodes: usize,
@@ -55,7 +59,8 @@ enum Calls {
 impl TreeVerification {
     /// Begins to verify one tree for each request, in every layer of a cache. Until all layers are queued, no step that
     /// writes tokens of the requests' sequences begins; other verifications may, and the nodes may be written to the
-    /// cache. Blocks given back from now on are handed out again when the stream has passed the end of the step.
+    /// cache. Over a cache of latents the verification is itself a step that writes the nodes, and one of a sequence is
+    /// in progress at a time. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request
@@ -65,6 +70,7 @@ impl TreeVerification {
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for nodes in a block that another sequence holds too,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for tokens before the tree that are not computed,
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for nodes over latents that are,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in
     /// progress, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
@@ -97,7 +103,7 @@ impl TreeVerification {
             verification: *self,
             stream,
             lease,
-            layers: QueuedLayers::new(caches.len(), vec![progress]),
+            layers: QueuedLayers::new(caches.len(), vec![progress], TREES_AGAIN),
             caches,
             block_table,
             lengths: TreeLengths::new(cached.collect(), nodes.collect())?,
@@ -159,18 +165,18 @@ impl<'a, T: Element> TreeStep<'a, T> {
             Some(planned) => planned,
             None => self.plan(&tensors)?,
         };
+        let planned = &*self.planned.insert(planned);
         if let Some(writes) = &planned.writes {
+            self.layers.begin_write();
             writes.queue(cache, self.stream, [tensors.key, tensors.value])?;
         }
-        let output = match &planned.calls {
+        match &planned.calls {
             Calls::One(plan) => {
                 let output: Result<Output<T>, _> = plan.launch(self.stream, tensors.over_cache());
                 output.map(|output| output.attention).map_err(Into::into)
             }
             Calls::Two(plans) => plans.launch(self.stream, &tensors),
-        };
-        self.planned = Some(planned);
-        output
+        }
     }
 
     /// Refuses tensors of other requests, nodes or heads: a node that has no key of its own would not see itself.
@@ -346,7 +352,8 @@ pub(crate) fn check_inputs<'i, T: Element>(
         return refused(
             own,
             "the masks of the trees, without sinks",
-            "leave masks and sinks out: the trees of the step are its masks, and no verification has sinks",
+            "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain of \
+             drafts (`BatchRequest::drafts`) in a step",
         );
     }
     let form = match (&inputs.latent, is_latent) {

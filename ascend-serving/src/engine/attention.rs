@@ -6,7 +6,6 @@ use crate::backends::{AttentionShape, Backends};
 use crate::error::Result;
 use crate::kv::{PagedKvCache, Sequence};
 
-use super::attention_options::AttentionOptions;
 use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 
 /// The attention of a model: its heads, a paged cache, and the backends that compute it.
@@ -30,15 +29,6 @@ impl<T: Element> Attention<T> {
             backends,
             range_checker: None,
         }
-    }
-
-    /// Checks what the model needs besides, and refuses what no operator computes.
-    ///
-    /// # Errors
-    /// As for [`AttentionOptions::check`].
-    pub fn with_options(self, options: &AttentionOptions) -> Result<Self> {
-        options.check()?;
-        Ok(self)
     }
 
     /// Sets the check of the numbers of the steps that begin from now on, or removes it; steps that are replayed from

@@ -9,8 +9,7 @@ use crate::rules;
 ///
 /// None of these has an argument in the operators that compute steps: without it, the step runs and its numbers are
 /// another model's. An engine sets what the configuration has and calls
-/// [`Attention::with_options`](crate::Attention::with_options), which refuses each feature by name, with what to do
-/// instead.
+/// [`check`](Self::check) before it makes its attention.
 ///
 /// ```
 /// use ascend_serving::{AttentionOptions, rules};
@@ -49,7 +48,8 @@ impl AttentionOptions {
                 format_args!("a cap of {cap}"),
                 "none",
                 "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product. Where the \
-                 scores stay far below the cap, it changes a score s by about s^3 / (3 cap^2): measure that before leaving it out",
+                 scores stay far below the cap, it changes a score s by about s^3 / (3 cap^2): measure \
+                 that before leaving the option out",
             ));
         }
         if self.alibi {
@@ -58,7 +58,7 @@ impl AttentionOptions {
                 "slopes for distances",
                 "none",
                 "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as `PseShift`: \
-                 packed calls take no position bias",
+                 packed calls take no position bias; leave the option out for the other layers",
             ));
         }
         if self.dropout != 0.0 {
@@ -66,7 +66,7 @@ impl AttentionOptions {
                 &rules::OPTION_DROPOUT,
                 format_args!("a share of {}", self.dropout),
                 0,
-                "serve the model without dropout, which is a part of training alone; FlashAttentionScore has it",
+                "serve the model without dropout, which is a part of training alone, and leave the option out; FlashAttentionScore has it",
             ));
         }
         if self.cross_attention {
@@ -83,7 +83,7 @@ impl AttentionOptions {
                 "layers without keys of their own",
                 "keys and values in every layer",
                 "bring the keys and values of the layer that is read once more, into a cache with as many layers: the \
-                 numbers are the same, and the cache is larger",
+                 numbers are the same, and the cache is larger; leave the option out then",
             ));
         }
         Ok(())

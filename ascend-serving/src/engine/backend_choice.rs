@@ -11,6 +11,7 @@ use crate::batch::{
     StatePolicy,
 };
 use crate::error::{Error, Result};
+use crate::kv::PadPolicy;
 
 use super::attention::Attention;
 use super::layer_check::check_layer;
@@ -157,7 +158,11 @@ impl<T: Element> Attention<T> {
     ) -> Result<BackendChoice> {
         let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
         let settings = settings.policy(example.policy);
-        let rows = rows_of(example, settings.block_size());
+        let rows = rows_of(
+            example,
+            settings.block_size(),
+            self.cache().pool().pad_policy(),
+        );
         let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
             .map(|(&(new, drafts, cached), row)| BatchRequest {
                 pool: Some(self.cache().pool().id()),
@@ -244,11 +249,13 @@ impl<T: Element> Attention<T> {
     }
 }
 
-/// Rows of the block table: the first blocks of a cache, divided among the requests.
-fn rows_of(example: &Example, block_size: usize) -> Vec<Vec<usize>> {
+/// Rows of the block table: the first blocks of a cache that sequences may have, divided among the requests.
+fn rows_of(example: &Example, block_size: usize, pad: PadPolicy) -> Vec<Vec<usize>> {
     let each = MOST_TOKENS.div_ceil(block_size.max(1));
     let blocks = |request: usize| -> Range<usize> {
-        let first = request.saturating_mul(each);
+        let first = pad
+            .reserved_blocks(block_size)
+            .saturating_add(request.saturating_mul(each));
         first..first.saturating_add(each)
     };
     (0..example.requests.len())

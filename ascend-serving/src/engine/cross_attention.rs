@@ -16,7 +16,7 @@ use crate::kv::{
 use crate::rules;
 
 use super::layer_check::StepRows;
-use super::queued_layers::QueuedLayers;
+use super::queued_layers::{QueuedLayers, READ_AGAIN};
 
 /// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures:
 /// each request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
@@ -122,7 +122,7 @@ impl<T: Element> CrossAttention<T> {
         match self.grow_to_encode(stream, requests) {
             Ok((slots, lease, progress)) => Ok(Encoding {
                 lease,
-                layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
+                layers: QueuedLayers::new(self.cache.shape().layers, vec![progress], ENCODE_AGAIN),
                 cache: &mut self.cache,
                 stream,
                 slots,
@@ -156,6 +156,8 @@ impl<T: Element> CrossAttention<T> {
         let (mut slots, mut tokens) = (Vec::new(), Vec::new());
         for (sequence, new) in requests {
             let cached = sequence.len();
+            let whose = format_args!("encoder {}", tokens.len());
+            self.cache.entry().check(&whose, written(sequence))?;
             slots.extend(self.cache.grow(stream, sequence, *new)?);
             tokens.push(StepTokens {
                 stamp: sequence.stamp(),
@@ -230,17 +232,9 @@ impl<T: Element> CrossAttention<T> {
                 )
                 .into());
             }
-            let len = sequence.len();
-            let tokens = StepTokens {
-                stamp: sequence.stamp(),
-                cached: len,
-                len,
-                recompute: false,
-            };
-            self.cache
-                .entry()
-                .check(&format_args!("encoder {at}"), tokens)?;
-            lengths.push(len)?;
+            let entry = self.cache.entry();
+            entry.check(&format_args!("encoder {at}"), written(sequence))?;
+            lengths.push(sequence.len())?;
             rows.push(sequence.row());
         }
         for _ in metadata.requests()..metadata.table().requests() {
@@ -257,6 +251,7 @@ impl<T: Element> CrossAttention<T> {
             metadata,
             lengths,
             planned: None,
+            layers: QueuedLayers::new(self.cache.shape().layers, Vec::new(), READ_AGAIN),
         })
     }
 }
@@ -312,7 +307,23 @@ impl<T: Element> Encoding<'_, T> {
     }
 }
 
-/// A step of the decoder over encoder keys. From [`CrossAttention::begin`]; drop it when the last layer is queued.
+/// All tokens of a sequence, as read by a step.
+fn written(sequence: &Sequence) -> StepTokens {
+    let len = sequence.len();
+    StepTokens {
+        stamp: sequence.stamp(),
+        cached: len,
+        len,
+        recompute: false,
+    }
+}
+
+/// How to encode again what ended without some layers.
+const ENCODE_AGAIN: &str =
+    "truncate each sequence to the tokens that it had, and encode again, every layer";
+
+/// A step of the decoder over encoder keys. From [`CrossAttention::begin`]; end it when the last layer is
+/// queued, by [`CrossStep::end`] or by dropping it.
 #[derive(Debug)]
 pub struct CrossStep<'a, T: Element> {
     cross: &'a CrossAttention<T>,
@@ -323,6 +334,7 @@ pub struct CrossStep<'a, T: Element> {
     block_table: BlockTable,
     /// The call that the first layer has planned for all layers.
     planned: Option<StepPlan<T>>,
+    layers: QueuedLayers,
     lease: StepLease<'a, Stream>,
 }
 
@@ -332,7 +344,8 @@ impl<T: Element> CrossStep<'_, T> {
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for a query of
-    /// another shape; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// another shape, [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a query of another device, and for a layer that does not
     /// exist; [`NoBackend`](crate::Error::NoBackend) with the reasons of the operator where no call serves the step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Tensor<T>> {
@@ -343,8 +356,7 @@ impl<T: Element> CrossStep<'_, T> {
         Ok(output)
     }
 
-    /// As [`forward`](Self::forward), with an output tensor of the caller, of the query's shape. Allocates nothing
-    /// from the second layer on.
+    /// As [`forward`](Self::forward), with an output tensor of the caller. Allocates nothing from the second layer on.
     ///
     /// # Errors
     /// As for [`CrossStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of
@@ -355,13 +367,27 @@ impl<T: Element> CrossStep<'_, T> {
         query: &Tensor<T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
+        let outcome = self.queue_layer(layer, query, output);
+        self.layers.note_outcome(layer, outcome)
+    }
+
+    fn queue_layer(
+        &mut self,
+        layer: usize,
+        query: &Tensor<T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        self.layers.check_not_repeated(layer)?;
         query.check_device("query", self.stream.device())?;
         let shape = self.cross.shape;
         let rows = StepRows {
             actual: self.metadata.actual_tokens(),
             padded: self.metadata.tokens(),
             padding: true,
-            fix: rules::STEP_TOKENS.fix,
+            fixes: [
+                rules::STEP_TOKENS.fix,
+                "bring the layer's query, or make the `AttentionShape` with its heads",
+            ],
         };
         rows.check(
             "query",
@@ -415,6 +441,14 @@ impl<T: Element> CrossStep<'_, T> {
             }
         }
         Err(no_backend(&refused, None))
+    }
+
+    /// Ends the step, and checks that all layers were queued.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.layers.end()?)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

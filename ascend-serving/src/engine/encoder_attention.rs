@@ -173,7 +173,10 @@ impl EncoderRows {
             actual: self.tokens,
             padded: self.tokens,
             padding: true,
-            fix: "bring a row for each token of the planned lengths, or plan with the lengths of these sequences",
+            fixes: [
+                "bring a row for each token of the planned lengths, or plan with the lengths of these sequences",
+                "bring query, key and value in this order, or make the `AttentionShape` with their heads",
+            ],
         };
         let named = [("query", heads), ("key", kv_heads), ("value", kv_heads)];
         for ((name, heads), tensor) in named.into_iter().zip(tensors) {

@@ -11,7 +11,7 @@ use crate::rules;
 use super::attention::Attention;
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 use super::layer_inputs::LayerInputs;
-use super::queued_layers::QueuedLayers;
+use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{RangeCheck, RangeFinding};
 use super::step::Step;
 
@@ -314,11 +314,20 @@ impl<T: Element> GroupedAttention<T> {
         same_groups(metadata.groups.len(), self.groups.len())?;
         let mut steps = Vec::with_capacity(self.groups.len());
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
-            let given = metadata.settings().causality;
-            same_mask(&given.into(), &group.causality.into())?;
+            let [given, own] =
+                [metadata.settings().causality, group.causality].map(LayerMask::from);
+            if given != own {
+                return Err(Violation::new(
+                    &rules::STEP_CAUSALITY,
+                    format_args!("a step of {given}"),
+                    own,
+                    "make the metadata by `GroupedAttention::metadata` of this attention",
+                )
+                .into());
+            }
             steps.push(group.attention.begin(stream, metadata)?);
         }
-        let mut layers = QueuedLayers::new(self.of_layer.len(), Vec::new());
+        let mut layers = QueuedLayers::new(self.of_layer.len(), Vec::new(), STEP_AGAIN);
         layers.join(steps.iter_mut().map(|step| &mut step.layers));
         Ok(GroupedStep {
             layers,
@@ -339,14 +348,6 @@ pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Violation> {
         format_args!("{own}"),
         "make the metadata of a step with the attention that computes it or was captured",
     ))
-}
-
-/// Refuses a step whose mask is not that of the layers.
-pub(crate) fn same_mask(given: &LayerMask, own: &LayerMask) -> Result<(), Violation> {
-    if given == own {
-        return Ok(());
-    }
-    Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), own))
 }
 
 /// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; end it when the last layer is
@@ -380,7 +381,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         let step = known.and_then(|(group, local)| Some((self.steps.get_mut(*group)?, *local)));
         let (step, local) = step.ok_or_else(|| no_layer(layer, layers))?;
         let mut outcome = forward(step, local);
-        self.layers.note_write(&step.layers);
+        self.layers.note_part(layer, &step.layers, local);
         if let Err(Error::Violation(violation)) = &mut outcome
             && local != layer
         {

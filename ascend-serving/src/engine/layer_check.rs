@@ -79,7 +79,7 @@ pub(crate) fn check_layer<T: Element>(
         actual: step.metadata.actual_tokens(),
         padded: step.metadata.tokens(),
         padding: true,
-        fix: rules::STEP_TOKENS.fix,
+        fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
     };
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
     let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
@@ -131,6 +131,11 @@ pub(crate) fn check_outputs<T: Element>(
     }
 }
 
+/// How to bring the heads of a layer of a step.
+pub(crate) const STEP_HEADS_FIX: &str = "bring query, key and value in this order, or make the `AttentionShape`, and \
+     the cache if there is one, with the heads of these tensors; of heads that were filled up it has the filled size, \
+     and the scale of the true one; layers over latents have their tensors from `LayerInputs::latent`";
+
 /// Numbers of rows that a step's tensors may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRows {
@@ -140,8 +145,8 @@ pub(crate) struct StepRows {
     pub(crate) padded: usize,
     /// Whether the tensors have to include the padding.
     pub(crate) padding: bool,
-    /// How to bring as many rows.
-    pub(crate) fix: &'static str,
+    /// How to bring as many rows, and other heads.
+    pub(crate) fixes: [&'static str; 2],
 }
 
 impl StepRows {
@@ -164,7 +169,7 @@ impl StepRows {
             actual,
             padded,
             padding,
-            fix,
+            fixes,
         } = self;
         let is_packed = tensor.shape().len() == 3;
         let rows = if is_packed { size(tensor, 0) } else { padded };
@@ -181,7 +186,7 @@ impl StepRows {
                 ),
             };
             let rule = &rules::STEP_TOKENS;
-            return Err(Violation::new(rule, of_shape(), allowed, fix));
+            return Err(Violation::new(rule, of_shape(), allowed, fixes[0]));
         }
         let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
         if !is_packed || size(tensor, 1) != heads || other_dim {
@@ -190,9 +195,7 @@ impl StepRows {
                 &rules::STEP_HEADS,
                 of_shape(),
                 format_args!("[{rows}, {heads}, {dim}], as the `AttentionShape` has it"),
-                "bring query, key and value in this order, or make the `AttentionShape`, and the cache if there is one, with \
-                 the heads of these tensors; of heads that were filled up it has the filled size, and the scale of the true one; layers over \
-                 latents have their tensors from `LayerInputs::latent`",
+                fixes[1],
             ));
         }
         if !tensor.is_contiguous() {

@@ -24,12 +24,12 @@ pub use backend_comparison::{
 pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::{EncoderAttention, EncoderPlan};
+pub(crate) use grouped_attention::same_groups;
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
-pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
-pub(crate) use layer_check::StepRows;
+pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
 pub use layer_inputs::LayerInputs;
-pub(crate) use queued_layers::QueuedLayers;
+pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub(crate) use range_check::{RangeChecker, packed_tensors, take_findings};
 pub use step::Step;

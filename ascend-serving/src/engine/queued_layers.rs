@@ -21,17 +21,28 @@ pub(crate) struct QueuedLayers {
     wrote: bool,
     warned: bool,
     progress: Vec<StepProgress>,
+    /// How to do again what ended without some layers.
+    again: &'static str,
 }
+
+/// How to do a step again that ended without some layers.
+pub(crate) const STEP_AGAIN: &str = "begin the step again with the same metadata and queue every layer: its tokens do \
+     not count as computed until then; where its sequences have changed since, make metadata of all their tokens that \
+     are not computed";
+
+/// How to do a step again that writes nothing.
+pub(crate) const READ_AGAIN: &str = "begin the step again and queue every layer";
 
 impl QueuedLayers {
     /// The layers of a step, none of them queued.
-    pub(crate) fn new(layers: usize, progress: Vec<StepProgress>) -> Self {
+    pub(crate) fn new(layers: usize, progress: Vec<StepProgress>, again: &'static str) -> Self {
         Self {
             queued: vec![false; layers],
             missing: layers,
             wrote: false,
             warned: false,
             progress,
+            again,
         }
     }
 
@@ -44,9 +55,13 @@ impl QueuedLayers {
         }
     }
 
-    /// Notes what the step of a group has written.
-    pub(crate) fn note_write(&mut self, part: &QueuedLayers) {
+    /// Notes what the step of a group has done with one of its layers, the number `local` there, which may be queued
+    /// though an error came after it.
+    pub(crate) fn note_part(&mut self, layer: usize, part: &QueuedLayers, local: usize) {
         self.wrote |= part.wrote;
+        if part.queued.get(local) == Some(&true) {
+            self.note_queued(layer);
+        }
     }
 
     /// Gives no warning on drop.
@@ -88,19 +103,22 @@ impl QueuedLayers {
         layer: usize,
         outcome: Result<R, E>,
     ) -> Result<R, E> {
-        match (&outcome, self.queued.get_mut(layer)) {
-            (Ok(_), Some(queued)) => {
-                if !std::mem::replace(queued, true) {
-                    self.missing = self.missing.saturating_sub(1);
-                }
-                if self.missing == 0 {
-                    self.progress.iter_mut().for_each(StepProgress::end);
-                }
-            }
-            (Ok(_), None) => {}
-            (Err(_), _) => self.silence(),
+        match outcome {
+            Ok(_) => self.note_queued(layer),
+            Err(_) => self.silence(),
         }
         outcome
+    }
+
+    fn note_queued(&mut self, layer: usize) {
+        if let Some(queued) = self.queued.get_mut(layer)
+            && !std::mem::replace(queued, true)
+        {
+            self.missing = self.missing.saturating_sub(1);
+            if self.missing == 0 {
+                self.progress.iter_mut().for_each(StepProgress::end);
+            }
+        }
     }
 
     /// The end of the step.
@@ -112,19 +130,11 @@ impl QueuedLayers {
         if self.missing == 0 {
             return Ok(());
         }
-        let again = match self.progress.iter().any(StepProgress::writes) {
-            false => "begin the step again and queue every layer",
-            true => {
-                "begin the step again with the same metadata and queue every layer: its tokens do not count as computed \
-                 until then; where its sequences have changed since, make metadata of all their tokens that are not \
-                 computed"
-            }
-        };
         Err(Violation::new(
             &rules::STEP_LAYERS_MISSING,
             format_args!("a step that ends without {}", self.missing_text()),
             format_args!("all {} layers", self.queued.len()),
-            again,
+            self.again,
         ))
     }
 
@@ -175,5 +185,27 @@ impl Drop for QueuedLayers {
                 .iter_mut()
                 .for_each(|record| record.record_missing(&missing));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_of_a_group_that_is_queued_before_an_error_is_queued_in_the_model() {
+        let mut model = QueuedLayers::new(2, Vec::new(), STEP_AGAIN);
+        let mut group = QueuedLayers::new(1, Vec::new(), STEP_AGAIN);
+        model.note_part(1, &group, 0);
+        assert!(model.check_not_repeated(1).is_ok());
+        let _: Result<(), ()> = group.note_outcome(0, Ok(()));
+        model.note_part(1, &group, 0);
+        let checked: Result<(), ()> = model.note_outcome(1, Err(()));
+        assert!(checked.is_err());
+        assert!(model.check_not_repeated(1).is_err());
+        assert_eq!(
+            model.end().unwrap_err().given,
+            "a step that ends without layer 0"
+        );
     }
 }

@@ -12,7 +12,7 @@ use crate::rules;
 use super::attention::Attention;
 use super::layer_check::{InputKinds, check_layer, check_outputs};
 use super::layer_inputs::LayerInputs;
-use super::queued_layers::QueuedLayers;
+use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {
@@ -64,7 +64,7 @@ impl<T: Element> Attention<T> {
         Ok(Step {
             block_table,
             lease,
-            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
+            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN),
             attention: self,
             stream,
             metadata,
@@ -126,8 +126,7 @@ impl<T: Element> Step<'_, T> {
         Ok(output)
     }
 
-    /// As [`forward`](Self::forward), with an output tensor of the caller, of the query's shape or of the shape that
-    /// the form of latent attention defines. Allocates nothing on the host from the second layer on, if the backend
+    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates nothing on the host from the second layer on, if the backend
     /// does not.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{apart, size};
-use crate::engine::{LayerInputs, RangeChecker, StepRows, packed_tensors};
+use crate::engine::{LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
@@ -166,12 +166,13 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     ) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let tensors = self.of(layer)?;
+        self.step.admits(layer)?;
         self.layers.check_captured(layer, &inputs)?;
         let rows = StepRows {
             actual: self.actual,
             padded: self.rows,
             padding: false,
-            fix: rules::STEP_TOKENS.fix,
+            fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
         };
         let copies = [
             ("query", inputs.query, &tensors.query),

@@ -9,7 +9,7 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
     Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
-    RangeFinding, same_groups, take_findings,
+    RangeFinding, STEP_AGAIN, same_groups, take_findings,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, no_layer};
@@ -85,7 +85,7 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), and for a cache of latents;
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which alone is the error for a cache of latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is 0 or not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS)
@@ -439,7 +439,7 @@ impl<T: Element> AttentionGraphs<T> {
         };
         let step = self
             .graphs
-            .start(stream, rows, progress, lengths, |buffers| {
+            .start(stream, rows, (progress, STEP_AGAIN), lengths, |buffers| {
                 let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
                 all.try_for_each(|(((group, buffers), metadata), programs)| {
                     group.fill(stream, buffers, metadata, programs)

@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest};
-use crate::engine::{Attention, same_mask};
+use crate::engine::Attention;
 use crate::error::Result;
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer,
@@ -126,7 +126,8 @@ impl CapturedGroup {
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
         {
-            same_mask(metadata.mask(), first)?;
+            let given = format_args!("a step of {}", metadata.mask());
+            return Err(rules::STEP_CAUSALITY.broken(given, first));
         }
         self.seen
             .iter()

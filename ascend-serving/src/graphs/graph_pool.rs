@@ -8,7 +8,7 @@ use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is
 use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::QueuedLayers;
+use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, StepProgress, no_layer};
 use crate::rules;
@@ -189,6 +189,7 @@ impl<B> GraphPool<B> {
     /// [`Attention::capture`](crate::Attention::capture), whose graphs know their cache.
     ///
     /// # Errors
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, and if the step before was on another stream and its end is not known;
@@ -208,6 +209,7 @@ impl<B> GraphPool<B> {
         fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
+        metadata.check_requests()?;
         let size = self.fitting(metadata.tokens())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = metadata
@@ -224,18 +226,19 @@ impl<B> GraphPool<B> {
             })?)
         };
         let fill = |buffers: &B| fill(buffers, metadata);
+        let progress = (progress, STEP_AGAIN);
         let mut step = self.start(stream, size, progress, lengths, fill)?;
         step.lease = lease;
         Ok(step)
     }
 
     /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
-    /// [follows](Self::follow) the step before.
+    /// [follows](Self::follow) the step before. With its progress comes how to do it again.
     pub(super) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
         size: usize,
-        progress: Vec<StepProgress>,
+        (progress, again): (Vec<StepProgress>, &'static str),
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
@@ -255,7 +258,7 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| lengths(layer, graph.update()).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
-        let layers = QueuedLayers::new(graphs.len(), progress);
+        let layers = QueuedLayers::new(graphs.len(), progress, again);
         Ok(GraphStep {
             buffers,
             graphs,

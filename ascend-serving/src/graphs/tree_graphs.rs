@@ -9,8 +9,8 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::drafts::{
-    DraftTree, NodeAndContextCalls, NodeSlots, TreeForm, TreeLengths, TreeRequest, TreeTensors,
-    TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
+    DraftTree, NodeAndContextCalls, NodeSlots, TREES_AGAIN, TreeForm, TreeLengths, TreeRequest,
+    TreeTensors, TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache};
@@ -129,7 +129,9 @@ impl TreeVerification {
                 format_args!("sinks of {} layers", limits.learnable_sinks.len()),
                 "none: trees are verified without",
             )
-            .fix("verify trees of models with sinks without a graph"));
+            .fix(
+                "leave the sinks out, or verify a chain of drafts (`BatchRequest::drafts`) in a step, whose layers may have sinks",
+            ));
         }
         let is_latent = cache.shape().is_latent();
         let captured = |form| self.capture_form(stream, cache, limits, form);
@@ -356,7 +358,7 @@ impl<T: Element> TreeGraphs<T> {
         let step = self.graphs.start(
             stream,
             rows,
-            vec![progress],
+            (vec![progress], TREES_AGAIN),
             |_, update| Ok(update.all(form.lengths(&of_step))?),
             |buffers| {
                 buffers.block_table.overwrite(stream, &table)?;

@@ -12,7 +12,7 @@ use crate::rules;
 use super::block_copy::{BlockCopy, uncopied};
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
-use super::pool::{BlockPool, CacheEntry};
+use super::pool::{BlockPool, CacheEntry, PoolId};
 use super::quantised::{QuantisedLayer, QuantisedWrite};
 use super::sequence::{Room, Sequence};
 use super::slot_write::SlotWrite;
@@ -226,6 +226,7 @@ impl<T: Element> PagedKvCache<T> {
             },
             blocks: self.pool.blocks(),
             block_size: self.pool.block_size(),
+            pool: self.pool.id(),
         }
     }
 
@@ -265,11 +266,11 @@ impl<T: Element> PagedKvCache<T> {
             }
             (Writes::Plain(_), CacheLayer::Quantised { .. }) => Err(other_write(
                 "a write that is not quantised, for a quantised cache",
-                format_args!("one planned for {own:?}"),
+                format_args!("one planned for {own}"),
             )),
             (Writes::Quantised(_), CacheLayer::Plain(_)) => Err(other_write(
                 "a quantised write, for a cache that is not",
-                format_args!("one planned for {own:?}"),
+                format_args!("one planned for {own}"),
             )),
         }
     }
@@ -409,6 +410,7 @@ struct CacheBlocks {
     shape: CacheShape,
     blocks: usize,
     block_size: usize,
+    pool: PoolId,
 }
 
 impl fmt::Display for CacheBlocks {
@@ -417,10 +419,11 @@ impl fmt::Display for CacheBlocks {
             shape,
             blocks,
             block_size,
+            pool,
         } = self;
         write!(
             f,
-            "{blocks} blocks of {block_size} tokens, each layer {shape:?}"
+            "{blocks} blocks of {block_size} tokens of {pool}, each layer {shape:?}"
         )
     }
 }

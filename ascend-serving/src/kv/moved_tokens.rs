@@ -90,6 +90,8 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
     /// positions, and the length, stay. Move once: the same pairs again move what has come to their places meanwhile.
+    /// Where a copy fails on the device, some layers are moved and others not: cut the sequence before the first target,
+    /// and compute its tokens again.
     ///
     /// After a tree of drafts was verified, its accepted drafts are made contiguous by
     /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them

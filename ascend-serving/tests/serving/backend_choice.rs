@@ -187,6 +187,26 @@ fn a_step_is_served_as_it_was_said() {
     }
 }
 
+/// The blocks that padding is written to are no sequence's.
+#[test]
+fn a_cache_with_a_dump_slot_has_the_same_choices() {
+    let stream = harness::stream();
+    let choices = |pad| {
+        let shape = CacheShape::new(1, 2, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 16, 128, shape, pad).unwrap();
+        let backends = Backends::standard(stream.device());
+        let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, backends);
+        let choices = attention
+            .backend_choices(&stream, Causality::Causal, None)
+            .unwrap();
+        choices.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let without = choices(PadPolicy::SkipNegative);
+    for slot in [0, 1600] {
+        assert_eq!(choices(PadPolicy::DumpSlot(slot)), without);
+    }
+}
+
 #[test]
 fn a_cache_without_room_for_the_examples_is_refused() {
     let stream = harness::stream();

@@ -171,6 +171,9 @@ fn wrong_slots_write_nothing_in_any_format() {
         assert!(outcome.unwrap_err().breaks(&rules::STEP_HEADS), "{format}");
         // As many rows as planned, of keys and of values.
         let write = CacheWrite::plan(&cache, &stream, &[1, 2, 3], &rows, &rows).unwrap();
+        let mut other = self::cache(&stream, 4, shape, PadPolicy::SkipNegative);
+        let outcome = other.write(&stream, &write, 0, &rows, &rows);
+        assert!(outcome.is_err(), "slots of another pool");
         let fewer = rows.narrow(0, 0..2).unwrap();
         for (key, value) in [(&fewer, &fewer), (&rows, &fewer)] {
             let outcome = cache.write(&stream, &write, 0, key, value);

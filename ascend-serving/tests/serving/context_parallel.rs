@@ -284,6 +284,8 @@ fn divisions_that_cannot_be_are_refused() {
         &rules::BATCH_EMPTY
     );
     assert_eq!(rule(request.drafts(1)), &rules::DRAFT_COUNT);
+    let repeated = BatchRequest::in_row(&[3, 3], 2000, 1);
+    assert_eq!(rule(repeated), &rules::TABLE_REPEATED);
     let twice = parallel.split(&[request, request], PAD).unwrap_err();
     assert_eq!(twice.rule, &rules::SLOT_DUPLICATE);
     let dump = parallel.split(&[request], PadPolicy::DumpSlot(3));

@@ -11,7 +11,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention,
-    Error, rules,
+    Encoding, Error, rules,
 };
 use proptest::prelude::*;
 
@@ -259,7 +259,12 @@ fn what_cannot_be_is_refused_by_name() {
             .is_err()
     );
     step.forward(0, &query([3, 1, DIM])).unwrap();
-    drop(step);
+    // The keys of layer 0 are no other layer's.
+    assert_eq!(
+        rule(step.forward(0, &query([3, 1, DIM]))),
+        &rules::STEP_LAYER_REPEATED
+    );
+    assert_eq!(rule(step.end()), &rules::STEP_LAYERS_MISSING);
 
     // Nothing has grown where one could not.
     let mut more = [
@@ -277,6 +282,31 @@ fn what_cannot_be_is_refused_by_name() {
         rule(cross.encode(stream, &mut [(a, 0)]).map(drop)),
         &rules::BATCH_EMPTY
     );
+
+    // An encoding without its last layer is encoded again from where it began.
+    let [a, _] = &mut more;
+    let write = |encoding: &mut Encoding<'_, bf16>, layer| {
+        encoding.write(layer, &query([2, 1, DIM]), &query([2, 1, DIM]))
+    };
+    let mut encoding = cross.encode(stream, &mut [(&mut *a, 2)]).unwrap();
+    write(&mut encoding, 0).unwrap();
+    let why = encoding.end().unwrap_err();
+    assert!(
+        why.breaks(&rules::STEP_LAYERS_MISSING) && why.to_string().contains("truncate"),
+        "{why}"
+    );
+    let why = cross
+        .encode(stream, &mut [(&mut *a, 2)])
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        why.breaks(&rules::STEP_LAYERS_MISSING) && !why.to_string().contains("of(&"),
+        "{why}"
+    );
+    a.truncate(0).unwrap();
+    let mut encoding = cross.encode(stream, &mut [(&mut *a, 2)]).unwrap();
+    (0..LAYERS).for_each(|layer| write(&mut encoding, layer).unwrap());
+    encoding.end().unwrap();
 
     let shape = CacheShape::new(1, 1, DIM);
     let int8 = PagedKvCache::<bf16>::quantised_by_token(

@@ -22,7 +22,7 @@ use super::prefill::MlaPrefill;
 /// | queries | step | calls |
 /// |---|---|---|
 /// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
-/// | absorbed | up to 16 tokens a request: multi-token prediction, drafts | TND_NTD over the cache, mode 3 |
+/// | absorbed | several tokens a request, on CANN 8.1 up to 16: multi-token prediction, drafts | TND_NTD over the cache, mode 3 |
 /// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3; then for each chunk of the cached tokens TND, mode 0, merged by log-sum-exps |
 /// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
 ///

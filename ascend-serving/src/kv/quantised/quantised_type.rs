@@ -22,9 +22,10 @@ pub enum QuantisedType {
     /// INT8. Larger numbers are cut to -128 to 127.
     #[default]
     Int8,
-    /// FLOAT8_E4M3FN. A number larger than 448 times its channel's scale becomes NaN.
+    /// FLOAT8_E4M3FN. A number larger than 464 times its channel's scale becomes NaN, one from 448 on is cut to that.
     Float8E4M3Fn,
-    /// HIFLOAT8. A number larger than 32768 times its channel's scale becomes an infinity.
+    /// HIFLOAT8. A number from 40960 times its channel's scale on becomes an infinity, one from 32768 on is cut
+    /// to that.
     HiFloat8,
 }
 

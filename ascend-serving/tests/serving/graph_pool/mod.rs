@@ -254,6 +254,11 @@ fn a_fork_between_metadata_and_begin_is_refused() {
     assert!(error.breaks(&rules::TABLE_SHARED), "{error}");
     drop(fork);
     launch(&mut metadata()).unwrap();
+    // Metadata that could not be renewed have no requests, and would be padding alone.
+    let mut none = metadata();
+    assert!(none.renew(&[BatchRequest::of(&sequence, 0)]).is_err());
+    let error = launch(&mut none).unwrap_err();
+    assert!(error.breaks(&rules::BATCH_EMPTY), "{error}");
     // A block that is given back during a step is not handed out before its end.
     let _ = sequence.grow(1).unwrap();
     let batch = [BatchRequest::of(&sequence, 1)];

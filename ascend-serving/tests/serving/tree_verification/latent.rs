@@ -361,6 +361,48 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
     }
 }
 
+/// A verification writes its nodes, as a step does its tokens: what is missing of them is said to the next one.
+#[test]
+fn a_verification_without_its_last_layer_is_missed_by_the_next() {
+    let Some(stream) = &harness::stream_of(Cann::V8_5) else {
+        return;
+    };
+    let (shape, pad) = (CacheShape::latent(LAYERS), PadPolicy::SkipNegative);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 3, 128, shape, pad).unwrap();
+    let mut sequence = Sequence::new(cache.pool());
+    let _ = sequence.grow(5).unwrap();
+    cache.mark_computed(&sequence, 5).unwrap();
+    let _ = sequence.grow(3).unwrap();
+    let tensor = |heads, dim| harness::tensor(stream, [1, heads, 3, dim]);
+    let (query, rope) = (tensor(4, LATENT), tensor(4, ROPE));
+    let (latent, key_rope) = (tensor(1, LATENT), tensor(1, ROPE));
+    let tensors = LatentTensors {
+        query_rope: &rope,
+        form: LatentForm::Absorbed,
+    };
+    let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+    let verification = TreeVerification::new(AttentionShape::latent(4));
+    let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
+    let begin = |sequence: &Sequence, cached| {
+        let tree = &tree;
+        let requests = [TreeRequest {
+            sequence,
+            cached,
+            tree,
+        }];
+        let mut step = verification.begin(stream, &cache, &requests)?;
+        step.forward(0, inputs)?;
+        step.end()
+    };
+    let why = begin(&sequence, 5).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+    assert!(why.to_string().contains("same requests"), "{why}");
+    let _ = sequence.grow(3).unwrap();
+    let why = begin(&sequence, 8).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+    assert!(why.to_string().contains("without layer 1"), "{why}");
+}
+
 /// A device that fails is an error, not a reason for other calls.
 #[test]
 fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
