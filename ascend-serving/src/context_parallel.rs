@@ -10,7 +10,8 @@ use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest, Causality};
 use crate::error::{Error, Result};
 use crate::kv::{
-    Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, written_over,
+    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, StepTokens, check_slots,
+    uncopied, written_over,
 };
 use crate::rules::{self, room};
 
@@ -52,6 +53,8 @@ pub struct RankStep {
     kv_lengths: PerRequest,
     q_ends: Cumulative,
     table: PageTable,
+    /// Tokens in a block of the rank's cache.
+    block_size: usize,
     single: bool,
 }
 
@@ -128,7 +131,9 @@ impl ContextParallel {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
-    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED);
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW); for a sequence of a pool that a cache has, as one rank may,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED);
+    /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED);
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW),
     /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE), [`PAD_SLOT`](crate::rules::PAD_SLOT);
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same slot,
@@ -160,6 +165,7 @@ impl ContextParallel {
             request.check_sequence(index, Causality::Causal)?;
             self.check_pool(index, request)?;
             request.check_lengths(index)?;
+            check_progress(index, request)?;
             end = request.add_tokens(index, end, AttentionMetadata::MAX_TOKENS)?;
             ends.push_end(end)?;
         }
@@ -184,6 +190,7 @@ impl ContextParallel {
                 kv_lengths: PerRequest::default(),
                 q_ends: ends.clone(),
                 table: table.clone(),
+                block_size: self.block_size,
                 single,
             };
             let mut padded = 0;
@@ -234,6 +241,26 @@ impl ContextParallel {
             ranks,
         })
     }
+}
+
+/// Refuses a sequence whose tokens in front of the step are not in every cache of its pool. The pool of several ranks
+/// is no cache's; that of a single one may be.
+fn check_progress(index: usize, request: &BatchRequest<'_>) -> Result<(), Violation> {
+    let Some(sequence) = request.sequence else {
+        return Ok(());
+    };
+    let pool = sequence.pool();
+    let blocks = sequence.row().iter().copied();
+    if let Some(block) = pool.first_uncopied(blocks, CopiesIn::AnyCache) {
+        return Err(uncopied(format_args!("block {block} of request {index}")));
+    }
+    let tokens = StepTokens {
+        stamp: sequence.stamp(),
+        cached: request.cached,
+        len: request.cached + request.new,
+        recompute: request.recompute,
+    };
+    pool.check_tokens(&format_args!("request {index}"), tokens)
 }
 
 impl ContextSplit {
@@ -299,7 +326,8 @@ impl RankStep {
     /// takes). Query `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
-    /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
+    /// [`TABLE_POOL`](crate::rules::TABLE_POOL) for a table of blocks of another size than those that the step was
+    /// divided for; as for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
     pub fn plan<T: Element>(
         &self,
         shape: AttentionShape,
@@ -308,6 +336,16 @@ impl RankStep {
         block_table: &BlockTable,
     ) -> Result<ContextPlan> {
         shape.check()?;
+        let given = block_table.block_size();
+        if given != self.block_size {
+            return Err(Violation::new(
+                &rules::TABLE_POOL,
+                format_args!("a block table of rank {} with blocks of {given} tokens", self.rank),
+                format_args!("blocks of {} tokens, for which the step was divided", self.block_size),
+                "make the ranks' caches and `ContextParallel::new` with blocks of one size, and the table by the cache",
+            )
+            .into());
+        }
         let out = sizes(query)?;
         let any = self.kv_lengths.lengths().iter().any(|len| *len > 0);
         let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);

@@ -187,6 +187,7 @@ impl<T: Element> CrossAttention<T> {
     /// handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of sequences than requests,
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for one of another pool,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for one whose copies were not queued,
@@ -201,6 +202,7 @@ impl<T: Element> CrossAttention<T> {
         encoded: &[&Sequence],
     ) -> Result<CrossStep<'a, T>> {
         self.cache.admits(stream)?;
+        metadata.check_requests()?;
         if encoded.len() != metadata.requests() {
             return Err(Violation::new(
                 &rules::LENGTHS_BATCH,

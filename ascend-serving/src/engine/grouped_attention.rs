@@ -230,7 +230,8 @@ impl<T: Element> GroupedAttention<T> {
         }
     }
 
-    /// Makes room for `tokens` more tokens of a sequence in each group, gives back the tokens before the windows, and
+    /// Makes room for `tokens` more tokens of a sequence in each group, gives back the tokens before the window of the
+    /// first one that is not computed, and
     /// queues the copies of blocks that it shared. After an error no group has grown, but the tokens before the
     /// windows may be given back: make the metadata anew, also of steps without this growth. Before it reports that
     /// there are no blocks, it waits for blocks that steps in flight may still read.

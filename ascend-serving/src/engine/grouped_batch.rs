@@ -86,7 +86,7 @@ impl GroupedSequence {
         let (sequence, causality) = self.parts.get(group)?;
         let shown = match tokens {
             0 => 0,
-            _ => causality.shown_from(sequence.len()),
+            _ => causality.shown_from(computed(sequence)),
         };
         let front = sequence.whole_blocks_before(shown);
         let given_back = sequence.given_back().max(front);
@@ -94,13 +94,19 @@ impl GroupedSequence {
         Some(left.saturating_add(tokens))
     }
 
-    /// Gives back the tokens before the next token's window.
+    /// Gives back the tokens before the window of the first token that is not computed.
     pub(crate) fn give_back(&mut self) -> Result<(), Violation> {
         for (sequence, causality) in &mut self.parts {
-            sequence.drop_before(causality.shown_from(sequence.len()))?;
+            sequence.drop_before(causality.shown_from(computed(sequence)))?;
         }
         Ok(())
     }
+}
+
+/// The number of first tokens that a step has computed; all of them in a pool without a cache of this crate.
+fn computed(sequence: &Sequence) -> usize {
+    let computed = sequence.pool().computed_tokens(sequence.stamp());
+    computed.unwrap_or(usize::MAX).min(sequence.len())
 }
 
 /// One request in a step of a model with several kinds of layers.

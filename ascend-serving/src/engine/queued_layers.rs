@@ -6,7 +6,7 @@ use std::thread;
 
 use ascend_attention::Violation;
 
-use crate::kv::StepProgress;
+use crate::kv::{GROUP, StepProgress};
 use crate::rules;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
@@ -23,6 +23,8 @@ pub(crate) struct QueuedLayers {
     progress: Vec<StepProgress>,
     /// How to do again what ended without some layers.
     again: &'static str,
+    /// Whether a write has lost tokens in front of the step.
+    torn: bool,
 }
 
 /// How to do a step again that ended without some layers.
@@ -35,7 +37,10 @@ pub(crate) const READ_AGAIN: &str = "begin the step again and queue every layer"
 
 impl QueuedLayers {
     /// The layers of a step, none of them queued.
-    pub(crate) fn new(layers: usize, progress: Vec<StepProgress>, again: &'static str) -> Self {
+    pub(crate) fn new(layers: usize, mut progress: Vec<StepProgress>, again: &'static str) -> Self {
+        if layers == 0 {
+            progress.iter_mut().for_each(StepProgress::end);
+        }
         Self {
             queued: vec![false; layers],
             missing: layers,
@@ -43,6 +48,7 @@ impl QueuedLayers {
             warned: false,
             progress,
             again,
+            torn: false,
         }
     }
 
@@ -59,6 +65,9 @@ impl QueuedLayers {
     /// though an error came after it.
     pub(crate) fn note_part(&mut self, layer: usize, part: &QueuedLayers, local: usize) {
         self.wrote |= part.wrote;
+        if part.torn {
+            self.lose_group();
+        }
         if part.queued.get(local) == Some(&true) {
             self.note_queued(layer);
         }
@@ -69,8 +78,19 @@ impl QueuedLayers {
         self.warned = true;
     }
 
-    /// Refuses a layer that is queued already.
+    /// Refuses a layer that is queued already, and all once tokens are lost.
     pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Violation> {
+        if self.torn {
+            return Err(Violation::new(
+                &rules::SEQUENCE_GAP,
+                format_args!(
+                    "layer {layer} of a step, a write of which has lost tokens in front of it"
+                ),
+                "a step that is begun again",
+                "drop the step, cut its sequences to the tokens that count as computed (`PagedKvCache::computed_tokens`, \
+                 `Sequence::truncate`), and compute the others again",
+            ));
+        }
         match self.queued.get(layer) {
             Some(true) => Err(self.repeated(layer)),
             _ => Ok(()),
@@ -90,6 +110,14 @@ impl QueuedLayers {
             "say which layer each call is, counted from 0, and give the cache all layers of the model; to compute a step again, \
              begin it again",
         )
+    }
+
+    /// Notes that a write has lost the tokens of a group in front of the step: nothing of the step counts.
+    pub(crate) fn lose_group(&mut self) {
+        self.torn = true;
+        self.progress
+            .iter_mut()
+            .for_each(|progress| progress.lose_group(GROUP));
     }
 
     /// Notes that a layer is about to write to the cache.

@@ -252,7 +252,12 @@ impl<T: Element> Step<'_, T> {
             }
         };
         self.layers.begin_write();
-        cache.write(self.stream, write, layer, key, value)?;
+        let mut torn = false;
+        let written = cache.write_layer(self.stream, write, layer, [key, value], &mut torn);
+        if torn {
+            self.layers.lose_group();
+        }
+        written?;
         launch(&planned.selected.plan, self.stream, &tensors)
     }
 

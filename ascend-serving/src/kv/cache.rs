@@ -239,7 +239,9 @@ impl<T: Element> PagedKvCache<T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, and for a write planned for a
     /// cache of another shape or other blocks; otherwise as for
     /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, for copies,
-    /// [`copy_from`](ascend_attention::AnyTensor::copy_from).
+    /// [`copy_from`](ascend_attention::AnyTensor::copy_from). In a cache of [MXFP8](Self::mxfp8) a copy that fails may
+    /// have changed the values that share powers of two with the new ones: compute the tokens from the last multiple of
+    /// 32 on again, as steps demand by themselves.
     pub fn write(
         &mut self,
         stream: &Stream,
@@ -248,22 +250,21 @@ impl<T: Element> PagedKvCache<T> {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<()> {
-        let (rows, own) = ([key, value], self.blocks_of_slots());
-        if write.blocks != own {
-            return Err(Error::invalid(
-                "write",
-                format_args!("a plan for a cache of {}", write.blocks),
-                format_args!("one for this cache, of {own}"),
-            )
-            .fix("plan the write for this cache"));
-        }
+        self.write_layer(stream, write, layer, [key, value], &mut false)
+    }
+
+    /// Does what [`write`](Self::write) does. `torn` says after an error whether values in front of the new ones are
+    /// lost, as [`GroupQuantiser`](super::quantised) says.
+    pub(crate) fn write_layer(
+        &mut self,
+        stream: &Stream,
+        write: &CacheWrite,
+        layer: usize,
+        rows: [&Tensor<T>; 2],
+        torn: &mut bool,
+    ) -> Result<()> {
+        let own = self.blocks_of_slots();
         match (&write.writes, self.cache_layer(layer)?) {
-            (Writes::Plain(write), CacheLayer::Plain(cache)) => {
-                write.queue(&self.shape, cache, stream, rows)
-            }
-            (Writes::Quantised(write), CacheLayer::Quantised { layer, .. }) => {
-                write.queue(&self.shape, layer, stream, rows)
-            }
             (Writes::Plain(_), CacheLayer::Quantised { .. }) => Err(other_write(
                 "a write that is not quantised, for a quantised cache",
                 format_args!("one planned for {own}"),
@@ -272,6 +273,18 @@ impl<T: Element> PagedKvCache<T> {
                 "a quantised write, for a cache that is not",
                 format_args!("one planned for {own}"),
             )),
+            _ if write.blocks != own => Err(Error::invalid(
+                "write",
+                format_args!("a plan for a cache of {}", write.blocks),
+                format_args!("one for this cache, of {own}"),
+            )
+            .fix("plan the write for this cache")),
+            (Writes::Plain(write), CacheLayer::Plain(cache)) => {
+                write.queue(&self.shape, cache, stream, rows)
+            }
+            (Writes::Quantised(write), CacheLayer::Quantised { layer, .. }) => {
+                write.queue(&self.shape, layer, stream, rows, torn)
+            }
         }
     }
 

@@ -90,8 +90,8 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
     /// positions, and the length, stay. Move once: the same pairs again move what has come to their places meanwhile.
-    /// Where a copy fails on the device, some layers are moved and others not: cut the sequence before the first target,
-    /// and compute its tokens again.
+    /// Where a copy fails on the device, some layers are moved and others not: the tokens from the first target on do
+    /// not count as computed any more.
     ///
     /// After a tree of drafts was verified, its accepted drafts are made contiguous by
     /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them
@@ -144,7 +144,7 @@ impl<T: Element> PagedKvCache<T> {
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());
         let most = sequence.len().max(TokenTree::MAX_LEN);
-        let mut slots = Vec::new();
+        let (mut slots, mut first) = (Vec::new(), usize::MAX);
         for (count, (from, to)) in moves.into_iter().enumerate() {
             // So that an endless list ends.
             if count == most {
@@ -188,16 +188,22 @@ impl<T: Element> PagedKvCache<T> {
                 .into());
             }
             if from != to {
+                first = first.min(to);
                 slots.push(pair);
             }
         }
         let runs = runs_of(&slots, block_size);
         // The blocks may be given back while the copies wait for the device.
         let _lease = self.pool().begin_step(stream);
-        self.layers.iter().try_for_each(|layer| match layer {
+        let moved = self.layers.iter().try_for_each(|layer| match layer {
             CacheLayer::Plain(layer) => layer.move_runs(stream, &runs, block_size),
             CacheLayer::Quantised { layer, .. } => layer.move_runs(stream, &runs, block_size),
-        })
+        });
+        if moved.is_err() {
+            // Some layers have other tokens there than the rest.
+            self.entry().lose(sequence.stamp(), first);
+        }
+        moved
     }
 }
 

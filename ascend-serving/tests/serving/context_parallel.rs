@@ -328,3 +328,52 @@ fn divisions_that_cannot_be_are_refused() {
     let slots = split.ranks().iter().flat_map(RankStep::slots);
     assert_eq!(slots.filter(|slot| **slot >= 0).count(), 3);
 }
+
+#[test]
+fn caches_of_other_blocks_than_the_division_s_are_refused() {
+    let stream = harness::stream();
+    let parallel = ContextParallel::new(Interleave::new(2, 64).unwrap(), 128).unwrap();
+    let split = parallel
+        .split(&[BatchRequest::in_row(&[0, 1], 300, 1)], PAD)
+        .unwrap();
+    let heads = AttentionShape::new(1, 1, DIM);
+    let query = stream.upload(&[bf16::ONE; DIM], [1, 1, DIM]).unwrap();
+    for block_size in [64, 128, 256] {
+        let shape = CacheShape::new(1, 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, block_size, shape, PAD).unwrap();
+        let rank = &split.ranks()[0];
+        let table = cache.block_table(&stream, rank.table()).unwrap();
+        let planned = rank.plan(heads, &query, cache.layer(0).unwrap(), &table);
+        match block_size {
+            128 => assert!(planned.is_ok()),
+            _ => assert!(planned.unwrap_err().breaks(&rules::TABLE_POOL)),
+        }
+    }
+}
+
+/// One rank may have the pool of caches, which know what they have.
+#[test]
+fn one_rank_over_a_cache_reads_what_the_cache_has() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let mut one = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
+    let other = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
+    let mut other = other.with_pool(one.pool()).unwrap();
+    let parallel = ContextParallel::new(Interleave::new(1, 128).unwrap(), 128).unwrap();
+    let split = |sequence: &Sequence, new| {
+        let split = parallel.split(&[BatchRequest::of(sequence, new)], PAD);
+        split.map(drop).map_err(|refused| refused.rule)
+    };
+    let mut sequence = Sequence::new(one.pool());
+    one.grow(&stream, &mut sequence, 30).unwrap();
+    assert_eq!(split(&sequence, 1), Err(&rules::SEQUENCE_GAP));
+    for cache in [&one, &other] {
+        cache.mark_computed(&sequence, 30).unwrap();
+    }
+    assert_eq!(split(&sequence, 1), Err(&rules::SEQUENCE_COMPUTED));
+    let mut fork = sequence.fork();
+    one.grow(&stream, &mut fork, 1).unwrap();
+    assert_eq!(split(&fork, 1), Err(&rules::BLOCK_UNCOPIED));
+    other.queue_pending_copies(&stream, &fork).unwrap();
+    assert_eq!(split(&fork, 1), Ok(()));
+}

@@ -219,6 +219,16 @@ fn what_cannot_be_is_refused_by_name() {
     let metadata = model.metadata(&mut requests, &[1, 2], 0);
     let Model { stream, cross, own } = &mut model;
     let [one, two] = &requests;
+    let mut none = metadata.clone();
+    assert!(
+        none.renew(&[BatchRequest::of(&requests[0].decoder, 0)])
+            .is_err()
+    );
+    let encoded = [&requests[0].encoded, &requests[1].encoded];
+    assert_eq!(
+        rule(cross.begin(stream, &none, &encoded)),
+        &rules::BATCH_EMPTY
+    );
     let begin = |encoded: &[&Sequence]| rule(cross.begin(stream, &metadata, encoded));
     assert_eq!(begin(&[&one.encoded]), &rules::LENGTHS_BATCH);
     let strange = Sequence::new(own.pool());

@@ -6,7 +6,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, Causality, FusedAttention,
-    GroupedAttention, GroupedRequest, LayerGroup, StatePolicy, rules,
+    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -50,6 +50,15 @@ pub fn with_full_layers(stream: &Stream, full: Attention<bf16>) -> GroupedAttent
     GroupedAttention::new(5, [full, windowed]).unwrap()
 }
 
+/// Says that every group has all tokens of a sequence.
+fn mark_computed(model: &GroupedAttention<bf16>, sequence: &GroupedSequence) {
+    for (at, group) in model.groups().iter().enumerate() {
+        let cache = group.attention().cache();
+        let part = sequence.group(at).unwrap();
+        cache.mark_computed(part, part.len()).unwrap();
+    }
+}
+
 #[test]
 fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
     let stream = harness::stream();
@@ -57,6 +66,7 @@ fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
     let mut sequences = [5, 290].map(|tokens| {
         let mut sequence = model.sequence();
         model.grow(&stream, &mut sequence, tokens).unwrap();
+        mark_computed(&model, &sequence);
         sequence
     });
     let first = [GroupedRequest::of(&sequences[0], 5)];
@@ -126,6 +136,7 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
     let mut attention = model(&stream);
     let mut long = attention.sequence();
     attention.grow(&stream, &mut long, 2000).unwrap();
+    mark_computed(&attention, &long);
     // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
     attention.admits([(&long, 560), (&long, 560)]).unwrap();
     let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
@@ -143,4 +154,34 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
         .unwrap();
     let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
     assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
+}
+
+/// Blocks are given back in front of the window of the first token that is not computed, however often a sequence grew.
+#[test]
+fn tokens_that_no_step_has_computed_stay_in_a_window() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 400).unwrap();
+    model.grow(&stream, &mut sequence, 300).unwrap();
+    let step = |model: &mut GroupedAttention<bf16>, sequence: &GroupedSequence, new| {
+        let metadata = model
+            .metadata(&[GroupedRequest::of(sequence, new)], POLICY)
+            .unwrap();
+        let rows = |heads| {
+            stream
+                .upload(&vec![bf16::ONE; new * heads * DIM], [new, heads, DIM])
+                .unwrap()
+        };
+        let mut step = model.begin(&stream, &metadata).unwrap();
+        for layer in 0..5 {
+            step.forward(layer, (&rows(HEADS), &rows(KV_HEADS), &rows(KV_HEADS)))
+                .unwrap();
+        }
+        step.end().unwrap();
+    };
+    step(&mut model, &sequence, 700);
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    assert_eq!(sequence.group(1).unwrap().given_back(), 512);
+    step(&mut model, &sequence, 1);
 }

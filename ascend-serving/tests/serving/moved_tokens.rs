@@ -5,6 +5,7 @@ use crate::tokens::{DIM, dense, packed};
 use approx::abs_diff_eq;
 
 use ascend_attention::{Stream, bf16};
+use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -180,5 +181,45 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
             abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
             "{got}, expected {want}"
         );
+    }
+}
+
+/// Where a copy fails, some layers have moved tokens and others not: they are computed again.
+#[test]
+fn tokens_that_moved_in_some_layers_alone_do_not_count() {
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
+    let stream = harness::stream();
+    let names: Vec<u64> = (0..10).collect();
+    for cache in CACHES {
+        let mut failed = 0;
+        for nth in 1.. {
+            let mut attention = attention(&stream, cache, 1);
+            let mut sequence = Sequence::new(attention.cache().pool());
+            step(&stream, &mut attention, &mut sequence, &names);
+            let fault = inject(Site::Memcpy, nth, 207_001);
+            let moves = [(6, 5), (8, 6)];
+            let moved = attention.cache_mut().move_tokens(&stream, &sequence, moves);
+            drop(fault);
+            if moved.is_ok() {
+                break;
+            }
+            failed += 1;
+            let cache = attention.cache_mut();
+            assert_eq!(cache.computed_tokens(&sequence), Ok(5));
+            let again = cache.move_tokens(&stream, &sequence, moves).unwrap_err();
+            assert!(again.breaks(&rules::SEQUENCE_GAP), "{again}");
+            sequence.truncate(5).unwrap();
+            let got = step(&stream, &mut attention, &mut sequence, &names[5..]);
+            let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+            for (got, want) in got.iter().zip(&want) {
+                assert!(
+                    abs_diff_eq!(got.to_f64(), want, epsilon = 3e-2),
+                    "{got}, expected {want}"
+                );
+            }
+        }
+        assert!(failed >= 2 * LAYERS, "{failed}");
     }
 }

@@ -17,8 +17,8 @@ pub(super) struct ProgressTable {
     sequences: Vec<SequenceVersion>,
     /// Indices of dropped sequences, to be used again.
     free: Vec<usize>,
-    /// The progress of each cache of the pool in each sequence; `None` at the index of a dropped cache.
-    caches: Vec<Option<Vec<Progress>>>,
+    /// The progress of each cache of the pool; `None` at the index of a dropped cache.
+    caches: Vec<Option<CacheProgress>>,
     clock: u64,
     /// Blocks that sequences gave up while steps of them were in progress and others held the blocks, by the indices of
     /// the sequences. Held until those steps are over, they stay shared, so that the others write to copies.
@@ -33,6 +33,14 @@ struct SequenceVersion {
     changed: u64,
     /// The number of steps in progress, in whichever cache. The index is not used again before they are over.
     open: u32,
+}
+
+/// The progress of a cache.
+struct CacheProgress {
+    /// When it joined the pool.
+    joined: u64,
+    /// Its progress in each sequence.
+    sequences: Vec<Progress>,
 }
 
 /// How many tokens of a sequence a cache has.
@@ -89,12 +97,20 @@ pub(crate) struct StepProgress {
     pool: BlockPool,
     cache: Option<Arc<CacheEntry>>,
     tokens: Vec<StepTokens>,
+    /// When it began.
+    began: u64,
     ended: bool,
     /// The layers that were left out, once any layer was written.
     missing: Option<Arc<str>>,
 }
 
 impl Progress {
+    /// Records that the tokens from `kept` on are lost, those of steps in progress among them.
+    fn lose(&mut self, kept: usize) {
+        self.computed = self.computed.min(kept);
+        self.cut = self.cut.min(kept);
+    }
+
     /// The number of first tokens that every layer has, whatever becomes of the steps in progress.
     fn settled(&self) -> usize {
         match self.open {
@@ -124,10 +140,10 @@ impl ProgressTable {
             None => self.sequences.push(version),
         }
         for cache in self.caches.iter_mut().flatten() {
-            let own = progress(cache);
-            match cache.get_mut(place) {
+            let own = progress(&cache.sequences);
+            match cache.sequences.get_mut(place) {
                 Some(free) => *free = own,
-                None => cache.push(own),
+                None => cache.sequences.push(own),
             }
         }
         SequenceStamp {
@@ -145,7 +161,21 @@ impl ProgressTable {
     ) -> impl Iterator<Item = &mut Progress> {
         let caches = self.caches.iter_mut().enumerate();
         let chosen = caches.filter(move |(at, _)| cache.is_none_or(|cache| cache == *at));
-        chosen.filter_map(move |(_, progress)| progress.as_mut()?.get_mut(place))
+        chosen.filter_map(move |(_, cache)| cache.as_mut()?.sequences.get_mut(place))
+    }
+
+    /// The progress in the sequence of a step, of the caches that the step is of and that were there when it began.
+    fn progress_of_step(
+        &mut self,
+        cache: Option<usize>,
+        began: u64,
+        place: usize,
+    ) -> impl Iterator<Item = &mut Progress> {
+        let caches = self.caches.iter_mut().enumerate();
+        let chosen = caches.filter(move |(at, _)| cache.is_none_or(|cache| cache == *at));
+        let chosen = chosen.filter_map(|(_, cache)| cache.as_mut());
+        let joined = chosen.filter(move |cache| cache.joined <= began);
+        joined.filter_map(move |cache| cache.sequences.get_mut(place))
     }
 
     /// The indices of the caches.
@@ -217,7 +247,7 @@ impl ProgressTable {
     /// moved to `given_back`, to be dropped without the lock.
     fn close(
         &mut self,
-        cache: Option<usize>,
+        (cache, began): (Option<usize>, u64),
         tokens: &StepTokens,
         done: bool,
         missing: &Option<Arc<str>>,
@@ -237,12 +267,8 @@ impl ProgressTable {
         if !is_alive {
             return;
         }
-        for progress in self.progress(cache, tokens.stamp.place) {
-            // A cache that joined the pool since the step began has no part in it.
-            let Some(open) = progress.open.checked_sub(1) else {
-                continue;
-            };
-            progress.open = open;
+        for progress in self.progress_of_step(cache, began, place) {
+            progress.open -= 1;
             if tokens.len == tokens.cached {
                 // It has read only.
                 continue;
@@ -464,7 +490,10 @@ impl CacheEntry {
     /// A cache that has no token of any sequence.
     pub(in crate::kv) fn new(pool: &BlockPool) -> Arc<Self> {
         let mut table = lock(pool.progress_table());
-        let none = Some(vec![Progress::default(); table.sequences.len()]);
+        let none = Some(CacheProgress {
+            joined: table.tick(),
+            sequences: vec![Progress::default(); table.sequences.len()],
+        });
         let place = match table.caches.iter().position(Option::is_none) {
             Some(place) => place,
             None => table.caches.len(),
@@ -514,6 +543,14 @@ impl CacheEntry {
         }
     }
 
+    /// Records that this cache has lost the tokens of a sequence from `kept` on.
+    pub(in crate::kv) fn lose(&self, sequence: SequenceStamp, kept: usize) {
+        let mut table = lock(self.pool.progress_table());
+        for progress in table.progress(Some(self.place), sequence.place) {
+            progress.lose(kept);
+        }
+    }
+
     /// Refuses a step if this cache does not have all tokens of the sequence before it.
     pub(crate) fn check(
         &self,
@@ -541,6 +578,16 @@ impl BlockPool {
     /// The number of caches that have the pool.
     pub(crate) fn caches(&self) -> usize {
         lock(self.progress_table()).caches().len()
+    }
+
+    /// Refuses tokens that do not continue what every cache of the pool has. A pool without a cache of this crate has
+    /// no progress.
+    pub(crate) fn check_tokens(
+        &self,
+        whose: &dyn fmt::Display,
+        tokens: StepTokens,
+    ) -> Result<(), Violation> {
+        lock(self.progress_table()).check(None, whose, &tokens)
     }
 
     /// The number of first tokens of a sequence that every cache of the pool has. `None` for a pool without a cache
@@ -573,11 +620,13 @@ impl StepProgress {
             all.push(tokens);
         }
         all.iter().for_each(|tokens| table.open(place, tokens));
+        let began = table.tick();
         drop(table);
         Ok(Self {
             pool: pool.clone(),
             cache: cache.cloned(),
             tokens: all,
+            began,
             ended: false,
             missing: None,
         })
@@ -598,6 +647,21 @@ impl StepProgress {
         self.missing = Some(Arc::clone(missing));
     }
 
+    /// Records that a write of the step has lost tokens in front of it: those from the last multiple of `group` on.
+    pub(crate) fn lose_group(&mut self, group: usize) {
+        let place = self.cache.as_ref().map(|cache| cache.place);
+        let mut table = lock(self.pool.progress_table());
+        for tokens in &self.tokens {
+            if !table.is_alive(&tokens.stamp) {
+                continue;
+            }
+            let kept = tokens.cached - tokens.cached % group.max(1);
+            for progress in table.progress_of_step(place, self.began, tokens.stamp.place) {
+                progress.lose(kept);
+            }
+        }
+    }
+
     fn close(&mut self, done: bool) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -606,7 +670,8 @@ impl StepProgress {
         let mut given_back = Vec::new();
         let mut table = lock(self.pool.progress_table());
         for tokens in &self.tokens {
-            table.close(place, tokens, done, &self.missing, &mut given_back);
+            let step = (place, self.began);
+            table.close(step, tokens, done, &self.missing, &mut given_back);
         }
         drop(table);
     }

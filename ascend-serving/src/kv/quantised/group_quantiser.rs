@@ -66,20 +66,20 @@ impl GroupQuantiser {
     }
 
     /// Waits for the rows of a layer, quantises them, and writes their shared scales and the cached values of the
-    /// same groups.
+    /// same groups. `torn` is true after an error between these two: values that were cached before are lost then.
     pub(in crate::kv) fn queue<T: Element>(
         &self,
         stream: &Stream,
         [key, value]: [&Tensor<T>; 2],
-        cache: &LayerCache<i8>,
-        scales: &GroupScales,
+        (cache, scales): (&LayerCache<i8>, &GroupScales),
+        torn: &mut bool,
     ) -> Result<[&Tensor<i8>; 2]> {
         let [keys, values] = &self.floats;
         let slots = &self.slots;
         let (key, _) = rows_to_quantise(stream, "key", key, keys.shape(), slots)?;
         let (value, _) = rows_to_quantise(stream, "value", value, values.shape(), slots)?;
         self.write_key_scales(stream, &key, scales)?;
-        self.requantise_values(stream, &value, cache, scales)?;
+        self.requantise_values(stream, &value, (cache, scales), torn)?;
         Ok(self.floats.each_ref())
     }
 
@@ -112,8 +112,8 @@ impl GroupQuantiser {
         &self,
         stream: &Stream,
         numbers: &[f32],
-        cache: &LayerCache<i8>,
-        scales: &GroupScales,
+        (cache, scales): (&LayerCache<i8>, &GroupScales),
+        torn: &mut bool,
     ) -> Result<()> {
         let [_, values] = &self.floats;
         let (heads, dim) = (self.shape.kv_heads, self.shape.value_dim);
@@ -153,6 +153,7 @@ impl GroupQuantiser {
         }
         self.value_scales.overwrite_bytes(stream, &shared_scales)?;
         self.shared.overwrite_bytes(stream, &shared)?;
+        *torn = true;
         for place in &cached {
             place
                 .shared_scales
@@ -161,6 +162,7 @@ impl GroupQuantiser {
                 of_cache.copy_from(stream, staged)?;
             }
         }
+        *torn = false;
         let first = values.narrow(0, 0..self.slots.len())?;
         Ok(first.overwrite_bytes(stream, &floats)?)
     }

@@ -81,13 +81,15 @@ impl QuantisedWrite {
         })
     }
 
-    /// Queues the writing of a layer.
+    /// Queues the writing of a layer. `torn` is set where an error leaves values in front of the new ones under other
+    /// shared powers of two than theirs.
     pub(in crate::kv) fn queue<T: Element>(
         &self,
         shape: &CacheShape,
         layer: &QuantisedLayer,
         stream: &Stream,
         rows: [&Tensor<T>; 2],
+        torn: &mut bool,
     ) -> Result<()> {
         let [key, value] = rows;
         rows_have_slots(self.write.tokens, key, value)?;
@@ -104,7 +106,7 @@ impl QuantisedWrite {
                 quantiser.queue(stream, rows, scales)?
             }
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
-                quantiser.queue(stream, rows, &layer.cache, scales)?
+                quantiser.queue(stream, rows, (&layer.cache, scales), torn)?
             }
             _ => {
                 return Err(Error::invalid(

@@ -12,8 +12,8 @@ use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{FusedInferAttention, Layout, Output, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Error, GraphPool,
-    Result, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
+    BatchSettings, Causality, Error, GraphPool, Result, StatePolicy, rules,
 };
 
 const BLOCKS: usize = 24;
@@ -272,4 +272,40 @@ fn a_fork_between_metadata_and_begin_is_refused() {
     drop(step);
     stream.synchronize().unwrap();
     assert_eq!(pool.steps_in_flight(), 0);
+}
+
+/// A cache that joins the pool while a step is open has nothing of it.
+#[test]
+fn a_step_that_is_open_counts_in_the_caches_that_were_there() {
+    let model = Model::new();
+    let stream = &model.stream;
+    let mut graphs = GraphPool::capture(
+        stream.device(),
+        &[1],
+        |size| model.buffers(size),
+        |capture, size, buffers| model.record(capture, size, buffers),
+    )
+    .unwrap();
+    let pool = model.cache.pool().clone();
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(1).unwrap();
+    let batch = [BatchRequest::of(&sequence, 1)];
+    let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
+    let fill = |buffers: &Buffers, metadata: &AttentionMetadata| model.fill(buffers, metadata, 0);
+    let mut step = graphs.begin(stream, &mut metadata, fill).unwrap();
+    sequence.truncate(0).unwrap();
+    let (shape, pad) = (model.cache.shape(), PadPolicy::SkipNegative);
+    let later = PagedKvCache::<bf16>::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad);
+    let later = later.unwrap().with_pool(&pool).unwrap();
+    let _ = sequence.grow(1).unwrap();
+    let batch = [BatchRequest::of(&sequence, 1)];
+    let settings = settings(&later);
+    let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    let shape = AttentionShape::new(HEADS, 1, DIM);
+    let mut attention = Attention::new(shape, later, Backends::standard(stream.device()));
+    let open = attention.begin(stream, &metadata).unwrap();
+    step.launch(0).unwrap();
+    drop((step, open));
+    assert_eq!(attention.cache().computed_tokens(&sequence), Ok(0));
+    assert_eq!(model.cache.computed_tokens(&sequence), Ok(0));
 }
