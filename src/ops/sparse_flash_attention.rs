@@ -48,16 +48,16 @@ const INSTEAD: &str = "attend to all keys, by latent attention of FusedInferAtte
 /// # #[cfg(feature = "emulation")] {
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// // One row with 8 heads, 4 keys, and a list of two of them.
-/// let query = stream.upload(&[f16::ONE; 8 * 512], [1, 8, 512])?;
-/// let query_rope = stream.upload(&[f16::ONE; 8 * 64], [1, 8, 64])?;
+/// let query = stream.upload(&[f16::ZERO; 8 * 512], [1, 8, 512])?;
+/// let query_rope = stream.upload(&[f16::ZERO; 8 * 64], [1, 8, 64])?;
 /// let keys: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32); 512]).collect();
 /// let key = stream.upload(&keys, [4, 1, 512])?;
 /// let key_rope = stream.upload(&[f16::ZERO; 4 * 64], [4, 1, 64])?;
 /// let indices = stream.upload(&[1, 2, -1], [1, 1, 3])?;
 /// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
 /// let inputs = ((&query, &query_rope), (&key, &key_rope), &indices);
-/// // With a scale of 0 both keys have the same weight.
-/// let plan = SparseFlashAttention::new(0.0).plan(&sequences, inputs)?;
+/// // A query of zeros gives both keys the same weight. Heads have 128 elements and 64 rotary ones.
+/// let plan = SparseFlashAttention::new(192f64.sqrt().recip()).plan(&sequences, inputs)?;
 /// let attention = plan.launch(&stream, inputs)?;
 /// assert_eq!(attention.out.download(&stream)?, [f16::from_f32(1.5); 8 * 512]);
 /// # }
@@ -75,7 +75,8 @@ pub struct SparseFlashAttention {
 }
 
 impl SparseFlashAttention {
-    /// A call with this factor of the scores, whose lists name single keys up to the row's own position.
+    /// A call with this factor of the scores, of latent attention usually `1 / sqrt(192)` and not `1 / sqrt(576)`, since
+    /// heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys up to the row's own position.
     pub fn new(scale: f64) -> Self {
         Self {
             scale,

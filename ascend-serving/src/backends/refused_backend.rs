@@ -113,14 +113,15 @@ const OTHER_STEPS: [&Rule; 11] = [
 ];
 
 /// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,
-/// then calls that the operator refuses, then what backends do not serve. Where the operator refuses a call, backends
-/// for other steps are named with no more than the rule.
+/// then calls that the operator refuses, then what backends do not serve. Where a backend is made for such steps and
+/// refuses this one, those for other steps are named with no more than the rule.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    let is_planned = refused.iter().any(RefusedBackend::is_by_operator);
+    let is_other =
+        |refused: &RefusedBackend| OTHER_STEPS.iter().find(|rule| refused.why.breaks(rule));
+    let is_made_for_it = refused.iter().any(|refused| is_other(refused).is_none());
     let (mut others, mut in_order) = (Vec::new(), Vec::new());
     for refused in refused {
-        let mut by = OTHER_STEPS.iter().filter(|rule| refused.why.breaks(rule));
-        match by.next().filter(|_| is_planned) {
+        match is_other(refused).filter(|_| is_made_for_it) {
             Some(rule) => others.push(format!("{} ({})", refused.name, rule.id)),
             None => in_order.push(refused),
         }

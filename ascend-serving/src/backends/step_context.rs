@@ -75,14 +75,14 @@ impl AttentionShape {
             // Absorbed queries are longer.
             .or_else(|| inverted_scale(self.scale, 512, 64).filter(|_| is_latent))
             .is_some();
-        if held.is_finite() && held != 0.0 && !inverted {
+        if held.is_finite() && held > 0.0 && !inverted {
             return Ok(());
         }
         Err(Error::invalid(
             "AttentionShape.scale",
             self.scale,
             format_args!(
-                "finite, not 0 in 32 bits, and not the root of the head dimension: the factor by which scores are multiplied, \
+                "finite, above 0 in 32 bits, and neither the head dimension nor its root: the factor by which scores are multiplied, \
                  for heads of {} usually {}",
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale

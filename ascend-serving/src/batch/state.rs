@@ -39,14 +39,21 @@ pub enum Drafting {
     Other,
 }
 
-/// The settings of an engine that decide the kind of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The settings of an engine that decide the kind of a step. By default prompts are computed in parts, without drafts
+/// of the model's own layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StatePolicy {
     /// Whether prompts are computed in parts.
     pub chunked_prefill: bool,
     /// How the drafts that are verified were made; `None` without drafts.
     pub drafting: Option<Drafting>,
+}
+
+impl Default for StatePolicy {
+    fn default() -> Self {
+        Self::new(true, None)
+    }
 }
 
 impl StatePolicy {

@@ -83,7 +83,7 @@ impl TreeVerification {
         cache: &PagedKvCache<T>,
         requests: &[TreeRequest<'_>],
     ) -> Result<TreeStep<'a, T>> {
-        self.shape.check_cache(&cache.shape())?;
+        self.check_cache(cache)?;
         cache.admits(stream)?;
         let layers = 0..cache.shape().layers;
         let caches = layers.map(|layer| cache.layer(layer).cloned());

@@ -8,11 +8,12 @@ use ascend_attention::case::tentatively;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::MergeState;
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Mask, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Mask, Tensor, Violation};
 
 use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, LayerCache};
+use crate::kv::{CacheShape, LayerCache, PagedKvCache};
+use crate::rules;
 
 use super::DraftTree;
 use super::tree_request::TreeForm;
@@ -101,6 +102,22 @@ impl TreeVerification {
     /// A verification by attention of these heads.
     pub const fn new(shape: AttentionShape) -> Self {
         Self { shape }
+    }
+
+    /// Refuses a cache of other heads, and a quantised one.
+    pub(crate) fn check_cache<T: Element>(&self, cache: &PagedKvCache<T>) -> Result<()> {
+        self.shape.check_cache(&cache.shape())?;
+        if cache.is_quantised() {
+            return Err(Violation::new(
+                &rules::CACHE_QUANTISED,
+                "a tree over a quantised cache",
+                "a cache of the query's type",
+                "verify a chain of drafts instead, in a step whose requests have `BatchRequest::drafts`, or make the \
+                 cache by `PagedKvCache::new`",
+            )
+            .into());
+        }
+        Ok(())
     }
 
     /// The rows of a node in tensors `[requests, heads, nodes, elements]`.

@@ -119,7 +119,7 @@ impl TreeVerification {
         cache: &PagedKvCache<T>,
         limits: &GraphLimits,
     ) -> Result<TreeGraphs<T>> {
-        self.shape.check_cache(&cache.shape())?;
+        self.check_cache(cache)?;
         cache.admits(stream)?;
         limits.check()?;
         check_nodes(limits.each.0, cache.shape().is_latent())?;

@@ -506,7 +506,6 @@ fn quantised_cache(given: impl std::fmt::Display) -> Violation {
         &rules::CACHE_QUANTISED,
         given,
         "a cache of the query's type",
-        "read `PagedKvCache::quantised_layer`, with its scales, verify chains instead of trees (a step whose requests have \
-         `BatchRequest::drafts`), or make the cache by `PagedKvCache::new`",
+        "read `PagedKvCache::quantised_layer`, with its scales, or make the cache by `PagedKvCache::new`",
     )
 }

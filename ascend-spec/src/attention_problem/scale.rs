@@ -10,8 +10,8 @@ pub fn score_scale(scale: f64) -> f32 {
     scale as f32
 }
 
-/// The factor that was likely meant where the square root of a head dimension, with its rotary part or without, is
-/// given instead of its reciprocal. Absorbed queries of 512 elements and a rotary part belong to heads of 128 elements.
+/// The factor that was likely meant where a head dimension, with its rotary part or without, or its square root is
+/// given instead of the reciprocal of the root. Absorbed queries of 512 elements and a rotary part belong to heads of 128 elements.
 /// Head dimensions of 1 are not considered.
 pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f64> {
     let absorbed = (head_dim == 512 && rope_dim > 0).then_some(128 + rope_dim);
@@ -22,7 +22,8 @@ pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f6
     ];
     let roots = dims.into_iter().flatten().filter(|&dim| dim > 1);
     let mut roots = roots.map(|dim| (dim as f64).sqrt());
-    let root = roots.find(|root| (scale / root - 1.0).abs() < 1e-3)?;
+    let is = |number: f64| (scale / number - 1.0).abs() < 1e-3;
+    let root = roots.find(|root| is(*root) || is(root * root))?;
     let meant = absorbed.map_or(root, |dim| (dim as f64).sqrt());
     Some(meant.recip())
 }
@@ -59,6 +60,7 @@ mod tests {
     fn roots_are_told_from_factors() {
         let meant = |scale| inverted_scale(scale, 64, 64);
         assert_eq!(meant(8.0), Some(0.125));
+        assert_eq!(meant(64.0), Some(0.125));
         assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
         for scale in [
             0.125,
@@ -67,7 +69,7 @@ mod tests {
             -8.0,
             8.1,
             11.0,
-            64.0,
+            63.0,
             f64::NAN,
             f64::INFINITY,
         ] {

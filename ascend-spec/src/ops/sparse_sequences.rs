@@ -175,8 +175,9 @@ pub enum SparseFault {
     },
 }
 
-impl fmt::Display for SparseFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl SparseFault {
+    /// What is there, and what would do.
+    fn texts(&self) -> [String; 2] {
         match self {
             SparseFault::Length {
                 sequence,
@@ -188,30 +189,34 @@ impl fmt::Display for SparseFault {
                     Side::Query => "query rows",
                     Side::Key => "keys",
                 };
-                write!(
-                    f,
-                    "{given} for the {side} of sequence {sequence}, allowed: {least} to {most}"
-                )
+                let given = format!("{given} for the {side} of sequence {sequence}");
+                [given, format!("{least} to {most}")]
             }
             SparseFault::NoColumn {
                 sequence,
                 keys,
                 room,
-            } => write!(
-                f,
-                "{keys} keys of sequence {sequence}, and its row of the block table has room for {room}"
-            ),
+            } => [
+                format!("{keys} keys of sequence {sequence}"),
+                format!("at most {room}, for which its row of the block table has room"),
+            ],
             SparseFault::NoBlock {
                 sequence,
                 column,
                 block,
                 blocks,
-            } => write!(
-                f,
-                "block {block} in column {column} of sequence {sequence}, allowed: 0 to {}",
-                blocks.saturating_sub(1)
-            ),
+            } => [
+                format!("block {block} in column {column} of sequence {sequence}"),
+                format!("0 to {}", blocks.saturating_sub(1)),
+            ],
         }
+    }
+}
+
+impl fmt::Display for SparseFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [given, allowed] = self.texts();
+        write!(f, "{given}, allowed: {allowed}")
     }
 }
 
@@ -332,7 +337,10 @@ pub fn checked_contents(
     let contents = SparseContents::of(numbers);
     match sequences.faults(contents).next() {
         None => Ok(()),
-        Some(fault) => Err(rule.broken(fault, "numbers within the tensors")),
+        Some(fault) => {
+            let [given, allowed] = fault.texts();
+            Err(rule.broken(given, allowed))
+        }
     }
 }
 

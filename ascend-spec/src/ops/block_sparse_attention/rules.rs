@@ -132,7 +132,7 @@ rules! {
         "pass one over the root of the head dimension: with 0 all keys of the blocks weigh alike";
     SCALE_INVERSE = "block_sparse.scale_inverse", Lint("only numbers change"), V1,
         "BlockSparseAttention documentation, scaleValue",
-        "scaleValue is not the root of the head dimension",
+        "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     LSE_IGNORED = "block_sparse.softmax_lse_ignored", Lint("the tensor is not written"), V1,
         "BlockSparseAttention API, softmaxLse",

@@ -121,7 +121,8 @@ rules! {
         "LightningIndexer kernel, lengths and blockTable",
         "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
         "cache for each key",
-        "take lengths and table of one batch and one cache";
+        "take lengths and table of one batch and one cache, and give `SparseSequences` the length of each sequence, of "
+        "which it makes the ends that packed rows have";
 }
 
 /// The rules of the call's sequences.

@@ -119,7 +119,7 @@ rules! {
         "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh alike";
     SCALE_INVERSE = "sparse_flash.scale_inverse", Lint("only numbers change"), V1,
         "SparseFlashAttention documentation, scaleValue",
-        "scaleValue is not the root of the head dimension",
+        "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     NONE_CHOSEN = "sparse_flash.none_chosen", Lint("all rows are zeros"), V1,
         "SparseFlashAttention kernel, sparseIndices",
@@ -137,7 +137,8 @@ rules! {
         "SparseFlashAttention kernel, lengths and blockTable",
         "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
         "cache for each key",
-        "take lengths and table of one batch and one cache";
+        "take lengths and table of one batch and one cache, and give `SparseSequences` the length of each sequence, of "
+        "which it makes the ends that packed rows have";
 }
 
 /// The rules of the call's sequences.

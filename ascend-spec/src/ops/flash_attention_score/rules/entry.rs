@@ -47,7 +47,7 @@ rules! {
          are";
     SCALE_INVERSE = "flash.scale_inverse",
         Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
-        "scaleValue is not the root of the head dimension",
+        "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     LIMITS = "flash.documented_limits",
         Overrun("the documents promise nothing beyond, and the operator does not ask"),

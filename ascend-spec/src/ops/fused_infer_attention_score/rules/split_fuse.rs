@@ -28,7 +28,7 @@ rules! {
         "trim actualSeqLengthsKv to the rows of key and value";
     SINK = "split_fuse.sink", TILING_ERROR, V4, "split-fuse path, learnableSink" in Scope::A2_A3.since(V9_0),
         "a learnable sink has the query's dtype and innerPrecise 0",
-        "convert the sink, and set innerPrecise to 0";
+        "convert the sink, and leave innerPrecise at 0 or set it so";
 }
 
 pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {

@@ -37,7 +37,7 @@ rules! {
          are";
     SCALE_INVERSE = "scale_value.inverse",
         Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
-        "scaleValue is not the root of the head dimension",
+        "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
 }
 
