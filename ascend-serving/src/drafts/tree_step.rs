@@ -74,7 +74,7 @@ impl TreeVerification {
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in
     /// progress, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
-    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is 0 or
+    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is not above 0 or
     /// not finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`PagedKvCache::block_table`].
     pub fn begin<'a, T: Element>(

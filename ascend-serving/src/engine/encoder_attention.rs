@@ -65,7 +65,7 @@ impl EncoderAttention {
     /// Attention of these heads.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is 0 or not finite, and for
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is not above 0 or not finite, and for
     /// query heads that are no multiple of the key heads.
     pub fn new(shape: AttentionShape) -> Result<Self> {
         shape.check()?;

@@ -108,7 +108,7 @@ impl TreeVerification {
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is 0 or not
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is not above 0 or not
     /// finite, and for sinks, which no verification has;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
     /// the reasons where latents have no call in either form; as for

@@ -135,7 +135,11 @@ fn a_scale_that_scores_nothing_is_refused() {
         (-0.0, false),
         (f64::NAN, false),
         (f64::INFINITY, false),
-        (-0.125, true),
+        (-0.125, false),
+        (8.0, false),
+        (64.0, false),
+        (0.125, true),
+        (1.0, true),
     ] {
         let of = CacheShape::new(1, shape().kv_heads, shape().head_dim);
         let pad = PadPolicy::SkipNegative;
