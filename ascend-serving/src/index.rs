@@ -9,6 +9,7 @@
 
 use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
+use ascend_attention::spec::Rule;
 
 use crate::kv::{PageTable, check_block_size, fill_slots};
 use crate::rules;
@@ -62,8 +63,8 @@ fn part<'a>(indptr: &[i32], indices: &'a [i32], request: usize) -> &'a [i32] {
     }
 }
 
-/// Checks that `indptr` divides `indices`, none of which is negative.
-fn check_lists(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
+/// Checks that `indptr` divides `indices`, none of which is negative, which would break `rule`.
+fn check_lists(indptr: &[i32], indices: &[i32], rule: &'static Rule) -> Result<(), Violation> {
     let rises = indptr.is_sorted() && indptr.first() == Some(&0);
     let whole = indptr.last().map(|end| *end as usize) == Some(indices.len());
     if !rises || !whole {
@@ -82,7 +83,7 @@ fn check_lists(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
     match indices.iter().find(|index| **index < 0) {
         None => Ok(()),
         Some(index) => Err(Violation::new(
-            &rules::TABLE_BLOCK,
+            rule,
             index,
             "0 or more",
             "leave padding out of the list",
@@ -105,7 +106,7 @@ impl PageIndices {
         page_size: usize,
     ) -> Result<Self, Violation> {
         check_block_size(page_size)?;
-        check_lists(&kv_indptr, &kv_indices)?;
+        check_lists(&kv_indptr, &kv_indices, &rules::TABLE_BLOCK)?;
         if kv_indptr.len() - 1 != last_page_len.len() {
             return Err(Violation::new(
                 &rules::INDEX_SHAPE,
@@ -225,9 +226,9 @@ impl TokenIndices {
     /// The two lists, checked.
     ///
     /// # Errors
-    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE), [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a negative slot.
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE), [`SLOT_RANGE`](crate::rules::SLOT_RANGE) for a negative slot.
     pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Violation> {
-        check_lists(&kv_indptr, &kv_indices)?;
+        check_lists(&kv_indptr, &kv_indices, &rules::SLOT_RANGE)?;
         Ok(Self {
             kv_indptr,
             kv_indices,
@@ -375,6 +376,8 @@ mod tests {
         assert_eq!(rule(&[0, 2], &[1, 2], &[0]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 0], &[], &[1]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 2], &[1, -2], &[1]), &rules::TABLE_BLOCK);
+        let wrong = TokenIndices::new(vec![0, 2], vec![1, -2]);
+        assert_eq!(wrong.unwrap_err().rule, &rules::SLOT_RANGE);
         let table = PageTable::from_rows(&[vec![4]]).unwrap();
         let wrong = PageIndices::from_table(&table, &per(&[1, 1]), 4);
         assert_eq!(wrong.unwrap_err().rule, &rules::LENGTHS_BATCH);

@@ -80,8 +80,8 @@ ascend_attention::spec::library_rules! {
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
         "all layers of a step with one mask bring sinks or none does, and all bring latents or none does",
-        "bring sinks in every layer or in none, and latents alike; layers of another kind have another mask or a group of "
-        "their own in `GroupedAttention`";
+        "bring sinks in every layer or in none, and latents alike; layers of another kind have another mask or a "
+        "group of their own in `GroupedAttention`";
     STEP_LAYERS_MISSING = "step.layers_missing",
         "a step queues all layers before the next step of its sequences begins",
         "begin the step again and queue every layer";
@@ -153,10 +153,10 @@ ascend_attention::spec::library_rules! {
         "a draft's parent comes before it, and tensors and graphs have room for all nodes of a tree",
         "make the tree by one of its functions, and tensors and captures for its number of nodes";
     DRAFT_INPUTS = "draft.inputs",
-        "trees over a cache of latents are verified with absorbed queries and rotary parts, others without; none with a "
-        "mask or sinks of the layer's own",
-        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed` exactly where the cache has latents, and leave "
-        "masks and sinks out";
+        "trees over a cache of latents are verified with absorbed queries and rotary parts, others without; none with "
+        "a mask or sinks of the layer's own",
+        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed` exactly where the cache has latents, and "
+        "leave masks and sinks out";
     DRAFT_PROBABILITY = "draft.probability",
         "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be "
         "drawn",
@@ -175,9 +175,9 @@ ascend_attention::spec::library_rules! {
         "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
     BACKEND_KEYS = "backend.keys",
         "the calls of a backend show each row all keys of its request that the step's mask shows, each once",
-        "make the call by `StepCall::of_step`; for some rows of a step set `StepCall::rows` and `StepCall::requests`, for "
-        "parts of the keys merge the calls by `StepProgram::merged`, and say `StepProgram::leaves_keys_out` where keys are "
-        "left out on purpose";
+        "make the call by `StepCall::of_step`; for some rows of a step set `StepCall::rows` and `StepCall::requests`, "
+        "for parts of the keys merge the calls by `StepProgram::merged`, and say `StepProgram::leaves_keys_out` where "
+        "keys are left out on purpose";
     BACKEND_UNMASKED = "backend.unmasked",
         "the calls of a backend show no key that the step's mask hides",
         "set the mask by `StepCall::mask`, such as that of `Causality::mask`, or make the call by `StepCall::of_step`";
@@ -202,7 +202,8 @@ ascend_attention::spec::library_rules! {
         "`Backends::memory_limit`";
     BACKEND_MASK = "backend.mask",
         "named masks go to their own backend, and it gets no others",
-        "register `NamedMaskAttention` in front for layers with named masks, and another backend behind it for the rest";
+        "register `NamedMaskAttention` in front for layers with named masks, and another backend behind it for the "
+        "rest";
     BACKEND_CHUNK = "backend.chunk",
         "attention within chunks goes to its own backend, and it gets no other",
         "register `ChunkedLocalAttention` for layers with chunks, and another backend behind it for the rest";
@@ -266,15 +267,15 @@ ascend_attention::spec::library_rules! {
         "leave empty requests out, and skip a step without any";
     BATCH_BLOCKS = "batch.blocks",
         "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each",
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has "
-        "no such limit";
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` "
+        "has no such limit";
     STEP_CAUSALITY = "step.causality",
         "the tokens of a step see the keys that its layers, or its graphs, were made for",
         "make the settings with the causality of these layers, or set their mask in the metadata";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this step "
-        "without a graph";
+        "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this "
+        "step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";

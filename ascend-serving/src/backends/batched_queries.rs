@@ -1,7 +1,7 @@
 //! Steps of requests with equally many new tokens by one call with a batch axis.
 
+use ascend_attention::Element;
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Violation};
 
 use crate::error::Result;
 use crate::rules;
@@ -37,19 +37,18 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
             .windows(2)
             .all(|pair| pair.first() == pair.last());
         if !alike || !metadata.state().reads_cache() || first.learnable_sink.is_some() {
-            return Err(Violation::new(
-                &rules::BACKEND_STEP,
-                format_args!(
-                    "{:?} of {} tokens in {} requests, {} sinks",
-                    metadata.state(),
-                    metadata.tokens(),
-                    rows.lengths().len(),
-                    first.describe_sinks()
-                ),
-                "as many new tokens in each request, behind cached ones, without sinks",
-                "register a backend for packed queries behind this one",
-            )
-            .into());
+            return Err(rules::BACKEND_STEP
+                .broken(
+                    format_args!(
+                        "{:?} of {} tokens in {} requests, {} sinks",
+                        metadata.state(),
+                        metadata.tokens(),
+                        rows.lengths().len(),
+                        first.describe_sinks()
+                    ),
+                    "as many new tokens in each request, behind cached ones, without sinks",
+                )
+                .into());
         }
         let mask = mask.mask(&step.stream.device().masks())?;
         let lengths = metadata.kv_lengths().clone();

@@ -24,15 +24,16 @@ pub struct LatentTensors<'a, T: Element> {
 /// The projections are the model's: this crate has no weights. `W_UK` and `W_UV` are the weights that make the key
 /// and the value of a head from a latent.
 ///
-/// | form | query | before | after |
-/// |---|---|---|---|
-/// | absorbed | `[tokens, N, 512]` | the caller multiplies `W_UK` into the query | output `[N, tokens, 512]`: the caller multiplies `W_UV` into it |
-/// | plain | `[tokens, N, 128]` | nothing | output `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it needs |
-/// | mixed | plain ones of the prefills; absorbed ones of the decodes apart | as above | output of the prefills; that of the decodes where the caller wants it |
+/// - Absorbed: the caller multiplies `W_UK` into the query, `[tokens, N, 512]`, and `W_UV` into the output,
+///   `[N, tokens, 512]`.
+/// - Plain: query and output are `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it
+///   needs.
+/// - Mixed: the plain queries of the prefills, with their output, and apart the absorbed ones of the decodes, whose
+///   output is written where the caller wants it.
 ///
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request
-/// ([`Mla::absorbs`](crate::Mla::absorbs)); CANN 8.1 takes at most 16. Plain ones are for prompts. A step of prefills and decodes may be plain
-/// too, but then projects all that its decodes have cached.
+/// ([`Mla::absorbs`](crate::Mla::absorbs)); CANN 8.1 takes at most 16. Plain ones are for prompts. A step of prefills
+/// and decodes may be plain too, but then projects all that its decodes have cached.
 #[non_exhaustive]
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.

@@ -62,7 +62,8 @@ impl<T: Element> AttentionBackend<T> for NamedMaskAttention {
             let new = neighbours.first().map_or(0, |request| request.new);
             let tokens = token..token.saturating_add(new.saturating_mul(neighbours.len()));
             (request, token) = (requests.end, tokens.end);
-            let lengths = neighbours.iter().map(|of| of.cached.saturating_add(of.new));
+            let lengths = neighbours.iter();
+            let lengths = lengths.map(|request| request.cached.saturating_add(request.new));
             let call = StepCall::batched(Layout::Bsh, PerRequest::new(lengths.collect())?);
             let call = call.rows(tokens).requests(requests);
             calls.push(call.named_mask(mask, neighbours));

@@ -60,7 +60,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
             && causality == Causality::Causal
             && first.learnable_sink.is_none();
         let allowed = "one token a request, causal, without window and sinks";
-        let fix = "register a backend for packed queries behind this one";
+        let fix = rules::BACKEND_DECODE.fix;
         check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
         let lengths = metadata.kv_lengths().clone();
         Ok(StepCall::batched(layout(first.cache), lengths).into())

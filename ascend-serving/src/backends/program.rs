@@ -236,8 +236,8 @@ impl<T: Element> StepProgram<T> {
                 "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
             ),
             "calls that the captured size fixes",
-            "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 in a \
-             capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
+            "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 \
+             in a capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
         ))
     }
 
@@ -249,8 +249,8 @@ impl<T: Element> StepProgram<T> {
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, whose program has a `StepStage`"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
-                 the step without a graph",
+                "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or \
+                 compute the step without a graph",
             )),
         }
     }

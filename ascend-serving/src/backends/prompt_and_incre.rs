@@ -123,10 +123,7 @@ impl Neighbours {
         let of_request = |request: usize| {
             let len = metadata.kv_lengths().lengths().get(request).copied();
             let len = len.unwrap_or(0);
-            let blocks = metadata.table().row(request).unwrap_or_default();
-            let mut rows = CachedRows::new(metadata.settings().block_size());
-            rows.push(blocks, len.saturating_sub(keys)..len)?;
-            Ok(rows)
+            metadata.cached_rows([(request, len.saturating_sub(keys)..len)])
         };
         self.requests.clone().map(of_request).collect()
     }
@@ -215,20 +212,17 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
         if first.learnable_sink.is_some() {
-            return Err(Violation::new(
-                &rules::BACKEND_PROMPT_AND_INCRE,
-                "a layer with sinks",
-                "layers without",
-                "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",
-            )
-            .into());
+            let refused =
+                rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
+            return Err(refused.into());
         }
         if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,
                 "a cache whose blocks lie apart",
                 "keys and values that are contiguous",
-                "make the cache by `CacheShape` without `side_by_side`: what these operators do with strides is not known",
+                "make the cache by `CacheShape` without `side_by_side`: what these operators do with strides is not \
+                 known",
             )
             .into());
         }

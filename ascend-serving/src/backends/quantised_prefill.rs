@@ -60,9 +60,7 @@ impl RequestKeys {
         let (mut all, mut ends) = (Vec::new(), Vec::new());
         let (mut token, mut row) = (singles, 0usize);
         for (request, (new, cached)) in metadata.new_and_cached().enumerate().skip(singles) {
-            let blocks = metadata.table().row(request).unwrap_or_default();
-            let mut rows = CachedRows::new(metadata.settings().block_size());
-            rows.push(blocks, causality.shown_from(cached)..cached)?;
+            let rows = metadata.cached_rows([(request, causality.shown_from(cached)..cached)])?;
             let behind = row.saturating_add(rows.len());
             let (own, end) = (token.saturating_add(new), behind.saturating_add(new));
             all.push(Self {

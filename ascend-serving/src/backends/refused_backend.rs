@@ -7,7 +7,6 @@ use ascend_attention::Device;
 use ascend_attention::spec::{Cann, Level, Rule, Target};
 
 use crate::error::Error;
-use crate::kv::too_many_blocks;
 use crate::rules;
 
 /// A backend that could not serve a step.
@@ -69,11 +68,12 @@ fn for_schedulers(why: Error) -> Error {
     match why {
         Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
             let given = violation.given;
-            too_many_blocks(
-                format_args!("{given}, shared blocks counted for each request"),
-                violation.allowed,
-            )
-            .into()
+            rules::BATCH_BLOCKS
+                .broken(
+                    format_args!("{given}, shared blocks counted for each request"),
+                    violation.allowed,
+                )
+                .into()
         }
         why => why,
     }

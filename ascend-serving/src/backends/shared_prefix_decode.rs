@@ -3,9 +3,9 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
+use ascend_attention::Element;
 use ascend_attention::attention::{Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
-use ascend_attention::{Element, Violation};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
@@ -29,11 +29,9 @@ pub struct SharedPrefixThresholds {
 }
 
 impl SharedPrefixThresholds {
-    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of
-    /// 128 elements over 4 key heads): with 16 requests that share 1024 keys it takes a tenth less time than one
-    /// packed call, with 4096 keys two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are
-    /// bound by arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be
-    /// measured.
+    /// Where it begins to take less time than one packed call on the emulation, the less the more keys are shared, as
+    /// `cargo bench -p ascend-serving --bench serving -- shared_prefix` measures it. Kernels there are bound by
+    /// arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
     pub const MEASURED: Self = Self {
         min_requests: 16,
         min_shared_keys: 1024,
@@ -229,8 +227,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
             false => None,
         };
         let Some(division) = division else {
-            return Err(Violation::new(
-                &rules::BACKEND_SHARED_PREFIX,
+            return Err(rules::BACKEND_SHARED_PREFIX.broken(
                 format_args!(
                     "{} requests, {} pairs of neighbours with shared blocks, {causality:?}, {} sinks",
                     metadata.requests(),
@@ -238,10 +235,10 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     first.describe_sinks(),
                 ),
                 format_args!(
-                    "{:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks on Ascend 950 alone",
+                    "{:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks on \
+                     Ascend 950 alone",
                     self.thresholds
                 ),
-                "sort the batch by rows of the table; register an ordinary backend behind this one",
             )
             .into());
         };

@@ -418,8 +418,8 @@ impl<'a> StepRow<'a> {
                     "return the error of `step.mask.causality()`, so that `NamedMaskAttention` computes such layers"
                 }
                 Some(_) if matches!(self.mask, LayerMask::Causality(Causality::Chunk(_))) => {
-                    "make each chunk's rows a sequence of the call, or return an error, so that `ChunkedLocalAttention` \
-                     computes such layers"
+                    "make each chunk's rows a sequence of the call, or return an error, so that \
+                     `ChunkedLocalAttention` computes such layers"
                 }
                 Some(_) => rules::BACKEND_UNMASKED.fix,
             },
@@ -476,8 +476,8 @@ struct CountedCalls<'a> {
 
 impl<'a> CountedCalls<'a> {
     fn of(parts: &'a [PartsOfRows]) -> Self {
-        let ends = parts.iter().scan(0usize, |end, of| {
-            *end = end.saturating_add(of.rows);
+        let ends = parts.iter().scan(0usize, |end, entry| {
+            *end = end.saturating_add(entry.rows);
             Some(*end)
         });
         Self {
@@ -496,8 +496,8 @@ impl<'a> CountedCalls<'a> {
     }
 
     fn counts(&self, row: usize, call: usize) -> bool {
-        let entry = self.entry(row);
-        let parts = self.parts.get(entry).map_or(0, |of| of.parts);
+        let entry = self.parts.get(self.entry(row));
+        let parts = entry.map_or(0, |entry| entry.parts);
         u32::try_from(call).is_ok_and(|call| parts.unbounded_shr(call) & 1 == 1)
     }
 }

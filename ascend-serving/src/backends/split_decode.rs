@@ -114,7 +114,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
             && merges_sinks(step, first)?;
         let allowed =
             "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
-        let fix = "register a backend for packed queries behind this one";
+        let fix = rules::BACKEND_SPLIT.fix;
         check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
         let ranges = self.ranges(step)?;
         let most = ranges.iter().map(Vec::len).max().unwrap_or(0);

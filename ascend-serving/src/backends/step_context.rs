@@ -82,12 +82,13 @@ impl AttentionShape {
             "AttentionShape.scale",
             self.scale,
             format_args!(
-                "finite, above 0 in 32 bits, and neither the head dimension nor its root: the factor by which scores are multiplied, \
-                 for heads of {} usually {}",
+                "finite, above 0 in 32 bits, and neither the head dimension nor its root: the factor by which scores \
+                 are multiplied, for heads of {} usually {}",
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale
             ),
-        ).fix("leave the scale out, or give the factor itself, not its inverse"))
+        )
+        .fix("leave the scale out, or give the factor itself, not its inverse"))
     }
 
     /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. Over a
@@ -295,10 +296,10 @@ pub(super) fn check_single_tokens<T: Element>(
     [allowed, fix]: [&'static str; 2],
 ) -> Result<(), Violation> {
     let metadata = step.metadata;
-    let (tokens, requests) = (metadata.tokens(), metadata.table().requests());
-    if takes && tokens == requests {
+    if takes && metadata.is_single() {
         return Ok(());
     }
+    let (tokens, requests) = (metadata.tokens(), metadata.table().requests());
     Err(Violation::new(
         rule,
         format_args!(

@@ -89,10 +89,13 @@ impl MemoryLimit {
             layer,
             workspace,
         } = memory;
-        Err(rules::BACKEND_MEMORY.broken(format_args!(
-                "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
-                 workspace"
-            ), format_args!("at most {bytes}")))
+        Err(rules::BACKEND_MEMORY.broken(
+            format_args!(
+                "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, \
+                 {workspace} of workspace"
+            ),
+            format_args!("at most {bytes}"),
+        ))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The lengths, slots and block table that the attention calls of one step share.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::Violation;
@@ -7,9 +8,9 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, CopiesIn, PadPolicy, PageTable, PoolId, Sequence,
-    SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied,
-    written_over,
+    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId,
+    Sequence, SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots,
+    uncopied, written_over,
 };
 use crate::rules;
 
@@ -278,15 +279,13 @@ impl AttentionMetadata {
                 block,
                 is_shared: true,
             }) => {
-                let mut tokens = self.step_tokens();
-                let tokens = tokens.find_map(|(of, tokens)| (of == request).then_some(tokens));
+                let mut all = self.step_tokens();
+                let tokens = all.find_map(|(place, tokens)| (place == request).then_some(tokens));
                 Err(shared_block(pool, request, block, tokens.as_ref()))
             }
-            Some(UnusableBlock { block, .. }) => Err(Violation::new(
-                &rules::BLOCK_GIVEN_BACK,
+            Some(UnusableBlock { block, .. }) => Err(rules::BLOCK_GIVEN_BACK.broken(
                 format_args!("block {block}, which a sequence gave up since the metadata was made"),
                 "blocks that the step's sequences hold",
-                "keep the sequences of a step until it has begun, and make its metadata after the last change of them",
             )),
         }
     }
@@ -479,6 +478,23 @@ impl AttentionMetadata {
     /// New tokens of each request, and those that are cached already, dummies included.
     pub fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
         self.q_ends.new_and_cached(&self.kv_lengths)
+    }
+
+    /// Whether each request, dummies included, has one query token.
+    pub(crate) fn is_single(&self) -> bool {
+        self.tokens() == self.table.requests()
+    }
+
+    /// The cache rows of tokens, each given by its request and positions among the request's keys.
+    pub(crate) fn cached_rows(
+        &self,
+        tokens: impl IntoIterator<Item = (usize, Range<usize>)>,
+    ) -> Result<CachedRows, Violation> {
+        let mut rows = CachedRows::new(self.settings.block_size);
+        for (request, positions) in tokens {
+            rows.push(self.table.row(request).unwrap_or_default(), positions)?;
+        }
+        Ok(rows)
     }
 
     /// Keys of the longest request.

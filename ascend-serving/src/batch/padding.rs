@@ -117,7 +117,7 @@ impl AttentionMetadata {
     }
 
     fn read_cache(&mut self) {
-        if self.tokens() == self.table.requests() {
+        if self.is_single() {
             self.state = AttentionState::DecodeOnly;
         } else if !self.state.reads_cache() {
             self.state = AttentionState::ChunkedPrefill;

@@ -2,7 +2,9 @@
 
 use ascend_attention::Violation;
 
-use crate::kv::{BlockPool, MAX_INT32, PoolId, Sequence, StepTokens, uncopied};
+use crate::kv::{
+    BlockPool, PoolId, Sequence, StepTokens, check_blocks_of, check_tokens, uncopied, used_of_row,
+};
 use crate::rules;
 
 use super::causality::Causality;
@@ -141,8 +143,8 @@ pub(super) fn shared_block(
     Violation::new(
         &rules::TABLE_SHARED,
         format_args!(
-            "tokens of request {request} in block {block}, which another sequence or a prefix holds too, or which a step was \
-             writing when this one was forked"
+            "tokens of request {request} in block {block}, which another sequence or a prefix holds too, or which a \
+             step was writing when this one was forked"
         ),
         "tokens in blocks that the sequence holds alone",
         fix,
@@ -285,25 +287,8 @@ impl BatchRequest<'_> {
             all if all <= blocks && ends_in(all, block_size, len) => all,
             _ => columns(len, block_size),
         };
-        let used = self.row.get(..columns).ok_or_else(|| {
-            Violation::new(
-                &rules::TABLE_ROW,
-                format_args!(
-                    "{} blocks for {len} tokens of request {request}",
-                    self.row.len()
-                ),
-                format_args!("{columns} blocks of {block_size}"),
-                "allocate blocks before the step",
-            )
-        })?;
-        if !all_below(used, blocks)
-            && let Some(block) = used.iter().find(|block| **block >= blocks)
-        {
-            return Err(rules::TABLE_BLOCK.broken(
-                format_args!("block {block} of request {request}"),
-                format_args!("0 to {}", blocks - 1),
-            ));
-        }
+        let used = used_of_row(Some(self.row), columns, (request, len), block_size)?;
+        check_blocks_of(request, used, blocks)?;
         Ok(used)
     }
 
@@ -354,15 +339,7 @@ impl BatchRequest<'_> {
                 format_args!("0 to {}", new - 1),
             ));
         }
-        let len = cached.checked_add(new);
-        len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
-            Violation::new(
-                &rules::LENGTHS_OVERFLOW,
-                format_args!("{cached} cached and {new} new tokens of request {request}"),
-                format_args!("at most {MAX_INT32}"),
-                "end the request",
-            )
-        })
+        check_tokens(cached, new, format_args!("request {request}"))
     }
 
     /// Adds the request's query tokens to those of the earlier requests, of which a step has at most `most`.
@@ -398,32 +375,12 @@ fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
     len > 0 && len <= places && places - len < block_size
 }
 
-/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
-/// number below the bound has no sign bit, and has one after the bound is subtracted.
-fn all_below(numbers: &[usize], bound: usize) -> bool {
-    let mut signs = (usize::MAX, 0usize);
-    for &number in numbers {
-        signs.0 &= number.wrapping_sub(bound);
-        signs.1 |= number;
-    }
-    let sign = |bits: usize| bits > usize::MAX / 2;
-    sign(signs.0) && !sign(signs.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
-        #[test]
-        fn blocks_are_below_a_bound_if_each_is(
-            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
-            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
-        ) {
-            prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
-        }
-
         #[test]
         fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(
             blocks in 0usize..9,

@@ -111,7 +111,8 @@ impl<T: Element> Attention<T> {
     /// use ascend_attention::spec::{Cann, Soc};
     /// use ascend_attention::{Machine, Runtime, f16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
-    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality, FusedAttention, PagedDecode};
+    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality};
+    /// use ascend_serving::{FusedAttention, PagedDecode};
     ///
     /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
     /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;

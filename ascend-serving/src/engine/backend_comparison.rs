@@ -7,11 +7,12 @@ use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, Tensor};
 
 use crate::backends::{AttentionShape, Backends};
-use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, RecordedBatch};
+use crate::batch::{AttentionMetadata, AttentionState, RecordedBatch};
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, CacheWrite, PagedKvCache};
+use crate::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache};
 
 use super::attention::Attention;
+use super::element_place::{ElementPlace, TokenHeads, TokenOrder, request_ends};
 
 /// The model and numbers with which recorded steps are computed: a record has lengths and blocks, but neither heads
 /// nor numbers.
@@ -143,12 +144,9 @@ impl BackendComparison {
     /// The first of the elements that are furthest apart.
     pub fn furthest(&self) -> Option<&BackendDeviation> {
         let found = self.steps.iter().filter_map(|step| step.furthest.as_ref());
-        found.reduce(|most, of| {
-            if of.distance > most.distance {
-                of
-            } else {
-                most
-            }
+        found.reduce(|most, next| match next.distance > most.distance {
+            true => next,
+            false => most,
         })
     }
 
@@ -178,7 +176,8 @@ impl BackendComparison {
 /// # fn main() -> ascend_serving::Result<()> {
 /// # #[cfg(feature = "emulation")] {
 /// use ascend_attention::{Runtime, bf16};
-/// use ascend_serving::{AttentionShape, BackendTrial, Backends, FusedAttention, PagedDecode, RecordedBatch, compare_backends};
+/// use ascend_serving::{AttentionShape, BackendTrial, Backends, FusedAttention, PagedDecode};
+/// use ascend_serving::{RecordedBatch, compare_backends};
 ///
 /// let step = RecordedBatch::from_json(
 ///     r#"{"version":1,
@@ -227,66 +226,52 @@ pub fn compare_backends<T: Number>(
         )
         .fix("compare steps of one cache at a time"));
     }
-    let AttentionShape {
-        kv_heads, head_dim, ..
-    } = trial.shape;
-    let shape = CacheShape::new(trial.layers, kv_heads, head_dim).format(trial.format);
-    let mut sides = Vec::with_capacity(backends.len());
-    for backends in backends {
-        let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
-        for layer in 0..trial.layers {
-            let layer_cache = cache.layer(layer)?;
-            for (tensor, numbers) in [
-                (&layer_cache.key, Numbers::CachedKey),
-                (&layer_cache.value, Numbers::CachedValue),
-            ] {
-                let filled: Tensor<T> =
-                    trial.tensor(stream, numbers, (0, layer), tensor.shape())?;
-                tensor.copy_from(stream, &filled)?;
-            }
-        }
-        sides.push(Attention::new(trial.shape, cache, backends));
-    }
+    let [first, second] = backends;
+    let mut first = trial.attention(stream, (blocks, block_size, pad), first)?;
+    let mut second = trial.attention(stream, (blocks, block_size, pad), second)?;
     let mut found = Vec::with_capacity(steps.len());
     for (at, step) in steps.iter().enumerate() {
-        let requests = step.requests();
-        let metadata = AttentionMetadata::new(&requests, step.settings)?;
-        let mut outcomes = Vec::with_capacity(sides.len());
+        let metadata = AttentionMetadata::new(&step.requests(), step.settings)?;
         let layers = trial.layers(stream, at, metadata.tokens())?;
-        for attention in &mut sides {
-            let mut outcome = run(stream, attention, &metadata, &layers)?;
-            for _ in 1..trial.runs {
-                // A step writes the same keys again.
-                let again = run(stream, attention, &metadata, &layers)?;
-                if let (Ok(best), Ok(again)) = (&mut outcome.0, again.0) {
-                    best.time = best.time.min(again.time);
-                }
-            }
-            outcomes.push(outcome);
-        }
-        let [first, second] = <[_; 2]>::try_from(outcomes).map_err(|_| {
-            Error::invalid("backends", "another number", "2").fix("name two backends")
-        })?;
+        let (first, first_outputs) =
+            fastest_run(stream, &mut first, &metadata, &layers, trial.runs)?;
+        let (second, second_outputs) =
+            fastest_run(stream, &mut second, &metadata, &layers, trial.runs)?;
         let mut compared = StepComparison {
             state: metadata.state(),
-            sides: [first.0, second.0],
+            sides: [first, second],
             elements: 0,
             equal: 0,
             furthest: None,
         };
         if compared.sides.iter().all(Result::is_ok) {
-            let place = Places {
-                step: at,
-                shape: trial.shape,
-                tokens: tokens_of(&requests),
-            };
-            for (layer, (first, second)) in first.1.iter().zip(&second.1).enumerate() {
-                compared.add(&place, layer, first, second);
+            let outputs = first_outputs.iter().zip(&second_outputs);
+            for (layer, (first, second)) in outputs.enumerate() {
+                compared.add((at, layer), (trial.shape, &metadata), first, second);
             }
         }
         found.push(compared);
     }
     Ok(BackendComparison { steps: found })
+}
+
+/// Runs a step as often as a trial says, and returns the outputs of the first run and the time of the fastest.
+fn fastest_run<T: Number>(
+    stream: &Stream,
+    attention: &mut Attention<T>,
+    metadata: &AttentionMetadata,
+    layers: &[Rows<T>],
+    runs: usize,
+) -> Result<(Result<ServedStep>, Vec<Vec<T>>)> {
+    let (mut served, outputs) = run(stream, attention, metadata, layers)?;
+    for _ in 1..runs {
+        // A step writes the same keys again.
+        let (again, _) = run(stream, attention, metadata, layers)?;
+        if let (Ok(best), Ok(again)) = (&mut served, again) {
+            best.time = best.time.min(again.time);
+        }
+    }
+    Ok((served, outputs))
 }
 
 /// Query, key and value of one layer.
@@ -341,29 +326,25 @@ fn forward<T: Number>(
     Ok((backend, outputs))
 }
 
-/// The step, heads and tokens that the elements of an output belong to.
-struct Places {
-    step: usize,
-    shape: AttentionShape,
-    /// For each token its request, and its place among the request's new tokens.
-    tokens: Vec<(usize, usize)>,
-}
-
-fn tokens_of(requests: &[BatchRequest<'_>]) -> Vec<(usize, usize)> {
-    let request_tokens = |(request, batch): (usize, &BatchRequest<'_>)| {
-        (0..batch.new).map(move |token| (request, token))
-    };
-    requests
-        .iter()
-        .enumerate()
-        .flat_map(request_tokens)
-        .collect()
-}
-
 impl StepComparison {
-    fn add<T: Number>(&mut self, at: &Places, layer: usize, first: &[T], second: &[T]) {
-        let row = at.shape.heads.saturating_mul(at.shape.head_dim);
-        for (index, (first, second)) in first.iter().zip(second).enumerate() {
+    /// Adds the outputs of a layer, whose padding is not compared.
+    fn add<T: Number>(
+        &mut self,
+        (step, layer): (usize, usize),
+        (shape, metadata): (AttentionShape, &AttentionMetadata),
+        first: &[T],
+        second: &[T],
+    ) {
+        let rows = TokenHeads {
+            order: TokenOrder::TokensFirst,
+            first_token: 0,
+            tokens: metadata.actual_tokens(),
+            heads: shape.heads,
+            head_size: shape.head_dim,
+        };
+        let row = rows.heads.saturating_mul(rows.head_size);
+        let pairs = first.iter().zip(second);
+        for (index, (first, second)) in pairs.take(rows.tokens.saturating_mul(row)).enumerate() {
             let values = [first.to_f64(), second.to_f64()];
             let [first, second] = values;
             self.elements = self.elements.saturating_add(1);
@@ -378,18 +359,19 @@ impl StepComparison {
             if (self.furthest).is_some_and(|most| distance <= most.distance) {
                 continue;
             }
-            let within = index.checked_rem(row).unwrap_or(0);
-            let token = index
-                .checked_div(row)
-                .and_then(|token| at.tokens.get(token));
-            let (request, token) = token.copied().unwrap_or_default();
+            let ElementPlace {
+                request,
+                token,
+                head,
+                element,
+            } = rows.place(index, request_ends(metadata));
             self.furthest = Some(BackendDeviation {
-                step: at.step,
+                step,
                 layer,
                 request,
                 token,
-                head: within.checked_div(at.shape.head_dim).unwrap_or(0),
-                element: within.checked_rem(at.shape.head_dim).unwrap_or(0),
+                head,
+                element,
                 values,
                 distance,
             });
@@ -408,6 +390,31 @@ enum Numbers {
 }
 
 impl BackendTrial {
+    /// The attention of one side, over a cache of its own that is full of numbers.
+    fn attention<T: Number>(
+        &self,
+        stream: &Stream,
+        (blocks, block_size, pad): (usize, usize, PadPolicy),
+        backends: Backends<T>,
+    ) -> Result<Attention<T>> {
+        let AttentionShape {
+            kv_heads, head_dim, ..
+        } = self.shape;
+        let shape = CacheShape::new(self.layers, kv_heads, head_dim).format(self.format);
+        let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
+        for layer in 0..self.layers {
+            let layer_cache = cache.layer(layer)?;
+            for (tensor, numbers) in [
+                (&layer_cache.key, Numbers::CachedKey),
+                (&layer_cache.value, Numbers::CachedValue),
+            ] {
+                let filled: Tensor<T> = self.tensor(stream, numbers, (0, layer), tensor.shape())?;
+                tensor.copy_from(stream, &filled)?;
+            }
+        }
+        Ok(Attention::new(self.shape, cache, backends))
+    }
+
     /// The rows of a step for each layer.
     fn layers<T: Number>(
         &self,
@@ -475,4 +482,44 @@ fn mixed(state: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_is_not_compared() {
+        let step = RecordedBatch::from_json(
+            r#"{"version":1,
+                "settings":{"blocks":8,"block_size":4,"pad":"SkipNegative","causality":"Causal",
+                            "policy":{"chunked_prefill":false,"drafting":null}},
+                "requests":[{"cached":3,"new":1,"drafts":0,"row":[4]},{"cached":0,"new":2,"drafts":0,"row":[3]}]}"#,
+        )
+        .unwrap();
+        let mut metadata = AttentionMetadata::new(&step.requests(), step.settings).unwrap();
+        metadata.pad_to(5).unwrap();
+        let mut compared = StepComparison {
+            state: metadata.state(),
+            sides: [(); 2].map(|()| {
+                Ok(ServedStep {
+                    backend: "",
+                    time: Duration::ZERO,
+                })
+            }),
+            elements: 0,
+            equal: 0,
+            furthest: None,
+        };
+        // Tokens of a single head of two elements.
+        let first = vec![0.0f32; 5 * 2];
+        let second = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 9.0, 9.0, 9.0, 9.0];
+        let of_step = (AttentionShape::new(1, 1, 2), &metadata);
+        compared.add((7, 3), of_step, &first, &second);
+        assert_eq!((compared.elements, compared.equal), (3 * 2, 5));
+        let at = compared.furthest.unwrap();
+        let place = (at.step, at.layer, at.request, at.token, at.head, at.element);
+        assert_eq!((place, at.distance), ((7, 3, 1, 1, 0, 1), 1.0));
+    }
 }

@@ -6,6 +6,7 @@ mod backend_choice;
 mod backend_comparison;
 mod cache_accuracy;
 mod cross_attention;
+mod element_place;
 mod encoder_attention;
 mod grouped_attention;
 mod grouped_batch;

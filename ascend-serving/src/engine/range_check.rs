@@ -12,6 +12,8 @@ use crate::backends::{LatentForm, LatentTensors, size};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 
+use super::element_place::{ElementPlace, TokenHeads, TokenOrder, request_ends};
+
 /// Which steps are checked, and for which numbers: NaN, infinities, and numbers beyond a limit.
 ///
 /// The inputs and outputs of layers are copied to pinned host memory after their launches and checked when the device
@@ -114,8 +116,8 @@ impl fmt::Display for RangeFinding {
         } = self;
         write!(
             f,
-            "step {step}, layer {layer}, {tensor}: {value} at element {element} of head {head} of token {token} of request \
-             {request}; {} NaN, {} infinite, {} beyond the limit",
+            "step {step}, layer {layer}, {tensor}: {value} at element {element} of head {head} of token {token} of \
+             request {request}; {} NaN, {} infinite, {} beyond the limit",
             report.nan, report.inf, report.over
         )
     }
@@ -230,15 +232,6 @@ pub(crate) fn latent_tensors<'a, T: Element>(
     .flatten()
 }
 
-/// The order of tokens and heads in a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TokenOrder {
-    /// `[tokens, N, D]`.
-    TokensFirst,
-    /// `[N, tokens, D]`.
-    HeadsFirst,
-}
-
 /// A copy that may still be running.
 struct Pending<T: Element> {
     copy: Transfer<T>,
@@ -246,52 +239,24 @@ struct Pending<T: Element> {
     layer: usize,
     tensor: LayerTensor,
     ends: Arc<[usize]>,
-    place: Place,
-}
-
-/// The tokens and heads that the elements of a copy belong to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    order: TokenOrder,
-    first_token: usize,
-    /// Tokens that are no padding.
-    tokens: usize,
-    /// Tokens of the copy.
     copied_tokens: usize,
-    heads: usize,
-    /// Elements of a head.
-    head_size: usize,
+    rows: TokenHeads,
 }
 
-impl Place {
-    /// The copied elements without padding.
-    fn without_padding<'a, T: Copy>(&self, copied: &'a [T]) -> Cow<'a, [T]> {
-        if self.tokens == self.copied_tokens {
-            return Cow::Borrowed(copied);
-        }
-        let [kept, all] =
-            [self.tokens, self.copied_tokens].map(|tokens| tokens.saturating_mul(self.head_size));
-        let heads = copied.chunks(all.max(1));
-        let heads = heads.flat_map(|head| head.get(..kept).unwrap_or(head));
-        Cow::Owned(heads.copied().collect())
+/// The elements of a copy of `copied_tokens` tokens, without those of its padding.
+fn without_padding<'a, T: Copy>(
+    copied: &'a [T],
+    copied_tokens: usize,
+    rows: &TokenHeads,
+) -> Cow<'a, [T]> {
+    if rows.tokens == copied_tokens {
+        return Cow::Borrowed(copied);
     }
-
-    /// The token of the step, the head, and the element of the head at an index that is no padding.
-    fn of(&self, at: usize) -> [usize; 3] {
-        let row = at.checked_div(self.head_size).unwrap_or(0);
-        let element = at.checked_rem(self.head_size).unwrap_or(0);
-        let inner = match self.order {
-            TokenOrder::TokensFirst => self.heads,
-            TokenOrder::HeadsFirst => self.tokens,
-        };
-        let outer = row.checked_div(inner).unwrap_or(0);
-        let inner = row.checked_rem(inner).unwrap_or(0);
-        let (token, head) = match self.order {
-            TokenOrder::TokensFirst => (outer, inner),
-            TokenOrder::HeadsFirst => (inner, outer),
-        };
-        [self.first_token.saturating_add(token), head, element]
-    }
+    let [kept, all] =
+        [rows.tokens, copied_tokens].map(|tokens| tokens.saturating_mul(rows.head_size));
+    let heads = copied.chunks(all.max(1));
+    let heads = heads.flat_map(|head| head.get(..kept).unwrap_or(head));
+    Cow::Owned(heads.copied().collect())
 }
 
 impl<T: Element> fmt::Debug for RangeChecker<T> {
@@ -352,14 +317,7 @@ impl<T: Element> RangeChecker<T> {
         let every = u64::try_from(self.check.every.get()).unwrap_or(u64::MAX);
         let looked_at = self.steps.is_multiple_of(every);
         self.steps = self.steps.saturating_add(1);
-        self.ends = looked_at.then(|| {
-            let requests = metadata.new_and_cached().take(metadata.requests());
-            let ends = requests.scan(0usize, |end, (new, _)| {
-                *end = end.saturating_add(new);
-                Some(*end)
-            });
-            ends.collect()
-        });
+        self.ends = looked_at.then(|| request_ends(metadata).into());
     }
 
     /// Queues copies of the tensors of a layer, if the step is checked, and checks older copies that are complete.
@@ -410,11 +368,11 @@ impl<T: Element> RangeChecker<T> {
                 layer,
                 tensor,
                 ends: Arc::clone(&ends),
-                place: Place {
+                copied_tokens,
+                rows: TokenHeads {
                     order,
                     first_token,
                     tokens,
-                    copied_tokens,
                     heads,
                     head_size: axis_len(2),
                 },
@@ -451,22 +409,26 @@ impl<T: Element> RangeChecker<T> {
             layer,
             tensor,
             ends,
-            place,
+            copied_tokens,
+            rows,
         } = oldest;
         let host = copy.wait()?;
-        let elements = place.without_padding(&host);
+        let elements = without_padding(&host, copied_tokens, &rows);
         let report = (self.report)(&elements, self.check.limit);
         let offender = report.first.and_then(|at| Some((at, *elements.get(at)?)));
         if let Some((at, value)) = offender {
-            let [of_step, head, element] = place.of(at);
-            let request = ends.partition_point(|end| *end <= of_step);
-            let before = request.checked_sub(1).and_then(|before| ends.get(before));
+            let ElementPlace {
+                request,
+                token,
+                head,
+                element,
+            } = rows.place(at, &ends);
             let finding = RangeFinding {
                 step,
                 layer,
                 tensor,
                 request,
-                token: of_step.saturating_sub(before.copied().unwrap_or(0)),
+                token,
                 head,
                 element,
                 value: (self.number)(value),

@@ -22,7 +22,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, or an [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite,
+    /// stream of another device, or an [`AttentionShape`](crate::AttentionShape) whose scale is not finite and above 0,
     /// whose query heads are no multiple of its key heads, or whose key heads are not those of the cache;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for metadata whose settings were made from another cache,
     /// [`TABLE_POOL`](crate::rules::TABLE_POOL) for blocks of another pool,

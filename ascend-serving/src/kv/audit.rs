@@ -7,9 +7,9 @@ use ascend_attention::Violation;
 use crate::rules;
 
 use super::pad::PadPolicy;
-use super::slot::{MAX_INT32, count_slots, slot};
+use super::slot::{check_tokens, count_slots, slot};
 use super::slot_check::check_slots;
-use super::table::PageTable;
+use super::table::{PageTable, check_blocks_of};
 
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,25 +105,12 @@ impl Audit<'_> {
             given_back,
             new,
         } = *lengths;
-        let len = cached.checked_add(new);
-        let Some(len) = len.filter(|len| *len <= MAX_INT32) else {
-            return Err(Violation::new(
-                &rules::LENGTHS_OVERFLOW,
-                format_args!("{cached} and {new} tokens of request {request}"),
-                format_args!("at most {MAX_INT32}"),
-                "end the request",
-            ));
-        };
+        let len = check_tokens(cached, new, format_args!("request {request}"))?;
         let used = self.table.used(request, len, self.block_size)?;
         let held = &used[given_back.min(cached) / self.block_size..];
         // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
         // exists.
-        if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
-            return Err(rules::TABLE_BLOCK.broken(
-                format_args!("block {block} of request {request}"),
-                format_args!("0 to {}", self.blocks - 1),
-            ));
-        }
+        check_blocks_of(request, held, self.blocks)?;
         Ok(RequestBlocks {
             cached,
             new,
@@ -136,11 +123,9 @@ impl Audit<'_> {
     fn check_count(&self, requests: &[RequestBlocks<'_>]) -> Result<(), Violation> {
         let tokens: usize = requests.iter().map(|request| request.new).sum();
         let Some(padding) = self.slots.get(tokens..) else {
-            return Err(Violation::new(
-                &rules::SLOT_COUNT,
+            return Err(rules::SLOT_COUNT.broken(
                 format_args!("{} slots", self.slots.len()),
                 format_args!("{tokens}, the new tokens of the batch, or more with padding"),
-                "make the slots from the same batch as the lengths",
             ));
         };
         let wrong = |slot: &&i32| !self.pad.is_padding(**slot, self.block_size);
@@ -193,13 +178,11 @@ impl Audit<'_> {
                 .filter_map(|block| Some((block, writers.get(block)?)))
                 .filter(|(_, writer)| **writer != request);
             if let Some((block, writer)) = written.next() {
-                return Err(Violation::new(
-                    &rules::TABLE_SHARED,
+                return Err(rules::TABLE_SHARED.broken(
                     format_args!(
                         "block {block} of request {request}, which request {writer} writes"
                     ),
                     "a block that no other request of the batch writes",
-                    "copy a shared block before writing into it, as Sequence::grow asks for",
                 ));
             }
         }

@@ -16,7 +16,7 @@ use super::pool::{BlockPool, CacheEntry, PoolId};
 use super::quantised::{QuantisedLayer, QuantisedWrite};
 use super::sequence::{Room, Sequence};
 use super::slot_write::SlotWrite;
-use super::table::PageTable;
+use super::table::{PageTable, check_blocks_of};
 
 /// A paged cache: the keys and values of every layer in blocks, and the pool that knows who holds each block.
 ///
@@ -200,14 +200,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); as for [`Stream::upload`].
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
-        let blocks = self.pool.blocks();
-        if let Some(block) = table.blocks().iter().find(|block| **block >= blocks) {
-            return Err(rules::TABLE_BLOCK
-                .broken(
-                    format_args!("block {block}"),
-                    format_args!("0 to {}", blocks - 1),
-                )
-                .into());
+        for (request, row) in table.rows().enumerate() {
+            check_blocks_of(request, row, self.pool.blocks())?;
         }
         let block_size = self.pool.block_size();
         Ok(BlockTable::from_full_rows(

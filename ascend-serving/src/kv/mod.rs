@@ -46,7 +46,6 @@ pub use interleave::Interleave;
 pub use kernel_blocks::KernelBlocks;
 pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
-pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{
     BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
@@ -58,7 +57,8 @@ pub(crate) use quantised::{
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;
-pub(crate) use slot::{MAX_INT32, check_block_size, count_slots, fill_slots};
+pub(crate) use slot::{MAX_INT32, check_block_size, check_tokens, count_slots, fill_slots};
 pub use slot_check::check_slots;
 pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
 pub use table::PageTable;
+pub(crate) use table::{check_blocks_of, used_of_row};

@@ -177,8 +177,8 @@ impl<T: Element> PagedKvCache<T> {
                 return Err(Violation::new(
                     &rules::TABLE_SHARED,
                     format_args!(
-                        "position {to}, in a block that another sequence or a copy still to be queued reads, or that a step was writing \
-                         when this sequence was forked"
+                        "position {to}, in a block that another sequence or a copy still to be queued reads, or \
+                         that a step was writing when this sequence was forked"
                     ),
                     "positions in blocks of the sequence alone",
                     "queue the copies of each cache of the pool (`PagedKvCache::queue_pending_copies`); where another \

@@ -6,7 +6,7 @@ use crate::rules::{self, room};
 
 use super::block_copy::BlockCopy;
 use super::pool::{Block, BlockPool, CacheEntry, CopiesIn, SequenceEntry, SequenceStamp};
-use super::slot::{fill_slots, slot};
+use super::slot::{check_tokens, fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
 ///
@@ -21,7 +21,7 @@ pub struct Sequence {
     row: Vec<usize>,
     len: usize,
     /// The number of first tokens that were given back.
-    dropped: usize,
+    given_back: usize,
     entry: SequenceEntry,
     /// The blocks that a step may still write which was in progress when the sequence was forked. Held once more, they
     /// stay shared, so that they are copied before the sequence writes to them though it is the last one that has them.
@@ -60,7 +60,7 @@ impl Sequence {
             blocks: Vec::new(),
             row: Vec::new(),
             len: 0,
-            dropped: 0,
+            given_back: 0,
             entry: SequenceEntry::new(pool, 0),
             written_by_step: Vec::new(),
         }
@@ -79,7 +79,7 @@ impl Sequence {
             len,
             entry: SequenceEntry::new(pool, len),
             written_by_step: Vec::new(),
-            dropped: tokens(given_back),
+            given_back: tokens(given_back),
             blocks,
         }
     }
@@ -115,11 +115,11 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for a token that it does not have, or has given back.
     pub fn slot(&self, position: usize) -> Result<usize, Violation> {
-        if position >= self.len || position < self.dropped {
+        if position >= self.len || position < self.given_back {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!("position {position}"),
-                format_args!("at least {} and below {}", self.dropped, self.len),
+                format_args!("at least {} and below {}", self.given_back, self.len),
                 "ask for a token that is cached, and move accepted drafts before the others are cut off",
             ));
         }
@@ -128,7 +128,7 @@ impl Sequence {
 
     /// The number of first tokens that were given back ([`Sequence::drop_before`]), a multiple of the block size.
     pub fn given_back(&self) -> usize {
-        self.dropped
+        self.given_back
     }
 
     /// The identity and version of the sequence.
@@ -188,15 +188,7 @@ impl Sequence {
     /// Reserves blocks and host memory for `tokens` more tokens. Dropping them gives the blocks back.
     pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Violation> {
         let block_size = self.pool.block_size();
-        let len = self.len.checked_add(tokens);
-        let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
-            return Err(Violation::new(
-                &rules::LENGTHS_OVERFLOW,
-                format_args!("{} tokens and {tokens} more", self.len),
-                format_args!("at most {}", i32::MAX),
-                "end the request",
-            ));
-        };
+        let len = check_tokens(self.len, tokens, "a sequence")?;
         let first_written = self.len / block_size;
         // The sequence has a block for each of its tokens, and no others.
         let missing = len.div_ceil(block_size) - self.blocks.len();
@@ -282,7 +274,7 @@ impl Sequence {
             blocks,
             row,
             len: tokens,
-            dropped: self.dropped.min(tokens),
+            given_back: self.given_back.min(tokens),
             entry: self.entry.fork(tokens),
         }
     }
@@ -293,12 +285,12 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of them back.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
-        if self.dropped > 0 && !self.keeps(tokens, 0) {
+        if self.given_back > 0 && !self.keeps(tokens, 0) {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!(
                     "a prefix of a sequence without its first {} tokens",
-                    self.dropped
+                    self.given_back
                 ),
                 "a sequence with all its tokens",
                 "share prefixes before giving blocks back",
@@ -314,12 +306,12 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that are shown.
     pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Violation> {
-        if self.dropped > 0 && !self.keeps(tokens, shown) {
+        if self.given_back > 0 && !self.keeps(tokens, shown) {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!(
                     "a prefix of {tokens} tokens of a sequence of {} without its first {}",
-                    self.len, self.dropped
+                    self.len, self.given_back
                 ),
                 "a sequence that still has what the next token sees",
                 "share the prefix when its last token was cached, and keep that sequence",
@@ -348,7 +340,7 @@ impl Sequence {
             self.entry.cut(tokens);
         }
         self.len = tokens;
-        self.dropped = self.dropped.min(tokens);
+        self.given_back = self.given_back.min(tokens);
         Ok(())
     }
 
@@ -366,14 +358,14 @@ impl Sequence {
                 "give back what lies in front of the next query's window",
             ));
         }
-        let dropped = self.whole_blocks_before(position);
-        let whole = dropped / self.pool.block_size();
+        let given_back = self.whole_blocks_before(position);
+        let whole = given_back / self.pool.block_size();
         self.row[..whole].fill(0);
         let front = self.blocks.iter_mut().take(whole);
         self.entry.give_up(front.filter_map(Option::take));
         self.forget_written();
-        if dropped > self.dropped {
-            self.dropped = dropped;
+        if given_back > self.given_back {
+            self.given_back = given_back;
             self.entry.change();
         }
         Ok(())
@@ -392,21 +384,22 @@ impl Sequence {
 
     /// Whether it can be cut to `tokens` tokens, where the next token sees those from `shown` on.
     pub(crate) fn keeps(&self, tokens: usize, shown: usize) -> bool {
-        tokens == 0 || (tokens <= self.len && shown >= self.dropped)
+        tokens == 0 || (tokens <= self.len && shown >= self.given_back)
     }
 
     fn check_kept(&self, tokens: usize) -> Result<(), Violation> {
         if self.keeps(tokens, tokens) {
             return Ok(());
         }
-        let (allowed, fix) = match self.dropped {
+        let (allowed, fix) = match self.given_back {
             0 => (
                 format!("0 to {}", self.len),
                 "name a number of tokens within these",
             ),
-            dropped => (
-                format!("0, or {dropped} to {}", self.len),
-                "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens again",
+            given_back => (
+                format!("0, or {given_back} to {}", self.len),
+                "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens \
+                 again",
             ),
         };
         let given = format_args!("{tokens} tokens");

@@ -3,6 +3,7 @@
 //! A slot is a row of the cache seen as `[blocks * block_size, heads, dim]`:
 //! `block * block_size + place in the block`.
 
+use std::fmt;
 use std::ops::Range;
 
 use ascend_attention::Violation;
@@ -45,6 +46,26 @@ pub(crate) fn check_block_size(block_size: usize) -> Result<(), Violation> {
         format_args!("1 to {MAX_INT32} tokens"),
         "give the cache's block size",
     ))
+}
+
+/// The number of tokens of a request or sequence with these cached ones and new ones, which INT32 counts.
+///
+/// # Errors
+/// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), where `of` names the request or sequence.
+pub(crate) fn check_tokens(
+    cached: usize,
+    new: usize,
+    of: impl fmt::Display,
+) -> Result<usize, Violation> {
+    let len = cached.checked_add(new);
+    len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
+        Violation::new(
+            &rules::LENGTHS_OVERFLOW,
+            format_args!("{cached} cached and {new} new tokens of {of}"),
+            format_args!("at most {MAX_INT32}"),
+            "end the request",
+        )
+    })
 }
 
 /// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.

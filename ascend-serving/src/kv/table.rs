@@ -165,19 +165,60 @@ impl PageTable {
     ) -> Result<&[usize], Violation> {
         check_block_size(block_size)?;
         let needed = len.div_ceil(block_size);
-        let used = self.row(request).and_then(|row| row.get(..needed));
-        used.ok_or_else(|| {
-            Violation::new(
-                &rules::TABLE_ROW,
-                format_args!(
-                    "request {request} of {len} tokens in a table of {} rows and {} columns of {block_size} tokens",
-                    self.requests, self.columns
-                ),
-                format_args!("a row of {needed} or more columns"),
-                "make the table from the same batch as the lengths",
-            )
-        })
+        used_of_row(self.row(request), needed, (request, len), block_size)
     }
+}
+
+/// The first `columns` blocks of a row, which hold the `len` tokens of a request.
+///
+/// # Errors
+/// [`TABLE_ROW`](crate::rules::TABLE_ROW) without a row, or for a shorter one.
+pub(crate) fn used_of_row(
+    row: Option<&[usize]>,
+    columns: usize,
+    (request, len): (usize, usize),
+    block_size: usize,
+) -> Result<&[usize], Violation> {
+    row.and_then(|row| row.get(..columns)).ok_or_else(|| {
+        let given = row.map_or("no row".to_owned(), |row| format!("a row of {}", row.len()));
+        rules::TABLE_ROW.broken(
+            format_args!("{given} for the {len} tokens of request {request}"),
+            format_args!("a row of {columns} or more blocks of {block_size} tokens"),
+        )
+    })
+}
+
+/// Refuses blocks of a request that a cache of `blocks` blocks, from 1 to INT32, does not have.
+///
+/// # Errors
+/// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK).
+pub(crate) fn check_blocks_of(
+    request: usize,
+    row: &[usize],
+    blocks: usize,
+) -> Result<(), Violation> {
+    if all_below(row, blocks) {
+        return Ok(());
+    }
+    match row.iter().find(|block| **block >= blocks) {
+        None => Ok(()),
+        Some(block) => Err(rules::TABLE_BLOCK.broken(
+            format_args!("block {block} of request {request}"),
+            format_args!("0 to {}", blocks - 1),
+        )),
+    }
+}
+
+/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
+/// number below the bound has no sign bit, and has one after the bound is subtracted.
+fn all_below(numbers: &[usize], bound: usize) -> bool {
+    let mut signs = (usize::MAX, 0usize);
+    for &number in numbers {
+        signs.0 &= number.wrapping_sub(bound);
+        signs.1 |= number;
+    }
+    let sign = |bits: usize| bits > usize::MAX / 2;
+    sign(signs.0) && !sign(signs.1)
 }
 
 /// Refuses tables of more rows or entries than [`MAX_ENTRIES`](PageTable::MAX_ENTRIES).
@@ -196,7 +237,9 @@ fn check_size(rows: usize, columns: usize) -> Result<(), Violation> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use super::super::slot::MAX_INT32;
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn rows_are_filled_with_zeros() {
@@ -231,5 +274,15 @@ mod tests {
         rows.resize(1 + (1 << 14), vec![1]);
         let error = PageTable::from_rows(&rows).unwrap_err();
         assert_eq!(error.rule, &rules::INDEX_SHAPE);
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_below_a_bound_if_each_is(
+            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
+            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
+        ) {
+            prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
+        }
     }
 }

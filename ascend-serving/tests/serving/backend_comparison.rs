@@ -260,6 +260,8 @@ fn an_element_that_is_off_is_found_in_its_place() {
         compare_backends(&stream, &trial(7), backends, &steps).unwrap()
     };
     let right = run(None);
+    // Tokens of both steps, layers, heads and elements of a head.
+    assert_eq!(right.elements(), (2 + 12) * 2 * 4 * 64);
     assert!(right.furthest().is_none_or(|at| at.distance < 1e-2));
     assert_eq!(
         [right.steps[0].state, right.steps[1].state],
@@ -286,8 +288,9 @@ fn an_element_that_is_off_is_found_in_its_place() {
             epsilon = 1e-9
         );
         // The other step has its own.
-        let other = found.steps[1 - place.0].furthest;
-        assert!(other.is_none_or(|at| at.distance < 1e-2));
+        let other = &found.steps[1 - place.0];
+        assert!(other.elements > 0);
+        assert!(other.furthest.is_none_or(|at| at.distance < 1e-2));
         assert!(found.equal() + 1 >= right.equal() && found.equal() <= right.equal());
     }
 }

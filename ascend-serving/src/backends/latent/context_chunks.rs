@@ -132,7 +132,11 @@ mod tests {
     proptest! {
         /// Every cached token is in one chunk, in order, and no chunk is empty or too large.
         #[test]
-        fn chunks_are_the_cached_tokens(cached in prop::collection::vec(0usize..200, 0..6), capacity in 6usize..300, block_size in 0usize..40) {
+        fn chunks_are_the_cached_tokens(
+            cached in prop::collection::vec(0usize..200, 0..6),
+            capacity in 6usize..300,
+            block_size in 0usize..40,
+        ) {
             let chunks = ContextChunks::new(&cached, capacity, block_size).unwrap();
             let mut next = vec![0; cached.len()];
             for chunk in &chunks.chunks {

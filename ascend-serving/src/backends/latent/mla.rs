@@ -22,14 +22,15 @@ use super::prefill::MlaPrefill;
 /// | queries | step | calls |
 /// |---|---|---|
 /// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
-/// | absorbed | several tokens a request, on CANN 8.1 up to 16: multi-token prediction, drafts | TND_NTD over the cache, mode 3 |
-/// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3; then for each chunk of the cached tokens TND, mode 0, merged by log-sum-exps |
-/// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
+/// | absorbed | several tokens a request, on CANN 8.1 up to 16: drafts, multi-token prediction | TND_NTD over the cache, mode 3 |
+/// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3, and over cached ones, mode 0 |
+/// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for decodes, the plain ones for the rest |
 ///
 /// An absorbed call has the latents as keys and as values, one key head, and returns `[N, tokens, 512]`, so that the
-/// projection of the values is one batched product. A plain step calls the [`UpProjection`](crate::UpProjection) for
-/// its own tokens and for each chunk, and returns `[tokens, N, 128]`. It gathers the chunks from caches in which a
-/// token's row is contiguous, so not from NZ caches.
+/// projection of the values is one batched product. A plain step has a call for each chunk of the cached tokens, and
+/// merges all by their log-sum-exps. It calls the [`UpProjection`](crate::UpProjection) for its own tokens and for
+/// each chunk, and returns `[tokens, N, 128]`. It gathers the chunks from caches in which a token's row is contiguous,
+/// so not from NZ caches.
 ///
 /// In the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale is that of the whole head, usually
 /// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](crate::AttentionShape::latent).

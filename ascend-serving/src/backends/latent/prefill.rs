@@ -430,13 +430,12 @@ fn cached_rows(
     order: &[usize],
     chunk: &ContextChunk,
 ) -> Result<CachedRows> {
-    let mut rows = CachedRows::new(metadata.settings().block_size);
-    for (request, positions) in order.iter().zip(&chunk.positions) {
-        let row = part.requests.start.saturating_add(*request);
-        let row = metadata.table().row(row);
-        rows.push(row.unwrap_or(&[]), positions.clone())?;
-    }
-    Ok(rows)
+    let of_step = |request: &usize| part.requests.start.saturating_add(*request);
+    let tokens = order
+        .iter()
+        .map(of_step)
+        .zip(chunk.positions.iter().cloned());
+    Ok(metadata.cached_rows(tokens)?)
 }
 
 /// The lengths of a chunk's call.

@@ -253,7 +253,7 @@ impl BlockPool {
             }
             needed += len.div_ceil(size) as u128;
             if needed > self.0.blocks as u128 {
-                return Err(too_many_blocks(
+                return Err(rules::BATCH_BLOCKS.broken(
                     format_args!(
                         "{needed} blocks of {size} tokens for the first {} requests, shared ones counted for each",
                         request + 1
@@ -335,10 +335,7 @@ impl BlockPool {
                 "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or \
                  make a larger cache",
             ),
-            false => (
-                &rules::POOL_WAITING,
-                "drop the steps whose last layer is queued, synchronise their streams, and ask again",
-            ),
+            false => (&rules::POOL_WAITING, rules::POOL_WAITING.fix),
         };
         Violation::new(
             rule,
@@ -392,18 +389,6 @@ impl fmt::Debug for BlockPool {
             .field("held", &self.held_blocks())
             .finish_non_exhaustive()
     }
-}
-
-/// Requests that need more blocks together than their cache has.
-#[cold]
-pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
-    Violation::new(
-        &rules::BATCH_BLOCKS,
-        given,
-        allowed,
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` \
-         has no such limit",
-    )
 }
 
 #[cfg(test)]

@@ -258,7 +258,7 @@ impl ProgressTable {
         let open = &mut self.sequences[place].open;
         *open -= 1;
         if *open == 0 {
-            let kept = self.kept.extract_if(.., |(of, _)| *of == place);
+            let kept = self.kept.extract_if(.., |(sequence, _)| *sequence == place);
             given_back.extend(kept.map(|(_, block)| block));
             if !is_alive {
                 self.free.push(place);
