@@ -168,8 +168,7 @@ fn layers_over_an_encoder_allocate_nothing() {
     let stream = harness::stream();
     let cache = || {
         let pad = PadPolicy::SkipNegative;
-        let shape = CacheShape::new(LAYERS, 2, 64);
-        PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap()
+        PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK, cache_shape(), pad).unwrap()
     };
     let mut cross = CrossAttention::new(AttentionShape::new(4, 2, 64), cache()).unwrap();
     let mut encoded = Sequence::new(cross.cache().pool());
@@ -179,7 +178,7 @@ fn layers_over_an_encoder_allocate_nothing() {
     };
     let keys = rows(200, 2);
     let mut encoding = cross.encode(&stream, &mut [(&mut encoded, 200)]).unwrap();
-    for layer in 0..LAYERS {
+    for layer in 0..cache_shape().layers {
         encoding.write(layer, &keys, &keys).unwrap();
     }
     drop(encoding);
@@ -191,8 +190,9 @@ fn layers_over_an_encoder_allocate_nothing() {
     let query = rows(3, 4);
     let mut output = Tensor::empty(stream.device(), query.shape()).unwrap();
     let mut step = cross.begin(&stream, &metadata, &[&encoded]).unwrap();
+    let mut layer = 0..;
     let crossed = in_steady_state(|| {
-        for layer in 0..LAYERS {
+        for layer in layer.by_ref().take(LAYERS) {
             step.forward_into(layer, &query, &mut output).unwrap();
         }
         stream.synchronize().unwrap();
