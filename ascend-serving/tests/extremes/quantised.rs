@@ -10,12 +10,15 @@ use ascend_serving::{
     FusedAttention, GraphLimits, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
 };
 
-use crate::Call;
 use crate::draw::Draw;
 use crate::harness;
 use crate::kv::{pad, slots};
+use crate::{Call, Forwards};
 
 const DIM: usize = 64;
+
+pub static STEPS: Forwards = Forwards::new();
+pub static GRAPH_STEPS: Forwards = Forwards::new();
 
 /// The machine, or an emulated Ascend 950.
 fn drawn_stream(draw: &mut Draw) -> Stream {
@@ -47,14 +50,14 @@ fn cache(
     pad: PadPolicy,
 ) -> ascend_serving::Result<PagedKvCache<bf16>> {
     let device = stream.device();
-    match draw.below(3) {
-        0 => {
+    match draw.below(4) {
+        0 | 1 => {
             let (key, value) = (number(draw), number(draw));
             let scales = ChannelScales::uniform(&shape, key, value)?;
             let scales = vec![scales; shape.layers.min(3)];
             PagedKvCache::quantised_as(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
-        1 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
+        2 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
         _ => PagedKvCache::mxfp8(device, blocks, size, shape, pad),
     }
 }
@@ -124,13 +127,14 @@ pub const CALLS: &[Call] = &[
             .with(FusedAttention);
         let heads = draw.of(&[2, 4, 6, 2, 4, 6, usize::MAX]);
         let mut attention = Attention::new(AttentionShape::new(heads, 2, DIM), cache, backends);
-        let limits = GraphLimits::new([1, 2], draw.usize());
+        let keys = draw.usize();
+        let limits = GraphLimits::new([1, 2], draw.of(&[128, 128, 128, keys]));
         let captured = attention.capture(&stream, Causality::Causal, &limits);
         let mut captured = captured.ok();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let mut sequences = [0, 1].map(|_| Sequence::new(attention.cache().pool()));
         for _ in 0..3 {
-            let new = draw.of(&[1, 2, 40]);
+            let new = draw.of(&[1, 1, 2, 40]);
             for sequence in &mut sequences {
                 attention.grow(&stream, sequence, new).unwrap();
             }
@@ -146,9 +150,11 @@ pub const CALLS: &[Call] = &[
             {
                 let mut step = graphs.begin(&stream, &mut metadata).unwrap();
                 let _ = step.forward(0, (&query, &key, &value));
+                GRAPH_STEPS.count();
             } else if let Ok(mut step) = attention.begin(&stream, &metadata) {
                 let _ = step.forward(draw.usize(), (&query, &key, &value));
                 let _ = step.forward(0, (&query, &key, &value));
+                STEPS.count();
             }
             // What was refused counts as written, whatever is there.
             for sequence in &sequences {

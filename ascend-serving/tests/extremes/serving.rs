@@ -15,9 +15,15 @@ use ascend_serving::{
     TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
 };
 
-use crate::Call;
 use crate::draw::Draw;
 use crate::kv::{pad, row, slots, table};
+use crate::{Call, Forwards};
+
+pub static CROSS_STEPS: Forwards = Forwards::new();
+pub static STEPS: Forwards = Forwards::new();
+pub static GRAPH_STEPS: Forwards = Forwards::new();
+pub static TREE_STEPS: Forwards = Forwards::new();
+pub static TREE_GRAPH_STEPS: Forwards = Forwards::new();
 
 fn lengths(draw: &mut Draw) -> PerRequest {
     let lengths = draw.few(|draw| draw.usize().min(PerRequest::MAX_LENGTH));
@@ -61,7 +67,20 @@ struct Request {
 }
 
 impl Request {
+    /// One that a cache of four blocks of 16 tokens has room for.
+    fn fitting(draw: &mut Draw) -> Self {
+        Self {
+            numbers: [draw.of(&[0, 1, 15, 16, 40]), draw.of(&[1, 2]), 0],
+            row: vec![0, 1, 2, 3],
+            prompt_len: None,
+        }
+    }
+
+    /// Two of three fit, so that steps are computed too.
     fn draw(draw: &mut Draw) -> Self {
+        if draw.below(3) > 0 {
+            return Self::fitting(draw);
+        }
         Self {
             numbers: [draw.usize(), draw.usize(), draw.usize()],
             row: match draw.bool() {
@@ -99,6 +118,11 @@ fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
             min_saved_keys: draw.usize(),
         },
     }
+}
+
+/// Limits of graphs for one or two requests of a cache of four blocks of 16 tokens.
+fn fitting_limits() -> GraphLimits {
+    GraphLimits::new([1, 2, 4], 64).tokens_each(2)
 }
 
 fn graph_limits(draw: &mut Draw) -> GraphLimits {
@@ -247,7 +271,7 @@ pub const CALLS: &[Call] = &[
             let pad = PadPolicy::SkipNegative;
             PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap()
         };
-        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
         let mut cross = CrossAttention::new(heads, cache()).unwrap();
         let mut encoded = [
             Sequence::new(cross.cache().pool()),
@@ -277,6 +301,7 @@ pub const CALLS: &[Call] = &[
         let query = stream.upload(&ones, [tokens, 2, 64]).unwrap();
         let _ = step.forward(draw.usize(), &query);
         let _ = step.forward(0, &query);
+        CROSS_STEPS.count();
     }),
     ("ContextParallel", |draw| {
         let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {
@@ -350,7 +375,7 @@ pub const CALLS: &[Call] = &[
             true => backends,
             false => backends.memory_limit(draw.usize(), draw.usize()),
         };
-        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
         let mut attention = Attention::new(heads, cache.unwrap(), backends);
         let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize()).unwrap();
         let requests = draw.few(Request::draw);
@@ -374,22 +399,30 @@ pub const CALLS: &[Call] = &[
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let _ = step.forward(draw.usize(), (&query, &key, &key));
         let _ = step.forward(0, (&query, &key, &key));
+        STEPS.count();
         drop(step);
         stream.synchronize().unwrap();
     }),
     ("a step by graphs", |draw| {
         let stream = crate::stream();
         let shape = CacheShape::new(1, 1, 64);
-        let pad = pad(draw);
+        let fits = draw.bool();
+        let pad = match fits {
+            true => PadPolicy::SkipNegative,
+            false => pad(draw),
+        };
         let Ok(cache) = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad) else {
             return;
         };
-        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
         let backends = Backends::none()
             .with(NamedMaskAttention)
             .with(FusedAttention);
         let attention = Attention::new(heads, cache, backends);
-        let limits = graph_limits(draw);
+        let limits = match fits {
+            true => fitting_limits(),
+            false => graph_limits(draw),
+        };
         let window = draw.usize();
         let mask: LayerMask = match (draw.bool(), NonZeroUsize::new(window)) {
             (true, _) => NamedMask::new("near", |_, token, key| token.abs_diff(key) < 3).into(),
@@ -401,7 +434,10 @@ pub const CALLS: &[Call] = &[
         };
         let window = if draw.bool() { window } else { 0 };
         let settings = settings(4, 16, pad, window).unwrap();
-        let requests = draw.few(Request::draw);
+        let requests = match fits {
+            true => vec![Request::fitting(draw)],
+            false => draw.few(Request::draw),
+        };
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
             return;
@@ -421,6 +457,7 @@ pub const CALLS: &[Call] = &[
         assert!(served);
         let _ = step.forward(draw.usize(), (&query, &key, &key));
         let _ = step.forward(0, (&query, &key, &key));
+        GRAPH_STEPS.count();
         drop(step);
         stream.synchronize().unwrap();
     }),
@@ -430,14 +467,28 @@ pub const CALLS: &[Call] = &[
         let cache =
             PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let cache = cache.unwrap();
-        let verification =
-            TreeVerification::new(AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64));
-        let Ok(mut graphs) = verification.capture(&stream, &cache, &graph_limits(draw)) else {
+        let verification = TreeVerification::new(AttentionShape::new(
+            draw.of(&[1, 2, 2, 2, usize::MAX]),
+            1,
+            64,
+        ));
+        let fits = draw.bool();
+        let limits = match fits {
+            true => fitting_limits(),
+            false => graph_limits(draw),
+        };
+        let Ok(mut graphs) = verification.capture(&stream, &cache, &limits) else {
             return;
         };
         let mut sequence = Sequence::new(cache.pool());
-        drop(sequence.grow(draw.usize()));
-        let trees = draw.few(|draw| DraftTree::chain(draw.of(&[0, 1, 2, 9])).unwrap());
+        drop(sequence.grow(if fits { 3 } else { draw.usize() }));
+        if fits {
+            cache.mark_computed(&sequence, sequence.len()).unwrap();
+        }
+        let trees = match fits {
+            true => vec![DraftTree::chain(draw.of(&[0, 1])).unwrap()],
+            false => draw.few(|draw| DraftTree::chain(draw.of(&[0, 1, 2, 9])).unwrap()),
+        };
         let request = |tree| TreeRequest {
             sequence: &sequence,
             cached: sequence.len(),
@@ -451,6 +502,7 @@ pub const CALLS: &[Call] = &[
             let rows = stream.upload(&ones, shape).unwrap();
             let _ = step.forward(draw.usize(), (&rows, &rows, &rows));
             let _ = step.forward(0, (&rows, &rows, &rows));
+            TREE_STEPS.count();
         }
         let Ok(mut step) = graphs.begin(&stream, &requests) else {
             return;
@@ -461,6 +513,7 @@ pub const CALLS: &[Call] = &[
             .unwrap();
         let _ = step.forward(draw.usize(), (&rows, &rows, &rows));
         let _ = step.forward(0, (&rows, &rows, &rows));
+        TREE_GRAPH_STEPS.count();
         drop(step);
         stream.synchronize().unwrap();
     }),
