@@ -62,6 +62,7 @@
 //! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
+//! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
@@ -136,9 +137,10 @@ pub use drafts::{
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
     CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
-    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup,
-    LayerInputs, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
-    StepComparison, compare_backends, compare_caches,
+    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep,
+    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerRows, LayerTensor, RangeCheck,
+    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

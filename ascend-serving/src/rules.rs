@@ -223,6 +223,13 @@ ascend_attention::spec::library_rules! {
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
         "register `Mla`, and make its layers by `LayerInputs::latent`";
+    SPARSE_CHOICE = "sparse.choice",
+        "a layer of sparse attention reads keys that were chosen in its own step",
+        "choose keys in each step by `SparseStep::choose`, and share a choice among the layers of its step alone";
+    SPARSE_INDEX_KEYS = "sparse.index_keys",
+        "a step of sparse attention caches the keys of every indexer, among which later steps choose",
+        "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
+        "layers";
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",

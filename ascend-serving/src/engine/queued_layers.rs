@@ -97,6 +97,11 @@ impl QueuedLayers {
         }
     }
 
+    /// Whether a layer is the only one that is not queued.
+    pub(crate) fn is_last(&self, layer: usize) -> bool {
+        self.missing == 1 && self.queued.get(layer) == Some(&false)
+    }
+
     #[cold]
     fn repeated(&self, layer: usize) -> Violation {
         let without = match self.missing {

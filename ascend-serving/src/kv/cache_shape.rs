@@ -18,7 +18,7 @@ pub struct CacheShape {
     pub kv_heads: usize,
     /// Elements of a key's head.
     pub key_dim: usize,
-    /// Elements of a value's head.
+    /// Elements of a value's head; 0 where only keys are cached.
     pub value_dim: usize,
     /// The format of a block.
     pub format: Cache,
@@ -56,12 +56,19 @@ impl CacheShape {
         }
     }
 
+    /// A shape for the keys of an indexer, which chooses the keys that sparse attention reads
+    /// ([`SparseLatent`](crate::SparseLatent)): one head of 128, without values. Its layers are those that have an
+    /// indexer. New tokens are written with values `[tokens, 1, 0]`.
+    pub fn index_keys(layers: usize) -> Self {
+        Self::new(layers, 1, 128).value_dim(0)
+    }
+
     /// Whether it is a shape for latents ([`CacheShape::latent`]).
     pub(crate) fn is_latent(&self) -> bool {
         *self == Self::latent(self.layers).format(self.format)
     }
 
-    /// Sets another head dimension of the values.
+    /// Sets another head dimension of the values, 0 to cache keys alone.
     pub fn value_dim(mut self, value_dim: usize) -> Self {
         self.value_dim = value_dim;
         self
@@ -99,8 +106,8 @@ impl CacheShape {
 }
 
 impl CacheShape {
-    /// Axes of a layer's tensor with heads of `dim` elements, and its number of elements; `None` without elements, or
-    /// with more than can be counted.
+    /// Axes of a layer's tensor with heads of `dim` elements, and its number of elements; `None` with more than can be
+    /// counted.
     pub(super) fn tensor<T: Element>(
         &self,
         blocks: usize,
@@ -120,15 +127,15 @@ impl CacheShape {
             .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
         // The bytes of a tensor are an isize.
         let most = isize::MAX as usize / size_of::<T>();
-        (1..=most).contains(&elements).then_some((dims, elements))
+        (elements <= most).then_some((dims, elements))
     }
 
     /// Axes and numbers of elements of a layer's keys and values. Products of blocks, block size, heads and elements of
     /// a head can be counted afterwards.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sizes of which some are 0, and for tensors with more bytes
-    /// than can be counted.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sizes of which some are 0, other than that of values, and
+    /// for tensors with more bytes than can be counted.
     pub(super) fn tensors<T: Element>(
         &self,
         blocks: usize,
@@ -137,7 +144,7 @@ impl CacheShape {
         let key = self.tensor::<T>(blocks, block_size, self.key_dim);
         let value = self.tensor::<T>(blocks, block_size, self.value_dim);
         match (key, value) {
-            (Some(key), Some(value)) => Ok([key, value]),
+            (Some(key), Some(value)) if key.1 > 0 => Ok([key, value]),
             _ => Err(Error::invalid(
                 "shape",
                 format_args!("{self:?}"),
@@ -232,7 +239,7 @@ impl CacheShape {
             return Ok(rows);
         }
         match *rows.shape() {
-            [_, heads, dim] if heads == self.kv_heads && dim > 0 => {
+            [_, heads, dim] if heads == self.kv_heads => {
                 Ok(rows.reshape([tokens * heads, 1, dim])?)
             }
             _ => Err(Error::invalid(
@@ -269,17 +276,18 @@ impl CacheShape {
         }
     }
 
-    /// Refuses keys and values side by side where they are quantised.
-    pub(super) fn check_apart(&self) -> Result<()> {
-        match self.side_by_side {
-            false => Ok(()),
-            true => Err(Error::invalid(
-                "shape",
-                "quantised keys and values side by side",
-                "keys and values that lie apart",
-            )
-            .fix("leave `side_by_side` out, or make the cache by `PagedKvCache::new`")),
-        }
+    /// Refuses sizes that quantised keys and values cannot have, and where they are side by side.
+    pub(super) fn check_quantised(&self, blocks: usize, block_size: usize) -> Result<()> {
+        self.tensors::<i8>(blocks, block_size)?;
+        let given = match (self.side_by_side, self.value_dim) {
+            (false, 1..) => return Ok(()),
+            (false, 0) => "quantised keys without values",
+            (true, _) => "quantised keys and values side by side",
+        };
+        Err(
+            Error::invalid("shape", given, "keys and values that lie apart")
+                .fix("make the cache by `PagedKvCache::new`"),
+        )
     }
 }
 

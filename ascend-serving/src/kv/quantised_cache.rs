@@ -126,7 +126,7 @@ impl<T: Element> PagedKvCache<T> {
             }
         }
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        shape.tensors::<i8>(blocks, block_size)?;
+        shape.check_quantised(blocks, block_size)?;
         check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerChannel)?;
         let upload = |scales: &[f32], dim: usize| {
             let one_axis = [scales.len()];
@@ -204,7 +204,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        shape.tensors::<i8>(blocks, block_size)?;
+        shape.check_quantised(blocks, block_size)?;
         check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerToken)?;
         // One head of one element is a number for each token.
         let one = CacheShape::new(shape.layers, 1, 1);
@@ -254,7 +254,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        shape.tensors::<i8>(blocks, block_size)?;
+        shape.check_quantised(blocks, block_size)?;
         check_groups::<T>(device, &shape, block_size)?;
         let scales = (0..shape.layers).map(|_| {
             let scales = GroupScales::new(device, blocks, block_size, &shape)?;
@@ -272,7 +272,6 @@ impl<T: Element> PagedKvCache<T> {
         stored: QuantisedType,
         scales: Vec<LayerScales>,
     ) -> Result<Self> {
-        shape.check_apart()?;
         let block_size = pool.block_size();
         let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
         let empty = |dim| Tensor::empty(device, [0, block_size, shape.kv_heads * dim]);

@@ -108,8 +108,18 @@ pub(crate) struct WriteViews<T: Element> {
     /// The keys of the layer's cache, the layer's own memory.
     key_cache: Tensor<T>,
     value_cache: Tensor<T>,
-    /// Whether one call writes the keys and another the values, because each of the caches spans parts of the other.
-    in_turn: bool,
+    values: ValueWrites,
+}
+
+/// The call that writes the values.
+#[derive(Clone, Copy)]
+enum ValueWrites {
+    /// That of the keys.
+    WithKeys,
+    /// One behind that of the keys, because each of the caches spans parts of the other.
+    InTurn,
+    /// None: the cache has keys alone.
+    None,
 }
 
 impl<T: Element> WriteViews<T> {
@@ -125,11 +135,16 @@ impl<T: Element> WriteViews<T> {
             value: shape.new_rows("value", value, rows)?,
             key_cache: shape.writable(&layer.key)?,
             value_cache: shape.writable(&layer.value)?,
-            in_turn: shape.side_by_side,
+            values: match (shape.value_dim, shape.side_by_side) {
+                (0, _) => ValueWrites::None,
+                (1.., true) => ValueWrites::InTurn,
+                (1.., false) => ValueWrites::WithKeys,
+            },
         })
     }
 
-    /// The call that writes to slots of a [mapping](slot_mapping): keys and values, or either of them in turn.
+    /// The call that writes to slots of a [mapping](slot_mapping): keys and values, either of them in turn, or keys
+    /// alone.
     pub(crate) fn scatter(&self, shape: &CacheShape, slots: &SlotMapping) -> Result<ScatterPlan> {
         let scatter = ScatterPaKvCache::new().cache_order(match shape.format {
             Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
@@ -140,11 +155,11 @@ impl<T: Element> WriteViews<T> {
             value,
             key_cache,
             value_cache,
-            in_turn,
+            values,
         } = self;
-        Ok(match in_turn {
-            true => scatter.plan((key, slots, key_cache))?,
-            false => scatter.plan((key, value, slots, key_cache, value_cache))?,
+        Ok(match values {
+            ValueWrites::WithKeys => scatter.plan((key, value, slots, key_cache, value_cache))?,
+            ValueWrites::InTurn | ValueWrites::None => scatter.plan((key, slots, key_cache))?,
         })
     }
 
@@ -160,13 +175,19 @@ impl<T: Element> WriteViews<T> {
             value,
             key_cache,
             value_cache,
-            in_turn,
+            values,
         } = self;
-        if *in_turn {
-            plan.launch(queue, (key, slots, key_cache))?;
-            return Ok(plan.launch(queue, (value, slots, value_cache))?);
+        match values {
+            ValueWrites::WithKeys => {
+                plan.launch(queue, (key, value, slots, key_cache, value_cache))?;
+            }
+            ValueWrites::InTurn => {
+                plan.launch(queue, (key, slots, key_cache))?;
+                plan.launch(queue, (value, slots, value_cache))?;
+            }
+            ValueWrites::None => plan.launch(queue, (key, slots, key_cache))?,
         }
-        Ok(plan.launch(queue, (key, value, slots, key_cache, value_cache))?)
+        Ok(())
     }
 
     /// The checked copies of keys and of values.

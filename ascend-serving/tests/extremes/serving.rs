@@ -9,10 +9,11 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask,
     DraftSource, DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, HybridBackend,
-    KeySplit, LayerMask, LayerSet, LocalBatch, MaskExtent, MultiItemPrompt, NamedMask,
-    NamedMaskAttention, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts,
-    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, SplitLimits, StatePolicy,
-    TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
+    IndexerTensors, KeySplit, LayerMask, LayerSet, LocalBatch, MaskExtent, MultiItemPrompt,
+    NamedMask, NamedMaskAttention, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch,
+    SampledDrafts, SharedPrefixDecode, SharedPrefixThresholds, SparseLatent, SparseTensors,
+    SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
+    TwoFusedCalls,
 };
 
 use crate::draw::Draw;
@@ -302,6 +303,54 @@ pub const CALLS: &[Call] = &[
         let _ = step.forward(draw.usize(), &query);
         let _ = step.forward(0, &query);
         CROSS_STEPS.count();
+    }),
+    ("SparseLatent", |draw| {
+        let stream = crate::stream();
+        let cache = |shape| {
+            let pad = PadPolicy::SkipNegative;
+            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap()
+        };
+        let latents = cache(CacheShape::latent(1));
+        let index_keys = cache(CacheShape::index_keys(1));
+        let index_keys = index_keys.with_pool(latents.pool()).unwrap();
+        let shape = AttentionShape::latent(draw.of(&[1, 2, usize::MAX]));
+        let sparse = SparseLatent::new(shape, latents, index_keys).unwrap();
+        let mut sparse = sparse.sparse_count(draw.usize());
+        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize()).unwrap();
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
+            return;
+        };
+        let Ok(mut step) = sparse.begin(&stream, &metadata) else {
+            return;
+        };
+        let tokens = metadata.tokens();
+        let ones = |heads: usize, dim: usize| {
+            let ones = vec![bf16::ONE; tokens * heads * dim];
+            stream.upload(&ones, [tokens, heads, dim]).unwrap()
+        };
+        let heads = draw.of(&[0, 1, 2, 65]);
+        let inputs = IndexerTensors {
+            query: &ones(heads, 128),
+            weights: &ones(1, heads).reshape([tokens, heads]).unwrap(),
+            key: &ones(1, 128),
+        };
+        let choice = step.choose(draw.usize(), inputs);
+        let Ok(choice) = choice.or_else(|_| step.choose(0, inputs)) else {
+            return;
+        };
+        let inputs = SparseTensors {
+            query: &ones(2, 512),
+            query_rope: &ones(2, 64),
+            latent: &ones(1, 512),
+            key_rope: &ones(1, 64),
+            choice: &choice,
+        };
+        let _ = step.forward(draw.usize(), inputs);
+        let _ = step.forward(0, inputs);
+        drop(step);
+        stream.synchronize().unwrap();
     }),
     ("ContextParallel", |draw| {
         let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {

@@ -43,6 +43,7 @@ mod schedule;
 mod shared_memory;
 mod shared_pool;
 mod side_by_side;
+mod sparse_latent;
 mod states;
 mod step_memory;
 mod tree_verification;

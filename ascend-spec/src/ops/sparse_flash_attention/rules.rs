@@ -267,6 +267,18 @@ impl SparseFlashCall<'_> {
         })
     }
 
+    /// The largest `sparseBlockSize` on `target` for a paged cache with blocks of so many keys: the fewest entries name
+    /// all keys of a row then.
+    pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
+        let divides = |power: &usize| block_size.is_multiple_of(*power);
+        match target.is_950() {
+            true => 1,
+            false => (POWERS.iter().rev().map(|power| *power as usize))
+                .find(divides)
+                .unwrap_or(1),
+        }
+    }
+
     fn softmax(&self) -> [(&'static str, Option<TensorDesc>); 2] {
         [
             ("softmaxMax", self.softmax_max),

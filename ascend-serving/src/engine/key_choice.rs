@@ -1,0 +1,80 @@
+//! The keys that the tokens of a step read.
+
+use std::sync::Arc;
+
+use ascend_attention::{Stream, Tensor, Violation};
+
+use crate::batch::AttentionMetadata;
+use crate::error::Result;
+use crate::rules::{self, room};
+
+/// The keys that the tokens of a step read, as one of its indexers chose them. From
+/// [`SparseStep::choose`](crate::SparseStep::choose). Layers of that step may share it; cloning shares the memory.
+#[derive(Clone, Debug)]
+pub struct KeyChoice {
+    step: Arc<()>,
+    indices: Tensor<i32>,
+    keys_per_index: usize,
+}
+
+impl KeyChoice {
+    /// A choice of single keys, `[tokens, 1, count]`, in a step.
+    pub(super) fn new(step: &Arc<()>, indices: Tensor<i32>) -> Self {
+        Self {
+            step: Arc::clone(step),
+            indices,
+            keys_per_index: 1,
+        }
+    }
+
+    /// The choice of every key that a token sees, in runs of `keys_per_index` keys.
+    pub(super) fn all(
+        step: &Arc<()>,
+        stream: &Stream,
+        metadata: &AttentionMetadata,
+        keys_per_index: usize,
+    ) -> Result<Self> {
+        let runs = |keys: usize| keys.div_ceil(keys_per_index);
+        let columns = runs(metadata.longest());
+        let mut list = Vec::new();
+        let elements = metadata.tokens().saturating_mul(columns);
+        let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "compute fewer tokens in a step");
+        room(&mut list, elements, rule, fix)?;
+        for (new, cached) in metadata.new_and_cached() {
+            for seen in cached + 1..=cached + new {
+                let own = runs(seen);
+                list.extend(0..own as i32);
+                list.extend((own..columns).map(|_| -1));
+            }
+        }
+        Ok(Self {
+            step: Arc::clone(step),
+            indices: stream.upload(&list, [metadata.tokens(), 1, columns])?,
+            keys_per_index,
+        })
+    }
+
+    /// Refuses a choice of another step.
+    pub(super) fn check_step(&self, step: &Arc<()>, layer: usize) -> Result<(), Violation> {
+        match Arc::ptr_eq(&self.step, step) {
+            true => Ok(()),
+            false => Err(rules::SPARSE_CHOICE.broken(
+                format_args!("a choice of another step in layer {layer}"),
+                "a choice of this step, of the layer's own indexer or of an earlier layer's",
+            )),
+        }
+    }
+
+    /// For each token the numbers of the chosen keys, counted in runs of
+    /// [`keys_per_index`](Self::keys_per_index) keys from the first token of its sequence, and -1 after the last:
+    /// `[tokens, 1, count]`.
+    pub fn indices(&self) -> &Tensor<i32> {
+        &self.indices
+    }
+
+    /// How many keys an index names: 1 for what an indexer chose. Where every key is chosen without an indexer, as many
+    /// as the operator takes.
+    pub fn keys_per_index(&self) -> usize {
+        self.keys_per_index
+    }
+}

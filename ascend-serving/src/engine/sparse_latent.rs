@@ -1,0 +1,187 @@
+//! Sparse attention over a paged cache of latents, to the keys that an indexer chooses.
+
+use ascend_attention::{Element, Stream, Violation};
+
+use crate::backends::AttentionShape;
+use crate::error::{Error, Result};
+use crate::kv::{CacheShape, PagedKvCache, Sequence};
+use crate::rules;
+
+/// The sparse attention of DeepSeek V3.2 and GLM-5: multi-head latent attention in which each token reads the
+/// `sparse_count` keys that an indexer chooses for it.
+///
+/// Two caches share a pool: the latents and rotary keys of each layer ([`CacheShape::latent`]), and the keys of each
+/// indexer ([`CacheShape::index_keys`]). One [`Sequence`], one growth and one metadata serve both, and so do forks,
+/// shared prefixes and [`Sequence::truncate`], such as behind accepted drafts.
+///
+/// In a step ([`SparseLatent::begin`]) each indexer chooses keys ([`SparseStep::choose`](crate::SparseStep::choose)),
+/// and each layer attends to the keys of a choice ([`SparseStep::forward`](crate::SparseStep::forward)): that of its
+/// own indexer, or that of an earlier layer of the same step.
+///
+/// This is no [`AttentionBackend`](crate::AttentionBackend): backends compute the same attention in different ways, and
+/// [`Backends`](crate::Backends) tries one after the other. Attention to chosen keys is another result, has more inputs
+/// than a [`LayerInputs`](crate::LayerInputs) holds and a second cache, and layers that share what one of them chose.
+///
+/// Each layer is a call of LightningIndexer, where it has an indexer, and one of SparseFlashAttention, for prompts,
+/// chunks of prompts, decodes and drafts alike. Where no request of a step has more than `sparse_count` tokens, every
+/// key is chosen, and LightningIndexer is not called. Both operators run on Atlas A2 and A3 with CANN 8.5 or newer, and
+/// on Ascend 950 with 9.1 or newer. Graphs do not capture such steps.
+///
+/// ```
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// use ascend_attention::{Runtime, bf16};
+/// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+/// use ascend_serving::{
+///     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, IndexerTensors, SparseLatent,
+///     SparseTensors,
+/// };
+///
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let cache = |shape| PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative);
+/// // Two layers, the first with an indexer of 4 heads; each token reads 16 keys with 2 heads.
+/// let latents = cache(CacheShape::latent(2))?;
+/// let index_keys = cache(CacheShape::index_keys(1))?.with_pool(latents.pool())?;
+/// let mut sparse = SparseLatent::new(AttentionShape::latent(2), latents, index_keys)?.sparse_count(16);
+///
+/// let mut sequence = Sequence::new(sparse.latents().pool());
+/// sparse.grow(&stream, &mut sequence, 40)?;
+/// let settings = BatchSettings::of(sparse.latents(), Causality::Causal);
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 40)], settings)?;
+/// let rows = |heads: usize, dim: usize| stream.upload(&vec![bf16::ONE; 40 * heads * dim], [40, heads, dim]);
+/// let weights = stream.upload(&[bf16::ONE; 40 * 4], [40, 4])?;
+///
+/// let mut step = sparse.begin(&stream, &metadata)?;
+/// let choice = step.choose(0, IndexerTensors { query: &rows(4, 128)?, weights: &weights, key: &rows(1, 128)? })?;
+/// for layer in 0..2 {
+///     let output = step.forward(layer, SparseTensors {
+///         query: &rows(2, 512)?,
+///         query_rope: &rows(2, 64)?,
+///         latent: &rows(1, 512)?,
+///         key_rope: &rows(1, 64)?,
+///         choice: &choice,
+///     })?;
+///     assert_eq!(output.shape(), [40, 2, 512]);
+/// }
+/// step.end()?;
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SparseLatent<T: Element> {
+    pub(super) shape: AttentionShape,
+    pub(super) latents: PagedKvCache<T>,
+    pub(super) index_keys: PagedKvCache<T>,
+    pub(super) sparse_count: usize,
+}
+
+impl<T: Element> SparseLatent<T> {
+    /// The number of keys that a token reads in DeepSeek V3.2 and GLM-5.
+    pub const SPARSE_COUNT: usize = 2048;
+
+    /// Sparse attention of these heads over a cache of latents and one of index keys, with
+    /// [`SPARSE_COUNT`](Self::SPARSE_COUNT) keys for each token.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, or for heads that
+    /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised
+    /// caches; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools.
+    pub fn new(
+        shape: AttentionShape,
+        latents: PagedKvCache<T>,
+        index_keys: PagedKvCache<T>,
+    ) -> Result<Self> {
+        let layers = [&latents, &index_keys].map(|cache| cache.shape().layers);
+        let wanted = [
+            ("latents", &latents, CacheShape::latent(layers[0])),
+            ("index_keys", &index_keys, CacheShape::index_keys(layers[1])),
+        ];
+        for (name, cache, wanted) in wanted {
+            check_cache(name, cache, wanted)?;
+        }
+        shape.check_cache(&latents.shape())?;
+        latents.pool().check_same(
+            index_keys.pool(),
+            "index keys",
+            "give the index keys the pool of the latents, by `PagedKvCache::with_pool` before any sequence grows",
+        )?;
+        Ok(Self {
+            shape,
+            latents,
+            index_keys,
+            sparse_count: Self::SPARSE_COUNT,
+        })
+    }
+
+    /// Sets how many keys each token reads (`index_topk`). LightningIndexer takes 1 to 2048 and, from CANN 9.0 on,
+    /// multiples of 1024 up to 8192; the first [`choose`](crate::SparseStep::choose) of a step refuses others.
+    pub fn sparse_count(mut self, keys: usize) -> Self {
+        self.sparse_count = keys;
+        self
+    }
+
+    /// The heads.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// The cache of latents and rotary keys.
+    pub fn latents(&self) -> &PagedKvCache<T> {
+        &self.latents
+    }
+
+    /// The cache of the indexers' keys, with a layer for each indexer.
+    pub fn index_keys(&self) -> &PagedKvCache<T> {
+        &self.index_keys
+    }
+
+    /// The cache of latents and rotary keys, to queue copies and writes of your own. What another source has written is
+    /// named in both caches ([`PagedKvCache::mark_computed`]).
+    pub fn latents_mut(&mut self) -> &mut PagedKvCache<T> {
+        &mut self.latents
+    }
+
+    /// The cache of the indexers' keys, to queue copies and writes of your own.
+    pub fn index_keys_mut(&mut self) -> &mut PagedKvCache<T> {
+        &mut self.index_keys
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence in both caches, and queues the copies of blocks that it
+    /// shared. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`].
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
+        self.index_keys.admits(stream)?;
+        self.latents.grow(stream, sequence, tokens)?;
+        self.index_keys.queue_pending_copies(stream, sequence)
+    }
+}
+
+/// Refuses a cache that the operators cannot read: of another shape or format, or quantised.
+fn check_cache<T: Element>(
+    name: &'static str,
+    cache: &PagedKvCache<T>,
+    wanted: CacheShape,
+) -> Result<()> {
+    if cache.is_quantised() {
+        return Err(Violation::new(
+            &rules::CACHE_QUANTISED,
+            format_args!("{name} in a quantised cache"),
+            format_args!("a cache of {}", T::DTYPE),
+            "make the cache by `PagedKvCache::new`",
+        )
+        .into());
+    }
+    let given = cache.shape();
+    if given == wanted {
+        return Ok(());
+    }
+    Err(
+        Error::invalid(name, format_args!("{given:?}"), format_args!("{wanted:?}")).fix(
+            "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, with \
+             the number of layers that have each",
+        ),
+    )
+}

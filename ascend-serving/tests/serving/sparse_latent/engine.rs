@@ -1,0 +1,195 @@
+//! A model whose steps are checked against the definition.
+
+use approx::abs_diff_eq;
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+use ascend_serving::{
+    AttentionShape, BatchSettings, Causality, Drafting, IndexerTensors, KeyChoice, SparseLatent,
+    SparseTensors, StatePolicy,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::definition::{What, attended, chosen, row};
+use super::{COUNT, HEADS, INDEX, INDEX_HEADS, INDEXERS, LATENT, LAYERS, ROPE};
+use crate::acts::{Act, Schedule, Turn};
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub block_size: usize,
+    pub blocks: usize,
+    pub dump: bool,
+}
+
+/// Most requests at a time.
+const REQUESTS: usize = 4;
+
+pub struct Engine<'a> {
+    stream: &'a Stream,
+    settings: BatchSettings,
+    sparse: SparseLatent<bf16>,
+    pub schedule: Schedule,
+    /// Rows that were compared, and rows whose choice hangs on scores that are too close.
+    pub compared: usize,
+    pub left_out: usize,
+}
+
+/// Attention of the test's heads over caches of this size.
+pub fn sparse_latent(stream: &Stream, model: &Model) -> SparseLatent<bf16> {
+    let pad = match model.dump {
+        true => PadPolicy::DumpSlot(0),
+        false => PadPolicy::SkipNegative,
+    };
+    let cache = |shape| {
+        PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap()
+    };
+    let latents = cache(CacheShape::latent(LAYERS));
+    let index_keys = cache(CacheShape::index_keys(INDEXERS));
+    let index_keys = index_keys.with_pool(latents.pool()).unwrap();
+    let shape = AttentionShape::latent(HEADS);
+    let sparse = SparseLatent::new(shape, latents, index_keys).unwrap();
+    sparse.sparse_count(COUNT)
+}
+
+/// Rows of tokens, `[tokens, heads, dim]`.
+pub fn packed(
+    stream: &Stream,
+    names: &[u64],
+    layer: usize,
+    what: What,
+    [heads, dim]: [usize; 2],
+) -> Tensor<bf16> {
+    let rows = names.iter();
+    let rows = rows.flat_map(|name| row(*name, layer, what, heads * dim));
+    let rows: Vec<bf16> = rows.collect();
+    stream.upload(&rows, [names.len(), heads, dim]).unwrap()
+}
+
+/// What an indexer gets: queries, weights and keys.
+pub struct IndexRows {
+    pub query: Tensor<bf16>,
+    pub weights: Tensor<bf16>,
+    pub key: Tensor<bf16>,
+}
+
+impl IndexRows {
+    pub fn of(stream: &Stream, names: &[u64], indexer: usize) -> Self {
+        let rows = |what, axes| packed(stream, names, indexer, what, axes);
+        let weights = rows(What::IndexWeights, [INDEX_HEADS, 1]);
+        Self {
+            query: rows(What::IndexQuery, [INDEX_HEADS, INDEX]),
+            weights: weights.reshape([names.len(), INDEX_HEADS]).unwrap(),
+            key: rows(What::IndexKey, [1, INDEX]),
+        }
+    }
+
+    pub fn tensors(&self) -> IndexerTensors<'_, bf16> {
+        IndexerTensors {
+            query: &self.query,
+            weights: &self.weights,
+            key: &self.key,
+        }
+    }
+}
+
+/// What a layer gets: queries and new keys, each with its rotary part.
+pub struct LayerRows {
+    pub query: Tensor<bf16>,
+    pub query_rope: Tensor<bf16>,
+    pub latent: Tensor<bf16>,
+    pub key_rope: Tensor<bf16>,
+}
+
+impl LayerRows {
+    pub fn of(stream: &Stream, names: &[u64], layer: usize) -> Self {
+        let rows = |what, axes| packed(stream, names, layer, what, axes);
+        Self {
+            query: rows(What::Query, [HEADS, LATENT]),
+            query_rope: rows(What::QueryRope, [HEADS, ROPE]),
+            latent: rows(What::Latent, [1, LATENT]),
+            key_rope: rows(What::KeyRope, [1, ROPE]),
+        }
+    }
+
+    pub fn tensors<'a>(&'a self, choice: &'a KeyChoice) -> SparseTensors<'a, bf16> {
+        SparseTensors {
+            query: &self.query,
+            query_rope: &self.query_rope,
+            latent: &self.latent,
+            key_rope: &self.key_rope,
+            choice,
+        }
+    }
+}
+
+impl<'a> Engine<'a> {
+    pub fn new(stream: &'a Stream, model: &Model) -> Self {
+        let sparse = sparse_latent(stream, model);
+        let policy = StatePolicy::new(true, Some(Drafting::Mtp));
+        let settings = BatchSettings::of(sparse.latents(), Causality::Causal).policy(policy);
+        Self {
+            stream,
+            settings,
+            sparse,
+            schedule: Schedule::of(REQUESTS),
+            compared: 0,
+            left_out: 0,
+        }
+    }
+
+    /// Runs a step and checks some of its rows.
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
+        let metadata = self.schedule.metadata(turns, self.settings, pad);
+        let names = self.schedule.names(turns, pad);
+        let mut outputs = Vec::new();
+        let mut step = self.sparse.begin(self.stream, &metadata).unwrap();
+        let mut choice = None;
+        for layer in 0..LAYERS {
+            if layer < INDEXERS {
+                let rows = IndexRows::of(self.stream, &names, layer);
+                choice = Some(step.choose(layer, rows.tensors()).unwrap());
+            }
+            let rows = LayerRows::of(self.stream, &names, layer);
+            let tensors = rows.tensors(choice.as_ref().unwrap());
+            outputs.push(step.forward(layer, tensors).unwrap());
+        }
+        step.end().unwrap();
+        for (layer, output) in outputs.iter().enumerate() {
+            assert_eq!(output.shape(), [names.len(), HEADS, LATENT]);
+            let output = output.download(self.stream).unwrap();
+            for row in self.schedule.rows(turns) {
+                let Some(places) = chosen(row.names, layer.min(INDEXERS - 1)) else {
+                    self.left_out += 1;
+                    continue;
+                };
+                let want = attended(row.names, layer, self.sparse.shape().scale, &places);
+                let got = &output[row.token * HEADS * LATENT..][..HEADS * LATENT];
+                let position = row.names.len() - 1;
+                for (x, (got, want)) in got.iter().zip(&want).enumerate() {
+                    prop_assert!(
+                        abs_diff_eq!(got.to_f64(), *want, epsilon = 8e-3),
+                        "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}",
+                        row.request,
+                    );
+                }
+                self.compared += 1;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
+        let cache = self.sparse.latents_mut();
+        let turns = self.schedule.begin_step(acts, self.stream, cache);
+        if !turns.is_empty() {
+            self.step(&turns, pad)?;
+        }
+        self.schedule.end_step(acts, &turns);
+        Ok(())
+    }
+
+    pub fn end(mut self) {
+        let pool = self.sparse.latents().pool();
+        self.schedule.end(self.stream, pool, self.settings.pad());
+    }
+}
