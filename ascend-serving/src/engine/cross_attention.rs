@@ -156,8 +156,8 @@ impl<T: Element> CrossAttention<T> {
         let (mut slots, mut tokens) = (Vec::new(), Vec::new());
         for (sequence, new) in requests {
             let cached = sequence.len();
-            let whose = format_args!("encoder {}", tokens.len());
-            self.cache.entry().check(&whose, written(sequence))?;
+            let entry = self.cache.entry();
+            entry.check(&format_args!("encoder {}", tokens.len()), written(sequence))?;
             slots.extend(self.cache.grow(stream, sequence, *new)?);
             tokens.push(StepTokens {
                 stamp: sequence.stamp(),

@@ -126,8 +126,8 @@ impl CapturedGroup {
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
         {
-            let given = format_args!("a step of {}", metadata.mask());
-            return Err(rules::STEP_CAUSALITY.broken(given, first));
+            let given = metadata.mask();
+            return Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), first));
         }
         self.seen
             .iter()
