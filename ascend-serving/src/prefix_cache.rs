@@ -308,7 +308,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 &rules::PREFIX_GROUPS,
                 format_args!("group {group}"),
                 format_args!("one of {}, counted from 0", self.groups.len()),
-                "number the groups from 0, in the order in which the cache got their pools; where a call takes blocks too, the group comes first",
+                "number the groups from 0, in the order in which the cache got their pools; where a call takes \
+                 blocks too, the group comes first",
             )
         })
     }

@@ -75,8 +75,9 @@ pub struct SparseFlashAttention {
 }
 
 impl SparseFlashAttention {
-    /// A call with this factor of the scores, of latent attention usually `1 / sqrt(192)` and not `1 / sqrt(576)`, since
-    /// heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys up to the row's own position.
+    /// A call with this factor of the scores, of latent attention usually `1 / sqrt(192)` and not `1 / sqrt(576)`,
+    /// since heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys
+    /// up to the row's own position.
     pub fn new(scale: f64) -> Self {
         Self {
             scale,

@@ -76,7 +76,8 @@ impl Distribution {
                 rule,
                 given,
                 allowed,
-                "where tokens were cut off, as by top-p, divide the row by its sum; where these are logits, apply softmax",
+                "where tokens were cut off, as by top-p, divide the row by its sum; where these are logits, apply \
+                 softmax",
             ),
             false => rule.broken(given, allowed),
         })

@@ -60,7 +60,8 @@ impl TreeVerification {
     /// Begins to verify one tree for each request, in every layer of a cache. Until all layers are queued, no step that
     /// writes tokens of the requests' sequences begins; other verifications may, and the nodes may be written to the
     /// cache. Over a cache of latents the verification is itself a step that writes the nodes, and one of a sequence is
-    /// in progress at a time. Blocks given back from now on are handed out again when the stream has passed the end of the step.
+    /// in progress at a time. Blocks given back from now on are handed out again when the stream has passed the end of
+    /// the step.
     ///
     /// # Errors
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request
@@ -74,8 +75,8 @@ impl TreeVerification {
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step that writes some of them is in
     /// progress, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised
-    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is not above 0 or
-    /// not finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// cache; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, and for a scale that is not
+    /// above 0 or not finite; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`PagedKvCache::block_table`].
     pub fn begin<'a, T: Element>(
         &self,

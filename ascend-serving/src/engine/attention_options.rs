@@ -66,7 +66,8 @@ impl AttentionOptions {
                 &rules::OPTION_DROPOUT,
                 format_args!("a share of {}", self.dropout),
                 0,
-                "serve the model without dropout, which is a part of training alone, and leave the option out; FlashAttentionScore has it",
+                "serve the model without dropout, which is a part of training alone, and leave the option out; \
+                 FlashAttentionScore has it",
             ));
         }
         if self.cross_attention {

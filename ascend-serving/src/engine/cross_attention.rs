@@ -16,7 +16,7 @@ use crate::kv::{
 use crate::rules;
 
 use super::layer_check::StepRows;
-use super::queued_layers::{QueuedLayers, READ_AGAIN};
+use super::queued_layers::QueuedLayers;
 
 /// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures:
 /// each request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
@@ -253,7 +253,11 @@ impl<T: Element> CrossAttention<T> {
             metadata,
             lengths,
             planned: None,
-            layers: QueuedLayers::new(self.cache.shape().layers, Vec::new(), READ_AGAIN),
+            layers: QueuedLayers::new(
+                self.cache.shape().layers,
+                Vec::new(),
+                rules::STEP_LAYERS_MISSING.fix,
+            ),
         })
     }
 }

@@ -199,13 +199,7 @@ impl StepRows {
             ));
         }
         if !tensor.is_contiguous() {
-            return Err(Violation::new(
-                &rules::STEP_CONTIGUOUS,
-                given(&tensor.desc()),
-                "row-major strides",
-                "project query, key and value into tensors of their own, or copy them by `Tensor::contiguous`, which \
-                 waits for the stream",
-            ));
+            return Err(rules::STEP_CONTIGUOUS.broken(given(&tensor.desc()), "row-major strides"));
         }
         Ok(())
     }

@@ -32,9 +32,6 @@ pub(crate) const STEP_AGAIN: &str = "begin the step again with the same metadata
      not count as computed until then; where its sequences have changed since, make metadata of all their tokens that \
      are not computed";
 
-/// How to do a step again that writes nothing.
-pub(crate) const READ_AGAIN: &str = "begin the step again and queue every layer";
-
 impl QueuedLayers {
     /// The layers of a step, none of them queued.
     pub(crate) fn new(layers: usize, mut progress: Vec<StepProgress>, again: &'static str) -> Self {

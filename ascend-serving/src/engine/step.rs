@@ -126,8 +126,8 @@ impl<T: Element> Step<'_, T> {
         Ok(output)
     }
 
-    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates nothing on the host from the second layer on, if the backend
-    /// does not.
+    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates
+    /// nothing on the host from the second layer on, if the backend does not.
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,

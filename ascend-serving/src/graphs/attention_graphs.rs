@@ -88,10 +88,10 @@ impl<T: Element> Attention<T> {
     /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which alone is the error for a cache of latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, or a scale that is not above 0 or not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS)
-    /// if the cache does not have a block for each request of the largest size;
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of the
-    /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// stream of another device, or a scale that is not above 0 or not finite;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each request of the
+    /// largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule
+    /// of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,

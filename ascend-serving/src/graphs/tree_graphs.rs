@@ -108,11 +108,10 @@ impl TreeVerification {
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than 16 nodes over latents;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is not above 0 or not
-    /// finite, and for sinks, which no verification has;
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
-    /// the reasons where latents have no call in either form; as for
-    /// [`Graph::capture`](ascend_attention::Graph::capture).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is not above 0 or
+    /// not finite, and for sinks, which no verification has; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the
+    /// graphs take too many streams; [`Error::NoBackend`] with the reasons where latents have no call in either form;
+    /// as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
         stream: &Stream,
@@ -130,7 +129,8 @@ impl TreeVerification {
                 "none: trees are verified without",
             )
             .fix(
-                "leave the sinks out, or verify a chain of drafts (`BatchRequest::drafts`) in a step, whose layers may have sinks",
+                "leave the sinks out, or verify a chain of drafts (`BatchRequest::drafts`) in a step, whose layers \
+                 may have sinks",
             ));
         }
         let is_latent = cache.shape().is_latent();

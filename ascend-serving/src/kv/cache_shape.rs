@@ -76,9 +76,10 @@ impl CacheShape {
 
     /// Sets another format.
     ///
-    /// Every format can be written, but NZ on the Atlas inference series; the operator's rules decide which queries read which format. On CANN 8.1 BnBsH is
-    /// read by all queries, BnNBsD by BNSD and packed ones, NZ by packed ones and, in latent attention, by BSND ones;
-    /// from 8.5 on every format is read by all, NZ with heads of 64 or 128 (packed on 9.1 others too).
+    /// Every format can be written, but NZ on the Atlas inference series; the operator's rules decide which queries
+    /// read which format. On CANN 8.1 BnBsH is read by all queries, BnNBsD by BNSD and packed ones, NZ by packed ones
+    /// and, in latent attention, by BSND ones; from 8.5 on every format is read by all, NZ with heads of 64 or 128
+    /// (packed on 9.1 others too).
     pub fn format(mut self, format: Cache) -> Self {
         self.format = format;
         self

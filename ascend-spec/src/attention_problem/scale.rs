@@ -11,8 +11,8 @@ pub fn score_scale(scale: f64) -> f32 {
 }
 
 /// The factor that was likely meant where a head dimension, with its rotary part or without, or its square root is
-/// given instead of the reciprocal of the root. Absorbed queries of 512 elements and a rotary part belong to heads of 128 elements.
-/// Head dimensions of 1 are not considered.
+/// given instead of the reciprocal of the root. Absorbed queries of 512 elements and a rotary part belong to heads of
+/// 128 elements. Head dimensions of 1 are not considered.
 pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f64> {
     let absorbed = (head_dim == 512 && rope_dim > 0).then_some(128 + rope_dim);
     let dims = [

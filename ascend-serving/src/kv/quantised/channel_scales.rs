@@ -37,8 +37,8 @@ impl ChannelScales {
     /// Most channels: heads times the elements of one.
     pub const MAX_CHANNELS: usize = 1 << 24;
 
-    /// Scales of keys and of values, head by head: `N * D` each. A number `x` is stored as `x / scale`: for INT8 a scale
-    /// is the largest number of its channel divided by 127.
+    /// Scales of keys and of values, head by head: `N * D` each. A number `x` is stored as `x / scale`: for INT8 a
+    /// scale is the largest number of its channel divided by 127.
     ///
     /// # Errors
     /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for a scale that is not finite and above 0.

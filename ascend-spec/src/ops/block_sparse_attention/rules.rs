@@ -127,7 +127,8 @@ rules! {
     SCALE = "block_sparse.scale_finite", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
         "scaleValue is a finite number in 32 bits",
         "pass the factor of the scores, usually one over the root of the head dimension";
-    SCALE_ZERO = "block_sparse.scale_zero", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
+    SCALE_ZERO = "block_sparse.scale_zero", Lint("only numbers change"), V1,
+        "BlockSparseAttention documentation, scaleValue",
         "scaleValue is not 0 in 32 bits",
         "pass one over the root of the head dimension: with 0 all keys of the blocks weigh alike";
     SCALE_INVERSE = "block_sparse.scale_inverse", Lint("only numbers change"), V1,

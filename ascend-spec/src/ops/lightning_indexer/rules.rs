@@ -69,7 +69,8 @@ rules! {
     HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
         in Scope::ALL.since(V9_0).since_on_950(V9_1),
         "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
-        "fill queries and weights up to such a number of heads with zeros, which count nothing; the operator has no more than 64";
+        "fill queries and weights up to such a number of heads with zeros, which count nothing; the operator has no "
+        "more than 64";
     WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights"
         in Scope::ASCEND_950.since_on_950(V9_2),
         "on Ascend 950 weights have the dtype of query",

@@ -114,9 +114,11 @@ rules! {
         "SparseFlashAttention documentation, scaleValue",
         "scaleValue is a finite number in 32 bits",
         "pass the factor of the scores, with heads of 128 elements and 64 rotary ones one over the root of 192";
-    SCALE_ZERO = "sparse_flash.scale_zero", Lint("only numbers change"), V1, "SparseFlashAttention documentation, scaleValue",
+    SCALE_ZERO = "sparse_flash.scale_zero", Lint("only numbers change"), V1,
+        "SparseFlashAttention documentation, scaleValue",
         "scaleValue is not 0 in 32 bits",
-        "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh alike";
+        "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh "
+        "alike";
     SCALE_INVERSE = "sparse_flash.scale_inverse", Lint("only numbers change"), V1,
         "SparseFlashAttention documentation, scaleValue",
         "scaleValue is neither the head dimension nor its root",
