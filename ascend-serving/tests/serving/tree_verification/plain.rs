@@ -127,7 +127,7 @@ fn trees_that_do_not_fit_are_refused() {
     let mut sequence = Sequence::new(cache.pool());
     cache.grow(&stream, &mut sequence, 5).unwrap();
     let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
-    let rule = |cached, drafts| {
+    let refused = |cached, drafts| {
         let tree = &DraftTree::chain(drafts).unwrap();
         let request = TreeRequest {
             sequence: &sequence,
@@ -135,15 +135,20 @@ fn trees_that_do_not_fit_are_refused() {
             tree,
         };
         match verification.begin(&stream, &cache, &[request]).map(drop) {
-            Err(Error::Violation(refused)) => refused.rule,
+            Err(Error::Violation(refused)) => refused,
             other => panic!("{other:?}"),
         }
     };
     // Five tokens that no step has computed; neither the tokens before the tree alone nor with the nodes; more tokens
     // before the tree than the sequence has.
-    assert_eq!(rule(5, 1), &rules::SEQUENCE_GAP);
-    assert_eq!(rule(4, 1), &rules::SEQUENCE_LENGTH);
-    assert_eq!(rule(6, 1), &rules::SEQUENCE_LENGTH);
+    let gap = refused(5, 1);
+    assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
+    assert!(
+        gap.fix.contains("how many tokens come before the tree"),
+        "{gap}"
+    );
+    assert_eq!(refused(4, 1).rule, &rules::SEQUENCE_LENGTH);
+    assert_eq!(refused(6, 1).rule, &rules::SEQUENCE_LENGTH);
     cache.mark_computed(&sequence, 3).unwrap();
     let tree = &DraftTree::chain(1).unwrap();
     let request = TreeRequest {
