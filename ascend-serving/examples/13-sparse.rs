@@ -6,6 +6,8 @@
 //! cargo run -p ascend-serving --example 13-sparse
 //! ```
 
+use std::collections::BTreeSet;
+
 use ascend_serving::prelude::*;
 use ascend_serving::{IndexerTensors, Result, SparseLatent, SparseTensors};
 
@@ -153,6 +155,7 @@ fn best_chosen(queries: &Queries, row: usize, keys: &Keys, seen: usize, chosen: 
     let mut sorted = scores.clone();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let least = sorted[chosen.len() - 1];
+    let chosen: BTreeSet<usize> = chosen.iter().copied().collect();
     chosen.iter().filter(|key| scores[**key] >= least).count()
 }
 

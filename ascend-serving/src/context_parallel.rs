@@ -132,7 +132,9 @@ impl ContextParallel {
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW); for a sequence of a pool that a cache has, as one rank
-    /// may, [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED);
+    /// may, [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP), [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED);
     /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED); [`TABLE_ROW`](crate::rules::TABLE_ROW),
     /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE), [`PAD_SLOT`](crate::rules::PAD_SLOT);
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same slot,

@@ -23,8 +23,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Elements of a head; for latent attention the sum of both parts.
     pub head_dim: usize,
-    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse a factor that is 0,
-    /// infinite or NaN in 32 bits.
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse a factor that is not
+    /// finite and above 0 in 32 bits, and the head dimension and its root.
     pub scale: f64,
 }
 

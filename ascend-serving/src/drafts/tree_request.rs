@@ -228,12 +228,13 @@ pub(crate) fn begin_trees(
         recompute: false,
     });
     StepProgress::begin(cache.pool(), Some(cache), tokens.enumerate()).map_err(|why| {
-        if why.rule.id != rules::SEQUENCE_GAP.id {
+        if ![&rules::SEQUENCE_GAP, &rules::STEP_LAYERS_MISSING].contains(&why.rule) {
             return why;
         }
-        let fix = "say in `cached` how many tokens come before the tree: its nodes, the root among them, are not counted, \
-                   and are not marked as computed before they are accepted; tokens in front of the tree are computed \
-                   by a step first";
-        Violation::new(&rules::SEQUENCE_GAP, why.given, why.allowed, fix)
+        let allowed = "as many tokens as come before the tree, all of them computed";
+        let fix = "say in `cached` how many tokens come before the tree: its nodes, the root among them, are not \
+                   counted, and are not marked as computed before they are accepted; tokens in front of the tree are \
+                   computed by a step first";
+        Violation::new(why.rule, why.given, allowed, fix)
     })
 }

@@ -11,7 +11,7 @@ use crate::backends::{
 use crate::batch::{AttentionMetadata, Causality, LayerMask};
 use crate::error::Result;
 use crate::kv::{
-    CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
+    CacheEntry, CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
 };
 use crate::rules;
 
@@ -110,7 +110,9 @@ impl<T: Element> CrossAttention<T> {
     /// writing a layer fails, remove the tokens by [`Sequence::truncate`].
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`], [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without any token, and
+    /// As for [`PagedKvCache::grow`], [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without any token,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP), [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) and
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) behind tokens that were not all written, and
     /// [`POOL_SHARED`](crate::rules::POOL_SHARED) where another cache has the pool; no sequence changes then.
     pub fn encode<'a>(
         &'a mut self,
@@ -156,8 +158,7 @@ impl<T: Element> CrossAttention<T> {
         let (mut slots, mut tokens) = (Vec::new(), Vec::new());
         for (sequence, new) in requests {
             let cached = sequence.len();
-            let entry = self.cache.entry();
-            entry.check(&format_args!("encoder {}", tokens.len()), written(sequence))?;
+            check_written(self.cache.entry(), tokens.len(), sequence)?;
             slots.extend(self.cache.grow(stream, sequence, *new)?);
             tokens.push(StepTokens {
                 stamp: sequence.stamp(),
@@ -234,8 +235,7 @@ impl<T: Element> CrossAttention<T> {
                 )
                 .into());
             }
-            let entry = self.cache.entry();
-            entry.check(&format_args!("encoder {at}"), written(sequence))?;
+            check_written(self.cache.entry(), at, sequence)?;
             lengths.push(sequence.len())?;
             rows.push(sequence.row());
         }
@@ -313,20 +313,28 @@ impl<T: Element> Encoding<'_, T> {
     }
 }
 
-/// All tokens of a sequence, as read by a step.
-fn written(sequence: &Sequence) -> StepTokens {
+/// Refuses a sequence of encoder tokens that were not all written, and one of which an encoding is in progress.
+fn check_written(entry: &CacheEntry, at: usize, sequence: &Sequence) -> Result<(), Violation> {
     let len = sequence.len();
-    StepTokens {
+    let all = StepTokens {
         stamp: sequence.stamp(),
         cached: len,
         len,
         recompute: false,
-    }
+    };
+    entry
+        .check(&format_args!("encoder {at}"), all)
+        .map_err(|why| {
+            match [&rules::SEQUENCE_GAP, &rules::STEP_LAYERS_MISSING].contains(&why.rule) {
+                true => Violation::new(why.rule, why.given, why.allowed, ENCODE_AGAIN),
+                false => why,
+            }
+        })
 }
 
 /// How to encode again what ended without some layers.
-const ENCODE_AGAIN: &str =
-    "truncate each sequence to the tokens that it had, and encode again, every layer";
+const ENCODE_AGAIN: &str = "truncate each sequence to the tokens that are written in every layer (`PagedKvCache::computed_tokens`), and \
+     encode the others again, every layer";
 
 /// A step of the decoder over encoder keys. From [`CrossAttention::begin`]; end it when the last layer is
 /// queued, by [`CrossStep::end`] or by dropping it.

@@ -231,10 +231,9 @@ impl<T: Element> GroupedAttention<T> {
     }
 
     /// Makes room for `tokens` more tokens of a sequence in each group, gives back the tokens before the window of the
-    /// first one that is not computed, and
-    /// queues the copies of blocks that it shared. After an error no group has grown, but the tokens before the
-    /// windows may be given back: make the metadata anew, also of steps without this growth. Before it reports that
-    /// there are no blocks, it waits for blocks that steps in flight may still read.
+    /// first one that is not computed, and queues the copies of blocks that it shared. After an error no group has
+    /// grown, but the tokens before the windows may be given back: make the metadata anew, also of steps without this
+    /// growth. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow).
@@ -326,7 +325,16 @@ impl<T: Element> GroupedAttention<T> {
                 )
                 .into());
             }
-            steps.push(group.attention.begin(stream, metadata)?);
+            match group.attention.begin(stream, metadata) {
+                Ok(step) => steps.push(step),
+                Err(why) => {
+                    // The caller has the error, and need not be told that the steps before have no layers.
+                    steps
+                        .iter_mut()
+                        .for_each(|step: &mut Step<'_, T>| step.layers.silence());
+                    return Err(why);
+                }
+            }
         }
         let mut layers = QueuedLayers::new(self.of_layer.len(), Vec::new(), STEP_AGAIN);
         layers.join(steps.iter_mut().map(|step| &mut step.layers));
@@ -379,10 +387,10 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         self.layers.check_not_repeated(layer)?;
         let layers = self.of_layer.len();
         let known = self.of_layer.get(layer);
-        let step = known.and_then(|(group, local)| Some((self.steps.get_mut(*group)?, *local)));
-        let (step, local) = step.ok_or_else(|| no_layer(layer, layers))?;
+        let step = known.and_then(|place| Some((self.steps.get_mut(place.0)?, *place)));
+        let (step, (group, local)) = step.ok_or_else(|| no_layer(layer, layers))?;
         let mut outcome = forward(step, local);
-        self.layers.note_part(layer, &step.layers, local);
+        self.layers.note_part(layer, &step.layers, (group, local));
         if let Err(Error::Violation(violation)) = &mut outcome
             && local != layer
         {

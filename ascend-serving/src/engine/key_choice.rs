@@ -13,15 +13,17 @@ use crate::rules::{self, room};
 #[derive(Clone, Debug)]
 pub struct KeyChoice {
     step: Arc<()>,
+    indexer: usize,
     indices: Tensor<i32>,
     keys_per_index: usize,
 }
 
 impl KeyChoice {
-    /// A choice of single keys, `[tokens, 1, count]`, in a step.
-    pub(super) fn new(step: &Arc<()>, indices: Tensor<i32>) -> Self {
+    /// A choice of single keys, `[tokens, 1, count]`, by an indexer of a step.
+    pub(super) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
         Self {
             step: Arc::clone(step),
+            indexer,
             indices,
             keys_per_index: 1,
         }
@@ -49,9 +51,23 @@ impl KeyChoice {
         }
         Ok(Self {
             step: Arc::clone(step),
+            indexer: 0,
             indices: stream.upload(&list, [metadata.tokens(), 1, columns])?,
             keys_per_index,
         })
+    }
+
+    /// The same choice, by another indexer.
+    pub(super) fn by(&self, indexer: usize) -> Self {
+        Self {
+            indexer,
+            ..self.clone()
+        }
+    }
+
+    /// The indexer, as the cache of index keys numbers its layers.
+    pub fn indexer(&self) -> usize {
+        self.indexer
     }
 
     /// Refuses a choice of another step.
@@ -60,7 +76,7 @@ impl KeyChoice {
             true => Ok(()),
             false => Err(rules::SPARSE_CHOICE.broken(
                 format_args!("a choice of another step in layer {layer}"),
-                "a choice of this step, of the layer's own indexer or of an earlier layer's",
+                "a choice of this step",
             )),
         }
     }

@@ -32,6 +32,10 @@ pub(crate) const STEP_AGAIN: &str = "begin the step again with the same metadata
      not count as computed until then; where its sequences have changed since, make metadata of all their tokens that \
      are not computed";
 
+/// How to go on after a write that has lost tokens in front of its step.
+const LOST_AGAIN: &str = "drop the step, cut its sequences (`truncate`) to the tokens that count as computed \
+     (`PagedKvCache::computed_tokens`), or to 0 where blocks were given back, and compute the others again";
+
 impl QueuedLayers {
     /// The layers of a step, none of them queued.
     pub(crate) fn new(layers: usize, mut progress: Vec<StepProgress>, again: &'static str) -> Self {
@@ -59,11 +63,19 @@ impl QueuedLayers {
     }
 
     /// Notes what the step of a group has done with one of its layers, the number `local` there, which may be queued
-    /// though an error came after it.
-    pub(crate) fn note_part(&mut self, layer: usize, part: &QueuedLayers, local: usize) {
+    /// though an error came after it. The progress of the group is that at `group`.
+    pub(crate) fn note_part(
+        &mut self,
+        layer: usize,
+        part: &QueuedLayers,
+        (group, local): (usize, usize),
+    ) {
         self.wrote |= part.wrote;
         if part.torn {
-            self.lose_group();
+            self.torn = true;
+            let own = self.progress.get(group);
+            own.into_iter()
+                .for_each(|progress| progress.lose_group(GROUP));
         }
         if part.queued.get(local) == Some(&true) {
             self.note_queued(layer);
@@ -84,8 +96,7 @@ impl QueuedLayers {
                     "layer {layer} of a step, a write of which has lost tokens in front of it"
                 ),
                 "a step that is begun again",
-                "drop the step, cut its sequences to the tokens that count as computed (`PagedKvCache::computed_tokens`, \
-                 `Sequence::truncate`), and compute the others again",
+                LOST_AGAIN,
             ));
         }
         match self.queued.get(layer) {
@@ -117,9 +128,8 @@ impl QueuedLayers {
     /// Notes that a write has lost the tokens of a group in front of the step: nothing of the step counts.
     pub(crate) fn lose_group(&mut self) {
         self.torn = true;
-        self.progress
-            .iter_mut()
-            .for_each(|progress| progress.lose_group(GROUP));
+        let own = self.progress.iter();
+        own.for_each(|progress| progress.lose_group(GROUP));
     }
 
     /// Notes that a layer is about to write to the cache.
@@ -164,7 +174,10 @@ impl QueuedLayers {
             &rules::STEP_LAYERS_MISSING,
             format_args!("a step that ends without {}", self.missing_text()),
             format_args!("all {} layers", self.queued.len()),
-            self.again,
+            match self.torn {
+                true => LOST_AGAIN,
+                false => self.again,
+            },
         ))
     }
 
@@ -226,10 +239,10 @@ mod tests {
     fn a_layer_of_a_group_that_is_queued_before_an_error_is_queued_in_the_model() {
         let mut model = QueuedLayers::new(2, Vec::new(), STEP_AGAIN);
         let mut group = QueuedLayers::new(1, Vec::new(), STEP_AGAIN);
-        model.note_part(1, &group, 0);
+        model.note_part(1, &group, (0, 0));
         assert!(model.check_not_repeated(1).is_ok());
         let _: Result<(), ()> = group.note_outcome(0, Ok(()));
-        model.note_part(1, &group, 0);
+        model.note_part(1, &group, (0, 0));
         let checked: Result<(), ()> = model.note_outcome(1, Err(()));
         assert!(checked.is_err());
         assert!(model.check_not_repeated(1).is_err());

@@ -84,38 +84,51 @@ impl<T: Element> SparseLatent<T> {
     /// [`SPARSE_COUNT`](Self::SPARSE_COUNT) keys for each token.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, or for heads that
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, without layers,
+    /// and for heads that
     /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised
-    /// caches; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools.
+    /// caches; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
     pub fn new(
         shape: AttentionShape,
         latents: PagedKvCache<T>,
         index_keys: PagedKvCache<T>,
     ) -> Result<Self> {
-        let layers = [&latents, &index_keys].map(|cache| cache.shape().layers);
+        let sparse = Self {
+            shape,
+            latents,
+            index_keys,
+            sparse_count: Self::SPARSE_COUNT,
+        };
+        sparse.check()?;
+        Ok(sparse)
+    }
+
+    /// Refuses caches that the operators cannot read, or that do not go together, such as one that was put in the place
+    /// of another.
+    pub(super) fn check(&self) -> Result<()> {
+        let (latents, index_keys) = (&self.latents, &self.index_keys);
+        let layers = [latents, index_keys].map(|cache| cache.shape().layers);
         let wanted = [
-            ("latents", &latents, CacheShape::latent(layers[0])),
-            ("index_keys", &index_keys, CacheShape::index_keys(layers[1])),
+            ("latents", latents, CacheShape::latent(layers[0])),
+            ("index_keys", index_keys, CacheShape::index_keys(layers[1])),
         ];
         for (name, cache, wanted) in wanted {
             check_cache(name, cache, wanted)?;
         }
-        shape.check_cache(&latents.shape())?;
+        self.shape.check_cache(&latents.shape())?;
         latents.pool().check_same(
             index_keys.pool(),
             "index keys",
             "give the index keys the pool of the latents, by `PagedKvCache::with_pool` before any sequence grows",
         )?;
-        Ok(Self {
-            shape,
-            latents,
-            index_keys,
-            sparse_count: Self::SPARSE_COUNT,
-        })
+        let keys = &index_keys.layer(0)?.key;
+        Ok(keys.check_device("index_keys", latents.device())?)
     }
 
     /// Sets how many keys each token reads (`index_topk`). LightningIndexer takes 1 to 2048 and, from CANN 9.0 on,
-    /// multiples of 1024 up to 8192; the first [`choose`](crate::SparseStep::choose) of a step refuses others.
+    /// multiples of 1024 up to 8192; a step refuses others, when it begins or at its first
+    /// [`choose`](crate::SparseStep::choose).
     pub fn sparse_count(mut self, keys: usize) -> Self {
         self.sparse_count = keys;
         self
@@ -136,8 +149,8 @@ impl<T: Element> SparseLatent<T> {
         &self.index_keys
     }
 
-    /// The cache of latents and rotary keys, to queue copies and writes of your own. What another source has written is
-    /// named in both caches ([`PagedKvCache::mark_computed`]).
+    /// The cache of latents and rotary keys, to queue copies, moves and writes of your own. What moves, and what another
+    /// source has written ([`PagedKvCache::mark_computed`]), does so in both caches.
     pub fn latents_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.latents
     }
@@ -154,8 +167,13 @@ impl<T: Element> SparseLatent<T> {
     /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`].
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         self.index_keys.admits(stream)?;
+        let before = sequence.len();
         self.latents.grow(stream, sequence, tokens)?;
-        self.index_keys.queue_pending_copies(stream, sequence)
+        let copied = self.index_keys.queue_pending_copies(stream, sequence);
+        if copied.is_err() {
+            sequence.truncate(before)?;
+        }
+        copied
     }
 }
 
@@ -175,13 +193,13 @@ fn check_cache<T: Element>(
         .into());
     }
     let given = cache.shape();
-    if given == wanted {
+    if given == wanted && given.layers > 0 {
         return Ok(());
     }
     Err(
         Error::invalid(name, format_args!("{given:?}"), format_args!("{wanted:?}")).fix(
             "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, with \
-             the number of layers that have each",
+             the number of layers that have each, 1 or more",
         ),
     )
 }

@@ -12,11 +12,11 @@ use ascend_attention::{AnyTensor, DType, Element, Stream, Tensor, Violation};
 use crate::backends::size;
 use crate::batch::{AttentionMetadata, Causality, LayerMask};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress, no_layer};
+use crate::kv::{CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress};
 use crate::rules;
 
 use super::key_choice::KeyChoice;
-use super::queued_layers::{QueuedLayers, STEP_AGAIN};
+use super::queued_layers::QueuedLayers;
 use super::sparse_latent::SparseLatent;
 
 /// What an indexer gets in a step: its queries, a weight for each of its heads, and the keys of the new tokens. All are
@@ -60,8 +60,8 @@ impl<T: Element> SparseLatent<T> {
         stream: &'a Stream,
         metadata: &'a AttentionMetadata,
     ) -> Result<SparseStep<'a, T>> {
+        self.check()?;
         self.latents.admits(stream)?;
-        self.index_keys.admits(stream)?;
         metadata.check_requests()?;
         metadata.check_pool(self.latents.pool())?;
         check_causal(metadata)?;
@@ -74,8 +74,13 @@ impl<T: Element> SparseLatent<T> {
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.latents.pool().begin_step(stream);
         let progress = vec![
-            begin_in(&mut self.latents, stream, metadata)?,
-            begin_in(&mut self.index_keys, stream, metadata)?,
+            begin_in(&mut self.latents, "the cache of latents", stream, metadata)?,
+            begin_in(
+                &mut self.index_keys,
+                "the cache of index keys",
+                stream,
+                metadata,
+            )?,
         ];
         let new = metadata.new_and_cached().map(|(new, _)| new);
         let new: Vec<usize> = new.collect();
@@ -84,8 +89,8 @@ impl<T: Element> SparseLatent<T> {
         Ok(SparseStep {
             sequences: SparseSequences::packed(stream, &new, lengths)?.paged(stream, &rows)?,
             lease,
-            layers: QueuedLayers::new(self.latents.shape().layers, progress, STEP_AGAIN),
-            indexers: vec![false; self.index_keys.shape().layers],
+            layers: QueuedLayers::new(self.latents.shape().layers, progress, SPARSE_AGAIN),
+            indexers: vec![Indexer::Missing; self.index_keys.shape().layers],
             sparse: self,
             stream,
             metadata,
@@ -113,11 +118,23 @@ pub struct SparseStep<'a, T: Element> {
     chooses: Option<(IndexerKind, Planned<IndexerPlan>)>,
     /// What the first layer has prepared for all layers.
     attends: Option<Planned<SparseFlashPlan>>,
-    /// Which indexers are queued.
-    indexers: Vec<bool>,
+    indexers: Vec<Indexer>,
     layers: QueuedLayers,
     lease: StepLease<'a, Stream>,
 }
+
+/// What has become of an indexer in a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Indexer {
+    Missing,
+    /// It is queued, and no layer has read its choice.
+    Queued,
+    Read,
+}
+
+/// How to do a step again that ended without some layers.
+const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue every layer: \
+     its tokens do not count as computed until then";
 
 /// A call, and the writes of new tokens that come before it.
 #[derive(Debug)]
@@ -141,7 +158,8 @@ impl fmt::Display for IndexerKind {
 
 impl<T: Element> SparseStep<'_, T> {
     /// Queues an indexer: writes its keys of the new tokens to the step's slots, and chooses the keys that the tokens
-    /// read. Returns at once. Indexers are numbered as the cache of their keys numbers its layers; in each step every
+    /// read. Returns at once; in a step of short contexts the first one waits until its list is on the device. Indexers
+    /// are numbered as the cache of their keys numbers its layers; in each step every
     /// indexer is queued once, since later steps choose among its keys. The first one plans for all.
     ///
     /// # Errors
@@ -158,14 +176,30 @@ impl<T: Element> SparseStep<'_, T> {
         indexer: usize,
         inputs: IndexerTensors<'_, T, W>,
     ) -> Result<KeyChoice> {
+        let outcome = self.choose_once(indexer, inputs);
+        if outcome.is_err() {
+            self.layers.silence();
+        }
+        outcome
+    }
+
+    fn choose_once<W: Element>(
+        &mut self,
+        indexer: usize,
+        inputs: IndexerTensors<'_, T, W>,
+    ) -> Result<KeyChoice> {
         let indexers = self.indexers.len();
         match self.indexers.get(indexer) {
-            None => return Err(no_layer(indexer, indexers)),
-            Some(true) => return Err(repeated_indexer(indexer, indexers).into()),
-            Some(false) => {}
+            None => {
+                let allowed = format_args!("below {indexers}");
+                return Err(Error::invalid("indexer", indexer, allowed)
+                    .fix("count the layers of the cache of index keys from 0"));
+            }
+            Some(Indexer::Missing) => {}
+            Some(_) => return Err(repeated_indexer(indexer, indexers).into()),
         }
         let choice = self.queue_indexer(indexer, inputs)?;
-        self.indexers[indexer] = true;
+        self.indexers[indexer] = Indexer::Queued;
         Ok(choice)
     }
 
@@ -218,10 +252,10 @@ impl<T: Element> SparseStep<'_, T> {
         self.layers.begin_write();
         index_keys.write(self.stream, &planned.write, indexer, key, &no_values)?;
         match &self.all_keys {
-            Some(all) => Ok(all.clone()),
+            Some(all) => Ok(all.by(indexer)),
             None => {
                 let chosen = planned.call.launch(self.stream, inputs)?;
-                Ok(KeyChoice::new(&self.id, chosen.indices))
+                Ok(KeyChoice::new(&self.id, indexer, chosen.indices))
             }
         }
     }
@@ -231,20 +265,39 @@ impl<T: Element> SparseStep<'_, T> {
     /// first layer plans for all.
     ///
     /// # Errors
-    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step,
+    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, and for the last layer that is
+    /// missing while no layer has read what some indexer chose,
     /// [`SPARSE_INDEX_KEYS`](crate::rules::SPARSE_INDEX_KEYS) for the last layer that is missing while an indexer is
     /// missing too; as for [`choose`](Self::choose), with layers in place of indexers, and for
     /// [`SparseFlashAttention::plan`]. Nothing is written then.
     pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        self.layers.check_not_repeated(layer)?;
-        // Otherwise the tokens would count as computed without keys that indexers of later steps read.
-        if self.layers.is_last(layer)
-            && let Some(indexer) = self.indexers.iter().position(|queued| !queued)
-        {
-            return Err(missing_index_keys(layer, indexer, self.indexers.len()).into());
-        }
         let outcome = self.queue_layer(layer, inputs);
+        if outcome.is_ok() {
+            self.indexers[inputs.choice.indexer()] = Indexer::Read;
+        }
         self.layers.note_outcome(layer, outcome)
+    }
+
+    /// Refuses the last layer where the tokens would count as computed without keys that indexers of later steps read,
+    /// and where no layer reads what an indexer has chosen: then one has got the choice of another.
+    fn check_indexers(&self, layer: usize, choice: &KeyChoice) -> Result<(), Violation> {
+        let indexers = self.indexers.len();
+        let find = |state| self.indexers.iter().position(|indexer| *indexer == state);
+        if let Some(indexer) = find(Indexer::Missing) {
+            return Err(missing_index_keys(layer, indexer, indexers));
+        }
+        let mut unread = self.indexers.iter().enumerate();
+        match unread.find(|(at, state)| **state == Indexer::Queued && *at != choice.indexer()) {
+            None => Ok(()),
+            Some((indexer, _)) => Err(Violation::new(
+                &rules::SPARSE_CHOICE,
+                format_args!(
+                    "layer {layer}, the last of the step, and no layer with the choice of indexer {indexer}"
+                ),
+                "a layer or more for each choice",
+                "pass to each layer the choice of its own indexer, and to a layer without one that of an earlier layer",
+            )),
+        }
     }
 
     fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
@@ -255,7 +308,11 @@ impl<T: Element> SparseStep<'_, T> {
             key_rope,
             choice,
         } = inputs;
+        self.layers.check_not_repeated(layer)?;
         choice.check_step(&self.id, layer)?;
+        if self.layers.is_last(layer) {
+            self.check_indexers(layer, choice)?;
+        }
         let heads = self.sparse.shape.heads;
         let whose = Whose::Layer(layer);
         self.check("query", whose, query, &[heads, 512])?;
@@ -353,10 +410,15 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
 /// Begins to record what a step computes in one of the caches.
 fn begin_in<T: Element>(
     cache: &mut PagedKvCache<T>,
+    name: &str,
     stream: &Stream,
     metadata: &AttentionMetadata,
 ) -> Result<StepProgress> {
-    let progress = metadata.begin_progress(cache.entry())?;
+    let mut progress = metadata.begin_progress(cache.entry());
+    if let Err(why) = &mut progress {
+        why.given.push_str(&format!(", in {name}"));
+    }
+    let progress = progress?;
     // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
     cache.queue_copies_to(stream, metadata.sequence_blocks())?;
     metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache.entry()))?;

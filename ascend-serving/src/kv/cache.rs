@@ -194,6 +194,10 @@ impl<T: Element> PagedKvCache<T> {
         Ok(stream.check_device("stream", &self.device)?)
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Copies a table to the device, after checking that every entry is a block of this cache.
     ///
     /// # Errors

@@ -586,7 +586,15 @@ fn a_write_that_fails_half_way_loses_the_values_in_front() {
         drop(fault);
         match output {
             Ok(output) => Ok(output.download(stream).unwrap()),
-            Err(_) => Err(step.forward(0, (query, key, value)).map(drop)),
+            Err(_) => {
+                let again = step.forward(0, (query, key, value)).map(drop);
+                let end = step.end();
+                if again.is_err() {
+                    let why = end.unwrap_err().to_string();
+                    assert!(why.contains("cut its sequences"), "{why}");
+                }
+                Err(again)
+            }
         }
     };
     let mut attention = new();

@@ -648,7 +648,7 @@ impl StepProgress {
     }
 
     /// Records that a write of the step has lost tokens in front of it: those from the last multiple of `group` on.
-    pub(crate) fn lose_group(&mut self, group: usize) {
+    pub(crate) fn lose_group(&self, group: usize) {
         let place = self.cache.as_ref().map(|cache| cache.place);
         let mut table = lock(self.pool.progress_table());
         for tokens in &self.tokens {

@@ -84,8 +84,16 @@ fn the_keys_of_every_indexer_are_cached_before_the_last_layer() {
     let outcome = forward(&mut step, &stream, last, &choice);
     refused(outcome, &rules::SPARSE_INDEX_KEYS, &words);
     // What it advises.
-    choose(&mut step, &stream, 1);
-    forward(&mut step, &stream, last, &choice).unwrap();
+    let second = choose(&mut step, &stream, 1);
+    assert_eq!((choice.indexer(), second.indexer()), (0, 1));
+    // Every layer with the choice of the first indexer.
+    let words = [
+        "no layer with the choice of indexer 1",
+        "of its own indexer",
+    ];
+    let outcome = forward(&mut step, &stream, last, &choice);
+    refused(outcome, &rules::SPARSE_CHOICE, &words);
+    forward(&mut step, &stream, last, &second).unwrap();
     let again = step.choose(1, IndexRows::of(&stream, &names(), 1).tensors());
     refused(
         again,
@@ -114,10 +122,9 @@ fn the_keys_of_every_indexer_are_cached_before_the_last_layer() {
         assert_eq!(cache.computed_tokens(&sequence).unwrap(), TOKENS);
     }
     let mut step = sparse.begin(&stream, &second).unwrap();
-    choose(&mut step, &stream, 0);
-    let choice = choose(&mut step, &stream, 1);
+    let choices = [0, 1].map(|indexer| choose(&mut step, &stream, indexer));
     for layer in 0..LAYERS {
-        forward(&mut step, &stream, layer, &choice).unwrap();
+        forward(&mut step, &stream, layer, &choices[layer.min(1)]).unwrap();
     }
     step.end().unwrap();
     assert_eq!(
@@ -317,7 +324,21 @@ fn caches_that_the_operators_cannot_read_are_refused() {
         SparseLatent::new(AttentionShape::latent(HEADS), latents, index_keys)
     };
     let (latents, index_keys) = (CacheShape::latent(2), CacheShape::index_keys(1));
-    made(latents, index_keys).unwrap();
+    let mut sparse = made(latents, index_keys).unwrap();
+    for none in [
+        (CacheShape::latent(0), index_keys),
+        (latents, CacheShape::index_keys(0)),
+    ] {
+        refused(made(none.0, none.1), &rules::ARGUMENT_VALUE, &["1 or more"]);
+    }
+    // A cache in the place of another, of another pool.
+    let mut sequence = Sequence::new(sparse.latents().pool());
+    sparse.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(sparse.latents(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    *sparse.index_keys_mut() = cache(index_keys);
+    let outcome = sparse.begin(&stream, &metadata).map(drop);
+    refused(outcome, &rules::BLOCK_POOL, &["index keys"]);
     refused(
         made(latents.format(Cache::Nz), index_keys),
         &rules::ARGUMENT_VALUE,

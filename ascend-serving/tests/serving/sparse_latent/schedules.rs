@@ -91,7 +91,8 @@ fn first_choice(
         .collect();
     for layer in 0..LAYERS {
         let rows = LayerRows::of(stream, &names, layer);
-        step.forward(layer, rows.tensors(&choices[0])).unwrap();
+        let choice = &choices[layer.min(INDEXERS - 1)];
+        step.forward(layer, rows.tensors(choice)).unwrap();
     }
     step.end().unwrap();
     let choice = &choices[0];
