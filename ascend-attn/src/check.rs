@@ -99,7 +99,8 @@ pub(super) struct Checked {
 }
 
 /// The note on a line of FusedInferAttentionScore without `inner_precise`.
-const DEFAULT_PRECISE: &str = "inner_precise is not given and taken for 1, the operator's default; PyTorch passes 0, which other checks judge";
+const DEFAULT_PRECISE: &str = "inner_precise is not given and taken for 1, the operator's default; PyTorch passes 0, \
+    which other checks judge";
 
 impl Checked {
     /// Compares the verdict with the rule or lint that a case records as the cause of its refusal.

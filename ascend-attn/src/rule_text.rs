@@ -22,8 +22,8 @@ pub(super) fn print(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     let consequence = match rule.level {
         Level::Rule => format!("the operator refuses the call with status {}", rule.status),
         Level::Lint if rule.overruns => format!(
-            "the operator takes the call all the same and may leave its tensors: {}; the safe layer stops it, allowing it \
-             is unsafe",
+            "the operator takes the call all the same and may leave its tensors: {}; the safe layer stops it, allowing \
+             it is unsafe",
             rule.reach
         ),
         Level::Lint => format!(

@@ -52,8 +52,8 @@ pub enum CaseError {
         quoted(key),
         meant_or(
             *meant,
-            "misspelt, or of a later release; the documentation of `ascend_attention::case` lists the keys of files, that of \
-             its `ParameterCase` those of lines"
+            "misspelt, or of a later release; the documentation of `ascend_attention::case` lists the keys of files, \
+             that of its `ParameterCase` those of lines"
         )
     )]
     UnknownKey {

@@ -82,8 +82,8 @@ pub(super) fn of_case(arguments: &Arguments) -> Result<(), Stop> {
     match arguments.given().next() {
         None => Ok(()),
         Some(flag) => Err(Stop::Trouble(format!(
-            "{flag} does not go with --case: the case says what its call sees; leave {flag} out, or name a KIND instead of \
-             --case"
+            "{flag} does not go with --case: the case says what its call sees; leave {flag} out, or name a KIND \
+             instead of --case"
         ))),
     }
 }

@@ -8,9 +8,9 @@ use super::scene::{Anchor, Scene, Size};
 pub(super) fn text(scene: &Scene) -> String {
     let (width, height) = (scene.width, scene.height);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"sans-serif\" fill=\"#222222\">\n\
-         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+         height=\"{height}\" font-family=\"sans-serif\" fill=\"#222222\">\n<rect width=\"{width}\" height=\"{height}\" \
+         fill=\"#ffffff\"/>\n"
     );
     for of in &scene.boxes {
         let [r, g, b] = of.colour;
@@ -32,7 +32,8 @@ pub(super) fn text(scene: &Scene) -> String {
         };
         let _ = writeln!(
             svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"{anchor}\" dominant-baseline=\"central\" font-size=\"{size}\">{}</text>",
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"{anchor}\" dominant-baseline=\"central\" \
+             font-size=\"{size}\">{}</text>",
             of.x,
             of.y,
             escaped(&of.text)

@@ -107,8 +107,8 @@ impl Data {
         let wrong = || {
             let [query, key, value] = shapes;
             say(format!(
-                "query {query:?}, key {key:?}, value {value:?}: [tokens, heads, dim] each, with as many keys and values \
-                 as queries, of heads as long, and no axis of 0"
+                "query {query:?}, key {key:?}, value {value:?}: [tokens, heads, dim] each, with as many keys and \
+                 values as queries, of heads as long, and no axis of 0"
             ))
         };
         let (&[tokens, heads, head_dim], &[_, kv_heads, _]) = (shapes[0], shapes[1]) else {

@@ -80,8 +80,8 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             let difference = &layers.difference;
             let [row, head, element] = difference.place;
             lines.push(format!(
-                "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, {:.3e} of \
-                 their size",
+                "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, \
+                 {:.3e} of their size",
                 difference.largest, difference.mean, difference.relative
             ));
             if difference.not_finite > 0 {
@@ -100,8 +100,8 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
     }
     let mib = |bytes: u128| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     lines.push(format!(
-        "memory: keys and values of all layers {}, dense or not; the mask {} for any length ({} as a tensor of every row and \
-         key); outputs to merge, a layer at a time, {}",
+        "memory: keys and values of all layers {}, dense or not; the mask {} for any length ({} as a tensor of every \
+         row and key); outputs to merge, a layer at a time, {}",
         mib(forecast.cache_bytes),
         mib(forecast.mask_bytes),
         mib(forecast.whole_mask_bytes),

@@ -129,8 +129,8 @@ impl TreeRequest<'_> {
                     "truncate the sequence to the tokens before the tree, then grow it by the nodes"
                 }
                 (false, _) => {
-                    "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that were not \
-                     accepted"
+                    "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that \
+                     were not accepted"
                 }
             };
             return Err(Violation::new(
@@ -149,8 +149,8 @@ impl TreeRequest<'_> {
                     "a tree behind the first {cached} tokens of request {index}, behind which others are computed"
                 ),
                 "nodes that no step has computed, which the step writes to the cache",
-                "say how many tokens the sequence had before it grew by the nodes; to verify nodes once more, truncate it to \
-                 these and grow it by the nodes again",
+                "say how many tokens the sequence had before it grew by the nodes; to verify nodes once more, truncate \
+                 it to these and grow it by the nodes again",
             ));
         }
         let block_size = sequence.pool().block_size();
@@ -162,13 +162,13 @@ impl TreeRequest<'_> {
             return Err(Violation::new(
                 &rules::TABLE_SHARED,
                 format_args!(
-                    "nodes of request {index} in block {}, which another sequence holds too, or which a step was writing when \
-                     this one was forked",
+                    "nodes of request {index} in block {}, which another sequence holds too, or which a step was \
+                     writing when this one was forked",
                     block.id()
                 ),
                 "nodes in blocks of their sequence alone",
-                "truncate the sequence to the tokens before the tree, and grow it by the nodes after it was forked, which \
-                 copies the block",
+                "truncate the sequence to the tokens before the tree, and grow it by the nodes after it was forked, \
+                 which copies the block",
             ));
         }
         check_nodes(nodes, is_latent)

@@ -316,13 +316,13 @@ pub(crate) fn check_rows<T: Element>(
     let (rule, fix) = match (size(tensor, 0), size(tensor, 2)) == (wanted[0], wanted[2]) {
         true => (
             &rules::STEP_HEADS,
-            "bring the heads of the `AttentionShape` and the cache; over latents the query, the latents, the rotary keys and \
-             the rotary parts of the query, each in its place of `LayerInputs::latent`",
+            "bring the heads of the `AttentionShape` and the cache; over latents the query, the latents, the rotary \
+             keys and the rotary parts of the query, each in its place of `LayerInputs::latent`",
         ),
         false => (
             &rules::STEP_TOKENS,
-            "bring the requests of the step, and fill trees up to one number of nodes, in graphs the captured one; what \
-             stands behind a tree means nothing",
+            "bring the requests of the step, and fill trees up to one number of nodes, in graphs the captured one; \
+             what stands behind a tree means nothing",
         ),
     };
     Err(Violation::new(
@@ -353,8 +353,8 @@ pub(crate) fn check_inputs<'i, T: Element>(
         return refused(
             own,
             "the masks of the trees, without sinks",
-            "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain of \
-             drafts (`BatchRequest::drafts`) in a step",
+            "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain \
+             of drafts (`BatchRequest::drafts`) in a step",
         );
     }
     let form = match (&inputs.latent, is_latent) {

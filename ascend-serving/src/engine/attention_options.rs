@@ -47,9 +47,9 @@ impl AttentionOptions {
                 &rules::OPTION_SOFT_CAP,
                 format_args!("a cap of {cap}"),
                 "none",
-                "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product. Where the \
-                 scores stay far below the cap, it changes a score s by about s^3 / (3 cap^2): measure \
-                 that before leaving the option out",
+                "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product. \
+                 Where the scores stay far below the cap, it changes a score s by about s^3 / (3 cap^2): measure that \
+                 before leaving the option out",
             ));
         }
         if self.alibi {
@@ -57,8 +57,8 @@ impl AttentionOptions {
                 &rules::OPTION_ALIBI,
                 "slopes for distances",
                 "none",
-                "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as `PseShift`: \
-                 packed calls take no position bias; leave the option out for the other layers",
+                "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as \
+                 `PseShift`: packed calls take no position bias; leave the option out for the other layers",
             ));
         }
         if self.dropout != 0.0 {
@@ -75,7 +75,8 @@ impl AttentionOptions {
                 &rules::OPTION_CROSS_ATTENTION,
                 "keys of another sequence",
                 "keys of the request's own tokens",
-                "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens, and leave the option out",
+                "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens, and leave \
+                 the option out",
             ));
         }
         if self.shared_kv_layers {

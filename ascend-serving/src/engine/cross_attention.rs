@@ -333,8 +333,8 @@ fn check_written(entry: &CacheEntry, at: usize, sequence: &Sequence) -> Result<(
 }
 
 /// How to encode again what ended without some layers.
-const ENCODE_AGAIN: &str = "truncate each sequence to the tokens that are written in every layer (`PagedKvCache::computed_tokens`), and \
-     encode the others again, every layer";
+const ENCODE_AGAIN: &str = "truncate each sequence to the tokens that are written in every layer \
+    (`PagedKvCache::computed_tokens`), and encode the others again, every layer";
 
 /// A step of the decoder over encoder keys. From [`CrossAttention::begin`]; end it when the last layer is
 /// queued, by [`CrossStep::end`] or by dropping it.

@@ -39,8 +39,8 @@ impl InputKinds {
                 "{}, as the first layer of the step with this mask",
                 self.describe()
             ),
-            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; divide layers of \
-             several kinds into the groups of a `GroupedAttention`",
+            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; divide \
+             layers of several kinds into the groups of a `GroupedAttention`",
         ))
     }
 

@@ -120,8 +120,8 @@ impl QueuedLayers {
             &rules::STEP_LAYER_REPEATED,
             format_args!("layer {layer} a second time{without}"),
             format_args!("each layer below {} once", self.queued.len()),
-            "say which layer each call is, counted from 0, and give the cache all layers of the model; to compute a step again, \
-             begin it again",
+            "say which layer each call is, counted from 0, and give the cache all layers of the model; to compute a \
+             step again, begin it again",
         )
     }
 

@@ -149,8 +149,8 @@ impl<T: Element> SparseLatent<T> {
         &self.index_keys
     }
 
-    /// The cache of latents and rotary keys, to queue copies, moves and writes of your own. What moves, and what another
-    /// source has written ([`PagedKvCache::mark_computed`]), does so in both caches.
+    /// The cache of latents and rotary keys, to queue copies, moves and writes of your own. What moves, and what
+    /// another source has written ([`PagedKvCache::mark_computed`]), does so in both caches.
     pub fn latents_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.latents
     }

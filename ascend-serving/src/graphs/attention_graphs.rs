@@ -157,8 +157,8 @@ impl<T: Element> AttentionGraphs<T> {
                     &rules::GRAPH_BACKEND,
                     "a cache of latents",
                     "a cache of keys and values",
-                    "compute steps over latents without a graph, or capture launches of your own with `GraphPool`; verifications \
-                     of trees over latents are captured by `TreeVerification::capture`",
+                    "compute steps over latents without a graph, or capture launches of your own with `GraphPool`; \
+                     verifications of trees over latents are captured by `TreeVerification::capture`",
                 )
                 .into());
             }

@@ -313,7 +313,8 @@ impl<'a, T: Number> Engine<'a, T> {
                     let got = got.to_f64();
                     prop_assert!(
                         abs_diff_eq!(got, want, epsilon = 1e-2),
-                        "{served}, layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?}",
+                        "{served}, layer {layer}, request {}, position {position}, element {x}: {got}, expected \
+                         {want}; {:?}",
                         row.request,
                         metadata.state()
                     );

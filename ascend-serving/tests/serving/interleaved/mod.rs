@@ -310,8 +310,8 @@ fn every_kind_of_act_is_accepted_and_every_rule_met() {
         }
     }
     println!("{seen:#?} {steps:#?}");
-    let acts = "grow,grow alone,copies,truncate,fork,end,slide,insert,hit,evict,move,metadata,step,graph step,tree step,\
-                layer,step end,step drop,rows";
+    let acts = "grow,grow alone,copies,truncate,fork,end,slide,insert,hit,evict,move,metadata,step,graph step,tree \
+        step,layer,step end,step drop,rows";
     let met = [
         &rules::SEQUENCE_GAP,
         &rules::SEQUENCE_CHANGED,

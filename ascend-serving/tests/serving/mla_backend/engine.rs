@@ -190,7 +190,8 @@ impl<'a> Engine<'a> {
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {
                     prop_assert!(
                         abs_diff_eq!(got, want, epsilon = 2e-2),
-                        "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?},                          {split} absorbed",
+                        "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; \
+                         {:?},                          {split} absorbed",
                         row.request,
                         metadata.state()
                     );
