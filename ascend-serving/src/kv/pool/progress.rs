@@ -159,9 +159,7 @@ impl ProgressTable {
         cache: Option<usize>,
         place: usize,
     ) -> impl Iterator<Item = &mut Progress> {
-        let caches = self.caches.iter_mut().enumerate();
-        let chosen = caches.filter(move |(at, _)| cache.is_none_or(|cache| cache == *at));
-        chosen.filter_map(move |(_, cache)| cache.as_mut()?.sequences.get_mut(place))
+        self.progress_of_step(cache, u64::MAX, place)
     }
 
     /// The progress in the sequence of a step, of the caches that the step is of and that were there when it began.

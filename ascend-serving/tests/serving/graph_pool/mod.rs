@@ -71,6 +71,17 @@ impl Model {
         }
     }
 
+    /// Graphs of one query token.
+    fn graphs_of_one(&self) -> GraphPool<Buffers> {
+        GraphPool::capture(
+            self.stream.device(),
+            &[1],
+            |size| self.buffers(size),
+            |capture, size, buffers| self.record(capture, size, buffers),
+        )
+        .unwrap()
+    }
+
     fn buffers(&self, size: usize) -> Result<Buffers> {
         let (device, rows) = (self.stream.device(), size);
         let layer = |_| {
@@ -227,13 +238,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
 fn a_fork_between_metadata_and_begin_is_refused() {
     let model = Model::new();
     let stream = &model.stream;
-    let mut graphs = GraphPool::capture(
-        stream.device(),
-        &[1],
-        |size| model.buffers(size),
-        |capture, size, buffers| model.record(capture, size, buffers),
-    )
-    .unwrap();
+    let mut graphs = model.graphs_of_one();
     let mut sequence = Sequence::new(model.cache.pool());
     let _ = sequence.grow(3).unwrap();
     model.cache.mark_computed(&sequence, 3).unwrap();
@@ -279,13 +284,7 @@ fn a_fork_between_metadata_and_begin_is_refused() {
 fn a_step_that_is_open_counts_in_the_caches_that_were_there() {
     let model = Model::new();
     let stream = &model.stream;
-    let mut graphs = GraphPool::capture(
-        stream.device(),
-        &[1],
-        |size| model.buffers(size),
-        |capture, size, buffers| model.record(capture, size, buffers),
-    )
-    .unwrap();
+    let mut graphs = model.graphs_of_one();
     let pool = model.cache.pool().clone();
     let mut sequence = Sequence::new(&pool);
     let _ = sequence.grow(1).unwrap();

@@ -269,8 +269,8 @@ impl SparseFlashCall<'_> {
         })
     }
 
-    /// The largest `sparseBlockSize` on `target` for a paged cache with blocks of so many keys: the fewest entries name
-    /// all keys of a row then.
+    /// The largest `sparseBlockSize` on `target` for a paged cache whose blocks have `block_size` keys: the fewest
+    /// entries name all keys of a row then.
     pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
         let divides = |power: &usize| block_size.is_multiple_of(*power);
         match target.is_950() {
