@@ -3,10 +3,9 @@
 use ascend_spec::Violation;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_spec::operator::{Argument, ArgumentList};
-use ascend_sys::Api;
 
 use crate::error::Result;
-use crate::operator::{Descriptors, Parameter, PhaseOne, Phases, PreparedCall, Tensors, addressed};
+use crate::operator::{EntryPoints, Phases, PreparedCall, Tensors, addressed};
 use crate::ops::for_each_operator;
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
@@ -40,14 +39,7 @@ macro_rules! launches {
                 $(AnyArguments::$operator(arguments) => {
                     let version = version.and_then(ops::$module::Version::of).ok_or_else(no_such_call)?;
                     let described = arguments.map(|_, tensor| *tensor.desc());
-                    let call = described.call();
-                    let phases = crate::ops::$module::phases_of(version);
-                    // SAFETY: phase one is that of the version, and is called with pointers of the descriptors.
-                    unsafe {
-                        launch_once(stream, &phases, arguments, |api, descriptors| {
-                            crate::ops::$module::phase_one(api, version, &call, descriptors)
-                        })
-                    }
+                    launch_once(stream, &described.call(), version, arguments)
                 })*
                 _ => Err(no_such_call().into()),
             }
@@ -84,23 +76,14 @@ where
 }
 
 /// Queues one call that the contract has accepted.
-///
-/// # Safety
-/// `phase_one` calls the operator's function of that name with pointers of the descriptors, and returns the
-/// executor that this function makes, or null.
-pub(crate) unsafe fn launch_once<A>(
+fn launch_once<C: EntryPoints>(
     stream: &Stream,
-    phases: &Phases,
-    arguments: &A,
-    phase_one: impl FnOnce(&Api, &mut Descriptors<A::Parameter>) -> Result<PhaseOne>,
-) -> Result<()>
-where
-    A: ArgumentList<Tensor = AnyTensor>,
-    A::Parameter: Parameter,
-{
+    call: &C,
+    version: C::Version,
+    arguments: &impl ArgumentList<Parameter = C::Parameter, Tensor = AnyTensor>,
+) -> Result<()> {
     let launched = LaunchTensors(arguments);
     let tensors = addressed(&launched)?;
-    // SAFETY: the caller of this function promises the same of phase one.
-    let call = unsafe { PreparedCall::new(stream.context(), phases, &tensors, &[], phase_one) }?;
+    let call = PreparedCall::new(stream.context(), call, version, &tensors, &[])?;
     call.check(stream, &launched)?.launch()
 }

@@ -2,11 +2,14 @@
 
 use std::ffi::c_void;
 
-use ascend_spec::OperatorVersion;
+use ascend_spec::operator::ArgumentList;
+use ascend_spec::{OperatorVersion, TensorDesc};
 use ascend_sys::bindings::{self as sys, aclOpExecutor};
 use ascend_sys::{Api, Library, MissingSymbol};
 
 use crate::error::{Error, Result};
+
+use super::{Descriptors, Parameter};
 
 /// The function of phase two, alike for all operators.
 pub(super) type PhaseTwo = unsafe extern "C" fn(
@@ -29,6 +32,29 @@ pub(crate) struct Phases {
     pub(crate) name: &'static str,
     pub(crate) one: fn(&Api) -> Result<(), MissingSymbol>,
     pub(crate) two: fn(&Api) -> Result<PhaseTwo, MissingSymbol>,
+}
+
+/// A call of an operator that functions of CANN compute. From [`entry_points!`].
+///
+/// # Safety
+/// `phase_one` calls the function of that name in the version's [`Phases`] with pointers of the descriptors, and returns
+/// the executor that this function makes, or null.
+pub(crate) unsafe trait EntryPoints:
+    ArgumentList<Parameter: Parameter, Tensor = TensorDesc>
+{
+    /// The versions of the operator.
+    type Version: Copy;
+
+    /// Both functions of a version.
+    fn phases(version: Self::Version) -> Phases;
+
+    /// Phase one with the arguments that a version has. The device must be bound.
+    fn phase_one(
+        &self,
+        api: &Api,
+        version: Self::Version,
+        descriptors: &mut Descriptors<Self::Parameter>,
+    ) -> Result<PhaseOne>;
 }
 
 /// The [`Phases`] of these names.
@@ -67,8 +93,8 @@ macro_rules! phase_one {
 
 pub(crate) use phase_one;
 
-/// Makes `phases_of` and `phase_one` of an operator: a line a version, which names its number in the declaration of the
-/// arguments, and both functions.
+/// Makes `phases_of` and [`EntryPoints`] of an operator: a line a version, which names its number in the declaration of
+/// the arguments, and both functions.
 macro_rules! entry_points {
     (
         $arguments:ident, $call:ty, $parameter:ident, $of:ty;
@@ -81,19 +107,28 @@ macro_rules! entry_points {
             }
         }
 
-        /// Phase one with the arguments that a version has. The device must be bound.
-        pub(crate) fn phase_one(
-            api: &ascend_sys::Api,
-            version: $of,
-            call: &$call,
-            descriptors: &mut $crate::operator::Descriptors<$parameter>,
-        ) -> $crate::error::Result<$crate::operator::PhaseOne> {
-            match version {
-                $($version => $arguments! {
-                    arguments_of_version {
-                        $number phase_one { api.$one, $parameter, call, descriptors }
-                    }
-                },)*
+        // SAFETY: each line names both functions of its version; `phase_one` passes what the descriptors hold.
+        unsafe impl $crate::operator::EntryPoints for $call {
+            type Version = $of;
+
+            fn phases(version: $of) -> $crate::operator::Phases {
+                phases_of(version)
+            }
+
+            fn phase_one(
+                &self,
+                api: &ascend_sys::Api,
+                version: $of,
+                descriptors: &mut $crate::operator::Descriptors<$parameter>,
+            ) -> $crate::error::Result<$crate::operator::PhaseOne> {
+                let call = self;
+                match version {
+                    $($version => $arguments! {
+                        arguments_of_version {
+                            $number phase_one { api.$one, $parameter, call, descriptors }
+                        }
+                    },)*
+                }
             }
         }
     };

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ascend_spec::TensorDesc;
-use ascend_spec::operator::{Argument, ArgumentList};
+use ascend_spec::operator::Argument;
 use ascend_sys::Api;
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
@@ -16,8 +16,8 @@ use crate::runtime::{Context, LaunchQueue, lock};
 use crate::tensor::AnyTensor;
 
 use super::executor::Executor;
-use super::phases::{PhaseOne, PhaseTwo};
-use super::{Addressed, Descriptors, Parameter, Phases, Tensors, outputs_first, standing_in};
+use super::phases::{EntryPoints, PhaseOne, PhaseTwo};
+use super::{Addressed, Descriptors, Parameter, Tensors, outputs_first, standing_in};
 
 /// A call that was checked and prepared. `P` are the operator's parameters.
 ///
@@ -76,17 +76,14 @@ pub(crate) struct CheckedLaunch<'l, P, Q, T> {
 impl<P: Parameter> PreparedCall<P> {
     /// Prepares a call that the contract has accepted, with these tensors, outputs first, and those that stay the
     /// same for all launches. The addresses of `tensors` are placeholders until a launch replaces them.
-    ///
-    /// # Safety
-    /// `phase_one` calls the operator's function of that name with pointers of the descriptors, and returns the
-    /// executor that this function makes, or null.
-    pub(crate) unsafe fn new(
+    pub(crate) fn new<C: EntryPoints<Parameter = P>>(
         context: &Arc<Context>,
-        phases: &Phases,
+        call: &C,
+        version: C::Version,
         tensors: &[Addressed<P>],
         fixed: &[(P, &AnyTensor)],
-        phase_one: impl FnOnce(&Api, &mut Descriptors<P>) -> Result<PhaseOne>,
     ) -> Result<Self> {
+        let phases = C::phases(version);
         let api = context.bind()?;
         let phase_two = (phases.two)(api)?;
         let mut given: SmallVec<[Addressed<P>; 12]> = SmallVec::from_slice(tensors);
@@ -99,8 +96,8 @@ impl<P: Parameter> PreparedCall<P> {
         let PhaseOne {
             workspace_bytes,
             executor,
-        } = phase_one(api, &mut descriptors)?;
-        // SAFETY: the caller made the executor of these descriptors.
+        } = call.phase_one(api, version, &mut descriptors)?;
+        // SAFETY: phase one has made the executor of these descriptors, by the contract of `EntryPoints`.
         let executor = unsafe { Executor::new(context, phases.name, executor, descriptors) }?;
         let planned_tensor =
             |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
@@ -128,40 +125,37 @@ impl<P: Parameter> PreparedCall<P> {
         })
     }
 
-    /// Prepares a call that the contract has accepted, with one placeholder address for all tensors but those that
-    /// stay the same for all launches.
-    ///
-    /// # Safety
-    /// As for [`PreparedCall::new`].
-    pub(crate) unsafe fn standing_in<A>(
+    /// Prepares a call that the contract has accepted, with the address of `stand_in` for all tensors but those that
+    /// stay the same for all launches. Launches of a call that is idle queue nothing.
+    pub(crate) fn standing_in<C: EntryPoints<Parameter = P>>(
         context: &Arc<Context>,
-        phases: &Phases,
-        call: &A,
+        call: &C,
+        version: C::Version,
+        is_idle: bool,
         stand_in: &AnyTensor,
         fixed: &[(P, &AnyTensor)],
-        phase_one: impl FnOnce(&Api, &mut Descriptors<P>) -> Result<PhaseOne>,
-    ) -> Result<Self>
-    where
-        A: ArgumentList<Parameter = P, Tensor = TensorDesc>,
-    {
+    ) -> Result<Self> {
+        if is_idle {
+            return Ok(Self::idle(context, call, version));
+        }
         let is_fixed = |argument: Argument<P>| {
             let mut fixed = fixed.iter();
             fixed.any(|(parameter, _)| argument.parameter == *parameter)
         };
         let given = call.each_tensor();
         let tensors = standing_in(given.filter(|(argument, _)| !is_fixed(*argument)), stand_in);
-        // SAFETY: the caller of this function promises the same of phase one.
-        unsafe { Self::new(context, phases, &tensors, fixed, phase_one) }
+        Self::new(context, call, version, &tensors, fixed)
     }
 
     /// A call that has no elements to compute.
-    pub(crate) fn idle<A>(context: &Arc<Context>, phases: &Phases, call: &A) -> Self
-    where
-        A: ArgumentList<Parameter = P, Tensor = TensorDesc>,
-    {
+    pub(crate) fn idle<C: EntryPoints<Parameter = P>>(
+        context: &Arc<Context>,
+        call: &C,
+        version: C::Version,
+    ) -> Self {
         Self {
             context: Arc::clone(context),
-            function: phases.name,
+            function: C::phases(version).name,
             planned: outputs_first(call.each_tensor())
                 .map(PlannedTensor::new)
                 .collect(),

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use ascend_spec::ops::attention_update::{Argument, Parameter, UpdateCall, Version};
 use ascend_spec::{arguments_of_version, attention_update_arguments};
-use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::error::Result;
-use crate::operator::{self, Descriptors, PreparedCall, Tensors, entry_points, phase_one};
+use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
@@ -39,17 +38,11 @@ pub(crate) fn prepare(
     is_idle: bool,
     stand_in: &AnyTensor,
 ) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(Version::V1);
-    if is_idle {
-        return Ok(PreparedCall::idle(context, &phases, call));
+    if !is_idle {
+        let api = context.runtime().api();
+        phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
     }
-    let api = context.runtime().api();
-    phases.required(api, Version::V1.info(), INSTEAD)?;
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, Version::V1, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
+    PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])
 }
 
 /// No call of its own, for what launches others.
@@ -61,7 +54,7 @@ pub(crate) fn none(context: &Arc<Context>) -> PreparedCall<Parameter> {
         out: None,
         lse_out: None,
     };
-    PreparedCall::idle(context, &phases_of(Version::V1), &no_tensors)
+    PreparedCall::idle(context, &no_tensors, Version::V1)
 }
 
 /// The tensors of a launch in the operator's order: both outputs, log-sum-exps of the parts, then their attention. As

@@ -11,12 +11,11 @@ use ascend_spec::ops::batch_mat_mul::{
     Argument, BatchMatMulCall, Parameter, Version, cube_math_type,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
-use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
@@ -160,15 +159,8 @@ impl BatchMatMul {
         let soc = context.soc()?;
         let problem = call.check(soc)?;
         call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let phases = phases_of(Version::V1);
-        if problem.is_idle() {
-            return Ok(PreparedCall::idle(context, &phases, call));
-        }
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-        unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
+        let is_idle = problem.is_idle();
+        PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])
     }
 }
 

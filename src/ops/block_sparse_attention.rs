@@ -13,12 +13,11 @@ use ascend_spec::ops::block_sparse_attention::{
 use ascend_spec::{
     Layout, Soc, TensorDesc, arguments_of_version, block_sparse_attention_arguments,
 };
-use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue, Stream};
@@ -199,17 +198,9 @@ impl BlockSparseAttention {
             softmax_lse: call.softmax_lse,
         };
         operation.check(inputs.mask)?;
-        let phases = phases_of(Version::V1);
-        if problem.is_idle() {
-            let idle = PreparedCall::idle(context, &phases, call);
-            return Ok(BlockSparsePlan::new(idle, operation));
-        }
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let is_idle = problem.is_idle();
         let prepared =
-            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(BlockSparsePlan::new(prepared, operation))
     }
 }

@@ -9,12 +9,11 @@ pub use super::inference_attention::{InferenceAttention, InferenceOperation, Inf
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
 use ascend_spec::{TensorDesc, arguments_of_version, incre_flash_attention_arguments};
-use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::operator;
-use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
+use crate::operator::{entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
     Described, InferenceCall, InferenceOperator, InferenceParameter,
@@ -85,16 +84,8 @@ const VERSION: Version = Version::V4;
 impl InferenceCall for IncreCall<'_> {
     const VERSION: Version = VERSION;
 
-    fn phases() -> Phases {
-        phases_of(VERSION)
-    }
-
     fn recorded(&self) -> AnyArguments<TensorDesc> {
         AnyArguments::IncreFlashAttention(self.to_arguments())
-    }
-
-    fn phase_one(&self, api: &Api, descriptors: &mut Descriptors<Parameter>) -> Result<PhaseOne> {
-        phase_one(api, VERSION, self, descriptors)
     }
 }
 

@@ -11,12 +11,11 @@ use ascend_spec::ops::lightning_indexer::{
     Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version, rules,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
-use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
@@ -182,17 +181,9 @@ impl LightningIndexer {
             sequences: sequences.clone(),
             outputs: [indices, values],
         };
-        let phases = phases_of(Version::V1);
-        if problem.is_idle() {
-            let idle = PreparedCall::idle(context, &phases, call);
-            return Ok(IndexerPlan::new(idle, operation));
-        }
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let is_idle = problem.is_idle();
         let prepared =
-            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(IndexerPlan::new(prepared, operation))
     }
 }

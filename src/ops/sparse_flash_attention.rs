@@ -11,12 +11,11 @@ use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
-use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
@@ -200,17 +199,9 @@ impl SparseFlashAttention {
             out,
             softmax,
         };
-        let phases = phases_of(Version::V1);
-        if problem.is_idle() {
-            let idle = PreparedCall::idle(context, &phases, call);
-            return Ok(SparseFlashPlan::new(idle, operation));
-        }
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let is_idle = problem.is_idle();
         let prepared =
-            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(SparseFlashPlan::new(prepared, operation))
     }
 }

@@ -11,7 +11,7 @@ use ascend_spec::{DType, Dims, TensorDesc};
 use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Lengths, Tensors, heads};
+use crate::operator::{AllowedLints, Lengths, PreparedCall, Tensors, heads};
 use crate::ops::operation::{no_elements, no_scale, record_refusal};
 use crate::tensor::AnyTensor;
 
@@ -276,7 +276,7 @@ impl FlashAttention {
                 keyless,
             },
         };
-        let prepared = versions::prepare(context, version, call, query, &fixed)?;
+        let prepared = PreparedCall::standing_in(context, call, version, false, query, &fixed)?;
         let plan = FlashPlan::new(prepared, operation);
         Ok(plan.recorded_as(self.recorded(call), version.number()))
     }

@@ -28,4 +28,4 @@ pub use plan::{FlashOperation, FlashPlan};
 pub use position_bias::PositionBias;
 pub use softmax_state::{FlashOutput, SoftmaxState};
 pub(crate) use softmax_state::{Keyless, PlannedOutput, StateRows};
-pub(crate) use versions::{phase_one, phases_of};
+pub(crate) use versions::phases_of;

@@ -1,7 +1,5 @@
 //! The entry points of the operator: which one takes a call, and its two phases.
 
-use std::sync::Arc;
-
 use ascend_spec::ops::flash_attention_score::{
     FlashAttentionCall, FlashAttentionProblem, Parameter, Version,
 };
@@ -13,10 +11,8 @@ use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
 use crate::operator::{
-    self, AllowedLints, Descriptors, PhaseOne, Phases, PreparedCall, lints_of, phase_one, phases,
+    self, AllowedLints, Descriptors, EntryPoints, PhaseOne, Phases, lints_of, phase_one, phases,
 };
-use crate::runtime::Context;
-use crate::tensor::AnyTensor;
 
 /// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and
 /// can express the call.
@@ -70,17 +66,26 @@ macro_rules! versions {
             }
         }
 
-        /// Phase one with the arguments that an entry point has. The device must be bound.
-        pub(crate) fn phase_one(
-            api: &Api,
-            version: Version,
-            call: &FlashAttentionCall<'_>,
-            descriptors: &mut Descriptors<Parameter>,
-        ) -> Result<PhaseOne> {
-            match version {
-                $(Version::$version => {
-                    versions!(@ $arguments $select { api.$one, Parameter, call, descriptors })
-                })*
+        // SAFETY: each line names both functions of its version; `phase_one` passes what the descriptors hold.
+        unsafe impl EntryPoints for FlashAttentionCall<'_> {
+            type Version = Version;
+
+            fn phases(version: Version) -> Phases {
+                phases_of(version)
+            }
+
+            fn phase_one(
+                &self,
+                api: &Api,
+                version: Version,
+                descriptors: &mut Descriptors<Parameter>,
+            ) -> Result<PhaseOne> {
+                let call = self;
+                match version {
+                    $(Version::$version => {
+                        versions!(@ $arguments $select { api.$one, Parameter, call, descriptors })
+                    })*
+                }
             }
         }
     };
@@ -105,20 +110,3 @@ versions! {
 }
 
 impl operator::Parameter for Parameter {}
-
-/// Prepares a call that the contract has accepted, with the tensors that stay the same for all launches, and with one
-/// placeholder address for all others.
-pub(super) fn prepare(
-    context: &Arc<Context>,
-    version: Version,
-    call: &FlashAttentionCall<'_>,
-    stand_in: &AnyTensor,
-    fixed: &[(Parameter, &AnyTensor)],
-) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(version);
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, version, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, fixed, phase_one) }
-}

@@ -32,4 +32,4 @@ pub(crate) use plan::{CapturedTable, OwnedBindings};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};
 pub use shared_prefix::SharedPrefix;
-pub(crate) use versions::{phase_one, phases_of};
+pub(crate) use versions::phases_of;

@@ -10,7 +10,7 @@ use ascend_spec::{Layout, TensorDesc};
 use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Addressed, Tensors, addressed, reach};
+use crate::operator::{Addressed, PreparedCall, Tensors, addressed, reach};
 use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
 use crate::tensor::AnyTensor;
@@ -195,7 +195,8 @@ impl Plan {
             features: bindings.features().unwrap_or_default(),
             bounds,
         };
-        let prepared = versions::prepare(context, version, call, &tensors, mask)?;
+        let mask = mask.map(|mask| (Parameter::AttenMask, mask));
+        let prepared = PreparedCall::new(context, call, version, &tensors, mask.as_slice())?;
         let recorded = AnyArguments::FusedInferAttentionScore(call.to_arguments());
         Ok(Self::new(prepared, operation).recorded_as(recorded, version.number()))
     }

@@ -1,7 +1,5 @@
 //! The versions of the operator: which one takes a call, and its two phases.
 
-use std::sync::Arc;
-
 use ascend_spec::ops::fused_infer_attention_score::rules::lints::releases::DEPRECATED;
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{
@@ -11,11 +9,7 @@ use ascend_sys::{Api, Library};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator::{
-    self, Addressed, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
-};
-use crate::runtime::Context;
-use crate::tensor::AnyTensor;
+use crate::operator::{self, AllowedLints, entry_points, lints_of, phase_one};
 
 /// Checks a call against the contract, and finds the version of the operator that takes it: the first of
 /// [`Version::able`] that is installed. Also returns the bounds of what the call reads on the device as positions.
@@ -149,31 +143,6 @@ impl operator::Parameter for Parameter {
             "output",
             format_args!("memory that is shared with {with}"),
             "memory of its own",
-        )
-    }
-}
-
-/// Prepares a call that the contract has accepted, with these tensors and a mask that stays the same for all
-/// launches.
-pub(super) fn prepare(
-    context: &Arc<Context>,
-    version: Version,
-    call: &FiaCall<'_>,
-    tensors: &[Addressed<Parameter>],
-    mask: Option<&AnyTensor>,
-) -> Result<PreparedCall<Parameter>> {
-    let mask = mask.map(|mask| (Parameter::AttenMask, mask));
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, version, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe {
-        PreparedCall::new(
-            context,
-            &phases_of(version),
-            tensors,
-            mask.as_slice(),
-            phase_one,
         )
     }
 }

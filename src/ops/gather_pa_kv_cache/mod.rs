@@ -6,6 +6,6 @@
 mod plan;
 mod sequence_blocks;
 
+pub(crate) use plan::phases_of;
 pub use plan::{GatherOperation, GatherPaKvCache, GatherPlan};
-pub(crate) use plan::{phase_one, phases_of};
 pub use sequence_blocks::SequenceBlocks;

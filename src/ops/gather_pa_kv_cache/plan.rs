@@ -7,12 +7,11 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, GatherCall, Parameter, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
 use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
-use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
@@ -159,17 +158,9 @@ impl GatherPaKvCache {
             sequences: sequences.clone(),
             outputs: [key, value],
         };
-        let phases = phases_of(Version::V1);
-        if problem.tokens == 0 {
-            let idle = PreparedCall::idle(context, &phases, call);
-            return Ok(GatherPlan::new(idle, operation));
-        }
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let is_idle = problem.tokens == 0;
         let prepared =
-            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(GatherPlan::new(prepared, operation))
     }
 }

@@ -4,11 +4,10 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::operator::Argument;
 use ascend_spec::ops::inference_attention::PathCall;
 use ascend_spec::{TensorDesc, ops::fused_infer_attention_score as fia};
-use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator::{self, Descriptors, PhaseOne, Phases};
+use crate::operator::{self, EntryPoints};
 use crate::ops::fused_infer_attention_score::{CallTensors, Features};
 use crate::tensor::AnyTensor;
 
@@ -27,22 +26,14 @@ pub trait InferenceParameter: operator::Parameter {
 }
 
 /// A call of an operator, in the version that all of its calls go to.
-pub(crate) trait InferenceCall: PathCall {
+pub(crate) trait InferenceCall:
+    PathCall + EntryPoints<Version = <Self as PathCall>::Version>
+{
     /// The version that calls go to.
-    const VERSION: Self::Version;
-
-    /// Both functions of the version.
-    fn phases() -> Phases;
+    const VERSION: <Self as PathCall>::Version;
 
     /// The call as case files have it.
     fn recorded(&self) -> AnyArguments<TensorDesc>;
-
-    /// Phase one of a call that holds the rules. The device must be bound.
-    fn phase_one(
-        &self,
-        api: &Api,
-        descriptors: &mut Descriptors<Self::Parameter>,
-    ) -> Result<PhaseOne>;
 }
 
 /// The refusal of an input that the operator has no argument for.

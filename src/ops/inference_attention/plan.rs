@@ -5,12 +5,12 @@ use std::marker::PhantomData;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
-use ascend_sys::Api;
+use ascend_spec::ops::inference_attention::PathCall;
 
 use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Descriptors, PreparedCall, Tensors, lints_of};
+use crate::operator::{AllowedLints, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::Settings;
 use crate::ops::fused_infer_attention_score::{
     CallTensors, CapturedTable, Features, Inputs, Reading,
@@ -101,10 +101,9 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         }
         call.resolve(C::VERSION, context.target()?, |_| ())?;
         let api = context.runtime().api();
-        let phases = C::phases();
-        phases.required(api, C::VERSION.info(), INSTEAD)?;
+        C::phases(C::VERSION).required(api, C::VERSION.info(), INSTEAD)?;
         // The operator's own lints, and those of FusedInferAttentionScore, with which it shares a path.
-        let lints = || lints_of::<C::Version>().chain(lints_of::<fia::Version>());
+        let lints = || lints_of::<<C as PathCall>::Version>().chain(lints_of::<fia::Version>());
         call.first_lint(C::VERSION, &allowed.ids(lints)?)?;
         if settings.scale.is_none() {
             let heads = settings.numbers()?.num_heads;
@@ -121,12 +120,8 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         given.admitted(bounds.as_ref(), Reading::Planned)?;
 
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-        let phase_one =
-            |api: &Api, descriptors: &mut Descriptors<P>| call.phase_one(api, descriptors);
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-        let prepared = unsafe {
-            PreparedCall::standing_in(context, &phases, call, query, mask.as_slice(), phase_one)
-        }?;
+        let prepared =
+            PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
         let operation = InferenceOperation {
             features: described.features,
             bounds,

@@ -8,7 +8,7 @@ use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall};
 use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::AllowedLints;
+use crate::operator::{AllowedLints, PreparedCall};
 use crate::ops::flash_attention_score::{FlashOutput, InputLayout, PlannedOutput, StateRows};
 use crate::ops::operation::record_refusal;
 use crate::runtime::Stream;
@@ -17,7 +17,7 @@ use crate::tensor::{AnyTensor, Tensor};
 use super::RingPlan;
 use super::plan::{Launch, RingOperation};
 use super::versions::merged_keyless;
-use super::versions::{Starts, choose, prepare};
+use super::versions::{Starts, choose};
 
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
 /// part.
@@ -146,7 +146,8 @@ impl RingUpdate {
             },
             allowed: self.allowed.clone(),
         };
-        let prepared = prepare(context, version, call, stand_in, &fixed(starts))?;
+        let prepared =
+            PreparedCall::standing_in(context, call, version, false, stand_in, &fixed(starts))?;
         let recorded = AnyArguments::RingAttentionUpdate(call.to_arguments());
         Ok(RingPlan::new(prepared, operation).recorded_as(recorded, version.number()))
     }

@@ -10,4 +10,4 @@ mod versions;
 
 pub use builder::RingUpdate;
 pub use plan::{RingOperation, RingPlan};
-pub(crate) use versions::{phase_one, phases_of};
+pub(crate) use versions::phases_of;

@@ -1,7 +1,5 @@
 //! The entry points of the operator: which one takes a call, its two phases, and which sequences it may lose.
 
-use std::sync::Arc;
-
 use ascend_spec::ops::ring_attention_update::{
     Parameter, RingUpdateCall, Version, admits_keyless, rules,
 };
@@ -9,12 +7,9 @@ use ascend_spec::{Target, arguments_of_version, ring_attention_update_arguments}
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, phase_one};
 use crate::ops::flash_attention_score::{Keyless, SoftmaxState};
-use crate::runtime::Context;
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::Tensor;
 
 /// Where packed sequences begin and the last one ends, on the host and on the device.
 pub(super) type Starts = Option<(Vec<i64>, Tensor<i64>)>;
@@ -65,22 +60,6 @@ entry_points! {
 }
 
 impl operator::Parameter for Parameter {}
-
-/// Prepares a call that the contract has accepted, with one placeholder address for the parts and the result.
-pub(super) fn prepare(
-    context: &Arc<Context>,
-    version: Version,
-    call: &RingUpdateCall<'_>,
-    stand_in: &AnyTensor,
-    fixed: &[(Parameter, &AnyTensor)],
-) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(version);
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, version, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, fixed, phase_one) }
-}
 
 /// Returns the sequences that have no keys in either part, and so none in the merged one.
 ///

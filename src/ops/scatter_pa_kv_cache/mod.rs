@@ -6,6 +6,6 @@
 mod plan;
 mod slot_mapping;
 
+pub(crate) use plan::phases_of;
 pub use plan::{CacheOrder, ScatterInputs, ScatterOperation, ScatterPaKvCache, ScatterPlan};
-pub(crate) use plan::{phase_one, phases_of};
 pub use slot_mapping::SlotMapping;

@@ -8,11 +8,10 @@ use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, NORM, PA_NZ, Parameter, ScatterCall, Version,
 };
 use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
-use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Descriptors, PreparedCall, Tensors, entry_points, phase_one};
+use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -212,19 +211,13 @@ impl ScatterPaKvCache {
             slots: problem.slots(),
             values: call.value.is_some(),
         };
-        let phases = phases_of(Version::V1);
-        if problem.tokens == 0 {
-            let idle = PreparedCall::idle(context, &phases, call);
-            return Ok(ScatterPlan::new(idle, operation));
+        let is_idle = problem.tokens == 0;
+        if !is_idle {
+            let api = context.runtime().api();
+            phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
         }
-        let api = context.runtime().api();
-        phases.required(api, Version::V1.info(), INSTEAD)?;
-        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-            phase_one(api, Version::V1, call, descriptors)
-        };
-        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
         let prepared =
-            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(ScatterPlan::new(prepared, operation))
     }
 }
