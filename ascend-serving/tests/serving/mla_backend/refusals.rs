@@ -187,6 +187,37 @@ impl AttentionBackend<bf16> for KeysAndValues {
     }
 }
 
+/// A backend of the caller that merges calls over latents.
+struct MergedLatents;
+
+impl AttentionBackend<bf16> for MergedLatents {
+    fn name(&self) -> &'static str {
+        "merged_latents"
+    }
+
+    fn reads_latents(&self) -> bool {
+        true
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<StepProgram<bf16>> {
+        let call = || StepCall::of_step(step);
+        Ok(StepProgram::new([call()?, call()?]).merged(Vec::new()))
+    }
+}
+
+#[test]
+fn calls_over_latents_are_not_merged() {
+    let stream = harness::stream();
+    let backends = Backends::none().with(MergedLatents);
+    let step = (Cache::BnBsH, 1, 5);
+    let why = refused(&stream, backends, Causality::Causal, step, "absorbed");
+    assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
+}
+
 #[test]
 fn a_projection_may_run_the_plan_that_called_it() {
     let stream = harness::stream();
