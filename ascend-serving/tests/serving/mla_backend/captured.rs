@@ -4,10 +4,11 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest,
-    LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla, RangeCheck,
-    StatePolicy, UpProjected, Violation, rules,
+    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends,
+    BatchRequest, BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention,
+    GroupedRequest, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor,
+    LayerTensors, Mla, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
+    UpProjected, Violation, rules,
 };
 
 use super::definition::{What, absorb, dense, exact, project, row};
@@ -16,12 +17,21 @@ use crate::tokens::packed;
 
 const HEADS: usize = 2;
 
-fn attention(stream: &Stream, format: Cache, layers: usize) -> Attention<bf16> {
+fn attention(
+    stream: &Stream,
+    format: Cache,
+    layers: usize,
+    backends: Backends<bf16>,
+) -> Attention<bf16> {
     let shape = CacheShape::latent(layers).format(format);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention).with(Mla::new());
     Attention::new(AttentionShape::latent(HEADS), cache, backends)
+}
+
+/// Backends of which one reads latents.
+fn backends() -> Backends<bf16> {
+    Backends::none().with(FusedAttention).with(Mla::new())
 }
 
 /// The inputs of a layer: absorbed queries and their rotary parts, latents and rotary keys.
@@ -79,7 +89,7 @@ struct Server<'a> {
 
 impl<'a> Server<'a> {
     fn new(stream: &'a Stream, format: Cache, each: usize) -> Self {
-        let attention = attention(stream, format, LAYERS);
+        let attention = attention(stream, format, LAYERS, backends());
         let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
         let graphs = attention.capture(stream, Causality::Causal, &limits);
         Self {
@@ -212,15 +222,62 @@ fn drafts_over_latents_are_replayed() {
     }
 }
 
+/// A backend of the caller, whose packed call over latents is that of [`Mla`].
+struct OwnLatents;
+
+impl AttentionBackend<bf16> for OwnLatents {
+    fn name(&self) -> &'static str {
+        "own_latents"
+    }
+
+    fn reads_latents(&self) -> bool {
+        true
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<StepProgram<bf16>> {
+        Ok(StepCall::of_step(step)?.into())
+    }
+}
+
+#[test]
+fn calls_of_another_backend_read_latents_too() {
+    let stream = harness::stream();
+    let names = [3, 4, 5];
+    let rows = Rows::of(&stream, &names, 0);
+    let outputs = [
+        Backends::none().with(Mla::new()),
+        Backends::none().with(OwnLatents),
+    ]
+    .map(|backends| {
+        let mut attention = attention(&stream, Cache::BnBsH, 1, backends);
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, 8).unwrap();
+        attention.cache().mark_computed(&sequence, 5).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let batch = [BatchRequest::of(&sequence, 3)];
+        let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let output = step.forward(0, rows.inputs()).unwrap();
+        step.end().unwrap();
+        output.download(&stream).unwrap()
+    });
+    let [of_mla, own] = outputs;
+    assert!(of_mla.iter().any(|x| x.to_f32() != 0.0));
+    assert_eq!(own, of_mla);
+}
+
 /// A group of layers over latents and one over keys and values are one captured step.
 #[test]
 fn layers_over_latents_are_a_group_of_a_captured_step() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     let plain = PagedKvCache::new(stream.device(), 8, 128, CacheShape::new(1, 1, 64), pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
-    let plain = Attention::new(AttentionShape::new(HEADS, 1, 64), plain, backends);
-    let latent = attention(&stream, Cache::BnBsH, LAYERS);
+    let plain = Attention::new(AttentionShape::new(HEADS, 1, 64), plain, backends());
+    let latent = attention(&stream, Cache::BnBsH, LAYERS, backends());
     let groups = [
         LayerGroup::new([0, 2], Causality::Causal, latent),
         LayerGroup::new([1], Causality::Causal, plain),
@@ -341,7 +398,7 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
 #[test]
 fn masks_and_sinks_over_latents_are_not_captured() {
     let stream = harness::stream();
-    let attention = attention(&stream, Cache::BnBsH, LAYERS);
+    let attention = attention(&stream, Cache::BnBsH, LAYERS, backends());
     let limits = GraphLimits::new([2], 300);
     let why = attention
         .capture(&stream, Causality::Bidirectional, &limits)
