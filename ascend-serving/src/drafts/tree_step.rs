@@ -122,8 +122,8 @@ impl TreeVerification {
 impl<'a, T: Element> TreeStep<'a, T> {
     /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the
     /// nodes' key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed
-    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]), which the
-    /// step writes to the cache, behind the cached tokens. The attention is of the query's shape. Returns at once.
+    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`]), which the step writes to the cache,
+    /// behind the cached tokens. The attention is of the query's shape. Returns at once.
     ///
     /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree
     /// mean nothing. The first layer plans for all.
