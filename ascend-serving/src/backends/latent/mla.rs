@@ -20,7 +20,7 @@ use super::refusals::{check_step, latent};
 /// | queries | step | calls |
 /// |---|---|---|
 /// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
-/// | absorbed | several tokens a request, on CANN 8.1 up to 16: drafts, multi-token prediction | TND_NTD over the cache, mode 3 |
+/// | absorbed | several tokens a request (drafts), on CANN 8.1 up to 16 | TND_NTD over the cache, mode 3 |
 /// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3, and over cached ones, mode 0 |
 /// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for decodes, the plain ones for the rest |
 ///
