@@ -18,8 +18,8 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GroupedAttention,
-    GroupedRequest, LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode,
-    QuantisedDecode, StatePolicy,
+    GroupedRequest, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask,
+    NamedMaskAttention, PagedDecode, QuantisedDecode, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -118,6 +118,48 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
     let backends = Backends::none().with(QuantisedDecode);
     let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
+}
+
+#[test]
+fn a_decoding_layer_over_latents_allocates_nothing() {
+    let stream = harness::stream();
+    let shape = CacheShape::latent(LAYERS * MOST_ROUNDS);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, shape, pad).unwrap();
+    let backends = Backends::none().with(Mla::new());
+    let mut engine = Attention::new(AttentionShape::latent(2), cache, backends);
+    let sequences = [3, 40].map(|len| {
+        let mut sequence = Sequence::new(engine.cache().pool());
+        engine.grow(&stream, &mut sequence, len).unwrap();
+        engine.cache().mark_computed(&sequence, len).unwrap();
+        engine.grow(&stream, &mut sequence, 1).unwrap();
+        sequence
+    });
+    let batch = sequences.each_ref().map(|s| BatchRequest::of(s, 1));
+    let settings = BatchSettings::of(engine.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    let rows = |heads: usize, dim: usize| {
+        let zeros = vec![bf16::ZERO; 2 * heads * dim];
+        stream.upload(&zeros, [2, heads, dim]).unwrap()
+    };
+    let (query, query_rope) = (rows(2, 512), rows(2, 64));
+    let (latent, key_rope) = (rows(1, 512), rows(1, 64));
+    let tensors = LatentTensors {
+        query_rope: &query_rope,
+        form: LatentForm::Absorbed,
+    };
+    let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+    let mut output = Tensor::empty(stream.device(), [2, 2, 512]).unwrap();
+    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let mut layer = 0..;
+    let latents = in_steady_state(|| {
+        for _ in 0..LAYERS {
+            let layer = layer.next().unwrap();
+            step.forward_into(layer, inputs, &mut output).unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(latents, 0, "200 layers allocated {latents} times");
 }
 
 #[test]

@@ -61,13 +61,20 @@ impl<T: Element> Clone for LatentForm<'_, T> {
 
 impl<T: Element> Copy for LatentForm<'_, T> {}
 
-impl<T: Element> fmt::Debug for LatentForm<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl<T: Element> LatentForm<'_, T> {
+    /// The variant's name.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
             Self::Absorbed => "Absorbed",
             Self::Plain(_) => "Plain",
             Self::Mixed { .. } => "Mixed",
-        })
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for LatentForm<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -10,6 +10,7 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::Result;
 use crate::rules;
 
+use super::latent_tensors::LatentForm;
 use super::shown_keys;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
@@ -153,6 +154,7 @@ impl<T: Element> StepProgram<T> {
             return Ok(());
         }
         self.check_rows(step.metadata.tokens())?;
+        self.check_merge(first)?;
         shown_keys::check(
             &self.calls,
             self.merge.as_deref(),
@@ -178,6 +180,19 @@ impl<T: Element> StepProgram<T> {
                 "1 such call, on a product whose log-sum-exps count sinks",
             )
             .into())
+    }
+
+    /// Refuses a merge over latents, whose calls return the heads first and their log-sum-exps the tokens.
+    fn check_merge(&self, first: &LayerTensors<'_, T>) -> Result<(), Violation> {
+        match self.merge.is_some() && first.latent.is_some() {
+            false => Ok(()),
+            true => Err(Violation::new(
+                &rules::BACKEND_LATENT,
+                "a merge of calls over latents",
+                "calls that each compute rows of their own",
+                "leave `StepProgram::merged` out, or merge in a `StepStage`",
+            )),
+        }
     }
 
     /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge
@@ -279,11 +294,6 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
     /// The device memory that it needs besides the cache and the tensors of the layers.
     fn memory(&self) -> StepMemory;
 
-    /// The shape of a layer's output: `[tokens, N, D of the values]`, unless a stage defines another one.
-    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
-        packed_shape(layer)
-    }
-
     /// Queues the work of a layer on the stream of the step, into the layer's output.
     ///
     /// # Errors
@@ -296,10 +306,14 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
     ) -> Result<()>;
 }
 
-/// The shape of a layer's attention where each query row has a row of it.
-pub(super) fn packed_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
-    let (query, value) = (layer.query, layer.value);
-    [size(query, 0), size(query, 1), size(value, 2)]
+/// The shape of a layer's output: `[tokens, N, D of the values]`; with latents as their form defines it.
+pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
+    let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
+    match layer.latent.map(|latent| latent.form) {
+        None => [tokens, heads, size(layer.value, 2)],
+        Some(LatentForm::Absorbed) => [heads, tokens, dim],
+        Some(_) => [tokens, heads, dim],
+    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,14 @@ use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor}
 use crate::batch::{Causality, MaskedRequest, NamedMask};
 use crate::error::Result;
 
+use super::latent_tensors::LatentForm;
 use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
 
 /// A call of a [`StepProgram`](crate::StepProgram): which query rows it takes, over which keys, with which lengths and
 /// mask. It takes the layer's sinks, if there are any.
+///
+/// In a layer of [latents](crate::LayerTensors::latent) its queries are absorbed ones with their rotary parts, latents
+/// are keys and values, and its output has the heads first.
 #[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is part of a program"]
 pub struct StepCall {
@@ -41,6 +45,9 @@ pub(super) enum CallKeys {
     /// Cached keys in these blocks of each sequence.
     Blocks(Vec<Vec<usize>>),
 }
+
+/// A call's queries in a layer, and their rotary parts where it has latents.
+pub(super) type CallQueries<T> = (Tensor<T>, Option<Tensor<T>>);
 
 /// The mask of a call.
 #[derive(Clone, Debug)]
@@ -210,9 +217,21 @@ impl StepCall {
         (rows.start, of_step.collect())
     }
 
-    /// The call under a mask, without lengths.
-    pub(super) fn description(&self, shape: AttentionShape, mask: Mask) -> FusedInferAttention {
-        let call = shape.call(self.layout).mask(mask);
+    /// The call in a layer under a mask, without lengths.
+    pub(super) fn description<T: Element>(
+        &self,
+        shape: AttentionShape,
+        layer: &LayerTensors<'_, T>,
+        mask: Mask,
+    ) -> FusedInferAttention {
+        let layout = match (layer.latent, self.layout) {
+            (None, layout) => layout,
+            (Some(_), Layout::Bsh) => Layout::BshNbsd,
+            (Some(_), Layout::Bsnd) => Layout::BsndNbsd,
+            (Some(_), Layout::Bnsd) => Layout::BnsdNbsd,
+            (Some(_), _) => Layout::TndNtd,
+        };
+        let call = shape.call(layout).mask(mask);
         match self.inner_precise {
             Some(inner_precise) => call.inner_precise(inner_precise),
             None => call,
@@ -220,11 +239,15 @@ impl StepCall {
     }
 
     /// The call's rows of a packed tensor `[tokens, N, D]`, in the axes of its layout.
-    pub(super) fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
-        let rows = match &self.rows {
-            Some(rows) => &packed.narrow(0, rows.clone())?,
-            None => packed,
-        };
+    fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
+        match &self.rows {
+            Some(rows) => self.axes(&packed.narrow(0, rows.clone())?),
+            None => self.axes(packed),
+        }
+    }
+
+    /// The call's rows `[tokens, N, D]` in the axes of its layout.
+    fn axes<T: Element>(&self, rows: &Tensor<T>) -> Result<Tensor<T>> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(rows, axis));
         let requests = self.sequences();
         let each = tokens.checked_div(requests).unwrap_or(0);
@@ -236,16 +259,55 @@ impl StepCall {
         })
     }
 
-    /// The inputs of the call in a layer.
+    /// The call's queries in a layer, and their rotary parts where it has latents.
+    pub(super) fn queries<T: Element>(
+        &self,
+        layer: &LayerTensors<'_, T>,
+    ) -> Result<CallQueries<T>> {
+        let Some(latent) = layer.latent else {
+            return Ok((self.view(layer.query)?, None));
+        };
+        let query = match latent.form {
+            LatentForm::Mixed { absorbed, .. } => self.axes(absorbed)?,
+            _ => self.view(layer.query)?,
+        };
+        Ok((query, Some(self.view(latent.query_rope)?)))
+    }
+
+    /// Where the call writes in a layer whose output is this.
+    pub(super) fn target<T: Element>(
+        &self,
+        layer: &LayerTensors<'_, T>,
+        output: &Tensor<T>,
+    ) -> Result<Tensor<T>> {
+        let heads_first = match layer.latent.map(|latent| latent.form) {
+            None => return self.view(output),
+            Some(LatentForm::Mixed { decoded, .. }) => decoded,
+            Some(_) => output,
+        };
+        let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(heads_first, axis));
+        let requests = self.sequences();
+        let each = tokens.checked_div(requests).unwrap_or(0);
+        Ok(match self.layout {
+            Layout::Tnd => heads_first.clone(),
+            _ => heads_first.reshape([heads, requests, each, dim])?,
+        })
+    }
+
+    /// The inputs of the call in a layer, with its [queries](Self::queries) there.
     pub(super) fn inputs<'a, T: Element>(
         &self,
         layer: &LayerTensors<'a, T>,
-        query: &'a Tensor<T>,
+        (query, query_rope): &'a CallQueries<T>,
         table: &'a BlockTable,
     ) -> Inputs<'a, T> {
+        let of_tensors = |key: &'a Tensor<T>, value: &'a Tensor<T>| match query_rope {
+            None => Inputs::new(query, key, value),
+            Some(rope) => Inputs::new(query, key, key).rope(rope, value),
+        };
         let inputs = match (&self.keys, layer.quantised) {
-            (CallKeys::Own, _) => Inputs::new(query, layer.key, layer.value),
-            (_, None) => layer.cached_keys(query, table),
+            (CallKeys::Own, _) => of_tensors(layer.key, layer.value),
+            (_, None) => of_tensors(&layer.cache.key, &layer.cache.value).paged(table),
             (_, Some(quantised)) => Inputs::new(query, quantised.key(), quantised.value())
                 .paged(table)
                 .quantisation(quantised.quantisation().unwrap_or_default()),

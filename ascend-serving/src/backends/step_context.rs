@@ -209,18 +209,6 @@ pub struct LayerTensors<'a, T: Element> {
 }
 
 impl<'a, T: Element> LayerTensors<'a, T> {
-    /// The inputs of a call of these queries over cached keys.
-    pub(super) fn cached_keys<'b>(
-        &self,
-        query: &'b Tensor<T>,
-        block_table: &'b BlockTable,
-    ) -> Inputs<'b, T>
-    where
-        'a: 'b,
-    {
-        Inputs::new(query, &self.cache.key, &self.cache.value).paged(block_table)
-    }
-
     /// Adds the layer's sinks, if it has any, to the inputs of a call.
     pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b, T>) -> Inputs<'b, T>
     where

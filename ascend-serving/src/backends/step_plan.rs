@@ -16,7 +16,7 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 
 use super::backend::{AttentionBackend, checked_program};
-use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, packed_shape};
+use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, output_shape};
 use super::refused_backend::refused_part;
 use super::step_call::{CallKeys, CallMask, StepCall};
 use super::step_context::{LayerTensors, StepContext, apart, size};
@@ -30,6 +30,8 @@ pub struct StepPlan<T: Element> {
     by_layer: Option<LayerPrograms<StepPlan<T>>>,
     /// Rows of the planned query.
     rows: usize,
+    /// The form of the planned queries over latents.
+    form: Option<&'static str>,
     stream: PlannedStream,
     block_table: BlockTable,
 }
@@ -103,9 +105,9 @@ impl PlannedCall {
         if let CallMask::Named(..) = call.mask {
             held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
         }
-        let description = call.description(step.shape, mask).softmax_lse(lse);
-        let query = call.view(first.query)?;
-        let inputs = call.inputs(first, &query, table.as_ref().unwrap_or(step.block_table));
+        let description = call.description(step.shape, first, mask).softmax_lse(lse);
+        let queries = call.queries(first)?;
+        let inputs = call.inputs(first, &queries, table.as_ref().unwrap_or(step.block_table));
         let plan = call.lengths().apply(description.clone()).plan(inputs)?;
         Ok(Self {
             call,
@@ -192,6 +194,7 @@ impl<T: Element> StepPlan<T> {
             stage: program.stage,
             by_layer,
             rows,
+            form: form_of(first),
             stream: PlannedStream::of(step.stream),
             block_table: step.block_table.clone(),
         })
@@ -250,11 +253,7 @@ impl<T: Element> StepPlan<T> {
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream and for tensors of other shapes; any error of
     /// the launch.
     pub fn launch(&self, stream: &Stream, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let shape = match &self.find_layer(layer.layer)?.stage {
-            Some(stage) => stage.output_shape(layer),
-            None => packed_shape(layer),
-        };
-        let mut output = Tensor::empty(stream.device(), shape)?;
+        let mut output = Tensor::empty(stream.device(), output_shape(layer))?;
         self.launch_into(stream, layer, &mut output)?;
         Ok(output)
     }
@@ -272,6 +271,7 @@ impl<T: Element> StepPlan<T> {
     ) -> Result<()> {
         self.stream.check(stream)?;
         let plan = self.find_layer(layer.layer)?;
+        plan.check_form(layer)?;
         if let Some(stage) = &plan.stage {
             stage.launch_into(stream, layer, output)?;
         } else {
@@ -282,6 +282,16 @@ impl<T: Element> StepPlan<T> {
         })
     }
 
+    /// Refuses queries in another form than was planned.
+    fn check_form(&self, layer: &LayerTensors<'_, T>) -> Result<()> {
+        let given = form_of(layer);
+        if given == self.form {
+            return Ok(());
+        }
+        let name = |form: Option<&'static str>| form.unwrap_or("none, without latents");
+        Err(Error::not_as_planned("form", name(given), name(self.form)))
+    }
+
     /// Refuses a query and an output of other rows than were planned, and an output that a later call would read as its
     /// input.
     fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
@@ -290,8 +300,12 @@ impl<T: Element> StepPlan<T> {
             ("key", &**layer.key),
             ("value", &**layer.value),
         ];
-        for (name, rows) in [("query", layer.query), ("output", output)] {
-            let given = size(rows, 0);
+        let heads_first = usize::from(layer.latent.is_some());
+        let rows = [
+            ("query", size(layer.query, 0)),
+            ("output", size(output, heads_first)),
+        ];
+        for (name, given) in rows {
             if given != self.rows {
                 let planned = format_args!("{} rows", self.rows);
                 return Err(Error::not_as_planned(
@@ -316,15 +330,15 @@ impl<T: Element> StepPlan<T> {
         for (at, planned) in self.calls.iter().enumerate() {
             let PlannedCall { call, plan, .. } = planned;
             let mut target = match &self.merge {
-                None => Output::from(call.view(output)?),
+                None => Output::from(call.target(layer, output)?),
                 Some(merge) => match merge.parts.get(at) {
                     Some(part) => part.clone(),
                     None => plan.output()?,
                 },
             };
-            let query = call.view(layer.query)?;
+            let queries = call.queries(layer)?;
             let table = planned.table.as_ref().unwrap_or(&self.block_table);
-            launch(planned, call.inputs(layer, &query, table), &mut target)?;
+            launch(planned, call.inputs(layer, &queries, table), &mut target)?;
             if self.merge.is_some() {
                 parts.push(target);
             }
@@ -404,6 +418,11 @@ impl<T: Element> StepPlan<T> {
         }
         Ok(())
     }
+}
+
+/// The form of a layer's queries over latents.
+fn form_of<T: Element>(layer: &LayerTensors<'_, T>) -> Option<&'static str> {
+    layer.latent.map(|latent| latent.form.name())
 }
 
 /// The memory of plans of which each layer runs one.

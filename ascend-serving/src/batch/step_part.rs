@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
-
-use crate::error::Result;
+use ascend_attention::attention::{Cumulative, PerRequest};
 
 use super::metadata::AttentionMetadata;
 
@@ -52,11 +50,6 @@ impl StepPart {
     /// Whether each request has one query token.
     pub(crate) fn is_single(&self) -> bool {
         self.tokens.len() == self.requests.len()
-    }
-
-    /// Its rows of the step's table.
-    pub(crate) fn block_table(&self, of_step: &BlockTable) -> Result<BlockTable> {
-        Ok(of_step.rows(self.requests.clone())?)
     }
 
     /// Tokens that each request had cached before the step; dummies none.

@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::merge::{Part, PartsOfRows, RowMergePlan};
 use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, RefusedBackend, size};
+use crate::backends::{RefusedBackend, size};
 use crate::engine::{LayerInputs, QueuedLayers};
 use crate::error::Result;
 use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
@@ -122,8 +122,8 @@ impl TreeVerification {
 impl<'a, T: Element> TreeStep<'a, T> {
     /// Queues one layer: the attention of the nodes' query `[B, N, nodes, D]` over the cached tokens, and over the
     /// nodes' key and value `[B, Nkv, nodes, D]`, which need not be in the cache. Over a cache of latents absorbed
-    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`], [`LatentForm::Absorbed`]), which the
-    /// step writes to the cache, behind the cached tokens. The attention is of the query's shape. Returns at once.
+    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`]), which the step writes to the cache,
+    /// behind the cached tokens. The attention is of the query's shape. Returns at once.
     ///
     /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree
     /// mean nothing. The first layer plans for all.
@@ -340,43 +340,18 @@ pub(crate) fn check_inputs<'i, T: Element>(
     inputs: &LayerInputs<'i, T>,
     is_latent: bool,
 ) -> Result<Option<&'i Tensor<T>>, Violation> {
-    let refused = |given: String, allowed, fix| {
-        let given = format_args!("{given} in layer {layer}").to_string();
-        Err(Violation::new(&rules::DRAFT_INPUTS, given, allowed, fix))
-    };
     let own = match (inputs.mask, inputs.learnable_sink) {
-        (None, None) => None,
-        (Some(mask), _) => Some(format!("a layer's own mask, {mask},")),
-        (None, Some(sink)) => Some(format!("sinks {:?}", sink.shape())),
+        (None, None) => return inputs.absorbed_rope(layer, is_latent, &rules::DRAFT_INPUTS),
+        (Some(mask), _) => format!("a layer's own mask, {mask},"),
+        (None, Some(sink)) => format!("sinks {:?}", sink.shape()),
     };
-    if let Some(own) = own {
-        return refused(
-            own,
-            "the masks of the trees, without sinks",
-            "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain \
-             of drafts (`BatchRequest::drafts`) in a step",
-        );
-    }
-    let form = match (&inputs.latent, is_latent) {
-        (None, false) => return Ok(None),
-        (Some(_), false) => {
-            return refused(
-                "latents".into(),
-                "query, key and value, as the cache has no latents",
-                "bring query, key and value; latents are verified over a cache of latents (`CacheShape::latent`)",
-            );
-        }
-        (Some(LatentTensors { query_rope, form }), true) => match form {
-            LatentForm::Absorbed => return Ok(Some(*query_rope)),
-            other => format!("queries in the form {other:?}"),
-        },
-        (None, true) => "inputs without latents".into(),
-    };
-    refused(
-        form,
-        "absorbed queries, latents and rotary parts",
-        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
-    )
+    Err(Violation::new(
+        &rules::DRAFT_INPUTS,
+        format_args!("{own} in layer {layer}"),
+        "the masks of the trees, without sinks",
+        "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain of \
+         drafts (`BatchRequest::drafts`) in a step",
+    ))
 }
 
 /// Both calls and their merge, planned.

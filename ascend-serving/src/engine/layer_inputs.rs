@@ -1,8 +1,9 @@
 //! The inputs of a layer of a step.
 
-use ascend_attention::{AnyTensor, Element, Tensor};
+use ascend_attention::spec::Rule;
+use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
-use crate::backends::LatentTensors;
+use crate::backends::{LatentForm, LatentTensors};
 use crate::batch::LayerMask;
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
@@ -107,5 +108,37 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
+    }
+
+    /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Latents over another
+    /// cache, inputs without them, and queries in another form break the rule.
+    pub(crate) fn absorbed_rope(
+        &self,
+        layer: usize,
+        is_latent: bool,
+        rule: &'static Rule,
+    ) -> Result<Option<&'a Tensor<T>>, Violation> {
+        let given = match (&self.latent, is_latent) {
+            (None, false) => return Ok(None),
+            (Some(_), false) => {
+                return Err(Violation::new(
+                    rule,
+                    format_args!("latents in layer {layer}"),
+                    "query, key and value, as the cache has no latents",
+                    "bring query, key and value; latents belong to a cache of latents (`CacheShape::latent`)",
+                ));
+            }
+            (Some(LatentTensors { query_rope, form }), true) => match form {
+                LatentForm::Absorbed => return Ok(Some(*query_rope)),
+                other => format!("queries in the form {other:?}"),
+            },
+            (None, true) => "inputs without latents".into(),
+        };
+        Err(Violation::new(
+            rule,
+            format_args!("{given} in layer {layer}"),
+            "absorbed queries, latents and rotary parts",
+            "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
+        ))
     }
 }

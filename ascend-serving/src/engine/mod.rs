@@ -36,7 +36,7 @@ pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
 pub use layer_inputs::LayerInputs;
 pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
-pub(crate) use range_check::{RangeChecker, packed_tensors, take_findings};
+pub(crate) use range_check::{RangeChecker, latent_tensors, packed_tensors, take_findings};
 pub use sparse_latent::SparseLatent;
 pub use sparse_step::{IndexerTensors, SparseStep, SparseTensors};
 pub use step::Step;

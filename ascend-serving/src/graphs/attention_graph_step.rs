@@ -5,14 +5,17 @@ use std::fmt;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{apart, size};
-use crate::engine::{LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, packed_tensors};
+use crate::engine::{
+    LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors,
+};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
 
 use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_pool::GraphStep;
-use super::graph_tensors::{GraphTensors, GroupBuffers};
+use super::graph_tensors::GraphTensors;
+use super::graph_tensors::GroupBuffers;
 
 /// A step whose layers are replayed from graphs. From [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end
 /// it when the last layer is queued, as a [`Step`](crate::Step).
@@ -46,20 +49,12 @@ impl<'a> CapturedLayers<'a> {
         no_layer(layer, self.places.len())
     }
 
-    /// Refuses a mask and sinks other than those of the capture, and latents, of which no graph has any.
+    /// Refuses a mask and sinks other than those of the capture.
     fn check_captured<T: Element>(
         self,
         layer: usize,
         inputs: &LayerInputs<'_, T>,
     ) -> Result<(), Violation> {
-        if inputs.latent.is_some() {
-            return Err(Violation::new(
-                &rules::GRAPH_INPUTS,
-                format_args!("latents in layer {layer}"),
-                "query, key and value",
-                "compute layers of latent attention without a graph, by `Attention::begin` with `Mla`",
-            ));
-        }
         let captured = self.place(layer).and_then(|place| {
             let group = self.groups.get(place.group)?;
             group.mask(place.layer)
@@ -131,18 +126,14 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         let tensors = self.of(layer)?;
         self.step.launch(layer)?;
         if let Some(checker) = &mut self.range_checker {
-            let GraphTensors {
-                query,
-                key,
-                value,
-                output,
-                query_rope: _,
-            } = tensors;
-            checker.check(
-                self.stream,
-                layer,
-                packed_tensors([query, key, value], output),
-            )?;
+            let (stream, output) = (self.stream, &tensors.output);
+            let inputs = [&tensors.query, &tensors.key, &tensors.value];
+            match &tensors.latent() {
+                Some(latent) => {
+                    checker.check(stream, layer, latent_tensors(inputs, latent, output))?
+                }
+                None => checker.check(stream, layer, packed_tensors(inputs, output))?,
+            }
         }
         Ok(&tensors.output)
     }
@@ -150,12 +141,14 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Copies a layer's query, key and value into its tensors and launches its graph. They have a row for each token
     /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
     /// this step ([`AttentionGraphStep::launch`]), which overwrites its memory, that of its clones too. A mask and
-    /// sinks may be left out, since the graph has those of the capture.
+    /// sinks may be left out, since the graph has those of the capture. Over a cache of latents the inputs are absorbed
+    /// queries, latents and both rotary parts ([`LayerInputs::latent`]).
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
     /// other shapes; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask and
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other sinks than those of the capture, and for latents;
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other sinks than those of the capture, for queries over latents
+    /// that are not absorbed, and for latents exactly where the cache has none;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an input that is the graph's tensor for
     /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
@@ -168,35 +161,36 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         let tensors = self.of(layer)?;
         self.step.admits(layer)?;
         self.layers.check_captured(layer, &inputs)?;
+        let is_latent = tensors.query_rope.is_some();
+        let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {
             actual: self.actual,
             padded: self.rows,
             padding: false,
             fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
         };
+        let rope = query_rope.zip(tensors.query_rope.as_ref());
         let copies = [
-            ("query", inputs.query, &tensors.query),
-            ("key", inputs.key, &tensors.key),
-            ("value", inputs.value, &tensors.value),
+            Some(("query", inputs.query, &tensors.query)),
+            Some(("key", inputs.key, &tensors.key)),
+            Some(("value", inputs.value, &tensors.value)),
+            rope.map(|(from, to)| ("query_rope", from, to)),
         ];
-        for (name, from, to) in copies {
+        let copies = || copies.into_iter().flatten();
+        for (name, from, to) in copies() {
             let (heads, dim) = (size(to, 1), size(to, 2));
             rows.check(name, from, Some(layer), heads, Some(dim))?;
         }
         // An input in another input's place would be overwritten before it is copied.
-        let places = [
-            ("the graph's query", &*tensors.query),
-            ("the graph's key", &*tensors.key),
-            ("the graph's value", &*tensors.value),
-        ];
-        for (at, (name, from, _)) in copies.into_iter().enumerate() {
-            let others = places
-                .into_iter()
-                .enumerate()
-                .filter(|(other, _)| *other != at);
-            apart(name, from, others.map(|(_, place)| place))?;
+        for (at, (name, from, _)) in copies().enumerate() {
+            let others = copies().enumerate().filter(|(other, _)| *other != at);
+            apart(
+                name,
+                from,
+                others.map(|(_, (_, _, to))| ("another of the graph's tensors", &**to)),
+            )?;
         }
-        for (_, from, to) in copies {
+        for (_, from, to) in copies() {
             to.narrow(0, 0..size(from, 0))?
                 .copy_from(self.stream, from)?;
         }

@@ -29,7 +29,8 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
 /// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
-/// them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// them. Over a cache of latents the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)).
+/// From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -85,7 +86,7 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which alone is the error for a cache of latents;
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND));
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is not above 0 or not finite;
@@ -152,16 +153,6 @@ impl<T: Element> AttentionGraphs<T> {
         for attention in attentions {
             attention.cache().admits(stream)?;
             attention.shape().check_cache(&attention.cache().shape())?;
-            if attention.cache().shape().is_latent() {
-                return Err(Violation::new(
-                    &rules::GRAPH_BACKEND,
-                    "a cache of latents",
-                    "a cache of keys and values",
-                    "compute steps over latents without a graph, or capture launches of your own with `GraphPool`; \
-                     verifications of trees over latents are captured by `TreeVerification::capture`",
-                )
-                .into());
-            }
         }
         limits.check()?;
         check_sinks(stream, groups.len(), &places, limits)?;

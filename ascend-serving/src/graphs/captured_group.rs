@@ -225,12 +225,21 @@ impl CapturedGroup {
             let buffer = device.alloc_zeroed::<T>(elements)?;
             Ok(Tensor::from_buffer(&buffer, [rows, heads, dim])?)
         };
+        let (query_dim, rope_dim, output) = match shape.is_latent() {
+            true => (
+                shape.key_dim,
+                Some(shape.value_dim),
+                [heads.heads, rows, shape.key_dim],
+            ),
+            false => (heads.head_dim, None, [rows, heads.heads, shape.value_dim]),
+        };
+        let rope = rope_dim.map(|dim| zeros(heads.heads, dim));
         let tensors = GraphTensors {
-            query: zeros(heads.heads, heads.head_dim)?,
-            query_rope: None,
+            query: zeros(heads.heads, query_dim)?,
+            query_rope: rope.transpose()?,
             key: zeros(shape.kv_heads, shape.key_dim)?,
             value: zeros(shape.kv_heads, shape.value_dim)?,
-            output: Tensor::empty(device, [rows, heads.heads, shape.value_dim])?,
+            output: Tensor::empty(device, output)?,
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
         let new = [&tensors.key, &tensors.value];
@@ -322,7 +331,7 @@ impl CapturedGroup {
             cache,
             quantised,
             learnable_sink,
-            latent: None,
+            latent: tensors.latent(),
         }
     }
 

@@ -373,7 +373,8 @@ impl<'a, B> GraphStep<'a, B> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
-    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step; as for [`Graph::launch`].
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step; as for
+    /// [`Graph::launch`].
     pub fn launch(&mut self, layer: usize) -> Result<()> {
         let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)

@@ -5,18 +5,18 @@ use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Element, Tensor};
 
-use crate::backends::{Recorded, StepProgram};
+use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram};
 use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
-/// each. All layers of a group and size have the same tensors. In [`TreeGraphs`](crate::TreeGraphs) the tensors are
-/// `[size, heads, nodes, D]`; with latents `query` holds absorbed queries, `key` latents, `value` rotary keys, and
-/// `output` attention to be projected.
+/// each. All layers of a group and size have the same tensors. Over latents `query` holds absorbed queries, `key`
+/// latents, `value` rotary keys, and `output` attention to be projected, `[N, rows, 512]`. In
+/// [`TreeGraphs`](crate::TreeGraphs) the tensors are `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
     /// Queries, `[rows, N, D]`.
     pub query: Tensor<T>,
-    /// The rotary parts of absorbed queries, in [`TreeGraphs`](crate::TreeGraphs) over a cache of latents.
+    /// The rotary parts of absorbed queries, over a cache of latents.
     pub query_rope: Option<Tensor<T>>,
     /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,
@@ -24,6 +24,15 @@ pub struct GraphTensors<T: Element> {
     pub value: Tensor<T>,
     /// The attention, `[rows, N, Dv]`.
     pub output: Tensor<T>,
+}
+
+impl<T: Element> GraphTensors<T> {
+    /// What latent attention has besides query, key and value.
+    pub(super) fn latent(&self) -> Option<LatentTensors<'_, T>> {
+        let query_rope = self.query_rope.as_ref()?;
+        let form = LatentForm::Absorbed;
+        Some(LatentTensors { query_rope, form })
+    }
 }
 
 /// The buffers of the graphs of a size, for the layers that share a cache.

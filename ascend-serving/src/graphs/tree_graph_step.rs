@@ -61,9 +61,9 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         &self.step.buffers().tensors
     }
 
-    /// Launches the graph of a layer, whose tensors were filled; before it, nodes over latents are written to the cache.
-    /// Returns at once. The output of all layers is one tensor, lent until the next call of this step: queue work that reads it
-    /// on the step's stream before that, or copy it there.
+    /// Launches the graph of a layer, whose tensors were filled; before it, nodes over latents are written to the
+    /// cache. Returns at once. The output of all layers is one tensor, lent until the next call of this step: queue
+    /// work that reads it on the step's stream before that, or copy it there.
     ///
     /// # Errors
     /// As for [`GraphStep::launch`].

@@ -57,6 +57,10 @@ fn serving_answers_any_numbers() {
         ("cross attention", &serving::CROSS_STEPS),
         ("a step of an engine", &serving::STEPS),
         ("a step by graphs", &serving::GRAPH_STEPS),
+        (
+            "a step over latents by graphs",
+            &serving::LATENT_GRAPH_STEPS,
+        ),
         ("trees", &serving::TREE_STEPS),
         ("trees by graphs", &serving::TREE_GRAPH_STEPS),
     ]);

@@ -9,11 +9,11 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask,
     DraftSource, DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, HybridBackend,
-    IndexerTensors, KeySplit, LayerMask, LayerSet, LocalBatch, MaskExtent, MultiItemPrompt,
-    NamedMask, NamedMaskAttention, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch,
-    SampledDrafts, SharedPrefixDecode, SharedPrefixThresholds, SparseLatent, SparseTensors,
-    SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
-    TwoFusedCalls,
+    IndexerTensors, KeySplit, LatentForm, LatentTensors, LayerInputs, LayerMask, LayerSet,
+    LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention, PackedBits,
+    PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SharedPrefixThresholds, SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy,
+    TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
 };
 
 use crate::draw::Draw;
@@ -23,6 +23,7 @@ use crate::{Call, Forwards};
 pub static CROSS_STEPS: Forwards = Forwards::new();
 pub static STEPS: Forwards = Forwards::new();
 pub static GRAPH_STEPS: Forwards = Forwards::new();
+pub static LATENT_GRAPH_STEPS: Forwards = Forwards::new();
 pub static TREE_STEPS: Forwards = Forwards::new();
 pub static TREE_GRAPH_STEPS: Forwards = Forwards::new();
 
@@ -507,6 +508,52 @@ pub const CALLS: &[Call] = &[
         let _ = step.forward(draw.usize(), (&query, &key, &key));
         let _ = step.forward(0, (&query, &key, &key));
         GRAPH_STEPS.count();
+        drop(step);
+        stream.synchronize().unwrap();
+    }),
+    ("a step over latents by graphs", |draw| {
+        let stream = crate::stream();
+        let shape = CacheShape::latent(1);
+        let fits = draw.bool();
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap();
+        let heads = AttentionShape::latent(draw.of(&[1, 2, 2, 2, usize::MAX]));
+        let attention = Attention::new(heads, cache, Backends::none().with(Mla::new()));
+        let limits = match fits {
+            true => fitting_limits(),
+            false => graph_limits(draw),
+        };
+        let Ok(mut graphs) = attention.capture(&stream, Causality::Causal, &limits) else {
+            return;
+        };
+        let settings = settings(4, 16, pad, 0).unwrap();
+        let requests = match fits {
+            true => vec![Request::fitting(draw)],
+            false => draw.few(Request::draw),
+        };
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
+            return;
+        };
+        let tokens = metadata.actual_tokens();
+        let of = |heads: usize, dim: usize| {
+            let ones = vec![bf16::ONE; tokens * heads * dim];
+            stream.upload(&ones, [tokens, heads, dim]).unwrap()
+        };
+        let (query, query_rope) = (of(2, 512), of(draw.of(&[1, 2, 2]), draw.of(&[64, 64, 512])));
+        let (latent, key_rope) = (of(1, 512), of(1, 64));
+        let Ok(mut step) = graphs.begin(&stream, &mut metadata) else {
+            return;
+        };
+        let tensors = LatentTensors {
+            query_rope: &query_rope,
+            form: LatentForm::Absorbed,
+        };
+        let _ = step.forward(0, (&query, &latent, &key_rope));
+        let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+        let _ = step.forward(draw.usize(), inputs);
+        let _ = step.forward(0, inputs);
+        LATENT_GRAPH_STEPS.count();
         drop(step);
         stream.synchronize().unwrap();
     }),

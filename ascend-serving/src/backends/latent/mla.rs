@@ -1,20 +1,18 @@
 //! Multi-head latent attention by the stock operator.
 
-use std::fmt;
+use ascend_attention::spec::Layout;
+use ascend_attention::{CausalOrigin, Element, Violation};
 
-use ascend_attention::{Element, Stream, Tensor, Violation};
-
-use crate::backends::paged_decode::sizes;
 use crate::backends::{
-    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory,
-    StepProgram, StepStage,
+    AttentionBackend, LatentForm, LayerTensors, StepCall, StepContext, StepProgram,
 };
-use crate::batch::{AttentionMetadata, Causality, LayerMask, StatePolicy, StepPart};
-use crate::error::{Error, Result};
+use crate::batch::{AttentionMetadata, StatePolicy, StepPart};
+use crate::error::Result;
+use crate::kv::LayerCache;
 use crate::rules;
 
-use super::decode::MlaDecode;
 use super::prefill::MlaPrefill;
+use super::refusals::{check_step, latent};
 
 /// Multi-head latent attention over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.
@@ -22,7 +20,7 @@ use super::prefill::MlaPrefill;
 /// | queries | step | calls |
 /// |---|---|---|
 /// | [absorbed](LatentForm::Absorbed) | one token a request | BNSD_NBSD over the cache, mode 0 |
-/// | absorbed | several tokens a request, on CANN 8.1 up to 16: drafts, multi-token prediction | TND_NTD over the cache, mode 3 |
+/// | absorbed | several tokens a request (drafts), on CANN 8.1 up to 16 | TND_NTD over the cache, mode 3 |
 /// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3, and over cached ones, mode 0 |
 /// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for decodes, the plain ones for the rest |
 ///
@@ -78,51 +76,6 @@ impl Default for Mla {
     }
 }
 
-/// The refusal of a layer that no call of latent attention computes.
-fn refused(given: impl fmt::Display, fix: &'static str) -> Violation {
-    Violation::new(
-        &rules::BACKEND_LATENT,
-        given,
-        "latents and rotary parts, one key head, causal, without window and sinks",
-        fix,
-    )
-}
-
-/// The latent inputs of a layer.
-fn latent<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<LatentTensors<'a, T>, Violation> {
-    match (layer.latent, layer.learnable_sink) {
-        (None, _) => Err(refused(
-            "a layer without rotary parts",
-            "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
-        )),
-        (Some(_), Some(_)) => Err(refused(
-            "sinks",
-            "leave the sinks out: no call of latent attention takes any",
-        )),
-        (Some(latent), None) => Ok(latent),
-    }
-}
-
-/// Refuses steps that no form of latent attention computes.
-fn check_step(step: &StepContext<'_>) -> Result<(), Violation> {
-    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
-                  `LayerInputs::mask`";
-    match step.mask {
-        LayerMask::Causality(Causality::Causal) if step.shape.kv_heads == 1 => Ok(()),
-        LayerMask::Causality(Causality::Causal) => Err(refused(
-            format_args!("{} key heads", step.shape.kv_heads),
-            "make the `AttentionShape` by `AttentionShape::latent`",
-        )),
-        LayerMask::Causality(other) => Err(refused(format_args!("{other:?}"), causal)),
-        mask @ LayerMask::Named(_) => Err(Violation::new(
-            &rules::BACKEND_MASK,
-            mask,
-            "causal layers: no call of latent attention takes another mask",
-            causal,
-        )),
-    }
-}
-
 impl<T: Element> AttentionBackend<T> for Mla {
     fn name(&self) -> &'static str {
         "mla"
@@ -142,30 +95,46 @@ impl<T: Element> AttentionBackend<T> for Mla {
         let rope = latent.query_rope;
         let metadata = step.metadata;
         let bytes = self.workspace_bytes;
-        Ok(StepProgram::new([]).stage(match latent.form {
+        Ok(match latent.form {
             LatentForm::Absorbed => {
-                let part = StepPart::all(metadata);
-                let queries = [first.query, rope];
-                MlaStep::Absorbed(MlaDecode::plan(step, &part, first.cache, queries)?)
+                absorbed_call(step, &StepPart::all(metadata), first.cache)?.into()
             }
             LatentForm::Plain(_) => {
                 let part = StepPart::all(metadata);
-                let prefill = MlaPrefill::plan(step, part, first, rope, bytes)?;
-                MlaStep::Plain(Box::new(prefill))
+                StepProgram::new([]).stage(MlaPrefill::plan(step, part, first, rope, bytes)?)
             }
-            LatentForm::Mixed { absorbed, .. } => {
+            LatentForm::Mixed { .. } => {
                 if metadata.prefills() == 0 || metadata.decodes() == 0 || !metadata.decodes_lead() {
                     return Err(not_mixed(metadata).into());
                 }
                 let [decodes, others] = StepPart::split(metadata);
-                let rope_of = rope.narrow(0, decodes.tokens.clone())?;
-                let queries = [absorbed, &rope_of];
-                let decode = MlaDecode::plan(step, &decodes, first.cache, queries)?;
+                let call = absorbed_call(step, &decodes, first.cache)?
+                    .rows(decodes.tokens)
+                    .requests(decodes.requests);
                 let prefill = MlaPrefill::plan(step, others, first, rope, bytes)?;
-                MlaStep::Mixed(decodes.tokens.len(), decode, Box::new(prefill))
+                StepProgram::from(call).stage(prefill)
             }
-        }))
+        })
     }
+}
+
+/// The call of absorbed queries, which reads the cache as it is.
+fn absorbed_call<T: Element>(
+    step: &StepContext<'_>,
+    part: &StepPart,
+    cache: &LayerCache<T>,
+) -> Result<StepCall> {
+    let lengths = part.kv_lengths.clone();
+    // The operator reads an NZ cache for BSND queries alone, which are the same bytes.
+    Ok(match (part.is_single(), cache.key.shape().len()) {
+        (false, _) => {
+            let masks = step.stream.device().masks();
+            let mask = masks.causal(CausalOrigin::RightDown)?;
+            StepCall::packed(part.q_ends.clone(), lengths).mask(mask)
+        }
+        (true, 5) => StepCall::batched(Layout::Bsnd, lengths),
+        (true, _) => StepCall::batched(Layout::Bnsd, lengths),
+    })
 }
 
 #[cold]
@@ -185,78 +154,4 @@ fn not_mixed(metadata: &AttentionMetadata) -> Violation {
         "decodes, then prefills",
         "put the decodes first, and bring one form where there is one kind of request",
     )
-}
-
-/// A step, by the form of its queries.
-enum MlaStep<T: Element> {
-    Absorbed(MlaDecode),
-    Plain(Box<MlaPrefill<T>>),
-    /// Tokens that decode, their call, and the calls of the rest.
-    Mixed(usize, MlaDecode, Box<MlaPrefill<T>>),
-}
-
-impl<T: Element> StepStage<T> for MlaStep<T> {
-    fn memory(&self) -> StepMemory {
-        match self {
-            Self::Absorbed(decode) => decode.memory(),
-            Self::Plain(prefill) => prefill.memory(),
-            Self::Mixed(_, decode, prefill) => decode.memory().then(prefill.memory()),
-        }
-    }
-
-    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
-        let [tokens, heads, dim] = sizes(layer.query);
-        match self {
-            Self::Absorbed(_) => [heads, tokens, dim],
-            Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
-        }
-    }
-
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let latent = latent(layer)?;
-        let (rope, into) = (latent.query_rope, &*output);
-        match (self, latent.form) {
-            (Self::Absorbed(decode), LatentForm::Absorbed) => {
-                decode.launch(stream, layer.cache, [layer.query, rope], into)
-            }
-            (Self::Plain(prefill), LatentForm::Plain(projection)) => {
-                prefill.launch(stream, layer, rope, projection, into)
-            }
-            (
-                Self::Mixed(tokens, decode, prefill),
-                LatentForm::Mixed {
-                    absorbed,
-                    decoded,
-                    projection,
-                },
-            ) => {
-                let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
-                decode.launch(stream, layer.cache, queries, decoded)?;
-                prefill.launch(stream, layer, rope, projection, into)
-            }
-            (planned, given) => Err(Error::not_as_planned(
-                "form",
-                format_args!("{given:?}"),
-                format_args!("{planned:?}"),
-            )),
-        }
-    }
-}
-
-impl<T: Element> fmt::Debug for MlaStep<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absorbed(decode) => f.debug_tuple("Absorbed").field(decode).finish(),
-            Self::Plain(prefill) => f.debug_tuple("Plain").field(prefill).finish(),
-            Self::Mixed(_, decode, prefill) => {
-                let mut mixed = f.debug_tuple("Mixed");
-                mixed.field(decode).field(prefill).finish()
-            }
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! Multi-head latent attention: the calls that compute it.
 
 mod context_chunks;
-mod decode;
 mod mla;
 mod prefill;
+mod refusals;
 
 pub use mla::Mla;

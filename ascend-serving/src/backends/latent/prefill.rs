@@ -12,15 +12,16 @@ use ascend_attention::{
 };
 
 use crate::backends::{
-    LatentRows, LayerTensors, StepContext, StepMemory, UpProjected, UpProjection, output_bytes,
-    size, tensor_bytes,
+    LatentForm, LatentRows, LayerTensors, StepContext, StepMemory, StepStage, UpProjected,
+    UpProjection, output_bytes, size, tensor_bytes,
 };
 use crate::batch::{AttentionMetadata, StepPart};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::CachedRows;
 use crate::sharing::lock;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
+use super::refusals::latent;
 
 /// The calls of plain queries.
 ///
@@ -246,11 +247,6 @@ impl<T: Element> MlaPrefill<T> {
         })
     }
 
-    /// The device memory that the calls need.
-    pub(super) fn memory(&self) -> StepMemory {
-        self.memory
-    }
-
     /// Merges the attention over each chunk into that over the step's own tokens.
     fn merge_context(
         &self,
@@ -354,25 +350,6 @@ impl<T: Element> MlaPrefill<T> {
         Ok(())
     }
 
-    /// Queues the attention of a layer, into `[tokens, N, 128]`.
-    pub(super) fn launch(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        query_rope: &Tensor<T>,
-        projection: &dyn UpProjection<T>,
-        into: &Tensor<T>,
-    ) -> Result<()> {
-        let free = lock(&self.free).pop();
-        let workspace = match free {
-            Some(workspace) => workspace,
-            None => self.sizes.allocate(stream.device())?,
-        };
-        let outcome = self.launch_in(&workspace, stream, layer, (query_rope, projection), into);
-        lock(&self.free).push(workspace);
-        outcome
-    }
-
     fn launch_in(
         &self,
         workspace: &Workspace<T>,
@@ -403,6 +380,35 @@ impl<T: Element> MlaPrefill<T> {
             self.merge_context(stream, layer, (query_rope, projection), workspace, &own)?;
         }
         Ok(())
+    }
+}
+
+impl<T: Element> StepStage<T> for MlaPrefill<T> {
+    fn memory(&self) -> StepMemory {
+        self.memory
+    }
+
+    fn launch_into(
+        &self,
+        stream: &Stream,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let latent = latent(layer)?;
+        let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form
+        else {
+            let given = latent.form.name();
+            return Err(Error::not_as_planned("form", given, "plain queries"));
+        };
+        let free = lock(&self.free).pop();
+        let workspace = match free {
+            Some(workspace) => workspace,
+            None => self.sizes.allocate(stream.device())?,
+        };
+        let plain = (latent.query_rope, projection);
+        let outcome = self.launch_in(&workspace, stream, layer, plain, output);
+        lock(&self.free).push(workspace);
+        outcome
     }
 }
 

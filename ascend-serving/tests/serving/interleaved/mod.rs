@@ -246,11 +246,11 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
         let limits = GraphLimits::new([1, 3], 256).tokens_each(each);
         attention.capture(stream, causality, &limits).unwrap()
     };
-    // Graphs over quantised caches compute one token a request that sees all, and none read latents.
+    // Graphs over quantised caches compute one token a request that sees all.
     let graphs = match (stored, setting.window) {
         (Stored::Quantised, None) => vec![capture(1), capture(1)],
-        (Stored::Quantised, Some(_)) | (Stored::Latents, _) => vec![],
-        (Stored::Heads, _) => vec![capture(1), capture(2)],
+        (Stored::Quantised, Some(_)) => vec![],
+        (Stored::Heads | Stored::Latents, _) => vec![capture(1), capture(2)],
     };
     let limits = GraphLimits::new([1, 2], 256).tokens_each(trees::NODES);
     // Trees over quantised caches are refused.

@@ -187,6 +187,89 @@ impl AttentionBackend<bf16> for KeysAndValues {
     }
 }
 
+/// A backend of the caller that merges calls over latents.
+struct MergedLatents;
+
+impl AttentionBackend<bf16> for MergedLatents {
+    fn name(&self) -> &'static str {
+        "merged_latents"
+    }
+
+    fn reads_latents(&self) -> bool {
+        true
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<StepProgram<bf16>> {
+        let call = || StepCall::of_step(step);
+        Ok(StepProgram::new([call()?, call()?]).merged(Vec::new()))
+    }
+}
+
+#[test]
+fn calls_over_latents_are_not_merged() {
+    let stream = harness::stream();
+    let backends = Backends::none().with(MergedLatents);
+    let step = (Cache::BnBsH, 1, 5);
+    let why = refused(&stream, backends, Causality::Causal, step, "absorbed");
+    assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
+}
+
+/// Absorbed queries of mixed steps are those of the decodes, no more and no fewer, and so is their output.
+#[test]
+fn tensors_of_other_decodes_are_refused() {
+    let stream = harness::stream();
+    let shape = CacheShape::latent(1);
+    let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
+    let settings = BatchSettings::of(&cache, Causality::Causal);
+    let backends = Backends::none().with(Mla::new());
+    let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
+    let rows = |rows: usize, axes: [usize; 2]| -> Tensor<bf16> {
+        let zeros = vec![bf16::ZERO; rows * axes[0] * axes[1]];
+        stream.upload(&zeros, [rows, axes[0], axes[1]]).unwrap()
+    };
+    let project = |_: &Stream, _: usize, _: LatentRows<'_, bf16>, to: &UpProjected<bf16>| {
+        for tensor in [&to.key, &to.key_rope, &to.value] {
+            let elements = tensor.shape().iter().product();
+            tensor.overwrite(&stream, &vec![bf16::ZERO; elements])?;
+        }
+        Ok(())
+    };
+    let (plain, query_rope) = (rows(2, [2, DIM]), rows(4, [2, ROPE]));
+    let (latent, key_rope) = (rows(4, [1, LATENT]), rows(4, [1, ROPE]));
+    let requests = [
+        BatchRequest::in_row(&[0], 3, 1),
+        BatchRequest::in_row(&[1], 5, 1),
+        BatchRequest::in_row(&[2], 0, 2),
+    ];
+    for (absorbed, decoded) in [(1, 2), (3, 2), (2, 1), (2, 3), (2, 2)] {
+        let metadata = AttentionMetadata::new(&requests, settings).unwrap();
+        let (query, output) = (rows(absorbed, [2, LATENT]), rows(2, [decoded, LATENT]));
+        let form = LatentForm::Mixed {
+            absorbed: &query,
+            decoded: &output,
+            projection: &project,
+        };
+        let tensors = LatentTensors {
+            query_rope: &query_rope,
+            form,
+        };
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let inputs = LayerInputs::latent(&plain, &latent, &key_rope, tensors);
+        let outcome = step.forward(0, inputs).map(drop);
+        assert_eq!(
+            outcome.is_ok(),
+            (absorbed, decoded) == (2, 2),
+            "{outcome:?}"
+        );
+        drop(step);
+        stream.synchronize().unwrap();
+    }
+}
+
 #[test]
 fn a_projection_may_run_the_plan_that_called_it() {
     let stream = harness::stream();

@@ -229,7 +229,7 @@ fn decodes_in_front_of_prefills() {
     };
     let cached = plain(20, 7, &[20], &[7]);
     let calls = said(&table, Cache::BnBsH, &metadata, 2, 80);
-    assert_eq!(calls, [decode, own, cached]);
+    assert_eq!(calls, [own, cached, decode]);
 }
 
 /// Runs the layers of a step: the layouts of what was planned, and what failed.

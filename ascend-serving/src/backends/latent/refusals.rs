@@ -1,0 +1,56 @@
+//! The layers and steps that no call of latent attention computes.
+
+use std::fmt;
+
+use ascend_attention::{Element, Violation};
+
+use crate::backends::{LatentTensors, LayerTensors, StepContext};
+use crate::batch::{Causality, LayerMask};
+use crate::rules;
+
+/// The refusal of a layer that no call of latent attention computes.
+fn refused(given: impl fmt::Display, fix: &'static str) -> Violation {
+    Violation::new(
+        &rules::BACKEND_LATENT,
+        given,
+        "latents and rotary parts, one key head, causal, without window and sinks",
+        fix,
+    )
+}
+
+/// The latent inputs of a layer.
+pub(super) fn latent<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+) -> Result<LatentTensors<'a, T>, Violation> {
+    match (layer.latent, layer.learnable_sink) {
+        (None, _) => Err(refused(
+            "a layer without rotary parts",
+            "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
+        )),
+        (Some(_), Some(_)) => Err(refused(
+            "sinks",
+            "leave the sinks out: no call of latent attention takes any",
+        )),
+        (Some(latent), None) => Ok(latent),
+    }
+}
+
+/// Refuses steps that no form of latent attention computes.
+pub(super) fn check_step(step: &StepContext<'_>) -> Result<(), Violation> {
+    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
+                  `LayerInputs::mask`";
+    match step.mask {
+        LayerMask::Causality(Causality::Causal) if step.shape.kv_heads == 1 => Ok(()),
+        LayerMask::Causality(Causality::Causal) => Err(refused(
+            format_args!("{} key heads", step.shape.kv_heads),
+            "make the `AttentionShape` by `AttentionShape::latent`",
+        )),
+        LayerMask::Causality(other) => Err(refused(format_args!("{other:?}"), causal)),
+        mask @ LayerMask::Named(_) => Err(Violation::new(
+            &rules::BACKEND_MASK,
+            mask,
+            "causal layers: no call of latent attention takes another mask",
+            causal,
+        )),
+    }
+}

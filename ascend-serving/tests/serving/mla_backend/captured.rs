@@ -1,0 +1,413 @@
+//! Steps over latents replayed from graphs: bit by bit those without a graph, and the definition's.
+
+use approx::abs_diff_eq;
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends,
+    BatchRequest, BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention,
+    GroupedRequest, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor,
+    LayerTensors, Mla, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
+    UpProjected, Violation, rules,
+};
+
+use super::definition::{What, absorb, dense, exact, project, row};
+use super::{DIM, LATENT, LAYERS, ROPE, harness};
+use crate::tokens::packed;
+
+const HEADS: usize = 2;
+
+fn attention(
+    stream: &Stream,
+    format: Cache,
+    layers: usize,
+    backends: Backends<bf16>,
+) -> Attention<bf16> {
+    let shape = CacheShape::latent(layers).format(format);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
+    Attention::new(AttentionShape::latent(HEADS), cache, backends)
+}
+
+/// Backends of which one reads latents.
+fn backends() -> Backends<bf16> {
+    Backends::none().with(FusedAttention).with(Mla::new())
+}
+
+/// The inputs of a layer: absorbed queries and their rotary parts, latents and rotary keys.
+struct Rows {
+    query: Tensor<bf16>,
+    query_rope: Tensor<bf16>,
+    latent: Tensor<bf16>,
+    key_rope: Tensor<bf16>,
+}
+
+impl Rows {
+    fn of(stream: &Stream, names: &[u64], layer: usize) -> Self {
+        let upload = |heads: usize, dim: usize, row: &dyn Fn(u64) -> Vec<bf16>| {
+            let rows: Vec<bf16> = names.iter().flat_map(|name| row(*name)).collect();
+            stream.upload(&rows, [names.len(), heads, dim]).unwrap()
+        };
+        let of = |what, heads: usize, dim: usize| {
+            upload(heads, dim, &|name| row(name, layer, what, heads * dim))
+        };
+        Self {
+            query: upload(HEADS, LATENT, &|name| {
+                absorb(layer, HEADS, &row(name, layer, What::Query, HEADS * DIM))
+            }),
+            query_rope: of(What::QueryRope, HEADS, ROPE),
+            latent: of(What::Latent, 1, LATENT),
+            key_rope: of(What::KeyRope, 1, ROPE),
+        }
+    }
+
+    fn inputs(&self) -> LayerInputs<'_, bf16> {
+        let tensors = LatentTensors {
+            query_rope: &self.query_rope,
+            form: LatentForm::Absorbed,
+        };
+        LayerInputs::latent(&self.query, &self.latent, &self.key_rope, tensors)
+    }
+}
+
+/// The row of a token in an output `[N, tokens, 512]`, of all heads.
+fn row_of(output: &[bf16], tokens: usize, token: usize) -> Vec<bf16> {
+    let heads = output.chunks(tokens * LATENT);
+    let heads = heads.flat_map(|head| &head[token * LATENT..][..LATENT]);
+    heads.copied().collect()
+}
+
+/// Requests with the names of their tokens, computed with and without graphs.
+struct Server<'a> {
+    stream: &'a Stream,
+    attention: Attention<bf16>,
+    graphs: AttentionGraphs<bf16>,
+    requests: Vec<(Sequence, Vec<u64>)>,
+    named: u64,
+    replays: usize,
+}
+
+impl<'a> Server<'a> {
+    fn new(stream: &'a Stream, format: Cache, each: usize) -> Self {
+        let attention = attention(stream, format, LAYERS, backends());
+        let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
+        let graphs = attention.capture(stream, Causality::Causal, &limits);
+        Self {
+            stream,
+            graphs: graphs.unwrap(),
+            attention,
+            requests: Vec::new(),
+            named: 0,
+            replays: 0,
+        }
+    }
+
+    /// Computes a step in which each request adds some tokens, or none where it takes no part.
+    fn step(&mut self, news: &[usize]) {
+        let stream = self.stream;
+        while self.requests.len() < news.len() {
+            let sequence = Sequence::new(self.attention.cache().pool());
+            self.requests.push((sequence, Vec::new()));
+        }
+        let turns: Vec<_> = (news.iter().copied().enumerate())
+            .filter(|(_, new)| *new > 0)
+            .collect();
+        let mut names = Vec::new();
+        for &(request, new) in &turns {
+            let (sequence, known) = &mut self.requests[request];
+            let grown = sequence.len() + new - known.len();
+            known.extend((0..grown as u64).map(|token| self.named + token));
+            self.named += grown as u64;
+            self.attention.grow(stream, sequence, new).unwrap();
+            names.extend_from_slice(&known[known.len() - new..]);
+        }
+        let batch = turns.iter().map(|(request, new)| {
+            let of = BatchRequest::of(&self.requests[*request].0, *new);
+            of.recompute()
+        });
+        let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
+        let batch: Vec<_> = batch.collect();
+        let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let ends = metadata.q_ends().ends().to_vec();
+        let mut replayed = Vec::new();
+        if self.graphs.serves(&metadata) {
+            let mut step = self.graphs.begin(stream, &mut metadata).unwrap();
+            for layer in 0..LAYERS {
+                let rows = Rows::of(stream, &names, layer);
+                let output = step.forward(layer, rows.inputs()).unwrap();
+                assert_eq!(output.shape(), [HEADS, metadata.tokens(), LATENT]);
+                replayed.push(output.download(stream).unwrap());
+            }
+            step.end().unwrap();
+            self.replays += 1;
+        }
+        let padded = metadata.tokens();
+        let filled = std::iter::repeat_n(0, padded - names.len());
+        let with_padding: Vec<u64> = names.iter().copied().chain(filled).collect();
+        let mut step = self.attention.begin(stream, &metadata).unwrap();
+        for layer in 0..LAYERS {
+            let rows = Rows::of(stream, &with_padding, layer);
+            let output = step.forward(layer, rows.inputs()).unwrap();
+            let output = output.download(stream).unwrap();
+            for token in 0..names.len() {
+                let eager = row_of(&output, padded, token);
+                if let Some(replayed) = replayed.get(layer) {
+                    assert_eq!(row_of(replayed, padded, token), eager, "token {token}");
+                }
+            }
+            for ((request, _), end) in turns.iter().zip(&ends) {
+                let last = exact(&row_of(&output, padded, end - 1));
+                let got = last.chunks(LATENT).enumerate().flat_map(|(head, latent)| {
+                    project(layer, true, HEADS, latent)[head * DIM..][..DIM].to_vec()
+                });
+                let want = dense(
+                    &self.requests[*request].1,
+                    layer,
+                    AttentionShape::latent(HEADS),
+                );
+                for (got, want) in got.zip(want) {
+                    assert!(abs_diff_eq!(got, want, epsilon = 2e-2), "{got}, not {want}");
+                }
+            }
+        }
+        step.end().unwrap();
+    }
+
+    /// Begins a request with tokens of another one.
+    fn fork(&mut self, request: usize, tokens: usize) {
+        let (sequence, names) = &self.requests[request];
+        let fork = sequence.share_prefix(tokens).unwrap();
+        let names = names[..tokens].to_vec();
+        self.requests.push((fork, names));
+    }
+
+    /// Gives everything of a request back. Its tokens are computed again in its next step.
+    fn preempt(&mut self, request: usize) {
+        self.requests[request].0.truncate(0).unwrap();
+    }
+}
+
+/// Replays of steps in which requests come, share prefixes, are preempted and go on.
+fn replays(format: Cache, each: usize, steps: &[&[usize]]) -> usize {
+    let stream = harness::stream();
+    let mut server = Server::new(&stream, format, each);
+    assert_eq!(server.graphs.backend(LAYERS - 1), Some("mla"));
+    server.step(&[126, 30]);
+    for news in steps {
+        server.step(news);
+    }
+    // In the middle of a block, which the next token copies.
+    server.fork(0, 120);
+    server.step(&[each, each, each]);
+    server.preempt(1);
+    server.step(&[1, 0, 1]);
+    server.step(&[0, 40, 1]);
+    server.step(&[1, 1, 1]);
+    server.replays
+}
+
+#[test]
+fn decodes_over_latents_are_replayed() {
+    let steps: [&[usize]; 5] = [&[1, 1], &[1, 1], &[1, 0], &[1, 1], &[1, 1]];
+    for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
+        assert_eq!(replays(format, 1, &steps), 8);
+    }
+}
+
+#[test]
+fn drafts_over_latents_are_replayed() {
+    let steps: [&[usize]; 4] = [&[3, 1], &[2, 3], &[1, 0], &[3, 3]];
+    for format in [Cache::BnBsH, Cache::Nz] {
+        assert_eq!(replays(format, 3, &steps), 7);
+    }
+}
+
+/// A backend of the caller, whose packed call over latents is that of [`Mla`].
+struct OwnLatents;
+
+impl AttentionBackend<bf16> for OwnLatents {
+    fn name(&self) -> &'static str {
+        "own_latents"
+    }
+
+    fn reads_latents(&self) -> bool {
+        true
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        _: &LayerTensors<'_, bf16>,
+    ) -> Result<StepProgram<bf16>> {
+        Ok(StepCall::of_step(step)?.into())
+    }
+}
+
+#[test]
+fn calls_of_another_backend_read_latents_too() {
+    let stream = harness::stream();
+    let names = [3, 4, 5];
+    let rows = Rows::of(&stream, &names, 0);
+    let outputs = [
+        Backends::none().with(Mla::new()),
+        Backends::none().with(OwnLatents),
+    ]
+    .map(|backends| {
+        let mut attention = attention(&stream, Cache::BnBsH, 1, backends);
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, 8).unwrap();
+        attention.cache().mark_computed(&sequence, 5).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let batch = [BatchRequest::of(&sequence, 3)];
+        let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let output = step.forward(0, rows.inputs()).unwrap();
+        step.end().unwrap();
+        output.download(&stream).unwrap()
+    });
+    let [of_mla, own] = outputs;
+    assert!(of_mla.iter().any(|x| x.to_f32() != 0.0));
+    assert_eq!(own, of_mla);
+}
+
+/// A group of layers over latents and one over keys and values are one captured step.
+#[test]
+fn layers_over_latents_are_a_group_of_a_captured_step() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let plain = PagedKvCache::new(stream.device(), 8, 128, CacheShape::new(1, 1, 64), pad).unwrap();
+    let plain = Attention::new(AttentionShape::new(HEADS, 1, 64), plain, backends());
+    let latent = attention(&stream, Cache::BnBsH, LAYERS, backends());
+    let groups = [
+        LayerGroup::new([0, 2], Causality::Causal, latent),
+        LayerGroup::new([1], Causality::Causal, plain),
+    ];
+    let mut model = GroupedAttention::new(3, groups).unwrap();
+    let mut graphs = model.capture(&stream, &GraphLimits::new([2], 300)).unwrap();
+    let mut sequence = model.sequence();
+    for step in 0..3 {
+        let new = [5, 1, 1][step];
+        model.grow(&stream, &mut sequence, new).unwrap();
+        let request = GroupedRequest::of(&sequence, new).recompute();
+        let mut metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
+        let names: Vec<u64> = (0..2.max(new) as u64)
+            .map(|name| 10 * step as u64 + name)
+            .collect();
+        let rows = [0, 1].map(|layer| Rows::of(&stream, &names, layer));
+        let heads = [(0, HEADS), (1, 1), (2, 1)];
+        let [query, key, value] =
+            heads.map(|(what, heads)| packed(&stream, &names, 1, what, heads));
+        let inputs = [
+            rows[0].inputs(),
+            (&query, &key, &value).into(),
+            rows[1].inputs(),
+        ];
+        let mut replayed = Vec::new();
+        if new == 1 {
+            let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+            for (layer, inputs) in inputs.into_iter().enumerate() {
+                let output = step.forward(layer, inputs).unwrap();
+                replayed.push(output.download(&stream).unwrap());
+            }
+            let why = step.forward(0, inputs[1]).map(drop).unwrap_err();
+            assert!(why.breaks(&rules::STEP_LAYER_REPEATED), "{why}");
+            step.end().unwrap();
+        }
+        let mut step = model.begin(&stream, &metadata).unwrap();
+        for (layer, inputs) in inputs.into_iter().enumerate() {
+            let eager = step
+                .forward(layer, inputs)
+                .unwrap()
+                .download(&stream)
+                .unwrap();
+            let Some(replayed) = replayed.get(layer) else {
+                continue;
+            };
+            match layer {
+                1 => assert_eq!(replayed[..HEADS * 64], eager[..HEADS * 64]),
+                _ => assert_eq!(row_of(replayed, 2, 0), row_of(&eager, 2, 0)),
+            }
+        }
+        step.end().unwrap();
+    }
+}
+
+#[test]
+fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
+    let stream = harness::stream();
+    let mut server = Server::new(&stream, Cache::BnBsH, 1);
+    server.step(&[3]);
+    let (sequence, _) = &mut server.requests[0];
+    server.attention.grow(&stream, sequence, 1).unwrap();
+    let settings = BatchSettings::of(server.attention.cache(), Causality::Causal);
+    let batch = [BatchRequest::of(sequence, 1)];
+    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    server
+        .graphs
+        .set_range_check(RangeCheck::always().limit(100.0))
+        .unwrap();
+    let rows = Rows::of(&stream, &[7], 0);
+    let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
+    let mut refused = |inputs: LayerInputs<'_, bf16>| -> Violation {
+        match step.forward(0, inputs).map(drop).unwrap_err() {
+            Error::Violation(violation) => violation,
+            other => panic!("{other}"),
+        }
+    };
+    let no_latents = LayerInputs::from((&rows.query, &rows.latent, &rows.key_rope));
+    let why = refused(no_latents);
+    assert_eq!(why.rule, &rules::GRAPH_INPUTS, "{why}");
+    let project = |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| Ok(());
+    let plain = LatentTensors {
+        query_rope: &rows.query_rope,
+        form: LatentForm::Plain(&project),
+    };
+    let plain = LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, plain);
+    let why = refused(plain);
+    assert_eq!(why.rule, &rules::GRAPH_INPUTS, "{why}");
+    assert!(why.given.contains("in the form Plain"), "{why}");
+    let long_rope = Rows::of(&stream, &[7, 8], 0);
+    let rope = LatentTensors {
+        query_rope: &long_rope.query_rope,
+        form: LatentForm::Absorbed,
+    };
+    let why = refused(LayerInputs::latent(
+        &rows.query,
+        &rows.latent,
+        &rows.key_rope,
+        rope,
+    ));
+    assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
+    // What is read is looked at, rotary parts included.
+    let mut numbers = rows.query_rope.download(&stream).unwrap();
+    numbers[ROPE + 3] = bf16::from_f32(200.0);
+    rows.query_rope.overwrite(&stream, &numbers).unwrap();
+    for layer in 0..LAYERS {
+        step.forward(layer, rows.inputs()).unwrap();
+    }
+    step.end().unwrap();
+    let found = server.graphs.await_range_findings().unwrap();
+    let found: Vec<_> = found
+        .iter()
+        .map(|f| (f.layer, f.tensor, f.token, f.element))
+        .collect();
+    let rope = LayerTensor::QueryRope;
+    assert_eq!(found, [(0, rope, 0, 3), (1, rope, 0, 3)]);
+}
+
+#[test]
+fn masks_and_sinks_over_latents_are_not_captured() {
+    let stream = harness::stream();
+    let attention = attention(&stream, Cache::BnBsH, LAYERS, backends());
+    let limits = GraphLimits::new([2], 300);
+    let why = attention
+        .capture(&stream, Causality::Bidirectional, &limits)
+        .unwrap_err();
+    assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
+    let sink = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
+    let sinks = limits.learnable_sinks([(); LAYERS].map(|()| sink.clone()));
+    let why = attention
+        .capture(&stream, Causality::Causal, &sinks)
+        .unwrap_err();
+    assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
+}
