@@ -199,7 +199,7 @@ fn chunks_need_the_length_of_the_prompt() {
     };
     let thresholds = TriangleThresholds {
         min_sparse_rows: 50,
-        min_saved_pairs: 1,
+        ..TriangleThresholds::ALWAYS
     };
     let choice = |request: &BatchRequest<'_>| {
         let metadata = AttentionMetadata::new(&[*request], settings(2)).unwrap();

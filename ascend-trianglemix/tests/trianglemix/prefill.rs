@@ -6,7 +6,7 @@ use approx::abs_diff_eq;
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
-use ascend_trianglemix::{TriangleMasks, TrianglePrefill, TriangleThresholds};
+use ascend_trianglemix::{BlockSparseUse, TriangleMasks, TrianglePrefill, TriangleThresholds};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -296,6 +296,7 @@ fn the_gate_falls_back_to_dense_attention() {
     let thresholds = |min_sparse_rows, min_saved_pairs| TriangleThresholds {
         min_sparse_rows,
         min_saved_pairs,
+        block_sparse: BlockSparseUse::Never,
     };
     let saved = |thresholds, prompt| plan(thresholds, prompt).unwrap().saved_pairs();
     assert_eq!(saved(TriangleThresholds::ALWAYS, Some(300)), pairs);
