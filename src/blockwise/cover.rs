@@ -111,7 +111,7 @@ impl Visibility for RowPages {
 
 impl BlockCover {
     /// Most rows, and most keys, of all sequences.
-    pub const MAX_TOKENS: usize = 1 << 24;
+    pub const MAX_TOKENS: usize = 1 << 20;
 
     /// Covers the masks of sequences whose rows and keys are packed one behind the other.
     ///
@@ -170,13 +170,10 @@ impl BlockCover {
         for (block, rows_of_block) in (0..map.rows()).zip((0..rows.len()).step_by(SIDE)) {
             let runs = map.row(block);
             let is_full = runs.iter().any(|run| run.tile == Tile::All);
-            let partial: Vec<Range<usize>> = runs
-                .iter()
-                .filter(|run| run.tile == Tile::Mixed)
-                .map(|run| {
-                    run.blocks.start as usize * SIDE..keys.len().min(run.blocks.end as usize * SIDE)
-                })
-                .collect();
+            let key = |block: u64| keys.len().min(block.min(map.columns()) as usize * SIDE);
+            let partial = runs.iter().filter(|run| run.tile == Tile::Mixed);
+            let partial = partial.map(|run| key(run.blocks.start)..key(run.blocks.end));
+            let partial: Vec<Range<usize>> = partial.collect();
             for row in rows_of_block..rows.len().min(rows_of_block + SIDE) {
                 let [mut pages, mut last] = [RowPages::default(), RowPages::default()];
                 mask.each_run(row as u64, &mut |run| {

@@ -96,7 +96,11 @@ impl BlockwiseAttention {
         let lse = outputs
             .iter()
             .filter_map(|output| output.softmax_lse.as_ref());
-        let lse: usize = lse.map(|lse| lse.len() * size_of::<f32>()).sum();
+        let lse = lse
+            .map(|lse| lse.len().saturating_mul(size_of::<f32>()))
+            .max();
+        let lse = lse.unwrap_or(0);
+        let part = bytes.saturating_add(lse);
         Ok(BlockwisePlan {
             blocks,
             mask,
@@ -105,7 +109,7 @@ impl BlockwiseAttention {
             planned: tensors.map(|tensor| tensor.shape().to_vec()),
             heads: self.heads,
             parts,
-            part_bytes: bytes.saturating_mul(parts).saturating_add(lse),
+            part_bytes: part.saturating_mul(parts).saturating_add(lse),
         })
     }
 
@@ -202,7 +206,8 @@ impl BlockwisePlan {
         calls.chain(others).max().unwrap_or(0)
     }
 
-    /// Bytes of the parts that a launch merges.
+    /// Bytes of the parts that a launch merges, and of the log-sum-exps of the result. They belong to the device until the
+    /// launch is done.
     pub fn part_bytes(&self) -> usize {
         self.part_bytes
     }

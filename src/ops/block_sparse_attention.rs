@@ -18,6 +18,7 @@ use ascend_spec::{
 use ascend_sys::Api;
 
 use crate::error::{Error, Result};
+use crate::mask;
 use crate::memory::Element;
 use crate::operator::{
     self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
@@ -282,17 +283,24 @@ impl FullBlocks {
 
     /// Marks the full blocks of a mask for each sequence.
     pub(crate) fn new<V: Visibility>(maps: &[BlockMap<'_, V>]) -> Result<Self> {
-        let most = |side: fn(&BlockMap<'_, V>) -> u64| {
-            let longest = maps.iter().map(side).max().unwrap_or(0);
-            usize::try_from(longest).unwrap_or(usize::MAX)
+        let longest = |lengths: &mut dyn Iterator<Item = u64>| {
+            usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX)
         };
-        let (sequences, blocks) = (maps.len(), [most(BlockMap::rows), most(BlockMap::columns)]);
-        let mut bytes = vec![0; Self::count(sequences, blocks)?];
-        let [rows, columns] = blocks;
+        let rows = longest(&mut maps.iter().map(|map| map.rows()));
+        let columns = longest(&mut maps.iter().map(|map| map.columns()));
+        let (sequences, blocks) = (maps.len(), [rows, columns]);
+        let count = Self::count(sequences, blocks)?;
+        let mut bytes = Vec::new();
+        mask::reserve(&mut bytes, count)?;
+        bytes.resize(count, 0);
         for (sequence, map) in maps.iter().enumerate() {
             for run in map.runs().filter(|run| run.tile == Tile::All) {
                 let row = (sequence * rows + run.row as usize) * columns;
-                bytes[row + run.blocks.start as usize..row + run.blocks.end as usize].fill(1);
+                let blocks = run.blocks.start as usize..run.blocks.end as usize;
+                let of_row = bytes.get_mut(row..).and_then(|row| row.get_mut(..columns));
+                if let Some(marked) = of_row.and_then(|row| row.get_mut(blocks)) {
+                    marked.fill(1);
+                }
             }
         }
         Ok(Self {
@@ -328,10 +336,8 @@ impl FullBlocks {
     /// Also marks the first block of keys where none is marked, so that every row of a call is written.
     pub(crate) fn fill_empty_rows(&mut self) {
         for row in self.bytes.chunks_mut(self.blocks[1].max(1)) {
-            if let Some(first) = row
-                .first_mut()
-                .filter(|_| row.iter().all(|byte| *byte == 0))
-            {
+            let is_empty = row.iter().all(|byte| *byte == 0);
+            if let Some(first) = row.first_mut().filter(|_| is_empty) {
                 *first = 1;
             }
         }
@@ -342,7 +348,8 @@ impl FullBlocks {
         let [rows, columns] = self.blocks;
         let of_sequence = rows * columns;
         let sequences_and_heads = self.sequences.saturating_mul(heads);
-        let mut bytes = Vec::with_capacity(Self::count(sequences_and_heads, self.blocks)?);
+        let mut bytes = Vec::new();
+        mask::reserve(&mut bytes, Self::count(sequences_and_heads, self.blocks)?)?;
         for sequence in self.bytes.chunks(of_sequence.max(1)) {
             (0..heads).for_each(|_| bytes.extend_from_slice(sequence));
         }
