@@ -52,8 +52,13 @@ impl TriangleCost {
             RowSpan::Middle(_) | RowSpan::Causal(_) => 1,
         };
         let stock_calls: u128 = spans.iter().map(calls).sum();
-        // One call for all full blocks; for each request one for partial blocks, and a merge.
-        let block_calls = (masks.len() as u128).saturating_mul(2).saturating_add(1);
+        // One call for all full blocks. For each request one call for partial blocks, one more where the last page is
+        // not whole; and as many merges as that, beside the copies of the first rows, which have no full block.
+        let of_request = |mask: &MaskGeometry| match mask.kv_len() % SIDE as u64 {
+            0 => 3,
+            _ => 5,
+        };
+        let block_calls = masks.iter().map(of_request).fold(1, u128::saturating_add);
         Self {
             stock: pairs(counts.computed()).saturating_add(stock_calls.saturating_mul(Self::CALL)),
             block_sparse: pairs(counts.full)

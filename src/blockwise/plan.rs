@@ -162,11 +162,16 @@ fn rows_of<T: Element>(
 
 /// New memory for a part: attention with the shape of the query, and log-sum-exps.
 fn output<T: Element>(device: &Device, query: &[usize], heads: usize) -> Result<Output<T>> {
-    let rows = query.first().copied().unwrap_or(0);
     Ok(Output {
         attention: Tensor::empty(device, query)?,
-        softmax_lse: Some(Tensor::empty(device, [rows, heads, 1])?),
+        softmax_lse: Some(softmax_lse(device, query, heads)?),
     })
+}
+
+/// New memory for the log-sum-exps of a query.
+fn softmax_lse(device: &Device, query: &[usize], heads: usize) -> Result<Tensor<f32>> {
+    let rows = query.first().copied().unwrap_or(0);
+    Tensor::empty(device, [rows, heads, 1])
 }
 
 fn parts_of<T: Element>(outputs: &[Output<T>]) -> Result<Vec<Part<'_, T>>> {
@@ -280,7 +285,7 @@ impl BlockwisePlan {
         }
         let mut merged = Output {
             attention: out.clone(),
-            softmax_lse: output::<T>(device, query.shape(), self.heads)?.softmax_lse,
+            softmax_lse: Some(softmax_lse(device, query.shape(), self.heads)?),
         };
         self.merge
             .launch_into(stream, &parts_of(&parts)?, &mut merged)
