@@ -74,6 +74,13 @@ impl Visibility for AnyMask {
             Self::Host(mask) => mask.entry(0).each_run(row, visit),
         }
     }
+
+    fn sees(&self, row: u64, key: u64) -> bool {
+        match self {
+            Self::Geometry(geometry) => geometry.sees(row, key),
+            Self::Host(mask) => mask.entry(0).sees(row, key),
+        }
+    }
 }
 
 impl Sequence {
@@ -129,7 +136,7 @@ fn sequences() -> impl Strategy<Value = Vec<Sequence>> {
         Just(Shown::Checkered),
         Just(Shown::Nothing),
     ];
-    let sequence = (1usize..420, 0usize..300, shown).prop_map(|(rows, before, shown)| {
+    let sequence = (1usize..300, 0usize..200, shown).prop_map(|(rows, before, shown)| {
         let shown = match shown {
             Shown::Triangle { sizes, .. } => Shown::Triangle {
                 sizes,
