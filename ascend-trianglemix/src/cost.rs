@@ -12,8 +12,8 @@ use crate::rows::{RowSpan, TriangleChoice, TriangleThresholds};
 /// The predicted costs of the ways to compute some rows, in pairs of row and key of a call over many rows, for each
 /// head.
 ///
-/// Both ways compute the same blocks whole. Where the triangle ends within a block, calls of the stock operator mask it,
-/// and block-sparse calls compute it row by row ([`ascend_attention::blockwise`]), at
+/// Both ways compute the same blocks whole. Where the triangle ends within a block, calls of the stock operator mask
+/// it, and block-sparse calls compute it row by row ([`ascend_attention::blockwise`]), at
 /// [`ROW_PAIR`](Self::ROW_PAIR) for each pair. Each call and merge costs [`CALL`](Self::CALL).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub struct TriangleCost {
 }
 
 impl TriangleCost {
-    /// Cost of a pair in a call whose sequences are single rows, as measured on the emulation.
+    /// Cost of a pair in a call whose sequences are single rows: 1.5 as measured on the emulation, rounded up.
     pub const ROW_PAIR: u128 = 2;
 
     /// Cost of a call or merge: [`TriangleThresholds::MEASURED`] pays for four more of them than a dense prompt has.

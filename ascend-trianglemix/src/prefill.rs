@@ -25,9 +25,10 @@ use crate::rows::{BlockSparseUse, Piece, RowSpan, TriangleChoice, TriangleThresh
 /// | from `E` on: dense | causal |
 ///
 /// The two parts of the middle rows are disjoint, because row `S` is the first whose window begins after the sinks.
-/// All masks are the compressed one. With [`BlockSparseUse`] the full blocks of all rows are one call instead. Keys and values are dense: the packed keys and values of the prompt up to the
-/// last row. [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of
-/// several requests.
+/// All masks are the compressed one. With [`BlockSparseUse`] the full blocks of all rows are one call instead. Keys and
+/// values are dense: the packed keys and values of the prompt up to the last row.
+/// [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of several
+/// requests.
 ///
 /// It computes dense attention while the prompt's length is not known, for single rows (decoding), and where the
 /// [`TriangleThresholds`] decide so.
@@ -248,8 +249,8 @@ struct Parts<'a, T: Element> {
 }
 
 impl<T: Element> Parts<'_, T> {
-    /// Prepares one block-sparse call for all rows, and those for partial blocks; `None` where the operators do not take
-    /// them, which calls of the stock operator then have to.
+    /// Prepares one block-sparse call for all rows, and those for partial blocks; `None` where the operators do not
+    /// take them, which calls of the stock operator then have to.
     fn block_sparse(&self, masks: &[MaskGeometry]) -> Result<Option<BlockwisePlan>> {
         let shape = self.prefill.shape;
         shape.check()?;

@@ -23,8 +23,8 @@ pub(super) const TAIL: usize = 2;
 
 /// Which keys of the masks of packed sequences are computed by blocks, and which row by row.
 ///
-/// A block is *full* if each of its rows sees each of its keys: these are the blocks of BlockSparseAttention. Other keys
-/// that a row sees are in *partial* blocks, and are computed in pages that the row does not share.
+/// A block is *full* if each of its rows sees each of its keys: these are the blocks of BlockSparseAttention. Other
+/// keys that a row sees are in *partial* blocks, and are computed in pages that the row does not share.
 #[derive(Clone, Debug)]
 pub struct BlockCover {
     pub(super) sequences: Vec<CoveredSequence>,

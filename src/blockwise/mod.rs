@@ -10,8 +10,8 @@
 //! Masks are anything with [`Visibility`]: a [`MaskGeometry`](crate::spec::geometry::MaskGeometry), a token tree, or an
 //! entry of a [`HostMask`](crate::mask::HostMask), which is made from a bitmap or a closure.
 //!
-//! It pays where a mask shows few blocks and no sparse mode expresses it. Where sparse modes do, their calls compute the
-//! same blocks and need no borders: prefer those.
+//! It pays where a mask shows few blocks and no sparse mode expresses it. Where sparse modes do, their calls compute
+//! the same blocks and need no borders: prefer those.
 //!
 //! ```
 //! use ascend_attention::blockwise::{BlockCover, BlockwiseAttention};

@@ -58,8 +58,8 @@ impl BlockwiseAttention {
         }
     }
 
-    /// Checks the calls for query `[T1, N1, D]`, key and value `[T2, N2, D]` and prepares them. Nothing is launched, and
-    /// the tensors are not kept.
+    /// Checks the calls for query `[T1, N1, D]`, key and value `[T2, N2, D]` and prepares them. Nothing is launched,
+    /// and the tensors are not kept.
     ///
     /// # Errors
     /// As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among others;
@@ -211,8 +211,8 @@ impl BlockwisePlan {
         calls.chain(others).max().unwrap_or(0)
     }
 
-    /// Bytes of the parts that a launch merges, and of the log-sum-exps of the result. They belong to the device until the
-    /// launch is done.
+    /// Bytes of the parts that a launch merges, and of the log-sum-exps of the result. They belong to the device until
+    /// the launch is done.
     pub fn part_bytes(&self) -> usize {
         self.part_bytes
     }
@@ -228,8 +228,8 @@ impl BlockwisePlan {
         tables.fold(self.mask.tensor_bytes(), usize::saturating_add)
     }
 
-    /// Queues the calls and their merge: attention with the shape of the query. Rows that see no key become 0. Returns at
-    /// once.
+    /// Queues the calls and their merge: attention with the shape of the query. Rows that see no key become 0. Returns
+    /// at once.
     ///
     /// # Errors
     /// As for [`BlockwisePlan::launch_into`].
