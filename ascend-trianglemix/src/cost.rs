@@ -54,9 +54,9 @@ impl TriangleCost {
         let stock_calls: u128 = spans.iter().map(calls).sum();
         // One call for all full blocks. For each request one call for partial blocks, one more where the last page is
         // not whole; and as many merges as that, beside the copies of the first rows, which have no full block.
-        let of_request = |mask: &MaskGeometry| match mask.kv_len() % SIDE as u64 {
-            0 => 3,
-            _ => 5,
+        let of_request = |mask: &MaskGeometry| match mask.kv_len().is_multiple_of(SIDE as u64) {
+            true => 3,
+            false => 5,
         };
         let block_calls = masks.iter().map(of_request).fold(1, u128::saturating_add);
         Self {

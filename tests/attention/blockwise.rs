@@ -117,7 +117,9 @@ impl Sequence {
                 let draws = numbers(*seed, self.rows * self.keys);
                 host(&|row, key| draws[row * self.keys + key].abs() < *share)
             }
-            Shown::Checkered => host(&|row, key| row == key || (row / SIDE + key / SIDE) % 2 == 0),
+            Shown::Checkered => {
+                host(&|row, key| row == key || (row / SIDE + key / SIDE).is_multiple_of(2))
+            }
             Shown::Nothing => host(&|_, _| false),
         }
     }
