@@ -49,6 +49,7 @@
 //!   [`gather`]: keys and values out of one.
 //! - [`indexer`]: the keys that sparse attention reads, chosen by a score. [`sparse_flash`]: attention to chosen
 //!   keys. [`sparse`]: the sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask.
+//! - [`blockwise`]: attention under any mask, by blocks and by rows, merged.
 //! - [`matmul`]: products of matrices. [`norm`]: rows divided by their root mean square.
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.
 //! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a
@@ -116,6 +117,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod blockwise;
 pub mod case;
 mod case_file;
 mod error;

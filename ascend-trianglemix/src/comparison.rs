@@ -11,16 +11,19 @@ use ascend_attention::{Number, Stream, Tensor};
 use ascend_serving::Result;
 
 use crate::prefill::{TrianglePlan, TrianglePrefill};
+use crate::rows::BlockSparseUse;
 
-/// How long a dense layer and one that leaves out the middle take, and how far their outputs differ. From
+/// How long a dense layer and one that leaves out the middle take, and how far the outputs of both differ. From
 /// [`TrianglePrefill::compare`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LayerComparison {
     /// Median time of a dense layer.
     pub dense_seconds: f64,
-    /// Median time of a layer that leaves out the middle.
+    /// Median time of a layer that leaves out the middle, by calls of the stock operator.
     pub triangle_seconds: f64,
+    /// Median time of a layer that leaves out the middle, by a block-sparse call, where the operators take it.
+    pub block_sparse_seconds: Option<f64>,
     /// Runs of each layer.
     pub runs: usize,
     /// How far the outputs differ.
@@ -86,7 +89,14 @@ impl TrianglePrefill {
         let tokens = tensors.0.shape().first().copied().unwrap_or(0);
         // A prompt of unknown length is dense.
         let dense = self.plan(stream, (0, None), tensors)?;
-        let triangle = self.plan(stream, (0, Some(tokens)), tensors)?;
+        let by_calls = |block_sparse| {
+            let mut prefill = *self;
+            prefill.thresholds.block_sparse = block_sparse;
+            prefill.plan(stream, (0, Some(tokens)), tensors)
+        };
+        let triangle = by_calls(BlockSparseUse::Never)?;
+        let block_sparse = by_calls(BlockSparseUse::Always)?;
+        let block_sparse = Some(block_sparse).filter(TrianglePlan::is_block_sparse);
         let timed = |plan: &TrianglePlan| -> Result<(f64, Tensor<T>)> {
             let start = Instant::now();
             let output = plan.launch(stream, tensors)?;
@@ -94,8 +104,15 @@ impl TrianglePrefill {
             Ok((start.elapsed().as_secs_f64(), output))
         };
         let outputs = (timed(&dense)?.1, timed(&triangle)?.1);
+        if let Some(block_sparse) = &block_sparse {
+            timed(block_sparse)?;
+        }
         let (mut dense_seconds, mut triangle_seconds) = (Vec::new(), Vec::new());
+        let mut block_sparse_seconds = Vec::new();
         for _ in 0..runs {
+            if let Some(block_sparse) = &block_sparse {
+                block_sparse_seconds.push(timed(block_sparse)?.0);
+            }
             dense_seconds.push(timed(&dense)?.0);
             triangle_seconds.push(timed(&triangle)?.0);
         }
@@ -104,6 +121,7 @@ impl TrianglePrefill {
         Ok(LayerComparison {
             dense_seconds: median(dense_seconds),
             triangle_seconds: median(triangle_seconds),
+            block_sparse_seconds: block_sparse.map(|_| median(block_sparse_seconds)),
             runs,
             difference: OutputDifference::new(&dense, &triangle, heads, dim),
         })

@@ -13,6 +13,7 @@ use ascend_attention::spec::geometry::{
 };
 use ascend_serving::{AttentionShape, Result};
 
+use crate::cost::TriangleCost;
 use crate::layers::TriangleLayers;
 use crate::prefill::TrianglePrefill;
 
@@ -46,6 +47,8 @@ pub struct TriangleForecast {
     pub dense_blocks: BlockCounts,
     /// Blocks of a layer that leaves out the middle.
     pub triangle_blocks: BlockCounts,
+    /// What the ways to compute a layer that leaves out the middle cost, as predicted ([`TrianglePrefill::cost`]).
+    pub cost: TriangleCost,
     /// Bytes of the keys and values of all layers, in half precision.
     pub cache_bytes: u128,
     /// Bytes of a mask of every row and key.
@@ -118,6 +121,7 @@ impl TriangleForecast {
             block,
             dense_blocks,
             triangle_blocks,
+            cost: prefill.cost(tokens),
             cache_bytes: cached * layers as u128,
             whole_mask_bytes: n * n,
             mask_bytes: template.elements().map_or(0, u128::from),

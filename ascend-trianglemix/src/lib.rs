@@ -4,7 +4,7 @@
 //!
 //! - [`TriangleMixBackend`]: the backend for steps of [`ascend_serving`]; [`TrianglePrefill`]: the prefill of one
 //!   prompt. [`TriangleThresholds`] decide when leaving keys out is worth the additional calls, [`TriangleChoice`]
-//!   reports it.
+//!   reports it. [`TriangleCost`] predicts which calls do so with less work, [`BlockSparseUse`] chooses them.
 //! - [`TriangleLayers`]: the layers that leave keys out; [`TrianglePreset`]: those that are published for a model.
 //! - [`TriangleProbe`]: measures which layers can do without the middle, from a [`LayerSample`] on the host or a
 //!   [`WeightGradientSample`] on a device.
@@ -21,6 +21,7 @@
 
 mod backend;
 mod comparison;
+mod cost;
 mod forecast;
 mod layers;
 mod masks;
@@ -34,12 +35,13 @@ mod weight_gradient;
 
 pub use backend::TriangleMixBackend;
 pub use comparison::{LayerComparison, OutputDifference};
+pub use cost::TriangleCost;
 pub use forecast::TriangleForecast;
 pub use layers::TriangleLayers;
 pub use masks::TriangleMasks;
 pub use prefill::{TrianglePlan, TrianglePrefill};
 pub use presets::{PresetSource, TrianglePreset};
 pub use probe::{Contribution, ProbeMeasure, TriangleProbe};
-pub use rows::{TriangleChoice, TriangleThresholds, WhyDense};
+pub use rows::{BlockSparseUse, TriangleChoice, TriangleThresholds, WhyDense};
 pub use sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
 pub use weight_gradient::WeightGradientSample;

@@ -3,14 +3,16 @@
 use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::blockwise::{BlockCover, BlockwiseAttention, BlockwisePlan};
 use ascend_attention::merge::{MergePlan, MergeState, Part};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::spec::geometry::{MaskGeometry, TriangleMix};
 use ascend_attention::{CausalOrigin, Element, Error, Mask, Output, Plan, Stream, Tensor};
 use ascend_serving::kv::PageTable;
 use ascend_serving::{AttentionShape, Result, StepMemory};
 
-use crate::rows::{Piece, RowSpan, TriangleChoice, TriangleThresholds, row_spans};
+use crate::cost::{TriangleCost, geometry};
+use crate::rows::{BlockSparseUse, Piece, RowSpan, TriangleChoice, TriangleThresholds, row_spans};
 
 /// Prefill of one prompt, or of a chunk of it, in a layer with TriangleMix.
 ///
@@ -23,9 +25,10 @@ use crate::rows::{Piece, RowSpan, TriangleChoice, TriangleThresholds, row_spans}
 /// | from `E` on: dense | causal |
 ///
 /// The two parts of the middle rows are disjoint, because row `S` is the first whose window begins after the sinks.
-/// All masks are the compressed one. Keys and values are dense: the packed keys and values of the prompt up to the
-/// last row. [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of
-/// several requests.
+/// All masks are the compressed one. With [`BlockSparseUse`] the full blocks of all rows are one call instead. Keys and
+/// values are dense: the packed keys and values of the prompt up to the last row.
+/// [`TriangleMixBackend`](crate::TriangleMixBackend) does the same over a paged cache, and for batches of several
+/// requests.
 ///
 /// It computes dense attention while the prompt's length is not known, for single rows (decoding), and where the
 /// [`TriangleThresholds`] decide so.
@@ -66,10 +69,20 @@ struct Segment {
     parts_bytes: usize,
 }
 
+/// The calls that compute a prefill.
+#[derive(Debug)]
+enum Calls {
+    /// Of the stock operator with its own masks.
+    Stock(Vec<Segment>),
+    /// One block-sparse call, and calls for the rows of partial blocks.
+    BlockSparse(Box<BlockwisePlan>),
+}
+
 /// A prepared prefill. From [`TrianglePrefill::plan`].
 #[derive(Debug)]
 pub struct TrianglePlan {
-    segments: Vec<Segment>,
+    calls: Calls,
+    cost: TriangleCost,
     shape: [usize; 3],
     /// Shapes of query, key and value.
     planned: [Vec<usize>; 3],
@@ -89,6 +102,20 @@ pub(crate) enum KeySource<'a> {
 pub(crate) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
+    /// What the ways to compute a whole prompt cost, as predicted.
+    pub fn cost(&self, prompt_len: usize) -> TriangleCost {
+        let prompt = Some(prompt_len);
+        let choice = self.thresholds.choose(self.sizes, (0, prompt_len), prompt);
+        let mask = geometry(self.sizes, (0, prompt_len), &choice);
+        let spans = row_spans([(0..prompt_len, 0, choice)], self.window());
+        TriangleCost::new(self.sizes, &[mask], &spans)
+    }
+
+    /// Keys before a row's own in its window.
+    fn window(&self) -> usize {
+        usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX)
+    }
+
     /// Bytes of the outputs that one launch over a whole prompt merges, of windows and of sinks, and of their
     /// log-sum-exps and those over both. Elements have `element_bytes`. The memory belongs to the device until the
     /// launch is done.
@@ -171,20 +198,41 @@ impl TrianglePrefill {
             TriangleChoice::Dense(_) => 0,
         };
         let saved_pairs = requests.iter().map(saved).sum();
-        let window = usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX);
         let parts = Parts {
             prefill: self,
             stream,
             source,
             tensors,
         };
-        let spans = row_spans(requests, window);
-        let segments = spans.iter().map(|span| match span {
-            RowSpan::Causal(pieces) => parts.causal(pieces),
-            RowSpan::Middle(piece) => parts.middle(piece),
-        });
+        let mask = |(rows, first_row, choice): &Chosen| {
+            geometry(self.sizes, (*first_row, rows.len()), choice)
+        };
+        let masks: Vec<_> = requests.iter().map(mask).collect();
+        let spans = row_spans(requests, self.window());
+        let cost = TriangleCost::new(self.sizes, &masks, &spans);
+        let block_sparse = match self.thresholds.block_sparse {
+            _ if saved_pairs == 0 || matches!(source, KeySource::Paged(..)) => false,
+            BlockSparseUse::Never => false,
+            BlockSparseUse::WhereCheaper => cost.block_sparse < cost.stock,
+            BlockSparseUse::Always => true,
+        };
+        let blockwise = match block_sparse {
+            true => parts.block_sparse(&masks)?,
+            false => None,
+        };
+        let calls = match blockwise {
+            Some(plan) => Calls::BlockSparse(Box::new(plan)),
+            None => {
+                let segments = spans.iter().map(|span| match span {
+                    RowSpan::Causal(pieces) => parts.causal(pieces),
+                    RowSpan::Middle(piece) => parts.middle(piece),
+                });
+                Calls::Stock(segments.collect::<Result<_>>()?)
+            }
+        };
         Ok(TrianglePlan {
-            segments: segments.collect::<Result<_>>()?,
+            calls,
+            cost,
             shape: [rows, heads, dim],
             planned: tensors.map(|tensor| tensor.shape().to_vec()),
             saved_pairs,
@@ -201,6 +249,21 @@ struct Parts<'a, T: Element> {
 }
 
 impl<T: Element> Parts<'_, T> {
+    /// Prepares one block-sparse call for all rows, and those for partial blocks; `None` where the operators do not
+    /// take them, which calls of the stock operator then have to.
+    fn block_sparse(&self, masks: &[MaskGeometry]) -> Result<Option<BlockwisePlan>> {
+        let shape = self.prefill.shape;
+        shape.check()?;
+        let attention = BlockwiseAttention::new(shape.heads, shape.kv_heads, shape.scale);
+        let plan = BlockCover::new(masks)
+            .and_then(|cover| attention.plan(self.stream, &cover, self.tensors));
+        match plan {
+            Ok(plan) => Ok(Some(plan)),
+            Err(Error::Violation(_) | Error::MissingOperator { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Prepares one call over contiguous pieces.
     fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
         self.prefill.shape.check()?;
@@ -366,28 +429,40 @@ impl TrianglePlan {
         self.saved_pairs
     }
 
+    /// What the ways to compute the prefill cost, as predicted.
+    pub fn cost(&self) -> TriangleCost {
+        self.cost
+    }
+
+    /// Whether a launch computes the full blocks by a block-sparse call.
+    pub fn is_block_sparse(&self) -> bool {
+        matches!(self.calls, Calls::BlockSparse(_))
+    }
+
     /// The device memory that the prefill needs besides query, keys, values and output.
     pub fn memory(&self) -> StepMemory {
-        let calls = self
-            .segments
-            .iter()
-            .flat_map(|Segment { call, sinks, .. }| {
-                let sinks = sinks.as_ref().map(|sinks| {
-                    let (far, merge) = sinks.as_ref();
-                    far.plan.workspace_bytes().max(merge.workspace_bytes())
-                });
-                [Some(call.plan.workspace_bytes()), sinks]
+        let segments = match &self.calls {
+            Calls::Stock(segments) => segments,
+            Calls::BlockSparse(plan) => {
+                return StepMemory::of_calls([plan.workspace_bytes()])
+                    .holding([plan.kept_bytes()])
+                    .taking([plan.part_bytes()]);
+            }
+        };
+        let calls = segments.iter().flat_map(|Segment { call, sinks, .. }| {
+            let sinks = sinks.as_ref().map(|sinks| {
+                let (far, merge) = sinks.as_ref();
+                far.plan.workspace_bytes().max(merge.workspace_bytes())
             });
-        let tables = self
-            .segments
-            .iter()
-            .flat_map(|Segment { call, sinks, .. }| {
-                let sinks = sinks.as_ref().map(|sinks| sinks.0.keys.table_bytes());
-                [Some(call.keys.table_bytes()), sinks]
-            });
+            [Some(call.plan.workspace_bytes()), sinks]
+        });
+        let tables = segments.iter().flat_map(|Segment { call, sinks, .. }| {
+            let sinks = sinks.as_ref().map(|sinks| sinks.0.keys.table_bytes());
+            [Some(call.keys.table_bytes()), sinks]
+        });
         StepMemory::of_calls(calls.flatten())
             .holding(tables.flatten())
-            .taking(self.segments.iter().map(|segment| segment.parts_bytes))
+            .taking(segments.iter().map(|segment| segment.parts_bytes))
     }
 
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
@@ -435,7 +510,11 @@ impl TrianglePlan {
             )
             .into());
         }
-        for Segment { call, sinks, .. } in &self.segments {
+        let segments = match &self.calls {
+            Calls::Stock(segments) => segments,
+            Calls::BlockSparse(plan) => return Ok(plan.launch_into(stream, tensors, output)?),
+        };
+        for Segment { call, sinks, .. } in segments {
             let attention = output.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
                 let mut output = Output {

@@ -5,13 +5,29 @@ use std::ops::Range;
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 
-/// When leaving keys out is worth the additional calls.
+/// When leaving keys out is worth the additional calls, and which calls do so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TriangleThresholds {
     /// Fewest rows that leave keys out.
     pub min_sparse_rows: usize,
     /// Fewest pairs of row and key left out.
     pub min_saved_pairs: u128,
+    /// When BlockSparseAttention computes what is left.
+    pub block_sparse: BlockSparseUse,
+}
+
+/// When BlockSparseAttention computes the rows of a step, with the rows of partial blocks by further calls
+/// ([`ascend_attention::blockwise`]). The other steps, those over a paged cache, and those that the operator does not
+/// take (before CANN 9.0, or for heads of other sizes) are calls of the stock operator with its own masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BlockSparseUse {
+    /// Never.
+    Never,
+    /// Where [`TriangleCost`](crate::TriangleCost) predicts that it is cheaper.
+    #[default]
+    WhereCheaper,
+    /// Wherever the operator takes the call.
+    Always,
 }
 
 impl TriangleThresholds {
@@ -19,12 +35,14 @@ impl TriangleThresholds {
     pub const MEASURED: Self = Self {
         min_sparse_rows: 128,
         min_saved_pairs: 913_152,
+        block_sparse: BlockSparseUse::WhereCheaper,
     };
 
     /// Leaves keys out always, even where it saves nothing.
     pub const ALWAYS: Self = Self {
         min_sparse_rows: 1,
         min_saved_pairs: 1,
+        block_sparse: BlockSparseUse::WhereCheaper,
     };
 }
 
@@ -235,6 +253,7 @@ mod tests {
         let thresholds = TriangleThresholds {
             min_sparse_rows: 5,
             min_saved_pairs: 20,
+            ..TriangleThresholds::ALWAYS
         };
         let choose = |first, rows, prompt| match thresholds.choose(sizes, (first, rows), prompt) {
             TriangleChoice::Dense(why) => Some(why.to_string()),

@@ -15,8 +15,8 @@ use ascend_serving::{
 use ascend_testing::draw::Draw;
 use ascend_testing::limits::{Call, Limited, device, stream, try_all};
 use ascend_trianglemix::{
-    TriangleForecast, TriangleLayers, TriangleMasks, TriangleMixBackend, TrianglePrefill,
-    TriangleProbe, TriangleThresholds,
+    BlockSparseUse, TriangleForecast, TriangleLayers, TriangleMasks, TriangleMixBackend,
+    TrianglePrefill, TriangleProbe, TriangleThresholds,
 };
 
 #[global_allocator]
@@ -31,6 +31,11 @@ fn thresholds(draw: &mut Draw) -> TriangleThresholds {
     TriangleThresholds {
         min_sparse_rows: draw.usize(),
         min_saved_pairs: u128::from(draw.u64()),
+        block_sparse: match draw.usize() % 3 {
+            0 => BlockSparseUse::Never,
+            1 => BlockSparseUse::WhereCheaper,
+            _ => BlockSparseUse::Always,
+        },
     }
 }
 

@@ -369,7 +369,8 @@ fn checked_bytes(form: MaskForm, axes: &[usize]) -> Result<usize> {
         })
 }
 
-fn reserve(bytes: &mut Vec<u8>, wanted: usize) -> Result<()> {
+/// Reserves host memory for a mask.
+pub(crate) fn reserve<T>(bytes: &mut Vec<T>, wanted: usize) -> Result<()> {
     bytes.try_reserve_exact(wanted).map_err(|_| {
         Error::invalid(
             "mask",

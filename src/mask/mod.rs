@@ -45,6 +45,7 @@ pub use cache::{CacheCounts, MaskCache};
 pub use causal::CausalOrigin;
 pub use form::MaskForm;
 pub use host::HostMask;
+pub(crate) use host::reserve;
 pub use masks::Masks;
 pub use sliding_window::SlidingWindow;
 pub use value::Mask;

@@ -7,14 +7,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
+use ascend_spec::geometry::BlockMap;
 use ascend_spec::ops::block_sparse_attention::{
     Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version,
 };
 use ascend_spec::{
-    Layout, Soc, TensorDesc, arguments_of_version, block_sparse_attention_arguments,
+    Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version,
+    block_sparse_attention_arguments,
 };
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::mask;
 use crate::memory::Element;
 use crate::operator::{
     self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
@@ -227,6 +230,121 @@ impl BlockMask {
             tensor: stream.upload(bytes, shape)?,
             bytes: Some(bytes.iter().map(|byte| byte.cast_unsigned()).collect()),
         })
+    }
+
+    /// Marks the full blocks of a mask for each sequence, in which every row sees every key, alike for all heads. The
+    /// sides of the maps are those of [`BlockSparseAttention::block_shape`].
+    ///
+    /// Partial blocks, in which some rows see some keys, are not marked, since the operator would show the others too:
+    /// they are the [runs](BlockMap::runs) of [`Tile::Mixed`], and
+    /// [`BlockwiseAttention`](crate::blockwise::BlockwiseAttention) computes them as well. A mask of the host has a map
+    /// by [`HostMask::entry`](crate::mask::HostMask::entry), one of a rule by
+    /// [`HostMask::from_fn`](crate::mask::HostMask::from_fn), one of a bitmap by
+    /// [`HostMask::from_bitmap`](crate::mask::HostMask::from_bitmap).
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than 4 GiB of blocks; as for [`Stream::upload`].
+    pub fn full_blocks<V: Visibility>(
+        stream: &Stream,
+        maps: &[BlockMap<'_, V>],
+        heads: usize,
+    ) -> Result<Self> {
+        FullBlocks::new(maps)?.upload(stream, heads)
+    }
+
+    /// Bytes of the tensor.
+    pub(crate) fn tensor_bytes(&self) -> usize {
+        self.tensor.len()
+    }
+}
+
+/// The full blocks of some masks, for one head.
+#[derive(Clone, Debug)]
+pub(crate) struct FullBlocks {
+    /// A byte for each sequence, block of rows and block of keys.
+    bytes: Vec<i8>,
+    sequences: usize,
+    /// Blocks of rows and of keys of the longest sequence.
+    blocks: [usize; 2],
+}
+
+impl FullBlocks {
+    /// Most bytes of a mask, over all heads.
+    const MAX_BYTES: usize = 1 << 32;
+
+    /// Marks the full blocks of a mask for each sequence.
+    pub(crate) fn new<V: Visibility>(maps: &[BlockMap<'_, V>]) -> Result<Self> {
+        let longest = |lengths: &mut dyn Iterator<Item = u64>| {
+            usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX)
+        };
+        let rows = longest(&mut maps.iter().map(|map| map.rows()));
+        let columns = longest(&mut maps.iter().map(|map| map.columns()));
+        let (sequences, blocks) = (maps.len(), [rows, columns]);
+        let count = Self::count(sequences, blocks)?;
+        let mut bytes = Vec::new();
+        mask::reserve(&mut bytes, count)?;
+        bytes.resize(count, 0);
+        for (sequence, map) in maps.iter().enumerate() {
+            for run in map.runs().filter(|run| run.tile == Tile::All) {
+                let row = (sequence * rows + run.row as usize) * columns;
+                let blocks = run.blocks.start as usize..run.blocks.end as usize;
+                let of_row = bytes.get_mut(row..).and_then(|row| row.get_mut(..columns));
+                if let Some(marked) = of_row.and_then(|row| row.get_mut(blocks)) {
+                    marked.fill(1);
+                }
+            }
+        }
+        Ok(Self {
+            bytes,
+            sequences,
+            blocks,
+        })
+    }
+
+    /// Number of bytes for so many sequences and heads of these blocks.
+    fn count(sequences_and_heads: usize, blocks: [usize; 2]) -> Result<usize> {
+        let count = blocks
+            .into_iter()
+            .try_fold(sequences_and_heads, usize::checked_mul);
+        count
+            .filter(|count| *count <= Self::MAX_BYTES)
+            .ok_or_else(|| {
+                Error::invalid(
+                    "maps",
+                    format_args!(
+                        "{sequences_and_heads} times {} x {} blocks",
+                        blocks[0], blocks[1]
+                    ),
+                    format_args!(
+                        "at most {} blocks over all sequences and heads",
+                        Self::MAX_BYTES
+                    ),
+                )
+                .fix("make a mask for fewer sequences at a time, or larger blocks")
+            })
+    }
+
+    /// Also marks the first block of keys where none is marked, so that every row of a call is written.
+    pub(crate) fn fill_empty_rows(&mut self) {
+        for row in self.bytes.chunks_mut(self.blocks[1].max(1)) {
+            let is_empty = row.iter().all(|byte| *byte == 0);
+            if let Some(first) = row.first_mut().filter(|_| is_empty) {
+                *first = 1;
+            }
+        }
+    }
+
+    /// Copies the mask to the device, alike for all heads.
+    pub(crate) fn upload(&self, stream: &Stream, heads: usize) -> Result<BlockMask> {
+        let [rows, columns] = self.blocks;
+        let of_sequence = rows * columns;
+        let sequences_and_heads = self.sequences.saturating_mul(heads);
+        let mut bytes = Vec::new();
+        mask::reserve(&mut bytes, Self::count(sequences_and_heads, self.blocks)?)?;
+        for sequence in self.bytes.chunks(of_sequence.max(1)) {
+            (0..heads).for_each(|_| bytes.extend_from_slice(sequence));
+        }
+        BlockMask::upload(stream, &bytes, [self.sequences, heads, rows, columns])
     }
 }
 

@@ -9,6 +9,7 @@
 )]
 
 mod block_sparse;
+mod blockwise;
 mod flash;
 mod gather;
 mod indexer;

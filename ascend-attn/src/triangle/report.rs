@@ -56,6 +56,13 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
     lines.push(counts(&blocks, all.computed(), left.computed()));
     lines.push(counts("  full", all.full, left.full));
     lines.push(counts("  partial", all.partial, left.partial));
+    let cost = forecast.cost;
+    lines.push(row("", ["stock calls", "block-sparse", "share"]));
+    lines.push(counts(
+        "cost in pairs, predicted",
+        cost.stock,
+        cost.block_sparse,
+    ));
     match &findings.measured {
         Ok(measured) => {
             let layers = &measured.layers;
@@ -68,6 +75,11 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             };
             let model = |sparse| forecast.model(dense, sparse);
             let all = forecast.model(dense, dense);
+            match layers.block_sparse_seconds {
+                Some(seconds) => lines.push(times("ms, measured", sparse, seconds)),
+                None => lines.push("block-sparse calls: not taken by the operator here".to_owned()),
+            }
+            lines.push(row("", ["dense", "triangle", "share"]));
             lines.push(times("ms, a layer, predicted", dense, predicted));
             lines.push(times("ms, a layer, measured", dense, sparse));
             lines.push(times("ms, all layers, predicted", all, model(predicted)));
@@ -164,6 +176,7 @@ pub(super) fn json(findings: &Findings) -> String {
         },
         "block": forecast.block,
         "blocks": { "dense": blocks(forecast.dense_blocks), "triangle": blocks(forecast.triangle_blocks) },
+        "cost": { "stock": exact(forecast.cost.stock), "block_sparse": exact(forecast.cost.block_sparse) },
         "bytes": {
             "cache": exact(forecast.cache_bytes),
             "mask": exact(forecast.mask_bytes),
@@ -181,6 +194,7 @@ pub(super) fn json(findings: &Findings) -> String {
                 "seconds": {
                     "dense": dense,
                     "triangle": sparse,
+                    "block_sparse": layers.block_sparse_seconds,
                     "predicted": predicted,
                     "model_dense": forecast.model(dense, dense),
                     "model": forecast.model(dense, sparse),

@@ -100,6 +100,8 @@ fn counts_of_pairs_and_blocks_are_those_of_the_definition() {
     let want = json!({ "full": full, "partial": partial, "empty": empty });
     assert_eq!(found["blocks"]["triangle"], want);
     assert_eq!(found["not_measured"], "--measure never");
+    let cost = |calls: &str| found["cost"][calls].as_u64().unwrap();
+    assert!(0 < cost("stock") && cost("stock") < cost("block_sparse"));
     // Rows 45 to 269 leave keys out: windows and sinks, each with a log-sum-exp, and those over both.
     assert_eq!(found["bytes"]["parts"], 225 * 32 * (2 * 128 * 2 + 3 * 4));
     assert_eq!(found["bytes"]["cache"], 10 * 2 * n * 8 * 128 * 2);
@@ -176,6 +178,8 @@ fn outputs_differ_as_much_as_a_reference_says() {
     );
     assert_eq!(found["difference"]["not_finite"], 0);
     assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
+    // No page has 128 keys.
+    assert_eq!(found["seconds"]["block_sparse"], json!(null));
     assert_eq!((&found["tokens"], &found["heads"]), (&json!(96), &json!(1)));
 }
 
@@ -199,6 +203,7 @@ fn models_pictures_and_text_are_written() {
         "131072 tokens, 36 layers; leave out the middle: 24 (5, 7, 10, 15-35)",
         "a port to the 910B3",
         "not measured: a dense layer has 140.7 TFLOP",
+        "cost in pairs, predicted",
         "16384.0 MiB as a tensor of every row and key",
     ] {
         assert!(said.contains(part), "{part}: {said}");

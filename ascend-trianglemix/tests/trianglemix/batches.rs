@@ -10,7 +10,8 @@ use ascend_testing::step_memory::{self, BLOCK_SIZE, KV_HEADS};
 use ascend_testing::steps::{Case, Request, run};
 use ascend_testing::tokens::DIM;
 use ascend_trianglemix::{
-    TriangleChoice, TriangleLayers, TriangleMixBackend, TriangleThresholds, WhyDense, rules,
+    BlockSparseUse, TriangleChoice, TriangleLayers, TriangleMixBackend, TriangleThresholds,
+    WhyDense, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -34,7 +35,21 @@ fn in_triangle(sizes: TriangleMix, prompt: Option<usize>, row: usize, key: usize
 
 /// Runs a step and says how many requests left keys out.
 fn run_triangle(case: &Case, sizes: TriangleMix) -> Result<usize, TestCaseError> {
-    let backend = triangle(sizes, TriangleThresholds::ALWAYS);
+    let sparse = run_calls(case, sizes, BlockSparseUse::Never)?;
+    prop_assert_eq!(run_calls(case, sizes, BlockSparseUse::Always)?, sparse);
+    Ok(sparse)
+}
+
+fn run_calls(
+    case: &Case,
+    sizes: TriangleMix,
+    block_sparse: BlockSparseUse,
+) -> Result<usize, TestCaseError> {
+    let thresholds = TriangleThresholds {
+        block_sparse,
+        ..TriangleThresholds::ALWAYS
+    };
+    let backend = triangle(sizes, thresholds);
     let sees = |at: usize, layer: usize, row: usize, key: usize| {
         let request: &Request = &case.requests[at];
         // Single rows are decoding, which is dense, as is the first layer.
@@ -199,7 +214,7 @@ fn chunks_need_the_length_of_the_prompt() {
     };
     let thresholds = TriangleThresholds {
         min_sparse_rows: 50,
-        min_saved_pairs: 1,
+        ..TriangleThresholds::ALWAYS
     };
     let choice = |request: &BatchRequest<'_>| {
         let metadata = AttentionMetadata::new(&[*request], settings(2)).unwrap();
@@ -261,11 +276,18 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
 }
 
 /// Compares the memory that a plan says with what its step takes: cached and new tokens of each request.
-fn takes_its_memory(requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
+fn takes_its_memory(
+    requests: &[(usize, usize)],
+    block_sparse: BlockSparseUse,
+) -> Result<(), TestCaseError> {
+    let thresholds = TriangleThresholds {
+        block_sparse,
+        ..TriangleThresholds::ALWAYS
+    };
     let backend = TriangleMixBackend {
         sizes: TriangleMix::new(5, 20, 30),
         layers: TriangleLayers::explicit([0, 1]).unwrap(),
-        thresholds: TriangleThresholds::ALWAYS,
+        thresholds,
     };
     step_memory::check(
         "triangle_mix",
@@ -287,12 +309,15 @@ proptest! {
     fn a_step_takes_the_memory_that_its_plan_says(
         requests in prop::collection::vec((0usize..600, 1usize..200), 1..5),
     ) {
-        takes_its_memory(&requests)?;
+        takes_its_memory(&requests, BlockSparseUse::Never)?;
     }
 }
 
 /// Parts of 2048 rows and more are what a layer takes most of.
 #[test]
 fn parts_that_are_merged_are_counted() {
-    takes_its_memory(&[(0, 2500)]).unwrap();
+    for block_sparse in [BlockSparseUse::Never, BlockSparseUse::Always] {
+        takes_its_memory(&[(0, 2500)], block_sparse).unwrap();
+        takes_its_memory(&[(0, 300), (0, 199)], block_sparse).unwrap();
+    }
 }

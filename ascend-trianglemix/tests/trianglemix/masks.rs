@@ -1,7 +1,12 @@
 //! The masks of the parts of the triangle.
 
+use std::num::NonZeroU64;
+
 use ascend_attention::SparseMode;
-use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::blockwise::BlockCover;
+use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::spec::geometry::{BlockMap, TriangleMix, TrianglePart, TriangleRows};
+use ascend_serving::NamedMask;
 use ascend_testing::harness::{attends, stream};
 use ascend_trianglemix::{TriangleLayers, TriangleMasks};
 
@@ -50,4 +55,19 @@ fn attention_to_the_parts_of_a_triangle_follows_the_paper() {
     assert_eq!(layer(2, 60, Some(60)), SparseMode::RightDownCausal);
     assert_eq!(layer(1, 60, None), SparseMode::RightDownCausal);
     assert_eq!(layer(1, 1, Some(60)), SparseMode::RightDownCausal);
+}
+
+/// A rule of the caller has full and partial blocks by its mask on the host.
+#[test]
+fn named_masks_are_covered_by_their_host_masks() {
+    let named = NamedMask::new("chunks of 128 and a shared one", |_, token, key| {
+        key < 128 || key <= token && key / 128 == token / 128
+    });
+    let sees = |token, key| named.sees(0, token, key);
+    let host = HostMask::from_fn(300, 300, MaskForm::INT8, sees).unwrap();
+    let entry = host.entry(0);
+    let map = BlockMap::new(&entry, NonZeroU64::new(128).unwrap());
+    assert_eq!(map.to_string(), "#..\n#+.\n#.+\n");
+    let cover = BlockCover::new(&[entry]).unwrap();
+    assert_eq!((cover.full_blocks(), cover.row_pairs()), (3, 172 * 128));
 }

@@ -4,9 +4,10 @@ use crate::harness;
 use approx::abs_diff_eq;
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
-use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{FusedInferAttention, Layout, Machine, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
-use ascend_trianglemix::{TriangleMasks, TrianglePrefill, TriangleThresholds};
+use ascend_trianglemix::{BlockSparseUse, TriangleMasks, TrianglePrefill, TriangleThresholds};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -29,6 +30,7 @@ struct Case {
     group: usize,
     known: bool,
     seed: u64,
+    block_sparse: BlockSparseUse,
 }
 
 /// The triangle by its definition.
@@ -40,18 +42,25 @@ fn sees(case: &Case, row: usize, key: usize) -> bool {
 }
 
 fn check(case: &Case) -> Result<usize, TestCaseError> {
-    let stream = harness::stream();
+    check_on(&harness::stream(), case).map(|(sparse, _)| sparse)
+}
+
+/// How many pairs were left out, and how many chunks were computed by block-sparse calls.
+fn check_on(stream: &Stream, case: &Case) -> Result<(usize, usize), TestCaseError> {
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
     let prefill = TrianglePrefill {
         shape: AttentionShape::new(heads, kv_heads, DIM),
         sizes: case.sizes,
-        thresholds: TriangleThresholds::ALWAYS,
+        thresholds: TriangleThresholds {
+            block_sparse: case.block_sparse,
+            ..TriangleThresholds::ALWAYS
+        },
     };
     let query = Logical::random(3 * case.seed, [1, heads, case.prompt, DIM]);
     let key = Logical::random(3 * case.seed + 1, [1, kv_heads, case.prompt, DIM]);
     let value = Logical::random(3 * case.seed + 2, [1, kv_heads, case.prompt, DIM]);
     let (q, k, v) = (query.exact(), key.exact(), value.exact());
-    let mut sparse = 0;
+    let (mut sparse, mut block_sparse) = (0, 0);
     let mut first = 0;
     for end in case.cuts.iter().copied().chain([case.prompt]) {
         let rows = first..end;
@@ -59,14 +68,14 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
             continue;
         }
         let tensors = (
-            packed(&stream, &query, rows.clone()),
-            packed(&stream, &key, 0..end),
-            packed(&stream, &value, 0..end),
+            packed(stream, &query, rows.clone()),
+            packed(stream, &key, 0..end),
+            packed(stream, &value, 0..end),
         );
         let prompt = case.known.then_some(case.prompt);
         let place = (first, prompt);
         let plan = prefill
-            .plan(&stream, place, (&tensors.0, &tensors.1, &tensors.2))
+            .plan(stream, place, (&tensors.0, &tensors.1, &tensors.2))
             .unwrap();
         let hidden = |row: usize| (0..=row).filter(|key| !sees(case, row, *key)).count();
         let left_out: usize = rows.clone().map(hidden).sum();
@@ -75,10 +84,11 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         prop_assert_eq!(plan.saved_pairs(), left_out as u128);
         prop_assert_eq!(plan.is_dense(), left_out == 0);
         sparse += left_out;
+        block_sparse += usize::from(plan.is_block_sparse());
         let out = plan
-            .launch(&stream, (&tensors.0, &tensors.1, &tensors.2))
+            .launch(stream, (&tensors.0, &tensors.1, &tensors.2))
             .unwrap();
-        let out = out.download(&stream).unwrap();
+        let out = out.download(stream).unwrap();
         for (at, position) in rows.clone().enumerate() {
             let head = (position * 7) % heads;
             let dense = rows.len() == 1;
@@ -99,7 +109,7 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         }
         first = end;
     }
-    Ok(sparse)
+    Ok((sparse, block_sparse))
 }
 
 /// Rows of `[B, N, S, D]` data, one batch, as `[1, N, rows, D]`.
@@ -226,6 +236,7 @@ fn case() -> impl Strategy<Value = Case> {
                 group,
                 known: known % 8 > 0,
                 seed: seed.into(),
+                block_sparse: BlockSparseUse::Never,
             }
         },
     )
@@ -238,6 +249,69 @@ proptest! {
     fn any_chunks_of_any_prompt(case in case()) {
         check(&case)?;
     }
+}
+
+fn stream_of(soc: Soc, cann: Cann) -> Stream {
+    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(20) })]
+
+    #[test]
+    fn block_sparse_calls_are_the_triangle_on_every_product_and_release(
+        case in case(), prompt in 300usize..700, sizes in (0u64..200, 0u64..300, 0u64..200), target in 0usize..5,
+    ) {
+        let (soc, cann, takes) = [
+            (Soc::AtlasA2, Cann::V8_5, false),
+            (Soc::AtlasA2, Cann::V9_0, true),
+            (Soc::AtlasA3, Cann::V9_1, true),
+            (Soc::AtlasA3, Cann::V9_2, true),
+            (Soc::Ascend950, Cann::V9_2, true),
+        ][target];
+        let case = Case {
+            block_sparse: BlockSparseUse::Always,
+            sizes: TriangleMix::new(sizes.0, sizes.1, sizes.2),
+            prompt,
+            cuts: case.cuts.iter().map(|cut| cut * prompt / case.prompt).collect(),
+            ..case
+        };
+        let (sparse, block_sparse) = check_on(&stream_of(soc, cann), &case)?;
+        prop_assert_eq!(block_sparse > 0, takes && sparse > 0);
+    }
+}
+
+/// The operator takes heads of 64 and 128 elements; 96 are left to the stock operator, and so are caches.
+#[test]
+fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
+    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let plan = |dim: usize, rows: usize, block_sparse| {
+        let data = vec![bf16::ONE; rows * dim];
+        let tensor = stream.upload(&data, [rows, 1, dim]).unwrap();
+        let prefill = TrianglePrefill {
+            shape: AttentionShape::new(1, 1, dim),
+            sizes: TriangleMix::GUIDE,
+            thresholds: TriangleThresholds {
+                block_sparse,
+                ..TriangleThresholds::ALWAYS
+            },
+        };
+        let tensors = (&tensor, &tensor, &tensor);
+        let plan = prefill.plan(&stream, (0, Some(rows)), tensors).unwrap();
+        let memory = plan.memory();
+        let out = plan.launch(&stream, tensors).unwrap();
+        assert_eq!(out.download(&stream).unwrap(), data);
+        (plan.is_block_sparse(), plan.cost(), memory)
+    };
+    let (taken, cost, memory) = plan(128, 1000, BlockSparseUse::Always);
+    assert!(taken && memory.held > 0 && memory.layer > 0);
+    // Each way computes the same blocks whole; only one computes rows of the others by themselves.
+    assert!(cost.stock < cost.block_sparse);
+    assert!(!plan(128, 1000, BlockSparseUse::WhereCheaper).0);
+    assert!(!plan(128, 1000, BlockSparseUse::Never).0);
+    assert!(!plan(128, 120, BlockSparseUse::Always).0);
+    assert!(!plan(256, 1000, BlockSparseUse::Always).0);
 }
 
 /// Prompts that end around the first row that leaves a key out, and around the last rows.
@@ -262,6 +336,7 @@ fn lengths_at_the_boundaries() {
             group: 2,
             known: true,
             seed: 5,
+            block_sparse: BlockSparseUse::Never,
         };
         sparse.push(check(&case).unwrap());
         for cut in [1, first_sparse, first_sparse + 1, prompt - prompt.min(10)] {
@@ -296,6 +371,7 @@ fn the_gate_falls_back_to_dense_attention() {
     let thresholds = |min_sparse_rows, min_saved_pairs| TriangleThresholds {
         min_sparse_rows,
         min_saved_pairs,
+        block_sparse: BlockSparseUse::Never,
     };
     let saved = |thresholds, prompt| plan(thresholds, prompt).unwrap().saved_pairs();
     assert_eq!(saved(TriangleThresholds::ALWAYS, Some(300)), pairs);
