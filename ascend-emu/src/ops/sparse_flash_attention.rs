@@ -12,6 +12,7 @@ use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, EntryFaultKind, Parameter, SparseFlashProblem, Version,
 };

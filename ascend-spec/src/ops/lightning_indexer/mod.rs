@@ -6,12 +6,12 @@
 
 pub mod rules;
 
-use super::sparse_sequences::{SparseSequences, checked_contents};
+use super::sparse_sequences::{SparseSequences, checked_by_sequences};
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Int32;
 use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -76,21 +76,7 @@ impl CallContract for LightningIndexer {
         arguments.sparse_values = arguments.sparse_values.or(Some(values));
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        checked_contents(
-            &problem.sequences,
-            &IndexerProblem::CONTENTS.map(|parameter| integers(parameter.name())),
-            &rules::CONTENTS,
-        )
-    }
+    checked_by_sequences! { IndexerProblem::CONTENTS }
 }
 
 /// A call of LightningIndexer that holds every rule, resolved.
