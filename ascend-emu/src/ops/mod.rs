@@ -14,8 +14,10 @@ mod flash_attention_score;
 mod fused_infer_attention_score;
 mod gather_pa_kv_cache;
 mod incre_flash_attention;
+mod kv_quant_sparse_flash_attention;
 mod launch;
 mod lightning_indexer;
+mod listed_keys;
 mod one_version;
 mod prompt_flash_attention;
 mod ring_attention_update;
@@ -36,6 +38,7 @@ pub(crate) mod functions {
     pub use super::fused_infer_attention_score::*;
     pub use super::gather_pa_kv_cache::*;
     pub use super::incre_flash_attention::*;
+    pub use super::kv_quant_sparse_flash_attention::*;
     pub use super::lightning_indexer::*;
     pub use super::prompt_flash_attention::*;
     pub use super::ring_attention_update::*;
