@@ -174,6 +174,7 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnBatchMatMul")]
     #[doc(alias = "aclnnLightningIndexer")]
     #[doc(alias = "aclnnSparseFlashAttention")]
+    #[doc(alias = "aclnnKvQuantSparseFlashAttention")]
     #[doc(alias = "aclnnBlockSparseAttention")]
     pub fn launch<'a, T: Element>(
         &self,
