@@ -21,6 +21,7 @@ mod paged;
 mod portable;
 mod prompt_incre;
 mod prompt_incre_golden;
+mod quant_indexer;
 mod quant_sparse_flash;
 mod quantised;
 mod recorded;

@@ -92,15 +92,15 @@ sequence_rules! {
 }
 
 /// Dimensions of a head.
-const DIM: i64 = 128;
+pub(crate) const DIM: i64 = 128;
 /// Largest number of keys that every release chooses in any number.
-const ANY_COUNT: i64 = 2048;
+pub(crate) const ANY_COUNT: i64 = 2048;
 /// Largest number of keys that the documents allow.
 const MOST_COUNT: i64 = 8192;
 /// Largest number of query heads.
-const MOST_HEADS: i64 = 64;
+pub(crate) const MOST_HEADS: i64 = 64;
 /// Numbers of query heads on Ascend 950.
-const HEADS_950: [i64; 5] = [8, 16, 24, 32, 64];
+pub(crate) const HEADS_950: [i64; 5] = [8, 16, 24, 32, 64];
 
 impl IndexerCall<'_> {
     /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of lengths and

@@ -15,7 +15,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
-         block_sparse.product quant_sparse_flash.product",
+         block_sparse.product quant_sparse_flash.product quant_indexer.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -25,7 +25,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
-         block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen",
+         block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
+         quant_indexer.heads quant_indexer.heads_unchecked quant_indexer.none_chosen",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -55,7 +56,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
-         quant_sparse_flash.dtype",
+         quant_sparse_flash.dtype quant_indexer.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -132,7 +133,12 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_sparse_flash.quantisation quant_sparse_flash.rank quant_sparse_flash.required \
          quant_sparse_flash.rows_left_out quant_sparse_flash.rows_without_keys quant_sparse_flash.scale_finite \
          quant_sparse_flash.scale_inverse quant_sparse_flash.scale_zero quant_sparse_flash.value \
-         quant_sparse_flash.value_rows",
+         quant_sparse_flash.value_rows \
+         quant_indexer.batch quant_indexer.block_size quant_indexer.block_table quant_indexer.contents \
+         quant_indexer.format quant_indexer.head_dim quant_indexer.indices quant_indexer.key_scale \
+         quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
+         quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \
+         quant_indexer.weights",
     ),
     (
         "several values would do, and the call does not say which was meant",
@@ -156,6 +162,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          block_sparse.softmax_lse_flag block_sparse.tokens tokens.both_negative tokens.empty_band \
          tree_mask.form update.empty_row \
          quant_sparse_flash.attention_mode quant_sparse_flash.layout quant_sparse_flash.sparse_block_size \
-         quant_sparse_flash.sparse_mode quant_sparse_flash.tokens",
+         quant_sparse_flash.sparse_mode quant_sparse_flash.tokens \
+         quant_indexer.count quant_indexer.layout quant_indexer.quant_modes quant_indexer.sparse_mode \
+         quant_indexer.tokens",
     ),
 ];
