@@ -2869,6 +2869,39 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. In some releases key and
+ keyDequantScale are read through without a test for null.*/
+    pub fn aclnnQuantLightningIndexerGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        weights: *const aclTensor,
+        queryDequantScale: *const aclTensor,
+        keyDequantScale: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKeyOptional: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        queryQuantMode: i64,
+        keyQuantMode: i64,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKey: *mut ::core::ffi::c_char,
+        sparseCount: i64,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        sparseIndices: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnQuantLightningIndexer(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnRingAttentionUpdateGetWorkspaceSize(
         prevAttnOut: *const aclTensor,
@@ -4876,6 +4909,33 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantLightningIndexerGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                weights: *const $crate::bindings::aclTensor,
+                queryDequantScale: *const $crate::bindings::aclTensor,
+                keyDequantScale: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKeyOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryQuantMode: i64,
+                keyQuantMode: i64,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKey: *mut ::core::ffi::c_char,
+                sparseCount: i64,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantLightningIndexer(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnRingAttentionUpdateGetWorkspaceSize(
                 prevAttnOut: *const $crate::bindings::aclTensor,
                 prevSoftmaxMax: *const $crate::bindings::aclTensor,
@@ -5245,6 +5305,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnPromptFlashAttentionV2: Some(aclnnPromptFlashAttentionV2),
         aclnnPromptFlashAttentionV3GetWorkspaceSize: Some(aclnnPromptFlashAttentionV3GetWorkspaceSize),
         aclnnPromptFlashAttentionV3: Some(aclnnPromptFlashAttentionV3),
+        aclnnQuantLightningIndexerGetWorkspaceSize: None,
+        aclnnQuantLightningIndexer: None,
         aclnnRingAttentionUpdateGetWorkspaceSize: Some(aclnnRingAttentionUpdateGetWorkspaceSize),
         aclnnRingAttentionUpdate: Some(aclnnRingAttentionUpdate),
         aclnnRingAttentionUpdateV2GetWorkspaceSize: None,

@@ -1,5 +1,6 @@
 /*
- * aclnnKvQuantSparseFlashAttention (libopapi): latent attention to chosen keys of one byte an element. CANN 8.1 does not have it.
+ * aclnnKvQuantSparseFlashAttention (libopapi): latent attention to chosen keys of one byte an element. CANN 8.1 does not
+ * have it.
  * Written for this project from the documented ABI; no vendor text.
  *
  * Everything named ...Optional may be null.

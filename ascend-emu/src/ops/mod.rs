@@ -20,6 +20,7 @@ mod lightning_indexer;
 mod listed_keys;
 mod one_version;
 mod prompt_flash_attention;
+mod quant_lightning_indexer;
 mod ring_attention_update;
 mod rms_norm;
 mod scatter_pa_kv_cache;
@@ -41,6 +42,7 @@ pub(crate) mod functions {
     pub use super::kv_quant_sparse_flash_attention::*;
     pub use super::lightning_indexer::*;
     pub use super::prompt_flash_attention::*;
+    pub use super::quant_lightning_indexer::*;
     pub use super::ring_attention_update::*;
     pub use super::rms_norm::*;
     pub use super::scatter_pa_kv_cache::*;
