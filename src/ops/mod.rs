@@ -13,6 +13,7 @@ pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod operation;
 pub mod prompt_flash_attention;
+pub mod quant_lightning_indexer;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
@@ -26,9 +27,9 @@ pub(crate) mod public {
         flash_attention_score as flash, fused_infer_attention_score as attention,
         gather_pa_kv_cache as gather, incre_flash_attention as incre,
         kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer,
-        operation, prompt_flash_attention as prompt, ring_attention_update as ring,
-        rms_norm as norm, scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
-        sparse_sequences as sparse,
+        operation, prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
+        ring_attention_update as ring, rms_norm as norm, scatter_pa_kv_cache as scatter,
+        sparse_flash_attention as sparse_flash, sparse_sequences as sparse,
     };
 }
 
@@ -51,6 +52,7 @@ macro_rules! for_each_operator {
             LightningIndexer: lightning_indexer;
             SparseFlashAttention: sparse_flash_attention;
             KvQuantSparseFlashAttention: kv_quant_sparse_flash_attention;
+            QuantLightningIndexer: quant_lightning_indexer;
             BlockSparseAttention: block_sparse_attention;
         }
     };

@@ -175,6 +175,7 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnLightningIndexer")]
     #[doc(alias = "aclnnSparseFlashAttention")]
     #[doc(alias = "aclnnKvQuantSparseFlashAttention")]
+    #[doc(alias = "aclnnQuantLightningIndexer")]
     #[doc(alias = "aclnnBlockSparseAttention")]
     pub fn launch<'a, T: Element>(
         &self,

@@ -20,6 +20,7 @@ mod merge_rows;
 mod norm;
 mod numbers;
 mod prompt_and_incre;
+mod quant_indexer;
 mod quant_sparse;
 mod refusals;
 mod scatter;
