@@ -48,7 +48,8 @@
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
 //!   [`gather`]: keys and values out of one.
 //! - [`indexer`]: the keys that sparse attention reads, chosen by a score. [`sparse_flash`]: attention to chosen
-//!   keys. [`sparse`]: the sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask.
+//!   keys. [`quant_indexer`], [`quant_sparse_flash`]: the same with keys of one byte an element. [`sparse`]: the
+//!   sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask.
 //! - [`blockwise`]: attention under any mask, by blocks and by rows, merged.
 //! - [`matmul`]: products of matrices. [`norm`]: rows divided by their root mean square.
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.

@@ -2711,6 +2711,46 @@ unsafe extern "C" {
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
  Since a release after 8.1.
 
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. A row of key, which value is
+ too, has 656 bytes: 512 quantised elements, 64 rotary ones in the dtype of query, and 4 scales of FLOAT, one for each
+ 128 elements. keyDequantScaleOptional and valueDequantScaleOptional are reserved.*/
+    pub fn aclnnKvQuantSparseFlashAttentionGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        sparseIndices: *const aclTensor,
+        keyDequantScaleOptional: *const aclTensor,
+        valueDequantScaleOptional: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKvOptional: *const aclTensor,
+        scaleValue: f64,
+        keyQuantMode: i64,
+        valueQuantMode: i64,
+        sparseBlockSize: i64,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKv: *mut ::core::ffi::c_char,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        attentionMode: i64,
+        quantScaleRepoMode: i64,
+        tileSize: i64,
+        ropeHeadDim: i64,
+        attentionOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnKvQuantSparseFlashAttention(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
  Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. sparseValuesOptional may be
  null or empty without returnValues.*/
     pub fn aclnnLightningIndexerGetWorkspaceSize(
@@ -2824,6 +2864,39 @@ unsafe extern "C" {
     ) -> aclnnStatus;
     /// Phase two: queues the prepared call on the stream.
     pub fn aclnnPromptFlashAttentionV3(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. In some releases key and
+ keyDequantScale are read through without a test for null.*/
+    pub fn aclnnQuantLightningIndexerGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        weights: *const aclTensor,
+        queryDequantScale: *const aclTensor,
+        keyDequantScale: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKeyOptional: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        queryQuantMode: i64,
+        keyQuantMode: i64,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKey: *mut ::core::ffi::c_char,
+        sparseCount: i64,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        sparseIndices: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnQuantLightningIndexer(
         workspace: *mut ::core::ffi::c_void,
         workspaceSize: u64,
         executor: *mut aclOpExecutor,
@@ -4694,6 +4767,39 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnKvQuantSparseFlashAttentionGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                keyDequantScaleOptional: *const $crate::bindings::aclTensor,
+                valueDequantScaleOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclTensor,
+                scaleValue: f64,
+                keyQuantMode: i64,
+                valueQuantMode: i64,
+                sparseBlockSize: i64,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKv: *mut ::core::ffi::c_char,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                attentionMode: i64,
+                quantScaleRepoMode: i64,
+                tileSize: i64,
+                ropeHeadDim: i64,
+                attentionOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnKvQuantSparseFlashAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnLightningIndexerGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -4798,6 +4904,33 @@ macro_rules! for_each_function {
                 executor: *mut *mut $crate::bindings::aclOpExecutor
             ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnPromptFlashAttentionV3(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantLightningIndexerGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                weights: *const $crate::bindings::aclTensor,
+                queryDequantScale: *const $crate::bindings::aclTensor,
+                keyDequantScale: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKeyOptional: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                queryQuantMode: i64,
+                keyQuantMode: i64,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKey: *mut ::core::ffi::c_char,
+                sparseCount: i64,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnQuantLightningIndexer(
                 workspace: *mut ::core::ffi::c_void,
                 workspaceSize: u64,
                 executor: *mut $crate::bindings::aclOpExecutor,
@@ -5162,6 +5295,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnIncreFlashAttentionV3: Some(aclnnIncreFlashAttentionV3),
         aclnnIncreFlashAttentionV4GetWorkspaceSize: Some(aclnnIncreFlashAttentionV4GetWorkspaceSize),
         aclnnIncreFlashAttentionV4: Some(aclnnIncreFlashAttentionV4),
+        aclnnKvQuantSparseFlashAttentionGetWorkspaceSize: None,
+        aclnnKvQuantSparseFlashAttention: None,
         aclnnLightningIndexerGetWorkspaceSize: None,
         aclnnLightningIndexer: None,
         aclnnPromptFlashAttentionGetWorkspaceSize: Some(aclnnPromptFlashAttentionGetWorkspaceSize),
@@ -5170,6 +5305,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnPromptFlashAttentionV2: Some(aclnnPromptFlashAttentionV2),
         aclnnPromptFlashAttentionV3GetWorkspaceSize: Some(aclnnPromptFlashAttentionV3GetWorkspaceSize),
         aclnnPromptFlashAttentionV3: Some(aclnnPromptFlashAttentionV3),
+        aclnnQuantLightningIndexerGetWorkspaceSize: None,
+        aclnnQuantLightningIndexer: None,
         aclnnRingAttentionUpdateGetWorkspaceSize: Some(aclnnRingAttentionUpdateGetWorkspaceSize),
         aclnnRingAttentionUpdate: Some(aclnnRingAttentionUpdate),
         aclnnRingAttentionUpdateV2GetWorkspaceSize: None,

@@ -8,7 +8,7 @@ mod host_buffer;
 
 pub use device_buffer::DeviceBuffer;
 pub use element::Element;
-pub(crate) use element::{as_bytes, vec_from, zeros};
+pub(crate) use element::{as_bytes, room, vec_from, zeros};
 pub use host_buffer::{HostBuffer, Transfer};
 
 /// Whether two ranges of addresses have a byte in common. Empty ones have none.

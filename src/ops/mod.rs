@@ -9,9 +9,11 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
+pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod operation;
 pub mod prompt_flash_attention;
+pub mod quant_lightning_indexer;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
@@ -23,10 +25,11 @@ pub(crate) mod public {
     pub use super::{
         batch_mat_mul as matmul, block_sparse_attention as block_sparse,
         flash_attention_score as flash, fused_infer_attention_score as attention,
-        gather_pa_kv_cache as gather, incre_flash_attention as incre, lightning_indexer as indexer,
-        operation, prompt_flash_attention as prompt, ring_attention_update as ring,
-        rms_norm as norm, scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
-        sparse_sequences as sparse,
+        gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer,
+        operation, prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
+        ring_attention_update as ring, rms_norm as norm, scatter_pa_kv_cache as scatter,
+        sparse_flash_attention as sparse_flash, sparse_sequences as sparse,
     };
 }
 
@@ -48,6 +51,8 @@ macro_rules! for_each_operator {
             RmsNorm: rms_norm;
             LightningIndexer: lightning_indexer;
             SparseFlashAttention: sparse_flash_attention;
+            KvQuantSparseFlashAttention: kv_quant_sparse_flash_attention;
+            QuantLightningIndexer: quant_lightning_indexer;
             BlockSparseAttention: block_sparse_attention;
         }
     };

@@ -174,6 +174,8 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnBatchMatMul")]
     #[doc(alias = "aclnnLightningIndexer")]
     #[doc(alias = "aclnnSparseFlashAttention")]
+    #[doc(alias = "aclnnKvQuantSparseFlashAttention")]
+    #[doc(alias = "aclnnQuantLightningIndexer")]
     #[doc(alias = "aclnnBlockSparseAttention")]
     pub fn launch<'a, T: Element>(
         &self,

@@ -21,6 +21,8 @@ mod merge_rows;
 mod norm;
 mod numbers;
 mod prompt_and_incre;
+mod quant_indexer;
+mod quant_sparse;
 mod refusals;
 mod scatter;
 mod sparse;

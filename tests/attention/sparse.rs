@@ -17,19 +17,19 @@ const SCALE: f64 = 0.05;
 
 /// A random call.
 #[derive(Clone, Debug)]
-struct Draw {
-    batch: Batch,
-    heads: usize,
-    entries: usize,
-    block: usize,
-    causal: bool,
+pub(crate) struct Draw {
+    pub(crate) batch: Batch,
+    pub(crate) heads: usize,
+    pub(crate) entries: usize,
+    pub(crate) block: usize,
+    pub(crate) causal: bool,
     softmax: bool,
     /// Whether lists name any blocks in any order, and not each of some blocks once.
     wild: bool,
-    seed: u64,
+    pub(crate) seed: u64,
 }
 
-fn draws() -> impl Strategy<Value = Draw> {
+pub(crate) fn draws() -> impl Strategy<Value = Draw> {
     let heads = prop_oneof![Just(1usize), Just(2), Just(8), Just(32)];
     let block = prop_oneof![Just(1usize), Just(2), Just(8), Just(16)];
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
@@ -81,7 +81,7 @@ impl Draw {
     }
 
     /// The lists of all rows, those of no sequence empty.
-    fn lists(&self, placed: &Placed) -> Vec<i32> {
+    pub(crate) fn lists(&self, placed: &Placed) -> Vec<i32> {
         let rows: usize = placed.query_rows.iter().product();
         let mut lists = vec![-1; rows * self.entries];
         for (index, (first, _)) in placed.places.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Draw {
     }
 
     /// The keys that a row reads, by their position.
-    fn chosen(&self, list: &[i32], candidates: usize) -> Vec<usize> {
+    pub(crate) fn chosen(&self, list: &[i32], candidates: usize) -> Vec<usize> {
         let mut keys = Vec::new();
         for (place, &entry) in list.iter().enumerate() {
             if entry == -1 || place * self.block >= candidates {
@@ -211,7 +211,7 @@ impl Draw {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
+pub(crate) fn stream_of(soc: Soc, cann: Cann) -> Stream {
     let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
     runtime.device(0).unwrap().stream().unwrap()
 }

@@ -2,7 +2,7 @@
 //! the rules stand.
 
 use crate::marked::Marked;
-use crate::rule_tables;
+use crate::rule_tables::{self, operator_name};
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_spec::operator::{Kind, Value};
 use ascend_spec::{OperatorVersion, Rule, every_rule};
@@ -57,9 +57,18 @@ fn tables(operators: &[DeclaredOperator]) -> String {
             );
         }
     }
-    text.push_str("\n## Arguments\n\n| argument | CANN's name | kind | version | default | |\n|---|---|---|---|---|---|\n");
-    // The operators of one page have one list of arguments.
-    if let Some(&operator) = operators.first() {
+    // Operators of one page mostly have one list of arguments.
+    let mut lists: Vec<DeclaredOperator> = operators.to_vec();
+    lists.dedup_by_key(|operator| names(*operator));
+    for &operator in &lists {
+        let of = match lists.len() {
+            1 => String::new(),
+            _ => format!(" of {operator:?}"),
+        };
+        let _ = writeln!(
+            text,
+            "\n## Arguments{of}\n\n| argument | CANN's name | kind | version | default | |\n|---|---|---|---|---|---|"
+        );
         let plain = AnyArguments::<()>::new(operator);
         for parameter in operator.parameters() {
             let _ = writeln!(
@@ -74,23 +83,31 @@ fn tables(operators: &[DeclaredOperator]) -> String {
             );
         }
     }
-    text.push('\n');
+    text.push_str("\n## Rules\n\n");
     let is_of = |rule: &&Rule| {
         operators
             .iter()
             .any(|&operator| is_of(operator, rule.since))
     };
     let rules: Vec<&Rule> = every_rule().filter(is_of).collect();
-    if let Some(rule) = rules.first() {
-        let name = rule_tables::operator_name(rule);
+    for rules in rules.chunk_by(|one, next| operator_name(one) == operator_name(next)) {
+        let name = operator_name(rules[0]);
         let _ = writeln!(
             text,
-            "## Rules\n\n[The rules of {name}](rules.md#{}) stand with those of all operators; {}.\n",
+            "[The rules of {name}](rules.md#{}) stand with those of all operators; {}.\n",
             name.to_lowercase(),
-            rule_tables::counted(&rules)
+            rule_tables::counted(rules)
         );
     }
     text
+}
+
+/// Names of an operator's arguments.
+fn names(operator: DeclaredOperator) -> Vec<&'static str> {
+    operator
+        .parameters()
+        .map(|parameter| parameter.name)
+        .collect()
 }
 
 /// Whether a rule that holds since a version belongs to the operator.

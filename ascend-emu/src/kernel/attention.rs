@@ -74,6 +74,8 @@ pub(super) struct Listed {
     pub(super) out: OutputTensor,
     /// The log-sum-exp, where it is written.
     pub(super) lse: Option<WriteTensor<f32>>,
+    /// Elements of a value and of an output.
+    pub(super) value_dim: usize,
     /// Query heads of each sequence, which share a key head.
     pub(super) group: usize,
     /// Factor of the scores.
@@ -237,7 +239,7 @@ impl Attention {
                 None => sizes.dim,
                 Some(rope) => sizes.dim.next_multiple_of(WIDTH) + rope.sizes().dim,
             },
-            value_dim: sizes.dim,
+            value_dim: call.value_dim,
             query_scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             scale: 1.0,
             query: call.query,

@@ -86,6 +86,7 @@ unsafe fn run_under(
             query_rope: None,
             out: OutputTensor::new(buffers.out.base, &out.0, out.1, types, None),
             lse: lse.map(|(lse, (rows, sizes))| WriteTensor::new(lse.base, &rows, sizes)),
+            value_dim: problem.dim,
             group: 1,
             scale: problem.scale.into(),
             dtype: buffers.query.desc.dtype,

@@ -1,5 +1,5 @@
-//! Choosing the keys of sparse attention, as the operator LightningIndexer does: the lightning indexer of
-//! DeepSeek-V3.2.
+//! Choosing the keys of sparse attention, as the operators LightningIndexer and QuantLightningIndexer do: the lightning
+//! indexer of DeepSeek-V3.2.
 //!
 //! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
 //! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
@@ -8,7 +8,8 @@
 //! one.
 //!
 //! Scores are in single precision and summed in the order of dimensions, then of heads: they depend on the call and the
-//! instruction set alone, not on tiles or threads.
+//! instruction set alone, not on tiles or threads. Quantised heads have their scale in the weight, and keys theirs
+//! after the sum. With INT8, products are divided by 1024, and weights and products rounded to FLOAT16.
 
 use super::TILE_KEYS;
 use super::merge::Number;
@@ -16,6 +17,7 @@ use super::prefill::{LANE_GROUPS, score_tile};
 use super::ring_update::Elements;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
+use super::tensor::Element as _;
 use super::tensor::input::InputTensor;
 use super::tile_load::{SLICE, tile_index, tile_vectors};
 use super::token_rows::TokenRows;
@@ -30,6 +32,9 @@ use std::ops::Range;
 
 /// Most lane groups of a block of rows: as many queries as a query block of the prefill kernel.
 const BLOCK_GROUPS: usize = 24;
+
+/// What products of INT8 are multiplied by before they are rounded.
+const INT8_UNIT: f32 = 1.0 / 1024.0;
 
 /// Keys that a thread scores at a time.
 const CHUNK: usize = 16 * TILE_KEYS;
@@ -46,6 +51,8 @@ pub(crate) struct Buffers<'a> {
     pub indices: Elements,
     /// `None` where no scores are written.
     pub values: Option<Elements>,
+    /// Scales of the heads of rows and of keys, where these are quantised.
+    pub scales: Option<[TokenRows<'a>; 2]>,
 }
 
 /// Chooses the keys of all rows, on the current rayon pool. Keys of blocks that the cache does not have count as zeros.
@@ -90,6 +97,10 @@ unsafe fn run_under(
             query: buffers.query.input(layout),
             key: buffers.key.input(problem.sequences.key.layout),
             weights: buffers.weights.input(layout),
+            scales: buffers
+                .scales
+                .map(|[query, key]| [query.input(layout), key.input(problem.sequences.key.layout)]),
+            rounds: buffers.query.desc.dtype == DType::Int8,
             groups: problem.heads.div_ceil(WIDTH),
         }
     };
@@ -207,6 +218,10 @@ struct IndexerRun<'a> {
     query: InputTensor,
     key: InputTensor,
     weights: InputTensor,
+    /// Scales of the heads of rows and of keys.
+    scales: Option<[InputTensor; 2]>,
+    /// Whether weights and products are rounded to FLOAT16.
+    rounds: bool,
     /// Lane groups of a row.
     groups: usize,
 }
@@ -323,6 +338,15 @@ impl Kernel for PackQueries<'_> {
             let weights = &mut weights[number * call.groups..][..call.groups];
             call.weights
                 .read(simd, (batch, 0, row), 0..sizes.heads, weights, 1, ignored);
+            if let Some([scales, _]) = &call.scales {
+                for (group, weight) in weights.iter_mut().enumerate() {
+                    let heads = group * WIDTH..sizes.heads.min((group + 1) * WIDTH);
+                    let scale = &mut [[0.0; WIDTH]];
+                    scales.read(simd, (batch, 0, row), heads, scale, 1, ignored);
+                    let scaled = simd.multiply(simd.load(weight), simd.load(&scale[0]));
+                    simd.store(call.rounded(simd, scaled), weight);
+                }
+            }
             for group in 0..call.groups {
                 let first = (number * call.groups + group) * vectors * WIDTH;
                 let packed = &mut packed[first..][..vectors * WIDTH];
@@ -397,6 +421,12 @@ impl Kernel for ScoreKeys<'_> {
                     let products = products[lane_group..].iter().step_by(LANE_GROUPS);
                     for (sum, product) in sums.iter_mut().zip(products) {
                         let positive = simd.larger(simd.load(product), simd.splat(0.0));
+                        let positive = match call.rounds {
+                            true => {
+                                call.rounded(simd, simd.multiply(positive, simd.splat(INT8_UNIT)))
+                            }
+                            false => positive,
+                        };
                         simd.store(simd.mul_add(positive, weight, simd.load(sum)), sum);
                     }
                 }
@@ -406,12 +436,44 @@ impl Kernel for ScoreKeys<'_> {
                 for (score, sum) in scores.iter_mut().zip(sums) {
                     *score = total(sum);
                 }
+                if let Some([_, of_keys]) = &call.scales {
+                    for (score, key) in scores.iter_mut().zip(first..) {
+                        *score *= call.key_scale(simd, of_keys, block, key);
+                    }
+                }
             }
         }
     }
 }
 
 impl IndexerRun<'_> {
+    /// The numbers as quantised calls hold them.
+    #[inline(always)]
+    fn rounded<S: Simd>(&self, simd: S, numbers: S::Register) -> S::Register {
+        match self.rounds {
+            true => f16::round(simd, numbers),
+            false => numbers,
+        }
+    }
+
+    /// The scale of a key of a block's sequence; 1 where the cache does not have its block.
+    #[inline(always)]
+    fn key_scale<S: Simd>(
+        &self,
+        simd: S,
+        scales: &InputTensor,
+        block: &RowBlock,
+        key: usize,
+    ) -> f32 {
+        let sequences = &self.problem.sequences;
+        let place = sequences.key(&self.contents, &block.sequence, key);
+        place.map_or(1.0, |(outer, row)| {
+            let scale = &mut [[0.0; WIDTH]];
+            scales.read(simd, (outer, 0, row), 0..1, scale, 1, &mut simd.splat(0.0));
+            scale[0][0]
+        })
+    }
+
     /// Loads keys of a block's sequence into a tile.
     #[inline(always)]
     fn load<S: Simd>(&self, simd: S, block: &RowBlock, keys: Range<usize>, tile: &mut [Vector]) {
@@ -498,6 +560,7 @@ mod tests {
                     weights: source(&descs[2], &weights),
                     indices: Elements::new(indices.as_mut_ptr().cast(), descs[3]),
                     values: Some(Elements::new(values.as_mut_ptr().cast(), descs[4])),
+                    scales: None,
                 };
                 let pool = rayon::ThreadPoolBuilder::new()
                     .num_threads(threads)

@@ -1,8 +1,9 @@
-//! Attention to chosen keys, as the operator SparseFlashAttention computes it.
+//! Attention to chosen keys, as the operators SparseFlashAttention and KvQuantSparseFlashAttention compute it.
 //!
 //! Each query row is a sequence of its own for the attention kernels, whose keys are in the order of the row's list and
 //! which is read by all heads at once. Loading tiles, products, the online softmax, splits along the keys and threads
-//! are those of any other call, and so a result depends on the call and the instruction set alone.
+//! are those of any other call, and so a result depends on the call and the instruction set alone. Packed rows are
+//! dequantised where a tile is loaded.
 
 use super::attention::{Attention, Listed};
 use super::kv::listed_rows::ListedRows;
@@ -27,9 +28,11 @@ const ROWS: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers<'a> {
     pub query: TokenRows<'a>,
-    pub query_rope: TokenRows<'a>,
+    /// `None` where `query` has the rotary parts too.
+    pub query_rope: Option<TokenRows<'a>>,
     pub key: TokenRows<'a>,
-    pub key_rope: TokenRows<'a>,
+    /// `None` where `key` has packed rows.
+    pub key_rope: Option<TokenRows<'a>>,
     pub out: TokenRows<'a>,
     /// Maximum and sum of each row, where they are written.
     pub softmax: Option<[TokenRows<'a>; 2]>,
@@ -76,19 +79,20 @@ unsafe fn run_under(
     let (mut attention, key, rope) = unsafe {
         let latent = Listed {
             query: buffers.query.input(of_query),
-            query_rope: Some(buffers.query_rope.input(of_query)),
+            query_rope: buffers.query_rope.map(|rope| rope.input(of_query)),
             out: OutputTensor::new(buffers.out.base, &out, sizes, buffers.out.types(), None),
             lse: None,
+            value_dim: SparseFlashProblem::DIM,
             group: sizes.heads,
             scale: problem.scale,
             dtype: buffers.query.desc.dtype,
         };
-        let attention = Attention::listed(latent);
-        (
-            attention,
-            buffers.key.input(of_key),
-            buffers.key_rope.input(of_key),
-        )
+        let rope = buffers.key_rope.map(|rope| rope.input(of_key));
+        let key = match rope {
+            Some(_) => buffers.key.input(of_key),
+            None => buffers.key.packed(of_key, buffers.query.desc.dtype),
+        };
+        (Attention::listed(latent), key, rope)
     };
     let each = problem.sequences.each(contents);
     let mut rows = each.flat_map(|sequence| (0..sequence.written).map(move |row| (sequence, row)));
@@ -141,16 +145,16 @@ fn listed(
 }
 
 /// The keys of a row, whose beginning are the values.
-fn latent_rows(key: InputTensor, rope: InputTensor, storage: Storage) -> KeyValues {
-    let tensor = |rope| KvTensor {
-        dim: SparseFlashProblem::DIM,
+fn latent_rows(key: InputTensor, rope: Option<InputTensor>, storage: Storage) -> KeyValues {
+    let tensor = |dim, rope| KvTensor {
+        dim,
         own: key,
         prefix: InputTensor::Absent,
         rope,
     };
     KeyValues {
-        key: tensor(Some(rope)),
-        value: tensor(None),
+        key: tensor(key.sizes().dim, rope),
+        value: tensor(SparseFlashProblem::DIM, None),
         prefix: 0,
         sequence: 0,
         storage,
@@ -282,9 +286,9 @@ mod tests {
                 };
                 let buffers = Buffers {
                     query: read(0),
-                    query_rope: read(1),
+                    query_rope: Some(read(1)),
                     key: read(2),
-                    key_rope: read(3),
+                    key_rope: Some(read(3)),
                     out: TokenRows {
                         desc: &descs[0],
                         base: out.as_mut_ptr().cast(),

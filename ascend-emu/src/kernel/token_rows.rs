@@ -1,10 +1,11 @@
 //! The tensors of sparse attention, by the row: one row for each token and head.
 
 use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::packed_rows::PackedRows;
 use super::tensor::strided::Sizes;
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::sparse_sequences::TokenLayout;
-use ascend_spec::{Axes, TensorDesc, View};
+use ascend_spec::{Axes, DType, TensorDesc, View};
 
 /// A tensor, and its base address.
 #[derive(Clone, Copy, Debug)]
@@ -69,5 +70,16 @@ impl TokenRows<'_> {
         let (rows, sizes) = self.rows(layout);
         // SAFETY: the caller's promise.
         unsafe { InputTensor::new(self.base, &rows, sizes, self.types()) }
+    }
+
+    /// The tensor of packed rows, for queries of type `own`, to be read.
+    ///
+    /// # Safety
+    ///
+    /// Every byte may be read as long as the value is used.
+    pub(super) unsafe fn packed(&self, layout: TokenLayout, own: DType) -> InputTensor {
+        let (rows, sizes) = self.rows(layout);
+        // SAFETY: the caller's promise.
+        InputTensor::Packed(unsafe { PackedRows::new(self.base, &rows, sizes, own) })
     }
 }

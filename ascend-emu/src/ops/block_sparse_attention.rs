@@ -12,6 +12,7 @@ use crate::kernel::block_sparse::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{
     Argument, Arguments, BlockFaultKind, BlockSparseProblem, Parameter, Version,
 };

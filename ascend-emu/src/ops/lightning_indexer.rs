@@ -11,6 +11,7 @@ use crate::kernel::ring_update::Elements;
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::{
     Argument, Arguments, IndexerProblem, Parameter, Version,
 };
@@ -62,6 +63,7 @@ impl DeclaredOperator for IndexerOperator {
             weights: source(Parameter::Weights, weights),
             indices: written(Parameter::SparseIndices, indices),
             values: values.map(|desc| written(Parameter::SparseValues, desc)),
+            scales: None,
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from

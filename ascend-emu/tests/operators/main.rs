@@ -16,6 +16,8 @@ mod gather;
 #[cfg(feature = "glue")]
 mod glue;
 mod indexer;
+mod quant_indexer;
+mod quant_sparse_flash;
 mod rms_norm;
 mod scatter;
 mod sparse_flash;

@@ -20,6 +20,7 @@ mod entry_point;
 mod parameter;
 mod value;
 mod version;
+mod walked;
 
 pub use change::{Change, NewArgument};
 pub(crate) use change::{Fix, Listed, changed, written};
@@ -30,6 +31,7 @@ pub use parameter::{
 pub use value::{ArgumentValues, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
+pub use walked::WalkedTensors;
 
 #[cfg(test)]
 mod tests {

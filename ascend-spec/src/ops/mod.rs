@@ -9,8 +9,10 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub mod inference_attention;
+pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod prompt_flash_attention;
+pub mod quant_lightning_indexer;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
@@ -37,6 +39,10 @@ macro_rules! for_each_operator {
             LightningIndexer: lightning_indexer, "lightning_indexer", Some("lightning-indexer");
             SparseFlashAttention: sparse_flash_attention,
                 "sparse_flash_attention", Some("sparse-flash-attention");
+            KvQuantSparseFlashAttention: kv_quant_sparse_flash_attention,
+                "kv_quant_sparse_flash_attention", Some("sparse-flash-attention");
+            QuantLightningIndexer: quant_lightning_indexer,
+                "quant_lightning_indexer", Some("lightning-indexer");
             BlockSparseAttention: block_sparse_attention,
                 "block_sparse_attention", Some("block-sparse-attention");
         }

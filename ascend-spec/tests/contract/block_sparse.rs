@@ -2,6 +2,7 @@
 
 use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32};
 use ascend_spec::declared::AnyArguments;
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{BlockFaultKind, BlockSparseCall, Parameter, rules};
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! The contract of LightningIndexer: a call for every rule, and what is taken.
 
 use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, rules};
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault, unusual_contents};
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};

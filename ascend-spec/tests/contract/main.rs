@@ -21,6 +21,8 @@ mod paged;
 mod portable;
 mod prompt_incre;
 mod prompt_incre_golden;
+mod quant_indexer;
+mod quant_sparse_flash;
 mod quantised;
 mod recorded;
 mod release_9_2;

@@ -1,6 +1,7 @@
 //! The contract of SparseFlashAttention: a call for every rule, what is taken, and which keys rows read.
 
 use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
+use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, rules,
 };

@@ -267,6 +267,7 @@ impl KeyValues {
             InputTensor::E4m3(_)
             | InputTensor::HiFloat8(_)
             | InputTensor::FourBit(_)
+            | InputTensor::Packed(_)
             | InputTensor::Absent => {}
         }
     }

@@ -120,7 +120,7 @@ impl<T> StridedTensor<T> {
     }
 
     /// Whether row `i` of both tensors begins at the same element for every `i`, with the same strides.
-    fn coincides(&self, other: &Self) -> bool {
+    pub(crate) fn coincides(&self, other: &Self) -> bool {
         self.base == other.base && self.view == other.view && self.lanes == other.lanes
     }
 

@@ -1,8 +1,8 @@
 //! What a call of BlockSparseAttention that holds every rule computes, and the bytes that it touches.
 
 use super::{BlockSparseCall, Parameter};
+use crate::operator::WalkedTensors;
 use crate::{Axes, Dims, TensorDesc};
-use std::ops::Range;
 
 /// A call of BlockSparseAttention that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,42 +106,26 @@ impl BlockSparseProblem {
             }
         })
     }
+}
 
-    /// A tensor of the call as a launch walks it, which may be more than is described; `None` where it walks none of
-    /// it.
-    pub fn walked(
+impl WalkedTensors<BlockSparseCall<'_>> for BlockSparseProblem {
+    fn walked_shape(
         &self,
         call: &BlockSparseCall<'_>,
         parameter: Parameter,
         desc: &TensorDesc,
-    ) -> Option<TensorDesc> {
-        let shape = match parameter {
-            _ if self.is_idle() => return None,
-            Parameter::SoftmaxLse if !self.lse => return None,
-            Parameter::Value => call.key?.shape,
+    ) -> Option<Dims> {
+        match parameter {
+            _ if self.is_idle() => None,
+            Parameter::SoftmaxLse if !self.lse => None,
+            Parameter::Value => Some(call.key?.shape),
             Parameter::BlockSparseMask => {
                 let [rows, keys] = self.mask_blocks;
-                Dims::of([self.batch, self.heads, rows, keys].map(|size| size as i64))
+                Some(Dims::of(
+                    [self.batch, self.heads, rows, keys].map(|size| size as i64),
+                ))
             }
-            _ => desc.shape,
-        };
-        Some(desc.read_as(shape))
-    }
-
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Visits nothing where nothing is written.
-    pub fn touches(
-        &self,
-        call: &BlockSparseCall<'_>,
-        visit: &mut dyn FnMut(Parameter, Range<u64>),
-    ) {
-        for (argument, desc) in call.each_tensor() {
-            if let Some(walked) = self.walked(call, argument.parameter, desc) {
-                visit(
-                    argument.parameter,
-                    walked.byte_range().unwrap_or(0..u64::MAX),
-                );
-            }
+            _ => Some(desc.shape),
         }
     }
 }

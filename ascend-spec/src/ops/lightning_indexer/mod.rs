@@ -6,12 +6,14 @@
 
 pub mod rules;
 
-use super::sparse_sequences::{SparseSequences, checked_contents};
+pub(crate) use rules::{ANY_COUNT, DIM, HEADS_950, MOST_HEADS};
+
+use super::sparse_sequences::{SparseSequences, checked_by_sequences};
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Int32;
 use crate::contract::{CallContract, checked_for, described_by};
-use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::operator::{OperatorVersion, WalkedTensors, versions};
+use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -76,21 +78,7 @@ impl CallContract for LightningIndexer {
         arguments.sparse_values = arguments.sparse_values.or(Some(values));
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        checked_contents(
-            &problem.sequences,
-            &IndexerProblem::CONTENTS.map(|parameter| integers(parameter.name())),
-            &rules::CONTENTS,
-        )
-    }
+    checked_by_sequences! { IndexerProblem::CONTENTS }
 }
 
 /// A call of LightningIndexer that holds every rule, resolved.
@@ -123,19 +111,30 @@ impl IndexerProblem {
     pub fn is_idle(&self) -> bool {
         self.sequences.query.total() == 0 || self.count == 0
     }
+}
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Visits nothing where nothing is written.
-    pub fn touches(&self, call: &IndexerCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
+impl WalkedTensors<IndexerCall<'_>> for IndexerProblem {
+    fn walked_shape(
+        &self,
+        _: &IndexerCall<'_>,
+        parameter: Parameter,
+        desc: &TensorDesc,
+    ) -> Option<Dims> {
+        let written = parameter != Parameter::SparseValues || self.values;
+        (written && !self.is_idle()).then_some(desc.shape)
+    }
+
+    /// As described by the trait; scores that overrun their tensor are contiguous from its first byte on.
+    fn touches(&self, call: &IndexerCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         let written = (self.sequences.query.total() as u64).saturating_mul(self.count as u64);
-        for (argument, desc) in call.each_tensor().filter(|_| !self.is_idle()) {
-            let range = match argument.parameter {
-                Parameter::SparseValues if !self.values => continue,
+        for (argument, desc) in call.each_tensor() {
+            let walked = self.walked(call, argument.parameter, desc);
+            let range = walked.and_then(|walked| match argument.parameter {
                 Parameter::SparseValues if self.overruns => {
                     Some(desc.first_bytes(written.saturating_mul(2)))
                 }
-                _ => desc.byte_range(),
-            };
+                _ => walked.byte_range(),
+            });
             if let Some(range) = range {
                 visit(argument.parameter, range);
             }
@@ -148,12 +147,7 @@ impl IndexerCall<'_> {
     /// `returnValues` the scores are empty.
     pub fn outputs(&self) -> Option<[TensorDesc; 2]> {
         let query = self.query?;
-        let (rows, _) = query
-            .shape
-            .split_at_checked(query.shape.rank().checked_sub(2)?)?;
-        let mut shape = rows.to_vec();
-        shape.extend([1, self.sparse_count]);
-        let indices = TensorDesc::packed(Int32, Dims::new(&shape)?);
+        let indices = chosen_positions(&query, self.sparse_count)?;
         let of_values = if self.return_values {
             indices.shape
         } else {
@@ -163,4 +157,12 @@ impl IndexerCall<'_> {
         (indices.byte_range().is_some() && values.byte_range().is_some())
             .then_some([indices, values])
     }
+}
+
+/// The positions that the rows of a query get.
+pub(crate) fn chosen_positions(query: &TensorDesc, count: i64) -> Option<TensorDesc> {
+    let axes = query.shape.rank().checked_sub(2)?;
+    let mut shape = query.shape.get(..axes)?.to_vec();
+    shape.extend([1, count]);
+    Some(TensorDesc::packed(Int32, Dims::new(&shape)?))
 }

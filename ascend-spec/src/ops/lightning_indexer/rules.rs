@@ -6,145 +6,101 @@ use crate::DType::{Bf16, Float, Float16, Int32};
 use crate::allowed::{Allowed, Checked, Named, Outcome};
 use crate::contract::first_lint;
 use crate::ops::sparse_sequences::{
-    SequenceRules, SequenceTensors, SparseSequences, TokenLayout, shaped,
+    SequenceTensors, SparseSequences, TokenLayout, sequence_rules, shaped,
 };
 use crate::rule::{lint, require, rules};
 use crate::{DType, Soc, Target, TensorDesc, Violation};
 
-rules! {
+sequence_rules! {
+    "indexer", "LightningIndexer", layout of keys "layoutKey", on Ascend 950 since "9.1",
+    columns "", multiples "", rows without keys "such rows choose none",
     in Scope::ALL.since(V8_5).since_on_950(V9_1);
-    PRODUCT = "indexer.product", FIND_KERNEL_ERROR, V1, "LightningIndexer documentation, products" in Scope::ALL,
-        "the product has the operator in the release",
-        "run on Atlas A2 or Atlas A3 with CANN 8.5 or newer, or on Ascend 950 with CANN 9.1 or newer";
-    QUERY = "indexer.query", API_ERROR, V1, "LightningIndexer API, query" in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "query is given",
-        "pass the queries";
-    VALUES = "indexer.values", API_ERROR, V1, "LightningIndexer API, sparseValues"
-        in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "sparseValues is given with returnValues",
-        "pass a tensor for the scores, or leave returnValues out";
-    REQUIRED = "indexer.required", PARAM_NULLPTR, V1, "LightningIndexer documentation, return values",
-        "query, key, weights, sparseIndices and in 8.5 sparseValues are given",
-        "pass queries, keys, weights and both outputs";
-    DTYPE = "indexer.dtype", PARAM_INVALID, V1, "LightningIndexer documentation, dtypes",
-        "query is FLOAT16 or BF16, key and sparseValues have its dtype, weights too or from 9.0 on FLOAT, and lengths, "
-        "blockTable and sparseIndices are INT32",
-        "convert the named tensor to one of the allowed dtypes";
-    FORMAT = "indexer.format", PARAM_INVALID, V1, "LightningIndexer documentation, parameters",
-        "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-        "describe the tensor as ND, with a shape that memory can hold";
-    LAYOUT = "indexer.layout", TILING_ERROR, V1, "LightningIndexer tiling, layouts",
-        "layoutQuery is BSND or TND, and layoutKey the same or PA_BSND",
-        "spell the layouts as CANN does";
-    COUNT = "indexer.count", TILING_ERROR, V1, "LightningIndexer tiling, sparseCount",
-        "sparseCount is 1 to 2048 or, from 9.0 on, a multiple of 1024, from 9.2 on at most 8192",
-        "choose as many keys as the operator can";
-    MODE = "indexer.sparse_mode", TILING_ERROR, V1, "LightningIndexer tiling, sparseMode",
-        "sparseMode is 0 or 3",
-        "use 3 for causal attention, 0 for attention to all keys";
-    TOKENS = "indexer.tokens", TILING_ERROR, V1, "LightningIndexer tiling, preTokens and nextTokens",
-        "preTokens and nextTokens are the largest INT64",
-        "pass 9223372036854775807 for both";
-    VALUES_PAGED = "indexer.values_paged", TILING_ERROR, V1, "LightningIndexer tiling, returnValues",
-        "scores are not returned for keys in a paged cache",
-        "leave returnValues out, or gather the keys";
-    RANK = "indexer.rank", TILING_ERROR, V1, "LightningIndexer tiling, shapes",
-        "query and key have the axes of their layouts",
-        "describe the tensor with as many axes";
-    BLOCK_TABLE = "indexer.block_table", TILING_ERROR, V1, "LightningIndexer tiling, blockTable",
-        "blockTable is [B, columns], for PA_BSND and for no other layout",
-        "give a row of block ids for each sequence of a paged cache, and no table without one";
-    LENGTHS = "indexer.lengths", TILING_ERROR, V1, "LightningIndexer tiling, actualSeqLengths",
-        "lengths have an element for each sequence, and are given for TND and for keys in a paged cache",
-        "give a number for each sequence";
-    BATCH = "indexer.batch", TILING_ERROR, V1, "LightningIndexer tiling, batch",
-        "query and key have as many sequences",
-        "make both from the same batch";
-    BLOCK_SIZE = "indexer.block_size", TILING_ERROR, V1, "LightningIndexer tiling, block size",
-        "a cache has at least one block, of 16 to 1024 keys, a multiple of 16",
-        "use such a block size";
-    HEAD_DIM = "indexer.head_dim", TILING_ERROR, V1, "LightningIndexer tiling, heads",
-        "heads have 128 dimensions, and keys one head",
-        "use the operator for indexers of this shape alone";
-    HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
-        in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
-        "fill queries and weights up to such a number of heads with zeros, which count nothing; the operator has no "
-        "more than 64";
-    WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights"
-        in Scope::ASCEND_950.since_on_950(V9_2),
-        "on Ascend 950 weights have the dtype of query",
-        "convert the weights";
-    WEIGHTS = "indexer.weights", TILING_ERROR, V1, "LightningIndexer tiling, weights",
-        "weights have the shape of query without its last axis",
-        "give a weight for each head of each row";
-    INDICES = "indexer.indices", TILING_ERROR, V1, "LightningIndexer tiling, sparseIndices",
-        "sparseIndices is [B, S1, 1, sparseCount] or [T1, 1, sparseCount]",
-        "give room for the keys of each row";
-    VALUES_SHAPE = "indexer.values_shape", TILING_ERROR, V1, "LightningIndexer tiling, sparseValues"
-        in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "sparseValues has with returnValues the shape of sparseIndices",
-        "give room for the scores of each row";
-    EMPTY = "indexer.empty", TILING_ERROR, V1, "LightningIndexer tiling, shapes"
-        in Scope::ASCEND_950.since_on_950(V9_2),
-        "on Ascend 950 neither queries nor keys are empty",
-        "leave the call out where there is nothing to choose";
-    VALUES_ROOM = "indexer.values_room", Overrun("a score is written for each index, whatever room there is"), V1,
-        "LightningIndexer tiling, sparseValues" in Scope::A2_A3.since(V8_5).until(V8_5),
-        "with returnValues sparseValues has the shape of sparseIndices in 8.5 too, which does not look at it",
-        "give room for the scores of each row";
-    HEADS_UNCHECKED = "indexer.heads_unchecked", Overrun("buffers of the kernel are for 64 heads"), V1,
-        "LightningIndexer documentation, query" in Scope::A2_A3.since(V8_5).until(V8_5),
-        "there are at most 64 query heads in 8.5 too, which does not count them",
-        "choose keys with fewer heads";
-    COUNT_UNCHECKED = "indexer.count_unchecked", Overrun("buffers of the kernel are for 8192 keys"), V1,
-        "LightningIndexer documentation, sparseCount"
-        in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
-        "sparseCount is at most 8192 before 9.2 too",
-        "choose fewer keys";
-    PRODUCT_UNCHECKED = "indexer.product_unchecked",
-        Overrun("9.1 checks calls on Ascend 950 as on Atlas A2, and its kernel is another"), V1,
-        "LightningIndexer documentation, Ascend 950" in Scope::ASCEND_950.since_on_950(V9_1).until_on_950(V9_1),
-        "on Ascend 950 there are 8, 16, 24, 32 or 64 query heads, and weights have the dtype of query, in 9.1 too",
-        "use such heads and weights";
-    NONE_CHOSEN = "indexer.none_chosen", Lint("nothing is written"), V1, "LightningIndexer tiling, sparseCount",
-        "rows choose at least one key",
-        "leave the call out where nothing is chosen";
-    ROWS_LEFT_OUT = "indexer.rows_left_out", Lint("such rows of the outputs keep what was there"), V1,
-        "LightningIndexer kernel, actualSeqLengthsQuery",
-        "packed query rows all belong to a sequence",
-        "give the lengths of all rows of the query, or a query of these rows alone";
-    ROWS_WITHOUT_KEYS = "indexer.rows_without_keys", Lint("such rows choose none"), V1,
-        "LightningIndexer kernel, lengths and sparseMode",
-        "with sparseMode 3 a sequence has at least as many keys as query rows",
-        "count a sequence's cached keys and its new ones among its keys";
-    CONTENTS = "indexer.contents", Overrun("rows of other memory are read or written"), V1,
-        "LightningIndexer kernel, lengths and blockTable",
-        "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
-        "cache for each key",
-        "take lengths and table of one batch and one cache, and give `SparseSequences` the length of each sequence, of "
-        "which it makes the ends that packed rows have";
+    {
+        QUERY = "indexer.query", API_ERROR, V1, "LightningIndexer API, query"
+            in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "query is given",
+            "pass the queries";
+        VALUES = "indexer.values", API_ERROR, V1, "LightningIndexer API, sparseValues"
+            in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "sparseValues is given with returnValues",
+            "pass a tensor for the scores, or leave returnValues out";
+        REQUIRED = "indexer.required", PARAM_NULLPTR, V1, "LightningIndexer documentation, return values",
+            "query, key, weights, sparseIndices and in 8.5 sparseValues are given",
+            "pass queries, keys, weights and both outputs";
+        DTYPE = "indexer.dtype", PARAM_INVALID, V1, "LightningIndexer documentation, dtypes",
+            "query is FLOAT16 or BF16, key and sparseValues have its dtype, weights too or from 9.0 on FLOAT, and "
+            "lengths, blockTable and sparseIndices are INT32",
+            "convert the named tensor to one of the allowed dtypes";
+    }
+    {
+        COUNT = "indexer.count", TILING_ERROR, V1, "LightningIndexer tiling, sparseCount",
+            "sparseCount is 1 to 2048 or, from 9.0 on, a multiple of 1024, from 9.2 on at most 8192",
+            "choose as many keys as the operator can";
+        VALUES_PAGED = "indexer.values_paged", TILING_ERROR, V1, "LightningIndexer tiling, returnValues",
+            "scores are not returned for keys in a paged cache",
+            "leave returnValues out, or gather the keys";
+    }
+    {
+        HEAD_DIM = "indexer.head_dim", TILING_ERROR, V1, "LightningIndexer tiling, heads",
+            "heads have 128 dimensions, and keys one head",
+            "use the operator for indexers of this shape alone";
+        HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
+            in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
+            "fill queries and weights up to such a number of heads with zeros, which count nothing; the operator has "
+            "no more than 64";
+        WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights"
+            in Scope::ASCEND_950.since_on_950(V9_2),
+            "on Ascend 950 weights have the dtype of query",
+            "convert the weights";
+        WEIGHTS = "indexer.weights", TILING_ERROR, V1, "LightningIndexer tiling, weights",
+            "weights have the shape of query without its last axis",
+            "give a weight for each head of each row";
+        INDICES = "indexer.indices", TILING_ERROR, V1, "LightningIndexer tiling, sparseIndices",
+            "sparseIndices is [B, S1, 1, sparseCount] or [T1, 1, sparseCount]",
+            "give room for the keys of each row";
+        VALUES_SHAPE = "indexer.values_shape", TILING_ERROR, V1, "LightningIndexer tiling, sparseValues"
+            in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "sparseValues has with returnValues the shape of sparseIndices",
+            "give room for the scores of each row";
+        EMPTY = "indexer.empty", TILING_ERROR, V1, "LightningIndexer tiling, shapes"
+            in Scope::ASCEND_950.since_on_950(V9_2),
+            "on Ascend 950 neither queries nor keys are empty",
+            "leave the call out where there is nothing to choose";
+        VALUES_ROOM = "indexer.values_room", Overrun("a score is written for each index, whatever room there is"), V1,
+            "LightningIndexer tiling, sparseValues" in Scope::A2_A3.since(V8_5).until(V8_5),
+            "with returnValues sparseValues has the shape of sparseIndices in 8.5 too, which does not look at it",
+            "give room for the scores of each row";
+        HEADS_UNCHECKED = "indexer.heads_unchecked", Overrun("buffers of the kernel are for 64 heads"), V1,
+            "LightningIndexer documentation, query" in Scope::A2_A3.since(V8_5).until(V8_5),
+            "there are at most 64 query heads in 8.5 too, which does not count them",
+            "choose keys with fewer heads";
+        COUNT_UNCHECKED = "indexer.count_unchecked", Overrun("buffers of the kernel are for 8192 keys"), V1,
+            "LightningIndexer documentation, sparseCount"
+            in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
+            "sparseCount is at most 8192 before 9.2 too",
+            "choose fewer keys";
+        PRODUCT_UNCHECKED = "indexer.product_unchecked",
+            Overrun("9.1 checks calls on Ascend 950 as on Atlas A2, and its kernel is another"), V1,
+            "LightningIndexer documentation, Ascend 950" in Scope::ASCEND_950.since_on_950(V9_1).until_on_950(V9_1),
+            "on Ascend 950 there are 8, 16, 24, 32 or 64 query heads, and weights have the dtype of query, in 9.1 too",
+            "use such heads and weights";
+        NONE_CHOSEN = "indexer.none_chosen", Lint("nothing is written"), V1, "LightningIndexer tiling, sparseCount",
+            "rows choose at least one key",
+            "leave the call out where nothing is chosen";
+    }
 }
 
-/// The rules of the call's sequences.
-const SEQUENCES: SequenceRules = SequenceRules {
-    layout: &LAYOUT,
-    rank: &RANK,
-    lengths: &LENGTHS,
-    batch: &BATCH,
-    block_table: &BLOCK_TABLE,
-    block_size: &BLOCK_SIZE,
-};
 /// Dimensions of a head.
-const DIM: i64 = 128;
+pub(crate) const DIM: i64 = 128;
 /// Largest number of keys that every release chooses in any number.
-const ANY_COUNT: i64 = 2048;
+pub(crate) const ANY_COUNT: i64 = 2048;
 /// Largest number of keys that the documents allow.
 const MOST_COUNT: i64 = 8192;
 /// Largest number of query heads.
-const MOST_HEADS: i64 = 64;
+pub(crate) const MOST_HEADS: i64 = 64;
 /// Numbers of query heads on Ascend 950.
-const HEADS_950: [i64; 5] = [8, 16, 24, 32, 64];
+pub(crate) const HEADS_950: [i64; 5] = [8, 16, 24, 32, 64];
 
 impl IndexerCall<'_> {
     /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of lengths and
@@ -202,6 +158,7 @@ impl IndexerCall<'_> {
                 lengths: [self.actual_seq_lengths_query, self.actual_seq_lengths_key],
                 names: ["actualSeqLengthsQuery", "actualSeqLengthsKey"],
                 block_table: self.block_table,
+                sparse_block_size: None,
             },
             [layout_query, layout_key],
             self.sparse_mode == 3,
@@ -320,9 +277,7 @@ impl IndexerCall<'_> {
 
     fn judge_values(&self, layout_key: TokenLayout, target: Target) -> Checked {
         COUNT.takes(self.sparse_count, Counts(target))?;
-        MODE.takes(self.sparse_mode, [0, 3])?;
-        TOKENS.takes(Named("preTokens", self.pre_tokens), i64::MAX)?;
-        TOKENS.takes(Named("nextTokens", self.next_tokens), i64::MAX)?;
+        SEQUENCES.visibility(self.sparse_mode, [self.pre_tokens, self.next_tokens])?;
         VALUES_PAGED.forbids([(
             "returnValues with PA_BSND",
             self.return_values && layout_key == TokenLayout::PaBsnd,

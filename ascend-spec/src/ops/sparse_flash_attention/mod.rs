@@ -5,18 +5,22 @@
 //! whose 512 elements are the value too.
 
 mod chosen;
+mod latent_rules;
 mod problem;
 pub mod rules;
 
 pub use chosen::{EntryFault, EntryFaultKind};
+pub(crate) use latent_rules::{LatentRules, latent_rules};
 pub use problem::SparseFlashProblem;
+pub(crate) use problem::resolved_problem;
+pub(crate) use rules::POWERS;
 
-use super::sparse_sequences::checked_contents;
+use super::sparse_sequences::checked_by_sequences;
 use crate::Cann::{V8_5, V9_1};
 use crate::DType::Float;
 use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
 /// describes the table's form.
@@ -92,21 +96,7 @@ impl CallContract for SparseFlashAttention {
         arguments.softmax_sum = arguments.softmax_sum.or(Some(softmax));
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        checked_contents(
-            &problem.sequences,
-            &SparseFlashProblem::CONTENTS.map(|parameter| integers(parameter.name())),
-            &rules::CONTENTS,
-        )
-    }
+    checked_by_sequences! { SparseFlashProblem::CONTENTS }
 }
 
 impl SparseFlashCall<'_> {

@@ -1,9 +1,9 @@
 //! What a call of SparseFlashAttention that holds every rule computes, and the bytes that it touches.
 
 use super::{Parameter, SparseFlashCall, softmax_shape};
+use crate::operator::WalkedTensors;
 use crate::ops::sparse_sequences::{SparseSequences, TokenLayout};
 use crate::{Dims, TensorDesc};
-use std::ops::Range;
 
 /// Elements of queries and keys without their rotary part.
 pub(super) const DIM: i64 = 512;
@@ -45,43 +45,47 @@ impl SparseFlashProblem {
     pub fn is_idle(&self) -> bool {
         self.sequences.query.total() == 0
     }
+}
 
-    /// A tensor of the call as a launch walks it, which may be more than is described; `None` where it walks none of
-    /// it.
-    pub fn walked(
+impl WalkedTensors<SparseFlashCall<'_>> for SparseFlashProblem {
+    fn walked_shape(
         &self,
         call: &SparseFlashCall<'_>,
         parameter: Parameter,
         desc: &TensorDesc,
-    ) -> Option<TensorDesc> {
-        let shape = match parameter {
-            _ if self.is_idle() => return None,
-            Parameter::SoftmaxMax | Parameter::SoftmaxSum if !self.softmax => return None,
+    ) -> Option<Dims> {
+        match parameter {
+            _ if self.is_idle() => None,
+            Parameter::SoftmaxMax | Parameter::SoftmaxSum if !self.softmax => None,
             Parameter::SoftmaxMax | Parameter::SoftmaxSum => {
-                Dims::new(&softmax_shape(call.query.as_ref()?)?)?
+                Dims::new(&softmax_shape(call.query.as_ref()?)?)
             }
             Parameter::Key if self.sequences.key.layout == TokenLayout::PaBsnd => {
-                desc.shape.with(3, DIM)
+                Some(desc.shape.with(3, DIM))
             }
-            _ => desc.shape,
-        };
-        Some(desc.read_as(shape))
-    }
-
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Visits nothing where nothing is written.
-    pub fn touches(
-        &self,
-        call: &SparseFlashCall<'_>,
-        visit: &mut dyn FnMut(Parameter, Range<u64>),
-    ) {
-        for (argument, desc) in call.each_tensor() {
-            if let Some(walked) = self.walked(call, argument.parameter, desc) {
-                visit(
-                    argument.parameter,
-                    walked.byte_range().unwrap_or(0..u64::MAX),
-                );
-            }
+            _ => Some(desc.shape),
         }
+    }
+}
+
+/// The problem of queries and lists, which has no softmax outputs and stays within its tensors.
+pub(crate) fn resolved_problem(
+    sequences: SparseSequences,
+    [query, indices]: [&TensorDesc; 2],
+    sparse_block_size: i64,
+    scale: f64,
+) -> SparseFlashProblem {
+    let last = |desc: &TensorDesc, from_end: usize| {
+        let axis = desc.shape.len().checked_sub(from_end);
+        axis.map_or(0, |axis| usize::try_from(desc.shape[axis]).unwrap_or(0))
+    };
+    SparseFlashProblem {
+        sequences,
+        heads: last(query, 2),
+        entries: last(indices, 1),
+        block: usize::try_from(sparse_block_size).unwrap_or(0).max(1),
+        scale,
+        softmax: false,
+        overruns: false,
     }
 }

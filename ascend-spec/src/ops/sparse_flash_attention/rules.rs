@@ -1,159 +1,83 @@
 //! The rules of SparseFlashAttention.
 
-use super::problem::{DIM, ROPE_DIM};
+use super::latent_rules::latent_rules;
+use super::problem::{DIM, ROPE_DIM, resolved_problem};
 use super::{Parameter, SparseFlashCall, SparseFlashProblem, Version, softmax_shape};
 use crate::Cann::{V9_0, V9_1};
 use crate::DType::{Bf16, Float, Float16, Int32};
-use crate::allowed::{Checked, DivisorsOf, Named, Outcome};
-use crate::attention_problem::lint_scale;
+use crate::allowed::{Checked, Named, Outcome};
 use crate::contract::first_lint;
-use crate::ops::sparse_sequences::{
-    SequenceRules, SequenceTensors, SparseSequences, TokenLayout, shaped,
-};
+use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, TokenLayout, shaped};
 use crate::rule::{lint, require, rules};
 use crate::{Target, TensorDesc, Violation};
 
-rules! {
-    in Scope::ALL.since(V8_5).since_on_950(V9_1);
-    PRODUCT = "sparse_flash.product", FIND_KERNEL_ERROR, V1,
-        "SparseFlashAttention documentation, products" in Scope::ALL,
-        "the product has the operator in the release",
-        "run on Atlas A2 or Atlas A3 with CANN 8.5 or newer, or on Ascend 950 with CANN 9.1 or newer";
-    REQUIRED = "sparse_flash.required", PARAM_NULLPTR, V1, "SparseFlashAttention documentation, return values",
-        "query, key, sparseIndices, attentionOut and before 9.1 value are given, in 8.5 softmaxMax and softmaxSum "
-        "whatever returnSoftmaxLse says, and later both of them or neither",
-        "pass queries, keys as key and as value, indices and all outputs";
-    SOFTMAX = "sparse_flash.softmax", API_ERROR, V1, "SparseFlashAttention API, softmaxMax and softmaxSum"
-        in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "softmaxMax and softmaxSum are given with returnSoftmaxLse",
-        "pass tensors for maxima and sums, or leave returnSoftmaxLse out";
-    NO_SOFTMAX = "sparse_flash.no_softmax", NullptrCrash("the library uses placeholders that it has destroyed"), V1,
-        "SparseFlashAttention API, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "softmaxMax and softmaxSum are not both null",
-        "pass two tensors of shape [0] without returnSoftmaxLse";
-    DTYPE = "sparse_flash.dtype", PARAM_INVALID, V1, "SparseFlashAttention documentation, dtypes",
-        "query is FLOAT16 or BF16, key, value, queryRope, keyRope and attentionOut have its dtype, indices, lengths and "
-        "blockTable are INT32, and softmaxMax and softmaxSum FLOAT",
-        "convert the named tensor to one of the allowed dtypes";
-    FORMAT = "sparse_flash.format", PARAM_INVALID, V1, "SparseFlashAttention documentation, parameters",
-        "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-        "describe the tensor as ND, with a shape that memory can hold";
-    LAYOUT = "sparse_flash.layout", TILING_ERROR, V1, "SparseFlashAttention tiling, layouts",
-        "layoutQuery is BSND or TND, and layoutKv the same or PA_BSND",
-        "spell the layouts as CANN does";
-    ROPE = "sparse_flash.rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope and keyRope",
-        "queryRope and keyRope are given",
-        "pass the rotary parts of queries and keys as tensors of their own";
-    MODE = "sparse_flash.sparse_mode", TILING_ERROR, V1, "SparseFlashAttention tiling, sparseMode",
-        "sparseMode is 0 or 3",
-        "use 3 for causal attention, 0 for attention to all keys";
-    TOKENS = "sparse_flash.tokens", TILING_ERROR, V1, "SparseFlashAttention tiling, preTokens and nextTokens",
-        "preTokens and nextTokens are the largest INT64",
-        "pass 9223372036854775807 for both";
-    ATTENTION_MODE = "sparse_flash.attention_mode", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionMode",
-        "attentionMode is 2",
-        "absorb the projections of keys and values into queries and output, and pass 2";
-    SPARSE_BLOCK_SIZE = "sparse_flash.sparse_block_size", TILING_ERROR, V1,
-        "SparseFlashAttention tiling, sparseBlockSize",
-        "sparseBlockSize is a power of two up to 128, on Ascend 950 1",
-        "choose blocks of such a size, or single keys";
-    SOFTMAX_PAGED = "sparse_flash.softmax_paged", TILING_ERROR, V1, "SparseFlashAttention tiling, returnSoftmaxLse",
-        "maxima and sums are not returned for keys in a paged cache",
-        "leave returnSoftmaxLse out, or gather the keys";
-    RANK = "sparse_flash.rank", TILING_ERROR, V1, "SparseFlashAttention tiling, shapes",
-        "query and key have the axes of their layouts",
-        "describe the tensor with as many axes";
-    BLOCK_TABLE = "sparse_flash.block_table", TILING_ERROR, V1, "SparseFlashAttention tiling, blockTable",
-        "blockTable is [B, columns] with at least one column, for PA_BSND and for no other layout",
-        "give a row of block ids for each sequence of a paged cache, and no table without one";
-    LENGTHS = "sparse_flash.lengths", TILING_ERROR, V1, "SparseFlashAttention tiling, actualSeqLengths",
-        "lengths have an element for each sequence, and are given for TND and for keys in a paged cache",
-        "give a number for each sequence";
-    BATCH = "sparse_flash.batch", TILING_ERROR, V1, "SparseFlashAttention tiling, batch",
-        "query and key have as many sequences",
-        "make both from the same batch";
-    BLOCK_SIZE = "sparse_flash.block_size", TILING_ERROR, V1, "SparseFlashAttention tiling, block size",
-        "a cache has at least one block, of 16 to 1024 keys, a multiple of 16 and of sparseBlockSize",
-        "use such a block size";
-    HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
-        "queries and keys have 512 elements, and keys one head",
-        "use the operator for latent attention of this shape alone";
-    HEADS = "sparse_flash.heads", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
-        "there are 1 to 128 query heads, on Atlas A2 and A3 a power of two",
-        "attend with as many heads, filled up or divided over calls";
-    QUERY_ROPE = "sparse_flash.query_rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope",
-        "queryRope has the shape of query with 64 elements",
-        "give the rotary part of each query";
-    KEY_ROWS = "sparse_flash.key_rows", TILING_ERROR, V1, "SparseFlashAttention tiling, value and keyRope",
-        "value and keyRope have the shape of key, the latter with 64 elements",
-        "pass key as value, and the rotary part of each key";
-    INDICES = "sparse_flash.indices", TILING_ERROR, V1, "SparseFlashAttention tiling, sparseIndices",
-        "sparseIndices is [B, S1, 1, K] or [T1, 1, K]",
-        "give a list of blocks for each row";
-    OUT = "sparse_flash.out", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionOut",
-        "attentionOut has the shape of query",
-        "give room for the attention of each row";
-    SOFTMAX_SHAPE = "sparse_flash.softmax_shape", TILING_ERROR, V1,
-        "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
-        "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1]",
-        "give room for the maximum and the sum of each row and head";
-    SOFTMAX_ROOM = "sparse_flash.softmax_room",
-        Overrun("a number is written for each row and head, whatever room there is"), V1,
-        "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::A2_A3.since(V8_5).until(V8_5),
-        "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1] in 8.5 too, which does not "
-        "look at them",
-        "give room for the maximum and the sum of each row and head";
-    PAGED_DIM = "sparse_flash.paged_dim", Overrun("512 elements of each key are read"), V1,
-        "SparseFlashAttention tiling, key",
-        "keys in a paged cache have 512 elements too, which the operator does not compare",
-        "pass the cache of latent keys";
-    VALUE = "sparse_flash.value", Lint("values are read from key"), V1, "SparseFlashAttention kernel, value",
-        "value is described as key is",
-        "pass the same tensor as key and as value";
-    SCALE = "sparse_flash.scale_finite", Lint("only numbers change"), V1,
-        "SparseFlashAttention documentation, scaleValue",
-        "scaleValue is a finite number in 32 bits",
-        "pass the factor of the scores, with heads of 128 elements and 64 rotary ones one over the root of 192";
-    SCALE_ZERO = "sparse_flash.scale_zero", Lint("only numbers change"), V1,
-        "SparseFlashAttention documentation, scaleValue",
-        "scaleValue is not 0 in 32 bits",
-        "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh "
-        "alike";
-    SCALE_INVERSE = "sparse_flash.scale_inverse", Lint("only numbers change"), V1,
-        "SparseFlashAttention documentation, scaleValue",
-        "scaleValue is neither the head dimension nor its root",
-        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
-    NONE_CHOSEN = "sparse_flash.none_chosen", Lint("all rows are zeros"), V1,
-        "SparseFlashAttention kernel, sparseIndices",
-        "lists of blocks have at least one entry",
-        "leave the call out where nothing is chosen";
-    ROWS_LEFT_OUT = "sparse_flash.rows_left_out", Lint("such rows of the outputs keep what was there"), V1,
-        "SparseFlashAttention kernel, actualSeqLengthsQuery",
-        "packed query rows all belong to a sequence",
-        "give the lengths of all rows of the query, or a query of these rows alone";
-    ROWS_WITHOUT_KEYS = "sparse_flash.rows_without_keys", Lint("such rows are zeros"), V1,
-        "SparseFlashAttention kernel, lengths and sparseMode",
-        "with sparseMode 3 a sequence has at least as many keys as query rows",
-        "count a sequence's cached keys and its new ones among its keys";
-    CONTENTS = "sparse_flash.contents", Overrun("rows of other memory are read or written"), V1,
-        "SparseFlashAttention kernel, lengths and blockTable",
-        "lengths are at least 0, ascend where they are ends, and lie within the tensors; blockTable has a block of the "
-        "cache for each key",
-        "take lengths and table of one batch and one cache, and give `SparseSequences` the length of each sequence, of "
-        "which it makes the ends that packed rows have";
+latent_rules! {
+    "sparse_flash", "SparseFlashAttention", on Ascend 950 since "9.1", in Scope::ALL.since(V8_5).since_on_950(V9_1);
+    {
+        REQUIRED = "sparse_flash.required", PARAM_NULLPTR, V1, "SparseFlashAttention documentation, return values",
+            "query, key, sparseIndices, attentionOut and before 9.1 value are given, in 8.5 softmaxMax and softmaxSum "
+            "whatever returnSoftmaxLse says, and later both of them or neither",
+            "pass queries, keys as key and as value, indices and all outputs";
+        SOFTMAX = "sparse_flash.softmax", API_ERROR, V1, "SparseFlashAttention API, softmaxMax and softmaxSum"
+            in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "softmaxMax and softmaxSum are given with returnSoftmaxLse",
+            "pass tensors for maxima and sums, or leave returnSoftmaxLse out";
+        NO_SOFTMAX = "sparse_flash.no_softmax", NullptrCrash("the library uses placeholders that it has destroyed"), V1,
+            "SparseFlashAttention API, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "softmaxMax and softmaxSum are not both null",
+            "pass two tensors of shape [0] without returnSoftmaxLse";
+        DTYPE = "sparse_flash.dtype", PARAM_INVALID, V1, "SparseFlashAttention documentation, dtypes",
+            "query is FLOAT16 or BF16, key, value, queryRope, keyRope and attentionOut have its dtype, indices, "
+            "lengths and blockTable are INT32, and softmaxMax and softmaxSum FLOAT",
+            "convert the named tensor to one of the allowed dtypes";
+    }
+    {
+        ROPE = "sparse_flash.rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope and keyRope",
+            "queryRope and keyRope are given",
+            "pass the rotary parts of queries and keys as tensors of their own";
+        SPARSE_BLOCK_SIZE = "sparse_flash.sparse_block_size", TILING_ERROR, V1,
+            "SparseFlashAttention tiling, sparseBlockSize",
+            "sparseBlockSize is a power of two up to 128, on Ascend 950 1",
+            "choose blocks of such a size, or single keys";
+        SOFTMAX_PAGED = "sparse_flash.softmax_paged", TILING_ERROR, V1, "SparseFlashAttention tiling, returnSoftmaxLse",
+            "maxima and sums are not returned for keys in a paged cache",
+            "leave returnSoftmaxLse out, or gather the keys";
+    }
+    {
+        HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
+            "queries and keys have 512 elements, and keys one head",
+            "use the operator for latent attention of this shape alone";
+        HEADS = "sparse_flash.heads", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
+            "there are 1 to 128 query heads, on Atlas A2 and A3 a power of two",
+            "attend with as many heads, filled up or divided over calls";
+        QUERY_ROPE = "sparse_flash.query_rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope",
+            "queryRope has the shape of query with 64 elements",
+            "give the rotary part of each query";
+        KEY_ROWS = "sparse_flash.key_rows", TILING_ERROR, V1, "SparseFlashAttention tiling, value and keyRope",
+            "value and keyRope have the shape of key, the latter with 64 elements",
+            "pass key as value, and the rotary part of each key";
+        OUT = "sparse_flash.out", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionOut",
+            "attentionOut has the shape of query",
+            "give room for the attention of each row";
+        SOFTMAX_SHAPE = "sparse_flash.softmax_shape", TILING_ERROR, V1,
+            "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
+            "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1]",
+            "give room for the maximum and the sum of each row and head";
+        SOFTMAX_ROOM = "sparse_flash.softmax_room",
+            Overrun("a number is written for each row and head, whatever room there is"), V1,
+            "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::A2_A3.since(V8_5).until(V8_5),
+            "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1] in 8.5 too, which "
+            "does not look at them",
+            "give room for the maximum and the sum of each row and head";
+        PAGED_DIM = "sparse_flash.paged_dim", Overrun("512 elements of each key are read"), V1,
+            "SparseFlashAttention tiling, key",
+            "keys in a paged cache have 512 elements too, which the operator does not compare",
+            "pass the cache of latent keys";
+    }
 }
 
-/// The rules of the call's sequences.
-const SEQUENCES: SequenceRules = SequenceRules {
-    layout: &LAYOUT,
-    rank: &RANK,
-    lengths: &LENGTHS,
-    batch: &BATCH,
-    block_table: &BLOCK_TABLE,
-    block_size: &BLOCK_SIZE,
-};
 /// Numbers of query heads on Atlas A2 and A3, and of keys in a block there.
-const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+pub(crate) const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// Largest number of query heads on Ascend 950.
 const MOST_HEADS: i64 = 128;
 
@@ -200,17 +124,11 @@ impl SparseFlashCall<'_> {
                 lengths: [self.actual_seq_lengths_query, self.actual_seq_lengths_kv],
                 names: ["actualSeqLengthsQuery", "actualSeqLengthsKv"],
                 block_table: self.block_table,
+                sparse_block_size: Some(self.sparse_block_size),
             },
             [layout_query, layout_kv],
             self.sparse_mode == 3,
         )?;
-        if layout_kv == TokenLayout::PaBsnd {
-            BLOCK_TABLE.takes(Named("columns", sequences.columns), 1..)?;
-            BLOCK_SIZE.takes(
-                Named("sparseBlockSize", self.sparse_block_size),
-                DivisorsOf(given.key.shape[1]),
-            )?;
-        }
         self.shapes(&given, layout_kv, target)?;
         Ok(self.problem(sequences, &given))
     }
@@ -229,13 +147,7 @@ impl SparseFlashCall<'_> {
         }
         first_lint(allowed, |report| {
             if let Some(value) = self.value.filter(|_| key.shape.last() == Some(&DIM)) {
-                lint!(
-                    report,
-                    value == key,
-                    VALUE,
-                    format_args!("{value} beside {key}"),
-                    key
-                );
+                LATENT.value([&value, &key], report);
             }
             PAGED_DIM
                 .takes(key.shape.last().copied().unwrap_or(0), DIM)
@@ -253,19 +165,7 @@ impl SparseFlashCall<'_> {
                     );
                 }
             }
-            lint_scale(
-                self.scale,
-                [DIM as usize, ROPE_DIM as usize],
-                [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
-                report,
-            );
-            lint!(
-                report,
-                indices.shape.last() != Some(&0),
-                NONE_CHOSEN,
-                indices.shape,
-                "rows and entries"
-            );
+            LATENT.scale_and_lists(self.scale, &indices, report);
         })
     }
 
@@ -320,24 +220,17 @@ impl SparseFlashCall<'_> {
     }
 
     fn problem(&self, sequences: SparseSequences, given: &Given) -> SparseFlashProblem {
-        let last = |desc: &TensorDesc, from_end: usize| {
-            let axis = desc.shape.len().checked_sub(from_end);
-            axis.map_or(0, |axis| usize::try_from(desc.shape[axis]).unwrap_or(0))
-        };
         let room = softmax_shape(&given.query).filter(|_| self.return_softmax_lse);
         let short = |desc: Option<TensorDesc>| {
             (desc.zip(room.as_ref())).is_some_and(|(desc, room)| desc.shape[..] != room[..])
         };
+        let tensors = [&given.query, &given.indices];
         SparseFlashProblem {
-            sequences,
-            heads: last(&given.query, 2),
-            entries: last(&given.indices, 1),
-            block: usize::try_from(self.sparse_block_size).unwrap_or(0).max(1),
-            scale: self.scale,
             softmax: self.return_softmax_lse,
-            overruns: last(&given.key, 1) != SparseFlashProblem::DIM
+            overruns: given.key.shape.last() != Some(&DIM)
                 || short(self.softmax_max)
                 || short(self.softmax_sum),
+            ..resolved_problem(sequences, tensors, self.sparse_block_size, self.scale)
         }
     }
 
@@ -360,9 +253,7 @@ impl SparseFlashCall<'_> {
     fn judge_values(&self, layout_kv: TokenLayout, target: Target) -> Checked {
         ROPE.requires(self.query_rope, "queryRope")?;
         ROPE.requires(self.key_rope, "keyRope")?;
-        MODE.takes(self.sparse_mode, [0, 3])?;
-        TOKENS.takes(Named("preTokens", self.pre_tokens), i64::MAX)?;
-        TOKENS.takes(Named("nextTokens", self.next_tokens), i64::MAX)?;
+        SEQUENCES.visibility(self.sparse_mode, [self.pre_tokens, self.next_tokens])?;
         ATTENTION_MODE.takes(self.attention_mode, 2)?;
         match target.is_950() {
             true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1)?,

@@ -15,7 +15,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
-         block_sparse.product",
+         block_sparse.product quant_sparse_flash.product quant_indexer.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -25,7 +25,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
-         block_sparse.work",
+         block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
+         quant_indexer.heads quant_indexer.heads_unchecked quant_indexer.none_chosen",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -39,7 +40,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
          split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
-         block_sparse.softmax_lse_ignored",
+         block_sparse.softmax_lse_ignored quant_sparse_flash.scales_unread",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -54,7 +55,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
-         split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype",
+         split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
+         quant_sparse_flash.dtype quant_indexer.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -124,7 +126,19 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \
          rms_norm.y_shape update.format update.head_dim update.infinite_lse update.local_out_shape update.lse_out \
          update.lse_shape update.required value.rank_of_key value.rows_of_key value.shape_of_key \
-         value.shape_unchecked value_cache.shape",
+         value.shape_unchecked value_cache.shape \
+         quant_sparse_flash.batch quant_sparse_flash.block_size quant_sparse_flash.block_table \
+         quant_sparse_flash.contents quant_sparse_flash.entries quant_sparse_flash.format \
+         quant_sparse_flash.head_dim quant_sparse_flash.indices quant_sparse_flash.lengths quant_sparse_flash.out \
+         quant_sparse_flash.quantisation quant_sparse_flash.rank quant_sparse_flash.required \
+         quant_sparse_flash.rows_left_out quant_sparse_flash.rows_without_keys quant_sparse_flash.scale_finite \
+         quant_sparse_flash.scale_inverse quant_sparse_flash.scale_zero quant_sparse_flash.value \
+         quant_sparse_flash.value_rows \
+         quant_indexer.batch quant_indexer.block_size quant_indexer.block_table quant_indexer.contents \
+         quant_indexer.format quant_indexer.head_dim quant_indexer.indices quant_indexer.key_scale \
+         quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
+         quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \
+         quant_indexer.weights",
     ),
     (
         "several values would do, and the call does not say which was meant",
@@ -146,6 +160,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          sparse_flash.sparse_block_size sparse_flash.sparse_mode sparse_flash.tokens block_sparse.block_keys \
          block_sparse.inner_precise block_sparse.layout block_sparse.mask_type block_sparse.precision \
          block_sparse.softmax_lse_flag block_sparse.tokens tokens.both_negative tokens.empty_band \
-         tree_mask.form update.empty_row",
+         tree_mask.form update.empty_row \
+         quant_sparse_flash.attention_mode quant_sparse_flash.layout quant_sparse_flash.sparse_block_size \
+         quant_sparse_flash.sparse_mode quant_sparse_flash.tokens \
+         quant_indexer.count quant_indexer.layout quant_indexer.quant_modes quant_indexer.sparse_mode \
+         quant_indexer.tokens",
     ),
 ];

@@ -1,0 +1,205 @@
+//! The keys that the lists of sparse attention name, which are known on the device alone.
+
+use super::declared::{DeclaredOperator, ParameterOf};
+use super::launch::{Launch, integers};
+use super::sparse_contents;
+use crate::elements::{Elements, NamedTensor, Place, Reader};
+use crate::fault::Fault;
+use crate::finding_kind::FindingKind;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use ascend_spec::TensorDesc;
+use ascend_spec::operator::DeclaredParameter as _;
+use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, SparseFlashProblem};
+use ascend_spec::ops::sparse_sequences::{SparseContents, TokenLayout};
+
+/// An operator whose rows attend to the keys that lists name.
+pub(super) trait ListedKeys: DeclaredOperator + Sized {
+    /// Lengths of queries and of keys, and the block table.
+    const CONTENTS: [ParameterOf<Self>; 3];
+    /// The lists.
+    const INDICES: ParameterOf<Self>;
+    /// The tensors that have a row for each key.
+    const KEYS: &'static [ParameterOf<Self>];
+    /// The values, of which nothing is read but the keys.
+    const VALUE: ParameterOf<Self>;
+    /// The outputs, and which of their axes packed rows are.
+    const OUTPUTS: &'static [(ParameterOf<Self>, usize)];
+
+    /// The call, resolved.
+    fn problem(&self) -> &SparseFlashProblem;
+
+    /// A tensor as a launch walks it.
+    fn walked(&self, parameter: ParameterOf<Self>) -> Option<TensorDesc>;
+
+    /// Reads lengths, block table and lists, and reports numbers that lead outside of a tensor and lists that say other
+    /// than they do.
+    ///
+    /// # Errors
+    /// A device fault in strict mode, or where there is no host memory for them.
+    ///
+    /// # Safety
+    ///
+    /// The bytes of the tensors are live and written by no other thread.
+    unsafe fn numbers(launch: &Launch<'_, Self>) -> Result<([Vec<i64>; 3], Vec<i64>), Fault> {
+        let problem = launch.op.problem();
+        // SAFETY: the caller's promise.
+        let (numbers, lists) = unsafe {
+            let numbers = sparse_contents::read(launch, &problem.sequences, Self::CONTENTS)?;
+            (numbers, launch.integers(Self::INDICES)?)
+        };
+        inspect_lists(launch, SparseContents::of(&numbers), &lists)?;
+        Ok((numbers, lists))
+    }
+
+    /// Passes what a launch reads of the inputs that have unwritten bytes to the reader: of keys in a paged cache those
+    /// that some row reads.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::reads`].
+    unsafe fn read_listed(
+        &self,
+        addresses: &Addresses,
+        memory: &DeviceMemory,
+        reader: &mut dyn Reader,
+    ) {
+        let paged = self.problem().sequences.key.layout == TokenLayout::PaBsnd;
+        for (argument, bytes) in self.doubtful(addresses, reader) {
+            let named = self.named(argument, addresses);
+            if argument.parameter == Self::VALUE {
+                continue;
+            }
+            if paged && Self::KEYS.contains(&argument.parameter) {
+                // SAFETY: the caller's promise, for each of them.
+                let numbers = |parameter: ParameterOf<Self>| unsafe {
+                    integers(self, memory, addresses, parameter)
+                };
+                let [queries, keys, table] = Self::CONTENTS.map(numbers);
+                let lists = numbers(Self::INDICES);
+                // Without memory for them the launch fails with the same error.
+                if let (Ok(queries), Ok(keys), Ok(table), Ok(lists), Some(desc)) =
+                    (queries, keys, table, lists, self.walked(argument.parameter))
+                {
+                    let numbers = [queries, keys, table];
+                    read_keys(self.problem(), (named, desc), &numbers, &lists, reader);
+                }
+            } else if reader.untouched(bytes.clone()) {
+                let (start, count) = (bytes.start, bytes.len());
+                let whole = Elements::new(named, start, count, &[], None, Place::Whole);
+                whole.iter().for_each(|whole| reader.read(whole));
+            }
+        }
+    }
+
+    /// Visits the elements of the outputs that a launch writes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::writes`].
+    unsafe fn write_rows(
+        &self,
+        addresses: &Addresses,
+        memory: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
+        // SAFETY: the caller's promise.
+        let lengths = unsafe { integers(self, memory, addresses, Self::CONTENTS[0]) };
+        let contents = SparseContents {
+            query_lengths: &lengths.unwrap_or_default(),
+            ..SparseContents::default()
+        };
+        let sequences = self.problem().sequences;
+        let ends =
+            (sequences.each(contents)).map(|sequence| sequence.first_query + sequence.written);
+        let rows = ends.max().unwrap_or(0) as i64;
+        let packed = sequences.query.layout == TokenLayout::Tnd;
+        for &(parameter, axis) in Self::OUTPUTS {
+            if let Some(mut desc) = self.walked(parameter) {
+                if packed {
+                    desc.shape = desc.shape.with(axis, rows);
+                }
+                let named = self.named(parameter.into(), addresses);
+                Elements::described(named, &desc)
+                    .iter()
+                    .for_each(&mut *visit);
+            }
+        }
+    }
+}
+
+/// The list of a row.
+fn list<'l>(problem: &SparseFlashProblem, lists: &'l [i64], row: usize) -> &'l [i64] {
+    let list = lists.get(row.saturating_mul(problem.entries)..);
+    let list = list.unwrap_or_default();
+    &list[..list.len().min(problem.entries)]
+}
+
+/// Reports the first entry of a list by which a row reads other keys than its list seems to say; in strict mode that is
+/// a device fault.
+fn inspect_lists<O: ListedKeys>(
+    launch: &Launch<'_, O>,
+    contents: SparseContents<'_>,
+    lists: &[i64],
+) -> Result<(), Fault> {
+    let (problem, mut seen) = (launch.op.problem(), Vec::new());
+    for sequence in problem.sequences.each(contents) {
+        for row in 0..sequence.queries {
+            let keys = problem.sequences.candidates(&sequence, row);
+            let list = list(problem, lists, sequence.first_query + row);
+            if let Some(fault) = problem.entry_fault(list, keys, &mut seen) {
+                let kind = match fault.kind {
+                    EntryFaultKind::Twice => FindingKind::RepeatedBlock,
+                    EntryFaultKind::Negative
+                    | EntryFaultKind::Beyond(_)
+                    | EntryFaultKind::Unread => FindingKind::SkippedEntry,
+                };
+                let tensor = O::INDICES.info().acl_name;
+                let index = sequence.index;
+                let text = format_args!("{tensor}: row {row} of sequence {index}: {fault}");
+                return launch.suspect(kind, tensor, text);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Passes each key that some row of the call reads from a paged cache to the reader.
+fn read_keys(
+    problem: &SparseFlashProblem,
+    (cache, desc): (NamedTensor, TensorDesc),
+    numbers: &[Vec<i64>; 3],
+    lists: &[i64],
+    reader: &mut dyn Reader,
+) {
+    let contents = SparseContents::of(numbers);
+    let bytes = |elements: i64| elements.saturating_mul(desc.dtype.size().unwrap_or(1) as i64);
+    let &[blocks, rows, _, step] = &desc.strides[..] else {
+        return;
+    };
+    for sequence in problem.sequences.each(contents) {
+        let mut read = vec![false; sequence.keys];
+        for row in 0..sequence.queries {
+            let keys = problem.sequences.candidates(&sequence, row);
+            let list = list(problem, lists, sequence.first_query + row);
+            let chosen = problem.chosen(list, keys);
+            chosen.for_each(|keys| read[keys].fill(true));
+        }
+        for key in (0..sequence.keys).filter(|&key| read[key]) {
+            let Some((block, row)) = problem.sequences.key(&contents, &sequence, key) else {
+                continue;
+            };
+            let place = desc.offset + blocks * block as i64 + rows * row as i64;
+            let first = cache.address.saturating_add_signed(bytes(place) as isize);
+            let dim = desc.shape.last().map_or(0, |&dim| dim.max(0) as usize);
+            let place = Place::Block {
+                block,
+                first: row,
+                sequence: Some((sequence.index, sequence.keys)),
+            };
+            let axes = [(dim, bytes(step))];
+            let key = Elements::new(cache, first, bytes(1) as usize, &axes, None, place);
+            key.iter().for_each(|key| reader.read(key));
+        }
+    }
+}

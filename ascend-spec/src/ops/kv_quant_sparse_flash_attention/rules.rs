@@ -1,0 +1,225 @@
+//! The rules of KvQuantSparseFlashAttention.
+
+use super::{PackedRow, Parameter, QuantSparseFlashCall, Version};
+use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
+use crate::allowed::{Checked, Named};
+use crate::contract::first_lint;
+use crate::ops::sparse_flash_attention::{
+    POWERS, SparseFlashProblem, latent_rules, resolved_problem,
+};
+use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, shaped};
+use crate::rule::{lint, require, rules};
+use crate::{DType, Target, TensorDesc, Violation};
+
+latent_rules! {
+    "quant_sparse_flash", "KvQuantSparseFlashAttention", on Ascend 950 since "9.0",
+    in Scope::ALL.since(V8_5).since_on_950(V9_0);
+    {
+        REQUIRED = "quant_sparse_flash.required", PARAM_NULLPTR, V1,
+            "KvQuantSparseFlashAttention documentation, return values",
+            "query, key, value, sparseIndices and attentionOut are given",
+            "pass queries, rows of keys as key and as value, indices and the output";
+        DTYPE = "quant_sparse_flash.dtype", PARAM_INVALID, V1, "KvQuantSparseFlashAttention documentation, dtypes",
+            "query is FLOAT16 or BF16, attentionOut has its dtype, key and value are INT8 or on Ascend 950 both "
+            "FLOAT8_E4M3FN or both HIFLOAT8, and indices, lengths and blockTable are INT32",
+            "convert the named tensor to one of the allowed dtypes";
+    }
+    {
+        QUANTISATION = "quant_sparse_flash.quantisation", TILING_ERROR, V1,
+            "KvQuantSparseFlashAttention tiling, quantisation",
+            "keyQuantMode and valueQuantMode are 2, quantScaleRepoMode is 1, tileSize 128 and ropeHeadDim 64",
+            "pass these numbers, and rows that are quantised so";
+        SPARSE_BLOCK_SIZE = "quant_sparse_flash.sparse_block_size", TILING_ERROR, V1,
+            "KvQuantSparseFlashAttention tiling, sparseBlockSize",
+            "sparseBlockSize is 1, 2, 4, 8 or 16, on Ascend 950 1",
+            "choose blocks of such a size, or single keys";
+    }
+    {
+        HEAD_DIM = "quant_sparse_flash.head_dim", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, heads",
+            "queries have 576 elements, and keys one head of 656",
+            "join each query with its rotary part, and pack each key with its rotary part and its scales";
+        HEADS = "quant_sparse_flash.heads", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, heads",
+            "there are 1, 2, 4, 8, 16, 32, 64 or 128 query heads, or on Ascend 950 48",
+            "attend with as many heads, filled up or divided over calls";
+        VALUE_ROWS = "quant_sparse_flash.value_rows", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, value",
+            "value has the shape of key",
+            "pass key as value";
+        ENTRIES = "quant_sparse_flash.entries", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, sparseIndices"
+            in Scope::ASCEND_950,
+            "lists have with keys of HIFLOAT8 2048 entries",
+            "fill lists up to 2048 entries with -1, and divide longer ones over calls";
+        OUT = "quant_sparse_flash.out", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, attentionOut",
+            "attentionOut has the shape of query with 512 elements",
+            "give room for the attention of each row";
+        SCALES_UNREAD = "quant_sparse_flash.scales_unread", Lint("the tensors are not looked at"), V1,
+            "KvQuantSparseFlashAttention documentation, keyDequantScale and valueDequantScale",
+            "keyDequantScale and valueDequantScale are null, since rows have their scales",
+            "leave both out, and write scales into the rows";
+    }
+}
+
+/// Numbers of entries in a list for keys of HIFLOAT8.
+const HIFLOAT8_ENTRIES: i64 = 2048;
+/// Numbers of query heads on Ascend 950.
+const HEADS_950: [i64; 9] = [1, 2, 4, 8, 16, 32, 48, 64, 128];
+/// Numbers of keys in a block of a list on Atlas A2 and A3.
+const BLOCKS: [i64; 5] = [1, 2, 4, 8, 16];
+
+/// The tensors that every call has.
+struct Given {
+    query: TensorDesc,
+    key: TensorDesc,
+    value: TensorDesc,
+    indices: TensorDesc,
+    out: TensorDesc,
+}
+
+impl QuantSparseFlashCall<'_> {
+    /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of lengths,
+    /// table, indices and rows are not checked.
+    ///
+    /// Allocates nothing unless it refuses.
+    ///
+    /// # Errors
+    /// [`Violation`] by the first broken rule.
+    pub fn check(&self, target: Target) -> Result<SparseFlashProblem, Violation> {
+        require!(
+            Version::V1.runs_on(target),
+            PRODUCT,
+            target,
+            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.0 or newer",
+        );
+        let given = Given {
+            query: REQUIRED.requires(self.query, "query")?,
+            key: REQUIRED.requires(self.key, "key")?,
+            value: REQUIRED.requires(self.value, "value")?,
+            indices: REQUIRED.requires(self.sparse_indices, "sparseIndices")?,
+            out: REQUIRED.requires(self.attention_out, "attentionOut")?,
+        };
+        self.dtypes(&given, target)?;
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
+        let resolved = |sequences| {
+            let tensors = [&given.query, &given.indices];
+            resolved_problem(sequences, tensors, self.sparse_block_size, self.scale)
+        };
+        // A call whose output is empty ends before the tiling looks at it.
+        if given.out.is_empty() {
+            return Ok(resolved(SparseSequences::none()));
+        }
+        let layouts = SEQUENCES.layouts([self.layout_query, self.layout_kv])?;
+        self.judge_values(target)?;
+        let sequences = SEQUENCES.resolve(
+            &SequenceTensors {
+                query: &given.query,
+                key: &given.key,
+                lengths: [self.actual_seq_lengths_query, self.actual_seq_lengths_kv],
+                names: ["actualSeqLengthsQuery", "actualSeqLengthsKv"],
+                block_table: self.block_table,
+                sparse_block_size: Some(self.sparse_block_size),
+            },
+            layouts,
+            self.sparse_mode == 3,
+        )?;
+        given.shapes(target)?;
+        Ok(resolved(sequences))
+    }
+
+    /// The first lint that the call, which holds every rule, breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, _: Target, allowed: &[&str]) -> Result<(), Violation> {
+        let (Some(key), Some(value), Some(indices)) = (self.key, self.value, self.sparse_indices)
+        else {
+            return Ok(());
+        };
+        if self.attention_out.is_none_or(|out| out.is_empty()) {
+            return Ok(());
+        }
+        first_lint(allowed, |report| {
+            LATENT.value([&value, &key], report);
+            for (name, desc) in [
+                ("keyDequantScale", self.key_dequant_scale),
+                ("valueDequantScale", self.value_dequant_scale),
+            ] {
+                lint!(report, desc.is_none(), SCALES_UNREAD, name, "null");
+            }
+            LATENT.scale_and_lists(self.scale, &indices, report);
+        })
+    }
+
+    fn dtypes(&self, given: &Given, target: Target) -> Checked {
+        let own = given.query.dtype;
+        DTYPE.takes(Named("query", own), [Float16, Bf16])?;
+        let of_rows: &[DType] = match target.is_950() {
+            true => &[Int8, Float8E4M3Fn, HiFloat8],
+            false => &[Int8],
+        };
+        DTYPE.takes(Named("key", given.key.dtype), of_rows)?;
+        for (argument, desc) in self.each_tensor() {
+            let dtype = match argument.parameter {
+                Parameter::Value => given.key.dtype,
+                Parameter::AttentionOut => own,
+                Parameter::SparseIndices
+                | Parameter::BlockTable
+                | Parameter::ActualSeqLengthsQuery
+                | Parameter::ActualSeqLengthsKv => Int32,
+                _ => continue,
+            };
+            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
+        }
+        Ok(())
+    }
+
+    fn judge_values(&self, target: Target) -> Checked {
+        SEQUENCES.visibility(self.sparse_mode, [self.pre_tokens, self.next_tokens])?;
+        ATTENTION_MODE.takes(self.attention_mode, 2)?;
+        for (name, given, allowed) in [
+            ("keyQuantMode", self.key_quant_mode, 2),
+            ("valueQuantMode", self.value_quant_mode, 2),
+            ("quantScaleRepoMode", self.quant_scale_repo_mode, 1),
+            ("tileSize", self.tile_size, PackedRow::TILE as i64),
+            (
+                "ropeHeadDim",
+                self.rope_head_dim,
+                SparseFlashProblem::ROPE_DIM as i64,
+            ),
+        ] {
+            QUANTISATION.takes(Named(name, given), allowed)?;
+        }
+        match target.is_950() {
+            true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1),
+            false => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, BLOCKS),
+        }
+    }
+}
+
+impl Given {
+    /// Checks shapes, whose ranks are those of the layouts.
+    fn shapes(&self, target: Target) -> Checked {
+        let (rows, head) = self.query.shape.split_at(self.query.shape.rank() - 2);
+        let (_, key_head) = self.key.shape.split_at(self.key.shape.rank() - 2);
+        HEAD_DIM.takes(Named("query", head[1]), PackedRow::DIM as i64)?;
+        HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
+        HEAD_DIM.takes(Named("key", key_head[1]), PackedRow::BYTES as i64)?;
+        match target.is_950() {
+            true => HEADS.takes(head[0], HEADS_950)?,
+            false => HEADS.takes(head[0], POWERS)?,
+        }
+        VALUE_ROWS.takes(Named("value", self.value.shape), self.key.shape)?;
+        let entries = self.indices.shape.last().copied().unwrap_or(0);
+        shaped(
+            &INDICES,
+            "sparseIndices",
+            &self.indices,
+            rows,
+            &[1, entries],
+        )?;
+        if self.key.dtype == HiFloat8 {
+            ENTRIES.takes_on(target, entries, HIFLOAT8_ENTRIES)?;
+        }
+        let out = [head[0], SparseFlashProblem::DIM as i64];
+        shaped(&OUT, "attentionOut", &self.out, rows, &out)
+    }
+}

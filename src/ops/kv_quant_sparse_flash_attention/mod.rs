@@ -1,0 +1,300 @@
+//! KvQuantSparseFlashAttention: latent attention to keys of one byte an element, which a list names for each row.
+//!
+//! [`KvQuantSparseFlashAttention`] describes a call, which is planned once and launched per layer as a
+//! [`QuantSparseFlashPlan`]. Keys are rows that [`packed_rows`] makes, and lengths and blocks of the sequences a
+//! [`SparseSequences`], which the host knows.
+
+mod packed_rows;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::kv_quant_sparse_flash_attention::{
+    Argument, Arguments, Parameter, QuantSparseFlashCall, Version, rules,
+};
+use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attention_arguments};
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::sparse_sequences::SparseSequences;
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+pub use packed_rows::{RowElement, packed_rows};
+
+entry_points! {
+    kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "keep keys in 16 bits, and attend by SparseFlashAttention";
+
+/// A call of KvQuantSparseFlashAttention: as
+/// [`SparseFlashAttention`](crate::sparse_flash::SparseFlashAttention), with keys of one byte an element.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`QuantSparseFlashPlan`] once a layer.
+///
+/// Source: aclnnKvQuantSparseFlashAttention, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::quant_sparse_flash::{KvQuantSparseFlashAttention, packed_rows};
+/// use ascend_attention::sparse::SparseSequences;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // One row with 8 heads, 512 elements and 64 rotary ones each, 4 keys, and a list of two of them.
+/// let query = stream.upload(&[f16::ZERO; 8 * 576], [1, 8, 576])?;
+/// let latents: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32); 512]).collect();
+/// let rows: Vec<i8> = packed_rows(&latents, &[f16::ZERO; 4 * 64])?;
+/// let rows = stream.upload(&rows, [4, 1, 656])?;
+/// let indices = stream.upload(&[1, 2, -1], [1, 1, 3])?;
+/// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
+/// let inputs = (&query, &rows, &indices);
+/// // A query of zeros gives both keys the same weight. Heads have 128 elements and 64 rotary ones.
+/// let plan = KvQuantSparseFlashAttention::new(192f64.sqrt().recip()).plan(&sequences, inputs)?;
+/// let attention = plan.launch(&stream, inputs)?;
+/// assert_eq!(attention.download(&stream)?, [f16::from_f32(1.5); 8 * 512]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct KvQuantSparseFlashAttention {
+    scale: f64,
+    sparse_block_size: i64,
+    causal: bool,
+    allowed: AllowedLints,
+}
+
+impl KvQuantSparseFlashAttention {
+    /// A call with this factor of the scores, of latent attention usually `1 / sqrt(192)` and not `1 / sqrt(576)`,
+    /// since heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys
+    /// up to the row's own position.
+    pub fn new(scale: f64) -> Self {
+        Self {
+            scale,
+            sparse_block_size: 1,
+            causal: true,
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    /// Sets how many keys each entry of a list names (`sparseBlockSize`), 1 for the positions that an indexer gives.
+    /// It is not the number of tokens of a cache's block.
+    pub fn sparse_block_size(mut self, keys: usize) -> Self {
+        self.sparse_block_size = i64::try_from(keys).unwrap_or(i64::MAX);
+        self
+    }
+
+    /// Sets whether a row may read only the keys up to its own position, counted from the end of its sequence
+    /// (`sparseMode` 3), or all (0).
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `quant_sparse_flash.none_chosen`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries and keys in the layouts of `sequences`, and prepares it for tensors of these shapes
+    /// and strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `quant_sparse_flash.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnKvQuantSparseFlashAttentionGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &SparseSequences,
+        inputs: impl Into<QuantSparseFlashInputs<'a, T>>,
+    ) -> Result<QuantSparseFlashPlan> {
+        let inputs = inputs.into();
+        let context = inputs.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        for (parameter, input) in inputs.each() {
+            input.on(parameter.name(), context)?;
+        }
+        sequences.on(context)?;
+        let [layout_query, layout_kv] = sequences.layouts();
+        let given = QuantSparseFlashCall {
+            query: Some(*inputs.query.desc()),
+            key: Some(*inputs.rows.desc()),
+            value: Some(*inputs.rows.desc()),
+            sparse_indices: Some(*inputs.indices.desc()),
+            block_table: sequences.block_table().map(|table| *table.desc()),
+            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
+            actual_seq_lengths_kv: Some(*sequences.key_lengths().desc()),
+            scale: self.scale,
+            sparse_block_size: self.sparse_block_size,
+            layout_query,
+            layout_kv,
+            sparse_mode: if self.causal { 3 } else { 0 },
+            ..QuantSparseFlashCall::default()
+        };
+        let call = QuantSparseFlashCall {
+            attention_out: given.output(),
+            ..given
+        };
+        let tensors = LaunchTensors {
+            sequences,
+            inputs: &inputs,
+            out: None,
+        };
+        let recorded: Arguments<TensorDesc> = call.to_arguments();
+        let planned = self.prepare(context, &call, sequences, inputs.query);
+        let recorded = AnyArguments::KvQuantSparseFlashAttention(recorded);
+        QuantSparseFlashPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &QuantSparseFlashCall<'_>,
+        sequences: &SparseSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<QuantSparseFlashPlan> {
+        let target = context.target()?;
+        let problem = call.check(target)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
+        let contents = [
+            &rules::CONTENTS,
+            &rules::ROWS_LEFT_OUT,
+            &rules::ROWS_WITHOUT_KEYS,
+        ];
+        sequences.check(&problem.sequences, contents, &allowed)?;
+        let Some(out) = call.attention_out else {
+            return Err(operation::no_elements(stand_in));
+        };
+        let operation = QuantSparseFlashOperation {
+            sequences: sequences.clone(),
+            out,
+        };
+        let is_idle = problem.is_idle();
+        let prepared =
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        Ok(QuantSparseFlashPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads. From queries, rows of keys, and the lists of all rows.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantSparseFlashInputs<'a, T: Element> {
+    query: &'a Tensor<T>,
+    rows: &'a AnyTensor,
+    indices: &'a Tensor<i32>,
+}
+
+impl<'a, T: Element, Q: RowElement> From<(&'a Tensor<T>, &'a Tensor<Q>, &'a Tensor<i32>)>
+    for QuantSparseFlashInputs<'a, T>
+{
+    /// Queries, each followed by its rotary part, rows of keys, and lists.
+    fn from((query, rows, indices): (&'a Tensor<T>, &'a Tensor<Q>, &'a Tensor<i32>)) -> Self {
+        Self {
+            query,
+            rows,
+            indices,
+        }
+    }
+}
+
+impl<'a, T: Element> QuantSparseFlashInputs<'a, T> {
+    /// The tensor of each argument. The keys are the values too.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 4] {
+        [
+            (Parameter::Query, self.query),
+            (Parameter::Key, self.rows),
+            (Parameter::Value, self.rows),
+            (Parameter::SparseIndices, self.indices),
+        ]
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of KvQuantSparseFlashAttention that was checked and prepared. From [`KvQuantSparseFlashAttention::plan`].
+///
+/// A launch reads queries, rows of keys and lists, and writes contiguous attention, `[B, S1, N1, 512]` or
+/// `[T1, N1, 512]`. A row without keys is 0.
+pub type QuantSparseFlashPlan = operation::Plan<QuantSparseFlashOperation>;
+
+/// KvQuantSparseFlashAttention, as its [`QuantSparseFlashPlan`] knows it.
+#[derive(Debug)]
+pub struct QuantSparseFlashOperation {
+    sequences: SparseSequences,
+    out: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a SparseSequences,
+    inputs: &'a QuantSparseFlashInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    out: Option<&'a Tensor<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(out) = self.out {
+            visit(Parameter::AttentionOut.into(), out)?;
+        }
+        for (parameter, input) in self.inputs.each() {
+            visit(parameter.into(), input)?;
+        }
+        for (parameter, tensor) in self.sequences.each(QuantSparseFlashCall::CONTENTS) {
+            visit(parameter.into(), tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sealed for QuantSparseFlashOperation {}
+
+impl Operation for QuantSparseFlashOperation {
+    type Inputs<'a, T: Element> = QuantSparseFlashInputs<'a, T>;
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &QuantSparseFlashPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::AttentionOut.name(), self.out)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &QuantSparseFlashPlan,
+        queue: &impl Queue,
+        inputs: &QuantSparseFlashInputs<'_, T>,
+        out: &mut Tensor<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            sequences: &self.sequences,
+            inputs,
+            out: Some(out),
+        };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &QuantSparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
+    }
+}

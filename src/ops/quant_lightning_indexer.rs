@@ -1,0 +1,311 @@
+//! QuantLightningIndexer: chooses the keys that each row of sparse attention reads, by scores of quantised queries and
+//! keys.
+//!
+//! [`QuantLightningIndexer`] describes a call, which is planned once and launched per layer as a [`QuantIndexerPlan`].
+//! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::quant_lightning_indexer::{
+    Argument, Arguments, Parameter, QuantIndexerCall, Version, rules,
+};
+use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
+};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::sparse_sequences::SparseSequences;
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    quant_lightning_indexer_arguments, QuantIndexerCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnQuantLightningIndexerGetWorkspaceSize, aclnnQuantLightningIndexer;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "keep the indexer's keys in 16 bits, and choose by LightningIndexer";
+
+/// A call of QuantLightningIndexer: as [`LightningIndexer`](crate::indexer::LightningIndexer), with queries and keys of
+/// one byte an element, a scale for each head of a query and one for each key.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`QuantIndexerPlan`] once a layer.
+///
+/// | products | queries and keys | weights | scales |
+/// |---|---|---|---|
+/// | Atlas A2 and A3, Ascend 950 | `i8` | `f16` | `f16` |
+/// | Ascend 950 | `Float8E4M3Fn` | `f16` | `f16` |
+/// | Ascend 950 | `Float8E4M3Fn`, or `HiFloat8` with a count of 2048 | `bf16` | `f32` |
+///
+/// Source: aclnnQuantLightningIndexer, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
+/// [`Error::MissingOperator`] or an [`Error::Violation`].
+///
+/// ```
+/// use ascend_attention::quant_indexer::QuantLightningIndexer;
+/// use ascend_attention::sparse::SparseSequences;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // One row with 8 heads, and 4 keys that differ by their scales.
+/// let query = stream.upload(&[100i8; 8 * 128], [1, 8, 128])?;
+/// let key = stream.upload(&[100i8; 4 * 128], [4, 1, 128])?;
+/// let weights = stream.upload(&[f16::ONE; 8], [1, 8])?;
+/// let query_scale = stream.upload(&[f16::from_f32(0.01); 8], [1, 8])?;
+/// let key_scale = stream.upload(&[0.01, 0.02, 0.03, 0.04].map(f16::from_f32), [4, 1])?;
+/// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
+/// let inputs = ((&query, &query_scale), (&key, &key_scale), &weights);
+/// let plan = QuantLightningIndexer::new(2).plan(&sequences, inputs)?;
+/// let mut indices = plan.launch(&stream, inputs)?.download(&stream)?;
+/// indices.sort();
+/// assert_eq!(indices, [2, 3]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct QuantLightningIndexer {
+    count: i64,
+    causal: bool,
+    allowed: AllowedLints,
+}
+
+impl QuantLightningIndexer {
+    /// A call by which each row chooses `count` keys (`sparseCount`), models mostly 2048, among those up to its own
+    /// position.
+    pub fn new(count: usize) -> Self {
+        Self {
+            count: i64::try_from(count).unwrap_or(i64::MAX),
+            causal: true,
+            allowed: AllowedLints::default(),
+        }
+    }
+
+    /// Sets whether a row chooses only among the keys up to its own position, counted from the end of its sequence
+    /// (`sparseMode` 3), or among all (0).
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `quant_indexer.none_chosen`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries, keys, weights and scales in the layouts of `sequences`, and prepares it for tensors
+    /// of these shapes and strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], by `quant_indexer.contents` for lengths and
+    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnQuantLightningIndexerGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &SparseSequences,
+        inputs: impl Into<QuantIndexerInputs<'a, T>>,
+    ) -> Result<QuantIndexerPlan> {
+        let inputs = inputs.into();
+        let context = inputs.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        for (parameter, input) in inputs.each() {
+            input.on(parameter.name(), context)?;
+        }
+        sequences.on(context)?;
+        let [layout_query, layout_key] = sequences.layouts();
+        let given = QuantIndexerCall {
+            query: Some(*inputs.query.desc()),
+            key: Some(*inputs.key.desc()),
+            weights: Some(*inputs.weights.desc()),
+            query_dequant_scale: Some(*inputs.scales[0].desc()),
+            key_dequant_scale: Some(*inputs.scales[1].desc()),
+            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
+            actual_seq_lengths_key: Some(*sequences.key_lengths().desc()),
+            block_table: sequences.block_table().map(|table| *table.desc()),
+            layout_query,
+            layout_key,
+            sparse_count: self.count,
+            sparse_mode: if self.causal { 3 } else { 0 },
+            ..QuantIndexerCall::default()
+        };
+        let call = QuantIndexerCall {
+            sparse_indices: given.output(),
+            ..given
+        };
+        let tensors = LaunchTensors {
+            sequences,
+            inputs: &inputs,
+            indices: None,
+        };
+        let recorded: Arguments<TensorDesc> = call.to_arguments();
+        let planned = self.prepare(context, &call, sequences, inputs.query);
+        let recorded = AnyArguments::QuantLightningIndexer(recorded);
+        QuantIndexerPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &QuantIndexerCall<'_>,
+        sequences: &SparseSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<QuantIndexerPlan> {
+        let target = context.target()?;
+        let problem = call.check(target)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
+        let contents = [
+            &rules::CONTENTS,
+            &rules::ROWS_LEFT_OUT,
+            &rules::ROWS_WITHOUT_KEYS,
+        ];
+        sequences.check(&problem.sequences, contents, &allowed)?;
+        let Some(indices) = call.sparse_indices else {
+            return Err(
+                Error::invalid("count", self.count, "rows that memory can hold")
+                    .fix("choose fewer keys"),
+            );
+        };
+        let operation = QuantIndexerOperation {
+            sequences: sequences.clone(),
+            indices,
+        };
+        let is_idle = problem.is_idle();
+        let prepared =
+            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        Ok(QuantIndexerPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads. From queries and keys, each with its scales, and weights.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantIndexerInputs<'a, T: Element> {
+    query: &'a Tensor<T>,
+    key: &'a Tensor<T>,
+    weights: &'a AnyTensor,
+    /// Of queries and of keys.
+    scales: [&'a AnyTensor; 2],
+}
+
+/// A tensor of quantised elements, and their scales.
+type WithScales<'a, T, S> = (&'a Tensor<T>, &'a Tensor<S>);
+
+impl<'a, T: Element, S: Element, W: Element>
+    From<(WithScales<'a, T, S>, WithScales<'a, T, S>, &'a Tensor<W>)>
+    for QuantIndexerInputs<'a, T>
+{
+    /// Queries and keys, each with its scales, and weights.
+    fn from(
+        ((query, query_scale), (key, key_scale), weights): (
+            WithScales<'a, T, S>,
+            WithScales<'a, T, S>,
+            &'a Tensor<W>,
+        ),
+    ) -> Self {
+        Self {
+            query,
+            key,
+            weights,
+            scales: [query_scale, key_scale],
+        }
+    }
+}
+
+impl<'a, T: Element> QuantIndexerInputs<'a, T> {
+    /// The tensor of each argument.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 5] {
+        let [query_scale, key_scale] = self.scales;
+        [
+            (Parameter::Query, self.query),
+            (Parameter::Key, self.key),
+            (Parameter::Weights, self.weights),
+            (Parameter::QueryDequantScale, query_scale),
+            (Parameter::KeyDequantScale, key_scale),
+        ]
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of QuantLightningIndexer that was checked and prepared. From [`QuantLightningIndexer::plan`].
+///
+/// A launch reads queries, keys, their scales and weights, and writes the chosen keys of each row, by their position in
+/// the sequence, and -1 after the last: `[B, S1, 1, count]` or `[T1, 1, count]`. On Atlas A2 and A3 the best come
+/// first; on Ascend 950 they are in no order.
+pub type QuantIndexerPlan = operation::Plan<QuantIndexerOperation>;
+
+/// QuantLightningIndexer, as its [`QuantIndexerPlan`] knows it.
+#[derive(Debug)]
+pub struct QuantIndexerOperation {
+    sequences: SparseSequences,
+    indices: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a SparseSequences,
+    inputs: &'a QuantIndexerInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    indices: Option<&'a Tensor<i32>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(indices) = self.indices {
+            visit(Parameter::SparseIndices.into(), indices)?;
+        }
+        for (parameter, input) in self.inputs.each() {
+            visit(parameter.into(), input)?;
+        }
+        for (parameter, tensor) in self.sequences.each(QuantIndexerCall::CONTENTS) {
+            visit(parameter.into(), tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sealed for QuantIndexerOperation {}
+
+impl Operation for QuantIndexerOperation {
+    type Inputs<'a, T: Element> = QuantIndexerInputs<'a, T>;
+    type Output<T: Element> = Tensor<i32>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &QuantIndexerPlan) -> Result<Tensor<i32>> {
+        let name = Parameter::SparseIndices.name();
+        new_output(plan.context(), name, self.indices)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &QuantIndexerPlan,
+        queue: &impl Queue,
+        inputs: &QuantIndexerInputs<'_, T>,
+        indices: &mut Tensor<i32>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            sequences: &self.sequences,
+            inputs,
+            indices: Some(indices),
+        };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &QuantIndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("indices", &self.indices.shape);
+    }
+}
