@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ascend_attention::memory::Element;
+use ascend_attention::Element;
 use ascend_attention::quant_indexer::{QuantIndexerPlan, QuantLightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};

@@ -4,10 +4,13 @@ import os
 
 import torch
 
+import block_sparse
 import fusion_extras
 import incre
+import indexer
 import prompt
 import ring
+import sparse
 from fusion import compare as compare_training
 from fusion import fusion
 from harness import case, fused, refused
@@ -84,6 +87,14 @@ CALLS = {
     "training, packed, sinks": ("8.5", lambda: fusion_extras.sinks("TND", BRAIN, 2)),
     "prompts": ("8.1", lambda: prompt.whole_tensors("BSH", BRAIN, (4, 2))),
     "single rows": ("8.1", lambda: incre.whole_tensors("BSH", BRAIN, (4, 2))),
+    "the indexer": ("8.5", lambda: indexer.sequences_of_several_lengths(indexer.FORMS[3], BRAIN, 3, 16)),
+    "the indexer, weights in single precision": (
+        "9.0",
+        lambda: indexer.weights_in_single_precision(indexer.FORMS[1], HALF),
+    ),
+    "attention to lists": ("8.5", lambda: sparse.sequences_of_several_lengths(indexer.FORMS[3], BRAIN, 3, 4)),
+    "attention to lists, with sums": ("8.5", lambda: sparse.maxima_and_sums(indexer.FORMS[1], HALF, 1, 3)),
+    "attention by blocks": ("9.0", lambda: block_sparse.outputs_alone("BNSD", HALF)),
     "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 

@@ -20,14 +20,16 @@ TRACED = STRICT | TRACE
 # Environments, and the modules whose cases run in them. `{folder}` is one for files of the run.
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
+    (STRICT, ["indexer", "sparse", "block_sparse", "sparse_refusals"]),
     (STRICT, ["scatter", "atb", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "family_graphs", "streams", "misuse", "around"]),
     (TRACED, ["operators", "releases", "fusion", "fusion_extras", "fusion_refusals", "dropout", "dot_product", "backward"]),
-    (TRACED, ["prompt", "incre", "inference_refusals", "ring"]),
+    (TRACED, ["prompt", "incre", "inference_refusals", "ring", "gather"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs", "family_graphs"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
-    (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950"]),
+    (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["indexer", "sparse", "block_sparse"]),
+    (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950", "gather"]),
     (TRACED | {"ASCEND_EMU_SOC": "Ascend310P3"}, ["atlas310p"]),
 ]
 

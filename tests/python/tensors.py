@@ -89,6 +89,20 @@ def packed(layout):
     return layout.startswith(("TND", "NTD"))
 
 
+def lengths_on_device(lengths, form):
+    """Lengths as operators of sparse attention read them: ends of packed sequences, else one length a sequence."""
+    return npu(torch.tensor(ends(lengths) if packed(form) else lengths, dtype=torch.int32))
+
+
+def stored(tensors, lengths, form, block=BLOCK):
+    """Sequences with one head by the names of their arguments, laid out, or for PA_BSND in caches with a block table."""
+    if form != "PA_BSND":
+        return {name: npu(arrange(sequences, form)) for name, sequences in tensors.items()}
+    order = shuffled_blocks(lengths, block, 2)
+    caches = {name: npu(cache(sequences, order, "BnBsH", block)[:, :, None]) for name, sequences in tensors.items()}
+    return caches | {"block_table": npu(table(order))}
+
+
 def arrange(sequences, form):
     """Sequences [N, S, D] as one tensor; padding is junk."""
     if form == "TND":

@@ -6,7 +6,7 @@ use crate::DType::{Bf16, Float, Float16, Int8};
 use crate::allowed::{Axis, Checked, MultiplesOf, Named, Noted, Outcome, Rank, Shapes};
 use crate::attention_problem::lint_scale;
 use crate::contract::first_lint;
-use crate::rule::{lint, require, rules};
+use crate::rule::{require, rules};
 use crate::{Axes, Dims, Extents, Target, TensorDesc, Violation};
 
 rules! {
@@ -135,10 +135,6 @@ rules! {
         "BlockSparseAttention documentation, scaleValue",
         "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
-    LSE_IGNORED = "block_sparse.softmax_lse_ignored", Lint("the tensor is not written"), V1,
-        "BlockSparseAttention API, softmaxLse",
-        "softmaxLse is null without softmaxLseFlag",
-        "set softmaxLseFlag to 1, or leave softmaxLse out";
     CONTENTS = "block_sparse.contents", Overrun("keys of the next sequence or of other memory are read"), V1,
         "BlockSparseAttention kernel, blockSparseMask",
         "blockSparseMask names no block behind the keys of its sequence",
@@ -244,13 +240,6 @@ impl BlockSparseCall<'_> {
                 [problem.dim, 0],
                 [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
                 report,
-            );
-            lint!(
-                report,
-                self.softmax_lse.is_none() || self.softmax_lse_flag == 1,
-                LSE_IGNORED,
-                "softmaxLse",
-                "null"
             );
         })
     }

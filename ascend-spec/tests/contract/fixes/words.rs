@@ -40,7 +40,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
          split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
-         block_sparse.softmax_lse_ignored quant_sparse_flash.scales_unread",
+         quant_sparse_flash.scales_unread",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
