@@ -53,10 +53,7 @@ fn regenerate() -> Result<(), String> {
         println!("cargo::rerun-if-changed={}", toolkit.display());
     }
     let generated = generate::generate(&here.join("include"), toolkit.as_deref())?;
-    let files = [
-        ("bindings.rs", generated.bindings),
-        ("names.rs", generated.names),
-    ];
+    let files = [("bindings.rs", generated.bindings), ("names.rs", generated.names)];
     for (name, text) in files {
         let path = out.join(name);
         std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;

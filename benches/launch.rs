@@ -11,13 +11,10 @@ use std::sync::{Arc, OnceLock};
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::sys::bindings::{
-    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus,
-    aclrtStream,
+    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclnnStatus, aclrtStream,
 };
 use ascend_attention::sys::{Api, Functions};
-use ascend_attention::{
-    AnyTensor, FusedInferAttention, Layout, Output, Runtime, Stream, Tensor, bf16,
-};
+use ascend_attention::{AnyTensor, FusedInferAttention, Layout, Output, Runtime, Stream, Tensor, bf16};
 use divan::Bencher;
 
 const HEADS: usize = 32;
@@ -29,26 +26,15 @@ fn main() {
     divan::main();
 }
 
-unsafe extern "C" fn nothing(
-    _: *mut c_void,
-    _: u64,
-    _: *mut aclOpExecutor,
-    _: aclrtStream,
-) -> aclnnStatus {
+unsafe extern "C" fn nothing(_: *mut c_void, _: u64, _: *mut aclOpExecutor, _: aclrtStream) -> aclnnStatus {
     0
 }
 
 fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
-        let functions = Functions {
-            aclnnFusedInferAttentionScore: Some(nothing),
-            ..ascend_emu::functions()
-        };
-        let api = Arc::new(Api::from_functions(
-            functions,
-            "emulation without phase two",
-        ));
+        let functions = Functions { aclnnFusedInferAttentionScore: Some(nothing), ..ascend_emu::functions() };
+        let api = Arc::new(Api::from_functions(functions, "emulation without phase two"));
         // SAFETY: all functions are the emulation's but one, which queues nothing and reads nothing.
         unsafe { Runtime::from_api(api) }.unwrap()
     })
@@ -88,21 +74,10 @@ impl Step {
             let table = BlockTable::zeroed(&device, batch, COLUMNS, BLOCK_SIZE).unwrap();
             let inputs = Inputs::new(&query, &key, &value).paged(&table);
             let output = call.plan(inputs).unwrap().output().unwrap();
-            Layer {
-                query,
-                key,
-                value,
-                table,
-                output,
-            }
+            Layer { query, key, value, table, output }
         };
         let layers = vec![layer(), layer()];
-        Self {
-            stream,
-            call,
-            lengths,
-            layers,
-        }
+        Self { stream, call, lengths, layers }
     }
 }
 
@@ -160,9 +135,7 @@ impl<'a> Raw<'a> {
         let lengths: Vec<i64> = step.lengths.iter().map(|len| *len as i64).collect();
         // SAFETY: every argument is null where the operator allows that, or a live object of this call.
         unsafe {
-            let list = |member: *mut aclTensor| {
-                api.aclCreateTensorList().unwrap()(&member.cast_const(), 1)
-            };
+            let list = |member: *mut aclTensor| api.aclCreateTensorList().unwrap()(&member.cast_const(), 1);
             raw.lists = [list(key), list(value)];
             raw.lengths = api.aclCreateIntArray().unwrap()(lengths.as_ptr(), lengths.len() as u64);
             let status = api.aclnnFusedInferAttentionScoreGetWorkspaceSize().unwrap()(
@@ -200,10 +173,7 @@ impl<'a> Raw<'a> {
                 &mut raw.executor,
             );
             assert_eq!(status, 0);
-            assert_eq!(
-                api.aclSetAclOpExecutorRepeatable().unwrap()(raw.executor),
-                0
-            );
+            assert_eq!(api.aclSetAclOpExecutorRepeatable().unwrap()(raw.executor), 0);
         }
         raw
     }
@@ -219,18 +189,8 @@ impl<'a> Raw<'a> {
                 | set_list(self.executor, 1, 0, self.lists[0], layer.key.as_raw())
                 | set_list(self.executor, 2, 0, self.lists[1], layer.value.as_raw())
                 | set(self.executor, 14, table, layer.table.tensor().as_raw())
-                | api.aclSetOutputTensorAddr().unwrap()(
-                    self.executor,
-                    0,
-                    out,
-                    layer.output.attention.as_raw(),
-                )
-                | api.aclnnFusedInferAttentionScore().unwrap()(
-                    workspace,
-                    self.bytes,
-                    self.executor,
-                    stream.as_raw(),
-                )
+                | api.aclSetOutputTensorAddr().unwrap()(self.executor, 0, out, layer.output.attention.as_raw())
+                | api.aclnnFusedInferAttentionScore().unwrap()(workspace, self.bytes, self.executor, stream.as_raw())
         };
         assert_eq!(status, 0);
     }
@@ -297,8 +257,7 @@ mod two_launches {
         let stream = &step.stream;
         bencher.bench_local(|| {
             for layer in &mut step.layers {
-                let inputs =
-                    Inputs::new(&layer.query, &layer.key, &layer.value).paged(&layer.table);
+                let inputs = Inputs::new(&layer.query, &layer.key, &layer.value).paged(&layer.table);
                 plan.launch_into(stream, inputs, &mut layer.output).unwrap();
             }
         });

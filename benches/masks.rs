@@ -20,18 +20,14 @@ const BYTES: usize = SIDE * SIDE;
 #[divan::bench]
 fn fill_8192x8192(bencher: Bencher<'_, '_>) {
     let mut bytes = vec![1u8; BYTES];
-    bencher
-        .counter(BytesCount::new(BYTES))
-        .bench_local(move || black_box(&mut bytes).fill(black_box(1)));
+    bencher.counter(BytesCount::new(BYTES)).bench_local(move || black_box(&mut bytes).fill(black_box(1)));
 }
 
 fn paint(bencher: Bencher<'_, '_>, mask: impl Visibility) {
     let mut bytes = Vec::with_capacity(BYTES);
-    bencher
-        .counter(BytesCount::new(BYTES))
-        .bench_local(move || {
-            HostMask::paint(black_box(&mask), MaskForm::BOOL, black_box(&mut bytes)).unwrap();
-        });
+    bencher.counter(BytesCount::new(BYTES)).bench_local(move || {
+        HostMask::paint(black_box(&mask), MaskForm::BOOL, black_box(&mut bytes)).unwrap();
+    });
 }
 
 #[divan::bench]
@@ -61,9 +57,7 @@ mod hit {
 
     #[divan::bench]
     fn causal(bencher: Bencher<'_, '_>) {
-        bench(bencher, |masks| {
-            masks.causal(CausalOrigin::RightDown).unwrap()
-        });
+        bench(bencher, |masks| masks.causal(CausalOrigin::RightDown).unwrap());
     }
 
     #[divan::bench]

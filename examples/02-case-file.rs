@@ -28,10 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     case.arguments.value = vec![values];
     let means = CaseTensor::from_f32(DType::Float, &[1, 1, 2, 16], &[3.0; 32])?;
     case.expected = vec![("attention_out", means)];
-    case.tolerance = Some(Tolerance {
-        atol: 2e-3,
-        rtol: 2e-3,
-    });
+    case.tolerance = Some(Tolerance { atol: 2e-3, rtol: 2e-3 });
 
     let path = std::env::temp_dir().join(format!("two_queries_{}.safetensors", std::process::id()));
     case.write(&path)?;
@@ -45,10 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = runtime.device(0)?.stream()?;
     let outcome = read.launch(&stream)?;
     for comparison in &outcome.comparisons {
-        println!(
-            "{}: {} numbers compared",
-            comparison.output, comparison.compared
-        );
+        println!("{}: {} numbers compared", comparison.output, comparison.compared);
         if let Some(worst) = comparison.worst {
             println!(
                 "the worst is number {}: got {}, want {}, off by {:.1e} where {:.1e} is allowed",

@@ -14,28 +14,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Asynchronous copies need pinned host memory, and own it until they are over.
     let query = Tensor::<f16>::empty(&device, SHAPE)?;
     let mut host = device.host_buffer::<f16>(LEN)?;
-    host.iter_mut()
-        .enumerate()
-        .for_each(|(i, x)| *x = f16::from_f32((i % 13) as f32 / 13.0));
+    host.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_f32((i % 13) as f32 / 13.0));
     let upload = query.overwrite_async(&copies, host)?;
 
     // Without this event the launch below could read the query before it is there.
     let there = copies.record_event()?;
     compute.wait_event(&there)?; // makes the stream wait, not the host
 
-    let plan = FusedInferAttention::new(Layout::Bnsd)
-        .heads(4)
-        .scale(0.125)
-        .plan((&query, &query, &query))?;
+    let plan = FusedInferAttention::new(Layout::Bnsd).heads(4).scale(0.125).plan((&query, &query, &query))?;
     let start = compute.record_timing_event()?;
     let first = plan.launch(&compute, (&query, &query, &query))?;
     let second = plan.launch(&compute, (&first.attention, &query, &query))?;
     let end = compute.record_timing_event()?;
     drop(first); // safe at once: queued work keeps what it uses
 
-    let back = second
-        .attention
-        .download_async(&compute, device.host_buffer(LEN)?)?;
+    let back = second.attention.download_async(&compute, device.host_buffer(LEN)?)?;
     println!("queued; is it done? {}", back.is_complete()?);
 
     let answer = back.wait()?; // waits for this copy and what comes before it
@@ -43,15 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let host = upload.wait()?; // the pinned memory comes back for the next step
 
     // Keys and queries are positive here, so that an average of values stays between the smallest and the largest.
-    let (low, high) = host
-        .iter()
-        .fold((f16::INFINITY, f16::NEG_INFINITY), |(l, h), &x| {
-            (l.min(x), h.max(x))
-        });
-    if answer
-        .iter()
-        .all(|x| *x >= low && *x <= high && *x > f16::ZERO)
-    {
+    let (low, high) = host.iter().fold((f16::INFINITY, f16::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
+    if answer.iter().all(|x| *x >= low && *x <= high && *x > f16::ZERO) {
         println!("{} values, all between {low} and {high}", answer.len());
         Ok(())
     } else {

@@ -25,10 +25,7 @@ fn layer(stream: &Stream, number: usize) -> Result<LayerCache, Box<dyn std::erro
     let [blocks, block_size, heads, dim] = sizes;
     let shape = Cache::BnBsH.shape(bf16::DTYPE, blocks, block_size, heads, dim);
     let shape = shape.ok_or("sizes that make no cache")?;
-    let shape = shape
-        .iter()
-        .map(|&size| usize::try_from(size))
-        .collect::<Result<Vec<_>, _>>()?;
+    let shape = shape.iter().map(|&size| usize::try_from(size)).collect::<Result<Vec<_>, _>>()?;
     let block = BLOCK_SIZE * KV_HEADS * DIM;
     let value = (0..BLOCKS * block).map(|at| bf16::from_f32((at / block + number) as f32));
     Ok(LayerCache {
@@ -40,9 +37,7 @@ fn layer(stream: &Stream, number: usize) -> Result<LayerCache, Box<dyn std::erro
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::auto()?;
     let stream = runtime.device(0)?.stream()?;
-    let layers = (0..LAYERS)
-        .map(|number| layer(&stream, number))
-        .collect::<Result<Vec<_>, _>>()?;
+    let layers = (0..LAYERS).map(|number| layer(&stream, number)).collect::<Result<Vec<_>, _>>()?;
 
     // Sequence 0 has 40 keys in the blocks 9, 2 and 7; sequence 1 has 16 in block 4.
     let table = BlockTable::from_rows(&stream, &[vec![9, 2, 7], vec![4]], BLOCK_SIZE)?;

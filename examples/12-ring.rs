@@ -29,9 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let masks = device.masks();
     let upload = |seed| stream.upload(&numbers(seed), [2 * ROWS, HEADS, DIM]);
     let (query, key, value) = (upload(1)?, upload(2)?, upload(3)?);
-    let attention = FlashAttention::new(InputLayout::Tnd)
-        .heads(HEADS)
-        .scale(1.0 / (DIM as f64).sqrt());
+    let attention = FlashAttention::new(InputLayout::Tnd).heads(HEADS).scale(1.0 / (DIM as f64).sqrt());
     let ends = [LENGTHS[0], LENGTHS[0] + LENGTHS[1]];
 
     // Without a ring: all rows and all keys in one place.

@@ -65,10 +65,7 @@ pub enum Error {
         message: String,
     },
     /// Memory ran out, even after waiting for memory that dropped buffers still held.
-    #[error(
-        "out of memory: {function} of {bytes} bytes returned {status}{}",
-        told(message)
-    )]
+    #[error("out of memory: {function} of {bytes} bytes returned {status}{}", told(message))]
     OutOfMemory {
         /// The C function.
         function: &'static str,
@@ -118,9 +115,7 @@ pub enum Error {
     #[error(transparent)]
     MissingSymbol(#[from] MissingSymbol),
     /// The installed CANN has no version of the operator that can express the call.
-    #[error(
-        "the call needs {needed} or newer{why}, and {library} exports none: install CANN {since} or newer"
-    )]
+    #[error("the call needs {needed} or newer{why}, and {library} exports none: install CANN {since} or newer")]
     OperatorVersion {
         /// The version that the call is made with where the library has it.
         needed: &'static str,
@@ -142,9 +137,7 @@ pub enum Error {
         instead: String,
     },
     /// The installed CANN lacks an operator that has one version only.
-    #[error(
-        "{library} does not export {operator}: it comes with CANN {since}; install a newer release, or {instead}"
-    )]
+    #[error("{library} does not export {operator}: it comes with CANN {since}; install a newer release, or {instead}")]
     MissingOperator {
         /// The operator.
         operator: &'static str,
@@ -217,41 +210,25 @@ shown! {
 }
 
 fn told(message: &str) -> String {
-    if message.is_empty() {
-        String::new()
-    } else {
-        format!(": {message}")
-    }
+    if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
 impl Error {
     /// The refusal of an argument's value, by [`rules::ARGUMENT_VALUE`], also for functions that build on this crate.
     #[cold]
-    pub fn invalid(
-        argument: &'static str,
-        given: impl fmt::Display,
-        allowed: impl fmt::Display,
-    ) -> Self {
+    pub fn invalid(argument: &'static str, given: impl fmt::Display, allowed: impl fmt::Display) -> Self {
         Self::by(&rules::ARGUMENT_VALUE, argument, given, allowed)
     }
 
     /// The refusal of memory that a call would write and that others use, by [`rules::ARGUMENT_MEMORY`].
     #[cold]
-    pub fn shared(
-        argument: &'static str,
-        given: impl fmt::Display,
-        allowed: impl fmt::Display,
-    ) -> Self {
+    pub fn shared(argument: &'static str, given: impl fmt::Display, allowed: impl fmt::Display) -> Self {
         Self::by(&rules::ARGUMENT_MEMORY, argument, given, allowed)
     }
 
     /// The refusal of a launch with something else than was planned, by [`rules::PLAN_TENSORS`].
     #[cold]
-    pub fn not_as_planned(
-        argument: &'static str,
-        given: impl fmt::Display,
-        planned: impl fmt::Display,
-    ) -> Self {
+    pub fn not_as_planned(argument: &'static str, given: impl fmt::Display, planned: impl fmt::Display) -> Self {
         Self::by(&rules::PLAN_TENSORS, argument, given, planned)
     }
 
@@ -292,11 +269,7 @@ fn recent_message(api: &Api) -> String {
     // call, and is copied here.
     unsafe {
         let text = recent();
-        if text.is_null() {
-            String::new()
-        } else {
-            CStr::from_ptr(text).to_string_lossy().trim().to_owned()
-        }
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().trim().to_owned() }
     }
 }
 
@@ -306,50 +279,26 @@ pub(crate) fn acl_error(api: &Api, function: &'static str, status: i32, bytes: u
     let message = recent_message(api);
     let status = AclStatus(status);
     if status.is_out_of_memory() {
-        Error::OutOfMemory {
-            function,
-            status,
-            bytes,
-            message,
-        }
+        Error::OutOfMemory { function, status, bytes, message }
     } else if status.is_stream_shortage() {
-        Error::StreamsExhausted {
-            function,
-            status,
-            message,
-        }
+        Error::StreamsExhausted { function, status, message }
     } else if status.is_timeout() {
-        Error::Timeout {
-            function,
-            status,
-            message,
-        }
+        Error::Timeout { function, status, message }
     } else {
-        Error::Acl {
-            function,
-            status,
-            message,
-        }
+        Error::Acl { function, status, message }
     }
 }
 
 /// The error of an `aclnn*` function.
 #[cold]
 pub(crate) fn aclnn_error(api: &Api, function: &'static str, status: i32) -> Error {
-    Error::Aclnn {
-        function,
-        status: AclnnStatus(status),
-        message: recent_message(api),
-    }
+    Error::Aclnn { function, status: AclnnStatus(status), message: recent_message(api) }
 }
 
 /// The error of a function that returned no object.
 #[cold]
 pub(crate) fn null_error(api: &Api, function: &'static str) -> Error {
-    Error::NullHandle {
-        function,
-        message: recent_message(api),
-    }
+    Error::NullHandle { function, message: recent_message(api) }
 }
 
 /// Calls a function of the table that returns `aclError`, and turns everything but 0 into an [`Error`].
@@ -394,10 +343,7 @@ mod tests {
     }
 
     fn api() -> Api {
-        let functions = Functions {
-            aclGetRecentErrMsg: Some(recent),
-            ..Functions::default()
-        };
+        let functions = Functions { aclGetRecentErrMsg: Some(recent), ..Functions::default() };
         Api::from_functions(functions, "a test")
     }
 
@@ -413,23 +359,14 @@ mod tests {
         let other = acl_error(&api(), "aclrtFree", 107_017, 0);
         assert!(matches!(&other, Error::Acl { message, .. } if message == "EZ9999: the reason"));
         let aclnn = aclnn_error(&api(), "aclnnX", 161_002);
-        assert!(matches!(
-            aclnn,
-            Error::Aclnn {
-                status: AclnnStatus(161_002),
-                ..
-            }
-        ));
+        assert!(matches!(aclnn, Error::Aclnn { status: AclnnStatus(161_002), .. }));
     }
 
     #[test]
     fn a_missing_message_function_is_no_error() {
         let none = Api::from_functions(Functions::default(), "a test");
         let error = acl_error(&none, "aclrtFree", 107_017, 0);
-        assert_eq!(
-            error.to_string(),
-            "aclrtFree returned 107017 (ACL_ERROR_RT_INVALID_HANDLE)"
-        );
+        assert_eq!(error.to_string(), "aclrtFree returned 107017 (ACL_ERROR_RT_INVALID_HANDLE)");
     }
 
     #[test]

@@ -146,8 +146,8 @@ pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use ops::public::*;
 pub use runtime::{
-    Device, Event, Installed, Machine, MemoryInfo, PLATFORM_VARIABLE, Platform, Queue, Runtime,
-    Stream, StreamMark, Version, VersionSource, file_version, toolkit_version,
+    Device, Event, Installed, Machine, MemoryInfo, PLATFORM_VARIABLE, Platform, Queue, Runtime, Stream, StreamMark,
+    Version, VersionSource, file_version, toolkit_version,
 };
 pub use status::{AclStatus, AclnnStatus};
 pub use tensor::{AnyTensor, Number, RangeReport, Tensor};

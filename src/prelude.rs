@@ -18,12 +18,12 @@
 //! ```
 
 pub use crate::attention::{
-    BlockTable, Cache, Cumulative, FusedInferAttention, InnerPrecise, Inputs, Output, PerRequest,
-    Plan, PseShift, Quantisation,
+    BlockTable, Cache, Cumulative, FusedInferAttention, InnerPrecise, Inputs, Output, PerRequest, Plan, PseShift,
+    Quantisation,
 };
 pub use crate::graph::{Capturing, Graph};
 pub use crate::mask::{CausalOrigin, HostMask, Mask, MaskForm, Masks, SlidingWindow};
 pub use crate::{
-    AnyTensor, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine, Number,
-    Platform, Queue, Runtime, SparseMode, Stream, Tensor, bf16, f16,
+    AnyTensor, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine, Number, Platform, Queue,
+    Runtime, SparseMode, Stream, Tensor, bf16, f16,
 };

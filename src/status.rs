@@ -20,20 +20,12 @@ impl AclStatus {
 
     /// Whether device or host memory ran out.
     pub const fn is_out_of_memory(self) -> bool {
-        matches!(
-            self.0,
-            sys::ACL_ERROR_RT_MEMORY_ALLOCATION
-                | sys::ACL_ERROR_RT_DEVICE_OOM
-                | sys::ACL_ERROR_BAD_ALLOC
-        )
+        matches!(self.0, sys::ACL_ERROR_RT_MEMORY_ALLOCATION | sys::ACL_ERROR_RT_DEVICE_OOM | sys::ACL_ERROR_BAD_ALLOC)
     }
 
     /// Whether the device has no streams left, or no queues for them.
     pub const fn is_stream_shortage(self) -> bool {
-        matches!(
-            self.0,
-            sys::ACL_ERROR_RT_RESOURCE_ALLOC_FAIL | sys::ACL_ERROR_RT_NO_STREAM_RESOURCE
-        )
+        matches!(self.0, sys::ACL_ERROR_RT_RESOURCE_ALLOC_FAIL | sys::ACL_ERROR_RT_NO_STREAM_RESOURCE)
     }
 
     /// Whether a wait ended before what it waited for.
@@ -83,14 +75,8 @@ mod tests {
 
     #[test]
     fn codes_have_the_names_of_their_own_number_space() {
-        assert_eq!(
-            AclStatus(207_001).to_string(),
-            "207001 (ACL_ERROR_RT_MEMORY_ALLOCATION)"
-        );
-        assert_eq!(
-            AclnnStatus(561_002).to_string(),
-            "561002 (ACLNN_ERR_INNER_TILING_ERROR)"
-        );
+        assert_eq!(AclStatus(207_001).to_string(), "207001 (ACL_ERROR_RT_MEMORY_ALLOCATION)");
+        assert_eq!(AclnnStatus(561_002).to_string(), "561002 (ACLNN_ERR_INNER_TILING_ERROR)");
         assert_eq!(AclStatus(161_001).name(), None);
         assert_eq!(AclnnStatus(207_001).to_string(), "207001");
     }

@@ -1,22 +1,16 @@
 //! Ascend 950 has V5 of the operator, with keys, values and outputs of small floats, from CANN 9.0 on.
 #![cfg(feature = "emulation")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ascend_testing::harness;
 
-use ascend_attention::attention::{
-    Affine, AntiquantMode, Antiquantisation, Distance, Inputs, PseShift, Quantisation,
-};
+use ascend_attention::attention::{Affine, AntiquantMode, Antiquantisation, Distance, Inputs, PseShift, Quantisation};
 use ascend_attention::spec::minifloat::pack_nibbles;
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, DType, Soc, Target};
 use ascend_attention::{
-    Error, Float4E2M1, Float8E4M3Fn, Float8E8M0, FusedInferAttention, HiFloat8, Layout, Machine,
-    Mask, Runtime, Stream, bf16, f16,
+    Error, Float4E2M1, Float8E4M3Fn, Float8E8M0, FusedInferAttention, HiFloat8, Layout, Machine, Mask, Runtime, Stream,
+    bf16, f16,
 };
 
 /// A stream of an emulated Ascend 950 with a release of CANN.
@@ -36,10 +30,7 @@ fn assert_close(got: impl Iterator<Item = f32>, want: &[f32], error: f32) {
     let got: Vec<f32> = got.collect();
     assert_eq!(got.len(), want.len());
     for (d, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!(
-            (got - want).abs() <= error * want.abs() + 1e-3,
-            "element {d}: {got}, not {want}"
-        );
+        assert!((got - want).abs() <= error * want.abs() + 1e-3, "element {d}: {got}, not {want}");
     }
 }
 
@@ -55,10 +46,7 @@ fn small_floats_of_keys_and_values_are_scaled() {
     let query = stream.upload(&queries, [1, 1, 1, DIM]).unwrap();
     let plain = |j: usize, d: usize| ((j * 7 + d) % 13) as f32 - 4.0;
     let launch = |inputs: &Inputs<'_, f16>| {
-        let plan = FusedInferAttention::new(Layout::Bnsd)
-            .scale(0.125)
-            .plan(inputs)
-            .unwrap();
+        let plan = FusedInferAttention::new(Layout::Bnsd).scale(0.125).plan(inputs).unwrap();
         let output = plan.launch(&stream, inputs).unwrap();
         let got = output.attention.download(&stream).unwrap();
         got.into_iter().map(f16::to_f32)
@@ -66,18 +54,12 @@ fn small_floats_of_keys_and_values_are_scaled() {
     let shape = [1, 1, TOKENS, DIM];
 
     // A scale for each token of E4M3.
-    let codes: Vec<_> = (0..TOKENS * DIM)
-        .map(|at| Float8E4M3Fn::from_f32(plain(at / DIM, at % DIM)))
-        .collect();
+    let codes: Vec<_> = (0..TOKENS * DIM).map(|at| Float8E4M3Fn::from_f32(plain(at / DIM, at % DIM))).collect();
     let values = stream.upload(&codes, shape).unwrap();
     let scales: Vec<_> = (0..TOKENS).map(|j| 0.25 + j as f32 / 16.0).collect();
     let scale = stream.upload(&scales, [1, TOKENS]).unwrap();
     let split = |mode, scale| Quantisation::KeyValue {
-        antiquantisation: Antiquantisation::Split {
-            mode,
-            key: Affine::scale(scale),
-            value: Affine::scale(scale),
-        },
+        antiquantisation: Antiquantisation::Split { mode, key: Affine::scale(scale), value: Affine::scale(scale) },
         output: None,
     };
     let inputs = Inputs::new(&query, &values, &values);
@@ -89,13 +71,9 @@ fn small_floats_of_keys_and_values_are_scaled() {
     let codes = (0..TOKENS * DIM).map(|at| Float4E2M1::from_f32(plain(at / DIM, at % DIM)));
     let codes: Vec<u8> = codes.map(Float4E2M1::to_bits).collect();
     let bytes = pack_nibbles(&codes);
-    let values = stream
-        .upload_bytes(DType::Float4E2M1, &bytes, shape)
-        .unwrap();
+    let values = stream.upload_bytes(DType::Float4E2M1, &bytes, shape).unwrap();
     let exponent = |j: usize, group: usize| 125 + ((j + 3 * group) % 5) as u8;
-    let scales: Vec<_> = (0..TOKENS * 2)
-        .map(|at| Float8E8M0::from_bits(exponent(at / 2, at % 2)))
-        .collect();
+    let scales: Vec<_> = (0..TOKENS * 2).map(|at| Float8E8M0::from_bits(exponent(at / 2, at % 2))).collect();
     let scale = stream.upload(&scales, [1, 1, 1, TOKENS, 2]).unwrap();
     let inputs = Inputs::new(&query, &values, &values);
     let inputs = inputs.quantisation(split(AntiquantMode::PerTokenGroup, &scale));
@@ -117,9 +95,7 @@ fn groups_of_mxfp8_values_run_along_the_tokens_of_each_sequence() {
     const TOKENS: [usize; 2] = [70, 33];
     let stream = stream(Cann::V9_1);
     let all = TOKENS[0] + TOKENS[1];
-    let query = stream
-        .upload(&[Float8E4M3Fn::default(); 2 * DIM], [2, 1, DIM])
-        .unwrap();
+    let query = stream.upload(&[Float8E4M3Fn::default(); 2 * DIM], [2, 1, DIM]).unwrap();
     let plain = |j: usize, d: usize| Float8E4M3Fn::from_f32((j * 5 + d) as f32 % 11.0 - 3.0);
     let codes: Vec<_> = (0..all * DIM).map(|at| plain(at / DIM, at % DIM)).collect();
     let values = stream.upload(&codes, [all, 1, DIM]).unwrap();
@@ -128,9 +104,8 @@ fn groups_of_mxfp8_values_run_along_the_tokens_of_each_sequence() {
     let key_scale = stream.upload(&ones(all * 2), [all, 1, 1, 2]).unwrap();
     // Pairs of groups: two of the first sequence, one of the second.
     let exponent = |pair: usize, d: usize, slot: usize| 124 + ((pair * 2 + slot + d) % 6) as u8;
-    let scales: Vec<_> = (0..3 * DIM * 2)
-        .map(|at| Float8E8M0::from_bits(exponent(at / (2 * DIM), at / 2 % DIM, at % 2)))
-        .collect();
+    let scales: Vec<_> =
+        (0..3 * DIM * 2).map(|at| Float8E8M0::from_bits(exponent(at / (2 * DIM), at / 2 % DIM, at % 2))).collect();
     let value_scale = stream.upload(&scales, [3, 1, DIM, 2]).unwrap();
     let inputs = Inputs::new(&query, &values, &values).quantisation(Quantisation::MxFp8 {
         query_scale: &query_scale,
@@ -190,15 +165,9 @@ fn outputs_are_written_in_the_small_float_that_is_asked_for() {
         return;
     }
     let stream = stream(Cann::V9_1);
-    let x = stream
-        .upload(&[f16::from_f32(1.5); 4 * 16], [1, 1, 4, 16])
-        .unwrap();
-    let (scale, offset) = (
-        stream.upload(&[3f32], [1]).unwrap(),
-        stream.upload(&[-0.2f32], [1]).unwrap(),
-    );
-    let inputs =
-        Inputs::new(&x, &x, &x).quantisation(Quantisation::Output(Affine::new(&scale, &offset)));
+    let x = stream.upload(&[f16::from_f32(1.5); 4 * 16], [1, 1, 4, 16]).unwrap();
+    let (scale, offset) = (stream.upload(&[3f32], [1]).unwrap(), stream.upload(&[-0.2f32], [1]).unwrap());
+    let inputs = Inputs::new(&x, &x, &x).quantisation(Quantisation::Output(Affine::new(&scale, &offset)));
     let plan = |dtype| {
         let call = FusedInferAttention::new(Layout::Bnsd).scale(0.25);
         call.out_dtype(dtype).plan(inputs).unwrap()
@@ -226,18 +195,14 @@ fn a_query_of_int8_without_rotary_parts_is_named_for_lack_of_a_kernel() {
         deq_scale2: &one,
         output: None,
     });
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(0.25)
-        .out_dtype(DType::Bf16);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(0.25).out_dtype(DType::Bf16);
     match call.plan(inputs) {
         Err(Error::Violation(violation)) => {
             assert_eq!(violation.rule.id, "quant.per_tensor_kernel");
         }
         other => panic!("{other:?}"),
     }
-    call.allow_lint("quant.per_tensor_kernel")
-        .plan(inputs)
-        .unwrap();
+    call.allow_lint("quant.per_tensor_kernel").plan(inputs).unwrap();
 }
 
 #[test]

@@ -2,11 +2,7 @@
 //! and without waiting for anything else. Each handle meets the streams of its own device and runtime alone.
 
 #![cfg(feature = "emulation")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ascend_testing::harness;
 
@@ -79,11 +75,7 @@ fn freed(what: &Mutex<Vec<usize>>, at: *mut c_void) {
     lock(what).retain(|&known| known != at.addr());
 }
 
-unsafe extern "C" fn malloc(
-    at: *mut *mut c_void,
-    bytes: usize,
-    policy: aclrtMemMallocPolicy,
-) -> aclError {
+unsafe extern "C" fn malloc(at: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy) -> aclError {
     // SAFETY: handed on to the caller, as below.
     let status = unsafe { harness::functions().aclrtMalloc.unwrap()(at, bytes, policy) };
     made(&MEMORY, status, at)
@@ -142,10 +134,7 @@ unsafe extern "C" fn synchronize_event(event: aclrtEvent) -> aclError {
     unsafe { harness::functions().aclrtSynchronizeEvent.unwrap()(event) }
 }
 
-unsafe extern "C" fn query_event(
-    event: aclrtEvent,
-    status: *mut aclrtEventRecordedStatus,
-) -> aclError {
+unsafe extern "C" fn query_event(event: aclrtEvent, status: *mut aclrtEventRecordedStatus) -> aclError {
     if BROKEN.load(Ordering::SeqCst) {
         return 507_899;
     }
@@ -303,10 +292,7 @@ fn a_fault_that_a_reclaim_is_told_is_told_by_the_next_synchronisation() {
     drop(fault);
     alloc_by_reclaim(&device, &gate).unwrap();
     let error = stream.synchronize().unwrap_err();
-    assert!(
-        matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Acl { status, .. } if status.0 == 507_015), "{error}");
     stream.synchronize().unwrap();
     still_works(&stream);
 }
@@ -321,10 +307,7 @@ fn after_a_fault_memory_of_work_that_goes_on_is_not_freed() {
     let dropped = launch_and_drop(&stream);
     FAULT.set(true);
     let error = stream.synchronize().unwrap_err();
-    assert!(
-        matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Acl { status, .. } if status.0 == 507_015), "{error}");
     none_freed(&dropped);
     device.alloc::<u8>(64).unwrap();
     none_freed(&dropped);
@@ -379,15 +362,9 @@ fn what_cannot_be_waited_for_is_leaked_when_its_device_is_given_up() {
     keeper.memory_info().unwrap();
     // SAFETY: each was made by the watched functions, is alive, and is freed once; a stream waits for its work.
     unsafe {
-        take(&STREAMS)
-            .into_iter()
-            .for_each(|at| ok(api.aclrtDestroyStream.unwrap()(handle(at))));
-        take(&EVENTS)
-            .into_iter()
-            .for_each(|at| ok(api.aclrtDestroyEvent.unwrap()(handle(at))));
-        take(&MEMORY)
-            .into_iter()
-            .for_each(|at| ok(api.aclrtFree.unwrap()(handle(at))));
+        take(&STREAMS).into_iter().for_each(|at| ok(api.aclrtDestroyStream.unwrap()(handle(at))));
+        take(&EVENTS).into_iter().for_each(|at| ok(api.aclrtDestroyEvent.unwrap()(handle(at))));
+        take(&MEMORY).into_iter().for_each(|at| ok(api.aclrtFree.unwrap()(handle(at))));
     }
     still_works(&keeper.stream().unwrap());
 }
@@ -400,20 +377,14 @@ fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
     let _turn = turn();
     let device = watched().device(0).unwrap();
     let stream = device.stream().unwrap();
-    let (from, to) = (
-        stream.upload(&[7i32; 64], [64]).unwrap(),
-        stream.upload(&[0i32; 64], [64]).unwrap(),
-    );
+    let (from, to) = (stream.upload(&[7i32; 64], [64]).unwrap(), stream.upload(&[0i32; 64], [64]).unwrap());
     let (mut graph, ()) = Graph::capture(&device, (), |capture, ()| {
         let refused = device.synchronize().unwrap_err();
         assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
         thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let refused = device.synchronize().unwrap_err();
-                assert!(
-                    matches!(&refused, Error::Acl { status, .. } if status.0 == 107_027),
-                    "{refused}"
-                );
+                assert!(matches!(&refused, Error::Acl { status, .. } if status.0 == 107_027), "{refused}");
                 let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
                 gate.hold(&stream);
                 launch_and_drop(&stream);

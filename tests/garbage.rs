@@ -1,10 +1,6 @@
 //! Whatever is passed in, nothing panics: a call is refused with a name, or runs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ascend_testing::harness;
 
@@ -25,28 +21,13 @@ fn number() -> impl Strategy<Value = i64> {
 }
 
 fn layout() -> impl Strategy<Value = String> {
-    let known = [
-        "BSH",
-        "BSND",
-        "BNSD",
-        "BNSD_BSND",
-        "TND",
-        "NTD_TND",
-        "BSH_NBSD",
-        "bsh",
-        "",
-        "SH",
-        "BNSD\0",
-        "\u{fffd}",
-    ];
+    let known =
+        ["BSH", "BSND", "BNSD", "BNSD_BSND", "TND", "NTD_TND", "BSH_NBSD", "bsh", "", "SH", "BNSD\0", "\u{fffd}"];
     prop_oneof![9 => prop::sample::select(known.map(str::to_owned).to_vec()), 1 => ".{0,12}"]
 }
 
 fn shape() -> impl Strategy<Value = Vec<usize>> {
-    prop::collection::vec(
-        prop::sample::select(vec![0usize, 1, 1, 2, 2, 3, 4, 16, 32]),
-        0..6,
-    )
+    prop::collection::vec(prop::sample::select(vec![0usize, 1, 1, 2, 2, 3, 4, 16, 32]), 0..6)
 }
 
 fn dtype() -> impl Strategy<Value = DType> {
@@ -66,17 +47,10 @@ fn lengths() -> impl Strategy<Value = Option<Vec<i64>>> {
     prop::option::weighted(0.3, prop::collection::vec(number(), 0..4))
 }
 
-fn upload(
-    stream: &Stream,
-    (dtype, shape): &(DType, Vec<usize>),
-) -> Option<ascend_attention::AnyTensor> {
+fn upload(stream: &Stream, (dtype, shape): &(DType, Vec<usize>)) -> Option<ascend_attention::AnyTensor> {
     let elements: usize = shape.iter().product();
     let bytes = dtype.bytes_for(elements as u64)?;
-    Some(
-        stream
-            .upload_bytes(*dtype, &vec![0x31; bytes as usize], shape)
-            .unwrap(),
-    )
+    Some(stream.upload_bytes(*dtype, &vec![0x31; bytes as usize], shape).unwrap())
 }
 
 proptest! {

@@ -1,10 +1,6 @@
 //! Device memory comes back, and running out of it is a named error that leaves the device usable.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ascend_testing::harness;
 
@@ -30,9 +26,7 @@ fn what_is_dropped_with_work_queued_comes_back() {
     let stream = stream();
     let sample = Sample::new(6);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     let round = || {
         for _ in 0..50 {
             drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
@@ -53,9 +47,7 @@ fn memory_used_by_a_stream_that_is_gone_is_free() {
     let sample = Sample::new(9);
     let other = device.stream().unwrap();
     let [query, key, value] = sample.upload(&other);
-    let plan = Sample::attention(&device)
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(&device).plan((&query, &key, &value)).unwrap();
     let before = free(&device);
     for _ in 0..3 {
         let stream = device.stream().unwrap();
@@ -77,9 +69,7 @@ fn events_do_not_pile_up() {
     let stream = stream();
     let sample = Sample::new(8);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     for _ in 0..100 {
         for _ in 0..3 {
             drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
@@ -112,13 +102,7 @@ fn more_than_there_is_is_out_of_memory() {
     let device = stream.device();
     let total = device.memory_info().unwrap().total;
     let error = device.alloc::<u8>(total + (1 << 30)).unwrap_err();
-    let Error::OutOfMemory {
-        function,
-        status,
-        bytes,
-        ..
-    } = &error
-    else {
+    let Error::OutOfMemory { function, status, bytes, .. } = &error else {
         panic!("{error}");
     };
     assert_eq!((*function, *bytes), ("aclrtMalloc", total + (1 << 30)));
@@ -146,15 +130,12 @@ fn memory_of_dropped_buffers_is_waited_for_before_giving_up() {
     let stream = stream();
     let sample = Sample::new(7);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
 
     // One failure, and a buffer that a long queue of work still uses: the second try comes after that work.
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     for _ in 0..200 {
-        plan.launch_into(&stream, (&query, &key, &value), &mut output.clone())
-            .unwrap();
+        plan.launch_into(&stream, (&query, &key, &value), &mut output.clone()).unwrap();
     }
     let used = ascend_emu::live().device_bytes;
     drop(output);
@@ -168,29 +149,13 @@ fn memory_of_dropped_buffers_is_waited_for_before_giving_up() {
     let failure = ascend_emu::inject(ascend_emu::Site::Malloc, 1, 207_018);
     let error = stream.device().alloc::<u8>(64).unwrap_err();
     assert!(
-        matches!(
-            error,
-            Error::OutOfMemory {
-                status: ascend_attention::AclStatus(207_018),
-                bytes: 64,
-                ..
-            }
-        ),
+        matches!(error, Error::OutOfMemory { status: ascend_attention::AclStatus(207_018), bytes: 64, .. }),
         "{error}"
     );
     drop(failure);
     let failure = ascend_emu::inject(ascend_emu::Site::Malloc, 1, 207_001);
     let error = stream.device().host_buffer::<u8>(64).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::OutOfMemory {
-                function: "aclrtMallocHost",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::OutOfMemory { function: "aclrtMallocHost", .. }), "{error}");
     drop(failure);
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     sample.check(&output.attention.download(&stream).unwrap());

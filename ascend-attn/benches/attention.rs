@@ -11,11 +11,7 @@ mod measure;
 use ascend_attention::spec::DType;
 use std::process::ExitCode;
 
-const TYPES: [(&str, DType); 3] = [
-    ("f16", DType::Float16),
-    ("bf16", DType::Bf16),
-    ("f32", DType::Float),
-];
+const TYPES: [(&str, DType); 3] = [("f16", DType::Float16), ("bf16", DType::Bf16), ("f32", DType::Float)];
 
 fn main() -> ExitCode {
     match table() {
@@ -30,9 +26,7 @@ fn main() -> ExitCode {
 fn table() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
-        return cases::CASES[0]
-            .prepare(DType::Float16)?
-            .with(|ready| ready.run())?;
+        return cases::CASES[0].prepare(DType::Float16)?.with(|ready| ready.run())?;
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     println!(
@@ -45,9 +39,7 @@ fn table() -> Result<(), String> {
         let wanted = |case: &&cases::Case| filter.is_none_or(|text| case.name.contains(text));
         for case in cases::CASES.iter().filter(wanted) {
             for (name, held) in TYPES {
-                let of = case
-                    .prepare(held)?
-                    .with(|ready| bench.measure(case, held, ready))??;
+                let of = case.prepare(held)?.with(|ready| bench.measure(case, held, ready))??;
                 let roof = match of.memory_bound {
                     true => format!("{:.1} GB/s", of.read_bytes_per_second / 1e9),
                     false => format!("{:.0} GFLOP/s", of.peak_gflops),

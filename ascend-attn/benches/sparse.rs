@@ -43,18 +43,14 @@ fn main() -> ExitCode {
 fn run(pairs: usize) -> Result<()> {
     let stream = Runtime::emulated()?.device(0)?.stream()?;
     attention(&stream, pairs)?;
-    [1, 8, 128]
-        .iter()
-        .try_for_each(|rows| indexer(&stream, *rows, pairs))
+    [1, 8, 128].iter().try_for_each(|rows| indexer(&stream, *rows, pairs))
 }
 
 /// Numbers between -1 and 1, the same in every run.
 fn numbers(stream: &Stream, shape: &[usize]) -> Result<Tensor<f16>> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let numbers = (0..shape.iter().product()).map(|_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         f16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
     });
     stream.upload(&numbers.collect::<Vec<_>>(), shape)
@@ -87,23 +83,17 @@ fn attention(stream: &Stream, pairs: usize) -> Result<()> {
     let scale = 1.0 / 192f64.sqrt();
     let cached = |keys: usize| -> Result<[Tensor<f16>; 2]> {
         let blocks = SEQUENCES * keys / BLOCK;
-        Ok([
-            numbers(stream, &[blocks, BLOCK, 1, 512])?,
-            numbers(stream, &[blocks, BLOCK, 1, 64])?,
-        ])
+        Ok([numbers(stream, &[blocks, BLOCK, 1, 512])?, numbers(stream, &[blocks, BLOCK, 1, 64])?])
     };
     let rows = |keys: usize| -> Vec<Vec<usize>> {
         let blocks = keys / BLOCK;
-        (0..SEQUENCES)
-            .map(|of| (of * blocks..(of + 1) * blocks).collect())
-            .collect()
+        (0..SEQUENCES).map(|of| (of * blocks..(of + 1) * blocks).collect()).collect()
     };
     let query = numbers(stream, &[SEQUENCES, HEADS, 512])?;
     let query_rope = numbers(stream, &[SEQUENCES, HEADS, 64])?;
 
     // An odd step visits the keys of a power of two in an order without runs.
-    let chosen =
-        (0..SEQUENCES).flat_map(|of| (0..CHOSEN).map(move |at| (at * 8_117 + of * 31) % KEYS));
+    let chosen = (0..SEQUENCES).flat_map(|of| (0..CHOSEN).map(move |at| (at * 8_117 + of * 31) % KEYS));
     let chosen: Vec<i32> = chosen.map(|key| key as i32).collect();
     let indices = stream.upload(&chosen, [SEQUENCES, 1, CHOSEN])?;
     let [key, key_rope] = cached(KEYS)?;
@@ -113,15 +103,12 @@ fn attention(stream: &Stream, pairs: usize) -> Result<()> {
     let sparse_plan = SparseFlashAttention::new(scale).plan(&sequences, sparse)?;
 
     let [few, few_rope] = cached(CHOSEN)?;
-    let flat =
-        |tensor: &Tensor<f16>, dim: usize| tensor.reshape([SEQUENCES * CHOSEN / BLOCK, BLOCK, dim]);
+    let flat = |tensor: &Tensor<f16>, dim: usize| tensor.reshape([SEQUENCES * CHOSEN / BLOCK, BLOCK, dim]);
     let (few, few_rope) = (flat(&few, 512)?, flat(&few_rope, 64)?);
     let table = BlockTable::from_rows(stream, &rows(CHOSEN), BLOCK)?;
     let batched = |tensor: &Tensor<f16>, dim: usize| tensor.reshape([SEQUENCES, 1, HEADS, dim]);
     let (dense_query, dense_rope) = (batched(&query, 512)?, batched(&query_rope, 64)?);
-    let dense = Inputs::new(&dense_query, &few, &few)
-        .rope(&dense_rope, &few_rope)
-        .paged(&table);
+    let dense = Inputs::new(&dense_query, &few, &few).rope(&dense_rope, &few_rope).paged(&table);
     let dense_plan = FusedInferAttention::new(Layout::Bsnd)
         .heads(HEADS)
         .kv_heads(1)
@@ -137,11 +124,7 @@ fn attention(stream: &Stream, pairs: usize) -> Result<()> {
         ]);
     }
     // The first pair touches all memory.
-    report(
-        "attention",
-        ["ms of chosen keys", "ms of contiguous ones"],
-        &measured[1..],
-    );
+    report("attention", ["ms of chosen keys", "ms of contiguous ones"], &measured[1..]);
     Ok(())
 }
 
@@ -163,10 +146,6 @@ fn indexer(stream: &Stream, rows: usize, pairs: usize) -> Result<()> {
         });
         measured.push([operations / of_call / 1e9, rates.iter().sum::<f64>() / 1e9]);
     }
-    report(
-        &format!("indexer, {rows} rows"),
-        ["GFLOP/s", "of the machine"],
-        &measured[1..],
-    );
+    report(&format!("indexer, {rows} rows"), ["GFLOP/s", "of the machine"], &measured[1..]);
     Ok(())
 }

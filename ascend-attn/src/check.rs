@@ -112,9 +112,7 @@ impl Checked {
         match self.rule {
             Some(rule) if rule == recorded => {}
             Some(rule) => {
-                self.other_rule = Some(format!(
-                    "rejected by another rule than recorded ({rule}, recorded {recorded})"
-                ));
+                self.other_rule = Some(format!("rejected by another rule than recorded ({rule}, recorded {recorded})"));
             }
             None if lint() => self.stopped_by = Some(recorded.to_owned()),
             None => {
@@ -128,10 +126,7 @@ impl Checked {
         let Some(recorded) = recorded else { return };
         let refused = self.expected == Some(false) && !self.accepted;
         if refused && i64::from(self.status) != recorded {
-            self.other_rule = Some(format!(
-                "rejected with status {} instead of {recorded}",
-                self.status
-            ));
+            self.other_rule = Some(format!("rejected with status {} instead of {recorded}", self.status));
         }
     }
 
@@ -235,19 +230,13 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                         Ok(targets) => targets,
                         Err(error) => {
                             totals.all.unreadable += 1;
-                            return report::unreadable(
-                                location,
-                                &error.to_string(),
-                                arguments.json,
-                                output,
-                            );
+                            return report::unreadable(location, &error.to_string(), arguments.json, output);
                         }
                     };
                     let one = |target| {
                         let expected = (case.accepted_on(target), case.soc.is_some());
                         let call = (&case.arguments, None);
-                        let mut checked =
-                            check(case.id.clone(), expected, call, case.version, target);
+                        let mut checked = check(case.id.clone(), expected, call, case.version, target);
                         checked.compare_status(case.status_on(target.cann));
                         let says = says_precise || case.arguments.operator() != inference;
                         checked.taken_for = (!says).then_some(DEFAULT_PRECISE);
@@ -272,10 +261,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             }
             match all.first() {
                 Some(first) if asked.all && !arguments.json && !arguments.summary => {
-                    output.line(format_args!(
-                        "{location}{}",
-                        report::named(location, &first.id)
-                    ))?;
+                    output.line(format_args!("{location}{}", report::named(location, &first.id)))?;
                     matrix::print(&all, output)
                 }
                 _ => Ok(()),
@@ -292,14 +278,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 
 /// Prints the verdict on the calls of one file, as `check FILE` does.
 pub(super) fn verdict_on(file: &Path, output: &mut Output) -> Result<ExitCode, Stop> {
-    let arguments = Arguments {
-        files: vec![file.to_owned()],
-        cann: None,
-        soc: None,
-        json: false,
-        summary: false,
-        explain: None,
-    };
+    let arguments =
+        Arguments { files: vec![file.to_owned()], cann: None, soc: None, json: false, summary: false, explain: None };
     run(&arguments, output)
 }
 
@@ -328,10 +308,7 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
         if line.trim().is_empty() {
             continue;
         }
-        let location = CallLocation {
-            file,
-            line: Some(at + 1),
-        };
+        let location = CallLocation { file, line: Some(at + 1) };
         let case = ParameterCase::from_json(line).map_err(|error| error.to_string());
         let object: Option<Value> = serde_json::from_str(line).ok();
         let says = object.is_some_and(|line| !line["attrs"]["inner_precise"].is_null());
@@ -417,10 +394,7 @@ fn check(
                 checked.expected = None;
             }
             if let AnyArguments::FusedInferAttentionScore(call_arguments) = arguments {
-                checked.taken_by =
-                    call_arguments
-                        .call()
-                        .taken_by(attention_version(version), target, &[]);
+                checked.taken_by = call_arguments.call().taken_by(attention_version(version), target, &[]);
             }
             checked.message = Some(match checked.taken_by {
                 Some(other) => format!("{violation}; {other} takes the call"),
@@ -438,6 +412,5 @@ fn check(
 /// The version of FusedInferAttentionScore with this number.
 fn attention_version(number: u8) -> Version {
     let mut all = Version::ALL.into_iter();
-    all.find(|version| version.number() == number)
-        .unwrap_or(Version::V1)
+    all.find(|version| version.number() == number).unwrap_or(Version::V1)
 }

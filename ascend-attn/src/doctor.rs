@@ -49,9 +49,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             output.line(line)?;
         }
     }
-    let lacks = arguments
-        .require
-        .and_then(|required| findings.lacks(required));
+    let lacks = arguments.require.and_then(|required| findings.lacks(required));
     if let Some(lacks) = &lacks {
         output::complain(lacks);
     }
@@ -112,11 +110,7 @@ impl Usable {
 
     fn operator(&self) -> String {
         let names: Vec<String> = self.operator.iter().map(Version::to_string).collect();
-        if names.is_empty() {
-            "none".to_owned()
-        } else {
-            names.join(" ")
-        }
+        if names.is_empty() { "none".to_owned() } else { names.join(" ") }
     }
 
     fn text(&self, lines: &mut Vec<String>) {
@@ -125,10 +119,7 @@ impl Usable {
         lines.push(format!("  devices     {}", shown(&self.devices)));
         lines.push(format!("  chip        {}", shown(&self.soc)));
         lines.push(format!("  contract    {}", self.contract));
-        lines.push(format!(
-            "  aclnnFusedInferAttentionScore versions {}",
-            self.operator()
-        ));
+        lines.push(format!("  aclnnFusedInferAttentionScore versions {}", self.operator()));
     }
 
     fn json(&self) -> Value {
@@ -180,9 +171,7 @@ impl Findings {
         let why = match platform {
             Err(error) => brief(error),
             Ok(found) if !found.has_device() => "there is no usable device".to_owned(),
-            Ok(found) if found.operator.is_empty() => {
-                "the operator has no version there".to_owned()
-            }
+            Ok(found) if found.operator.is_empty() => "the operator has no version there".to_owned(),
             Ok(_) => return None,
         };
         Some(format!("--require {name}: {why}"))
@@ -199,13 +188,9 @@ impl Findings {
             _ => {}
         }
         match &self.npu {
-            Ok(npu) if npu.has_device() => {
-                "CANN's libraries are loaded and see a device".to_owned()
-            }
+            Ok(npu) if npu.has_device() => "CANN's libraries are loaded and see a device".to_owned(),
             Ok(_) => "CANN's libraries are loaded, but there is no usable device".to_owned(),
-            Err(Error::Load(error)) if error.is_absent() => {
-                "CANN's libraries are not installed".to_owned()
-            }
+            Err(Error::Load(error)) if error.is_absent() => "CANN's libraries are not installed".to_owned(),
             Err(Error::Load(_)) => "CANN's libraries are there, but cannot be loaded".to_owned(),
             Err(error) => format!("CANN cannot be used: {error}"),
         }
@@ -214,14 +199,11 @@ impl Findings {
     /// What to do for calls to run on an NPU.
     fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
-        let installed = self
-            .toolkits
-            .iter()
-            .find(|folder| folder.exists && folder.path.join("lib64").is_dir());
+        let installed = self.toolkits.iter().find(|folder| folder.exists && folder.path.join("lib64").is_dir());
         match (&self.npu, installed) {
-            (Ok(npu), _) if npu.has_device() && npu.operator.is_empty() => advice.push(
-                "install a CANN release with aclnnFusedInferAttentionScore (8.1 or newer)".to_owned(),
-            ),
+            (Ok(npu), _) if npu.has_device() && npu.operator.is_empty() => {
+                advice.push("install a CANN release with aclnnFusedInferAttentionScore (8.1 or newer)".to_owned())
+            }
             (Ok(npu), _) if npu.has_device() => {}
             (Ok(_), _) => advice.push(
                 "install the driver and firmware of the NPU; in a container, pass its /dev/davinci* \
@@ -229,18 +211,16 @@ impl Findings {
                  ASCEND_RT_VISIBLE_DEVICES name no other devices"
                     .to_owned(),
             ),
-            (Err(Error::Load(error)), Some(folder)) if error.is_absent() => advice.push(format!(
-                "source the set_env.sh of {0}, or set ASCEND_HOME_PATH={0}",
-                folder.path.display()
-            )),
+            (Err(Error::Load(error)), Some(folder)) if error.is_absent() => {
+                advice.push(format!("source the set_env.sh of {0}, or set ASCEND_HOME_PATH={0}", folder.path.display()))
+            }
             (Err(Error::Load(error)), _) if error.is_absent() => advice.push(
                 "to use an NPU, install the CANN toolkit and source its set_env.sh, or set \
                  ASCEND_HOME_PATH to its folder"
                     .to_owned(),
             ),
             (Err(Error::Load(error)), _) if error.lacks_driver() => advice.push(
-                "install the driver of the NPU, or add the folder of its libraries to LD_LIBRARY_PATH"
-                    .to_owned(),
+                "install the driver of the NPU, or add the folder of its libraries to LD_LIBRARY_PATH".to_owned(),
             ),
             (Err(_), _) => advice.push(
                 "source the set_env.sh of one complete CANN installation, so that all libraries are of \
@@ -251,36 +231,22 @@ impl Findings {
         if self.auto.is_err() {
             advice.push(match &self.emulation {
                 Ok(_) => "set ASCEND_PLATFORM=emulated to run on the CPU meanwhile".to_owned(),
-                Err(Error::NoEmulation) => {
-                    "build with the feature `emulation` to run on the CPU meanwhile".to_owned()
-                }
-                Err(error) => format!(
-                    "mend what keeps the emulation from starting: {}",
-                    brief(error)
-                ),
+                Err(Error::NoEmulation) => "build with the feature `emulation` to run on the CPU meanwhile".to_owned(),
+                Err(error) => format!("mend what keeps the emulation from starting: {}", brief(error)),
             });
         }
         for unknown in self.unknown.iter().filter(|unknown| unknown.is_misspelt()) {
             advice.push(match unknown.meant {
-                Some(meant) => format!(
-                    "set {meant} in the place of {}",
-                    unknown.name.escape_debug()
-                ),
-                None => format!(
-                    "unset {}, or spell it as {VARIABLES_PAGE} does",
-                    unknown.name.escape_debug()
-                ),
+                Some(meant) => format!("set {meant} in the place of {}", unknown.name.escape_debug()),
+                None => format!("unset {}, or spell it as {VARIABLES_PAGE} does", unknown.name.escape_debug()),
             });
         }
         advice
     }
 
     fn text(&self) -> Vec<String> {
-        let mut lines = vec![
-            format!("ascend-attn {}", env!("CARGO_PKG_VERSION")),
-            String::new(),
-            "environment".to_owned(),
-        ];
+        let mut lines =
+            vec![format!("ascend-attn {}", env!("CARGO_PKG_VERSION")), String::new(), "environment".to_owned()];
         for (name, value) in &self.variables {
             let value = value.as_deref().unwrap_or("not set");
             lines.push(format!("  {name} {value}"));
@@ -321,11 +287,7 @@ impl Findings {
             Err(error) => format!("error: {}", brief(error)),
         };
         lines.push(format!("platform auto: {auto} ({})", self.reason()));
-        lines.extend(
-            self.advice()
-                .iter()
-                .map(|advice| format!("to do: {advice}")),
-        );
+        lines.extend(self.advice().iter().map(|advice| format!("to do: {advice}")));
         lines
     }
 
@@ -334,13 +296,9 @@ impl Findings {
             Ok(platform) => platform.json(),
             Err(error) => json!({ "error": brief(error) }),
         };
-        let variables: serde_json::Map<String, Value> = self
-            .variables
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), json!(value)))
-            .collect();
-        let unknown =
-            |variable: &UnknownVariable| json!({ "name": variable.name, "meant": variable.meant });
+        let variables: serde_json::Map<String, Value> =
+            self.variables.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        let unknown = |variable: &UnknownVariable| json!({ "name": variable.name, "meant": variable.meant });
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "environment": variables,

@@ -21,10 +21,7 @@ pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
         Some(value.to_string_lossy().into_owned())
     };
     let all = VARIABLES.iter().filter_map(|variable| {
-        let always = matches!(
-            variable.reader,
-            VariableReader::Library | VariableReader::Doctor
-        );
+        let always = matches!(variable.reader, VariableReader::Library | VariableReader::Doctor);
         let value = value(variable.name);
         (always || value.is_some()).then_some((variable.name, value))
     });
@@ -42,18 +39,9 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    fn new(
-        path: PathBuf,
-        source: &'static str,
-        version: impl FnOnce(&Path) -> Option<(String, PathBuf)>,
-    ) -> Self {
+    fn new(path: PathBuf, source: &'static str, version: impl FnOnce(&Path) -> Option<(String, PathBuf)>) -> Self {
         let version = version(&path);
-        Self {
-            exists: path.is_dir(),
-            path,
-            source,
-            version,
-        }
+        Self { exists: path.is_dir(), path, source, version }
     }
 }
 
@@ -66,16 +54,10 @@ pub(super) fn toolkits() -> Vec<Folder> {
         }
     }
     let home = env::var_os("HOME").map(|home| Path::new(&home).join("Ascend"));
-    for root in [Some(PathBuf::from("/usr/local/Ascend")), home]
-        .into_iter()
-        .flatten()
-    {
+    for root in [Some(PathBuf::from("/usr/local/Ascend")), home].into_iter().flatten() {
         places.extend(TOOLKITS.map(|folder| (root.join(folder), "usual place")));
     }
-    places
-        .into_iter()
-        .map(|(path, source)| Folder::new(path, source, toolkit_version))
-        .collect()
+    places.into_iter().map(|(path, source)| Folder::new(path, source, toolkit_version)).collect()
 }
 
 /// The folder of the driver.

@@ -33,10 +33,7 @@ impl DeviceReport {
             ("soc", json!(self.soc)),
             ("cann", json!(self.cann.map(Cann::name))),
         ];
-        fields
-            .map(|(name, value)| (name.to_owned(), value))
-            .into_iter()
-            .collect()
+        fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }
 
     /// A command's last JSON object: sums, and the platform that computed them.

@@ -76,11 +76,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// Replays one file; any error is a failure of this file, and the next one is tried all the same.
 fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
     let begin = Instant::now();
-    let mut report = Report {
-        file: file.to_owned(),
-        stem: stem(file),
-        ..Report::default()
-    };
+    let mut report = Report { file: file.to_owned(), stem: stem(file), ..Report::default() };
     if has_extension(file, CALLS) {
         report.failure = Some(
             "calls without data cannot be run: `ascend-attn check` says what the operator makes of them".to_owned(),
@@ -100,9 +96,7 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
                         (out, &outcome.verdict)
                         && !outcome.outputs.is_empty()
                     {
-                        let written = case
-                            .with_outputs(&outcome)
-                            .and_then(|computed| computed.write(out.path(file)));
+                        let written = case.with_outputs(&outcome).and_then(|computed| computed.write(out.path(file)));
                         report.failure = written.err().map(|error| error.to_string());
                     }
                     report.outcome = Some(outcome);
@@ -152,11 +146,7 @@ pub(super) fn collect(arguments: &[PathBuf], extensions: &[&str]) -> Result<Vec<
                 "{}: no *.{} file in this folder{}",
                 path.display(),
                 extensions.join(" or *."),
-                if calls {
-                    "; `ascend-attn check` reads its *.jsonl files"
-                } else {
-                    ""
-                }
+                if calls { "; `ascend-attn check` reads its *.jsonl files" } else { "" }
             )));
         }
         found.sort();
@@ -171,12 +161,7 @@ struct Written(PathBuf);
 impl Written {
     /// Makes the folder, and checks that no file in it is an input or is written twice.
     fn into(folder: &Path, files: &[PathBuf]) -> Result<Self, Stop> {
-        let trouble = |error| {
-            Stop::Trouble(format!(
-                "--out {}: {error}; name a folder",
-                folder.display()
-            ))
-        };
+        let trouble = |error| Stop::Trouble(format!("--out {}: {error}; name a folder", folder.display()));
         fs::create_dir_all(folder).map_err(trouble)?;
         let folder = folder.canonicalize().map_err(trouble)?;
         let mut names = BTreeMap::new();

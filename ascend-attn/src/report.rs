@@ -48,10 +48,7 @@ impl Report {
 
     /// Why the case failed, is not supported, or was not run.
     fn reason(&self) -> Option<String> {
-        match (
-            self.failure.as_ref().or(self.skipped.as_ref()),
-            self.outcome.as_ref().map(|outcome| &outcome.verdict),
-        ) {
+        match (self.failure.as_ref().or(self.skipped.as_ref()), self.outcome.as_ref().map(|outcome| &outcome.verdict)) {
             (Some(failure), _) => Some(failure.clone()),
             (None, Some(Verdict::Failed { reason })) => Some(reason.clone()),
             (None, Some(Verdict::Unsupported(unsupported))) => Some(unsupported.given.clone()),
@@ -60,9 +57,7 @@ impl Report {
     }
 
     fn comparisons(&self) -> &[Comparison] {
-        self.outcome
-            .as_ref()
-            .map_or(&[], |outcome| &outcome.comparisons)
+        self.outcome.as_ref().map_or(&[], |outcome| &outcome.comparisons)
     }
 
     /// One line; names are padded to `width`.
@@ -77,12 +72,8 @@ impl Report {
             Word::Computed => format!("computed  {}", self.shapes()),
         };
         line += &format!("  ({milliseconds:.1} ms)");
-        let lints: Vec<&str> = self
-            .outcome
-            .iter()
-            .flat_map(|outcome| &outcome.lints)
-            .map(|lint| lint.rule.id)
-            .collect();
+        let lints: Vec<&str> =
+            self.outcome.iter().flat_map(|outcome| &outcome.lints).map(|lint| lint.rule.id).collect();
         if !lints.is_empty() {
             line += &format!("  lints: {}", lints.join(", "));
         }
@@ -105,13 +96,7 @@ impl Report {
             }
         }
         match (errors.is_empty(), &self.outcome) {
-            (
-                true,
-                Some(Outcome {
-                    refusal: Some(refusal),
-                    ..
-                }),
-            ) => {
+            (true, Some(Outcome { refusal: Some(refusal), .. })) => {
                 format!("refused as expected: {refusal}")
             }
             _ => errors.join(", "),
@@ -120,9 +105,7 @@ impl Report {
 
     fn shapes(&self) -> String {
         let outputs = self.outcome.iter().flat_map(|outcome| &outcome.outputs);
-        let shapes: Vec<String> = outputs
-            .map(|(name, tensor)| format!("{name} {tensor:?}"))
-            .collect();
+        let shapes: Vec<String> = outputs.map(|(name, tensor)| format!("{name} {tensor:?}")).collect();
         shapes.join(", ")
     }
 
@@ -221,11 +204,8 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed", self.passed, self.failed)?;
-        for (count, word) in [
-            (self.unsupported, "unsupported"),
-            (self.skipped, "skipped"),
-            (self.computed, "computed"),
-        ] {
+        for (count, word) in [(self.unsupported, "unsupported"), (self.skipped, "skipped"), (self.computed, "computed")]
+        {
             if count > 0 {
                 write!(f, ", {count} {word}")?;
             }

@@ -41,9 +41,7 @@ pub(super) fn print(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
             )
         }
         Level::Library => "this library refuses it before any operator is called".to_owned(),
-        Level::Unsupported => {
-            "the operator may take the call; this library neither checks nor computes it".to_owned()
-        }
+        Level::Unsupported => "the operator may take the call; this library neither checks nor computes it".to_owned(),
     };
     output.line(format_args!("{id}"))?;
     output.line(format_args!("  must hold: {}", rule.holds))?;
@@ -68,31 +66,19 @@ fn unknown(id: &str) -> String {
     if near.is_empty() {
         return format!("{id:?}: no rule or lint of this name; docs/src/rules.md lists them");
     }
-    format!(
-        "{id:?}: no rule or lint of this name; near it: {}",
-        near.join(", ")
-    )
+    format!("{id:?}: no rule or lint of this name; near it: {}", near.join(", "))
 }
 
 /// The names most similar to `id`: those that contain it, then those spelt similarly.
 fn near(id: &str) -> Vec<&'static str> {
     let id = id.to_lowercase();
     let likeness = |name: &str| {
-        if !id.is_empty() && name.contains(&id) {
-            1.0
-        } else {
-            strsim::jaro_winkler(&id, name)
-        }
+        if !id.is_empty() && name.contains(&id) { 1.0 } else { strsim::jaro_winkler(&id, name) }
     };
-    let mut near: Vec<_> = every_rule()
-        .map(|rule| (likeness(rule.id), rule.id))
-        .filter(|&(likeness, _)| likeness >= ALIKE)
-        .collect();
+    let mut near: Vec<_> =
+        every_rule().map(|rule| (likeness(rule.id), rule.id)).filter(|&(likeness, _)| likeness >= ALIKE).collect();
     near.sort_by(|one, other| other.0.total_cmp(&one.0));
-    near.into_iter()
-        .take(SUGGESTIONS)
-        .map(|(_, name)| name)
-        .collect()
+    near.into_iter().take(SUGGESTIONS).map(|(_, name)| name).collect()
 }
 
 #[cfg(test)]
@@ -101,14 +87,8 @@ mod tests {
 
     #[test]
     fn misspelt_and_partial_names_are_recognised() {
-        assert_eq!(
-            near("atten_mask.requird").first(),
-            Some(&"atten_mask.required")
-        );
-        assert_eq!(
-            near("Block_Table.Shape").first(),
-            Some(&"block_table.shape")
-        );
+        assert_eq!(near("atten_mask.requird").first(), Some(&"atten_mask.required"));
+        assert_eq!(near("Block_Table.Shape").first(), Some(&"block_table.shape"));
         assert!(near("strided").contains(&"tensor.strided"));
         assert!(near("").is_empty());
         assert!(near("qqqqqqqq").is_empty());

@@ -14,12 +14,7 @@ pub(super) struct Targets {
 }
 
 /// The products that have one of the contract's operators.
-const PRODUCTS: [Soc; 4] = [
-    Soc::AtlasA2,
-    Soc::AtlasA3,
-    Soc::Ascend950,
-    Soc::AtlasInference,
-];
+const PRODUCTS: [Soc; 4] = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950, Soc::AtlasInference];
 
 /// Writes a remark on the release whose contract stands in for one that has none of its own.
 fn remark_of_stand_in(name: &str, cann: Cann) {
@@ -61,11 +56,7 @@ impl Targets {
             let chosen = Target::new(*soc, *cann).released();
             chosen.map_err(|error| Stop::Trouble(format!("--soc and --cann: {error}")))?;
         }
-        Ok(Targets {
-            socs,
-            canns,
-            all: [soc, cann].contains(&Some("all")),
-        })
+        Ok(Targets { socs, canns, all: [soc, cann].contains(&Some("all")) })
     }
 
     /// The targets of a call whose file or line names a product, or releases; `otherwise` is the release if none is
@@ -103,16 +94,10 @@ impl Targets {
     }
 
     /// The targets of a case file that names this chip and this release.
-    pub(super) fn of_case(
-        &self,
-        soc_name: Option<&str>,
-        cann: Option<Cann>,
-    ) -> Result<Vec<Target>, Error> {
+    pub(super) fn of_case(&self, soc_name: Option<&str>, cann: Option<Cann>) -> Result<Vec<Target>, Error> {
         let soc = match soc_name {
             None => None,
-            Some(name) => Some(Soc::from_name(name).ok_or_else(|| Error::UnknownProduct {
-                name: name.to_owned(),
-            })?),
+            Some(name) => Some(Soc::from_name(name).ok_or_else(|| Error::UnknownProduct { name: name.to_owned() })?),
         };
         self.of_call(soc, cann.into_iter(), Machine::DEFAULT_CANN)
     }

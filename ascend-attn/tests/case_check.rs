@@ -12,11 +12,7 @@ use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn check(arguments: &[&str]) -> (i32, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_ascend-attn"))
         .current_dir(ROOT)
         .arg("check")
         .args(arguments)
@@ -49,10 +45,7 @@ fn recorded_verdicts_and_case_files_agree() {
 fn json_has_an_object_for_each_call_and_the_counts() {
     let (code, text) = check(&["--json", &sample()]);
     assert_eq!(code, 0, "{text}");
-    let objects: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (counts, calls) = objects.split_last().unwrap();
     assert_eq!(counts["summary"]["passed"], calls.len());
     for (at, call) in calls.iter().enumerate() {
@@ -69,21 +62,11 @@ fn a_wrong_expectation_fails_and_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("wrong.jsonl");
     let line = std::fs::read_to_string(sample()).unwrap();
-    let line = line
-        .lines()
-        .find(|line| line.contains(r#""expect":"accept""#))
-        .unwrap();
-    std::fs::write(
-        &file,
-        line.replace(r#""expect":"accept""#, r#""expect":"reject""#),
-    )
-    .unwrap();
+    let line = line.lines().find(|line| line.contains(r#""expect":"accept""#)).unwrap();
+    std::fs::write(&file, line.replace(r#""expect":"accept""#, r#""expect":"reject""#)).unwrap();
     let (code, text) = check(&[file.to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
-    assert!(
-        text.contains("NOT AS EXPECTED") && text.ends_with("0 passed, 1 failed\n"),
-        "{text}"
-    );
+    assert!(text.contains("NOT AS EXPECTED") && text.ends_with("0 passed, 1 failed\n"), "{text}");
 }
 
 #[test]
@@ -93,16 +76,9 @@ fn what_cannot_be_read_is_named_and_counted_and_the_rest_is_checked() {
     let good = std::fs::read_to_string(sample()).unwrap();
     let good = good.lines().next().unwrap();
     std::fs::write(path("a.safetensors"), b"not a case").unwrap();
-    std::fs::copy(
-        Path::new(ROOT).join("tests/vectors/numeric/059_head_dim_16.safetensors"),
-        path("b.safetensors"),
-    )
-    .unwrap();
-    std::fs::write(
-        path("c.jsonl"),
-        format!("{good}\n\n{{\"id\": 3}}\n{good}\n"),
-    )
-    .unwrap();
+    std::fs::copy(Path::new(ROOT).join("tests/vectors/numeric/059_head_dim_16.safetensors"), path("b.safetensors"))
+        .unwrap();
+    std::fs::write(path("c.jsonl"), format!("{good}\n\n{{\"id\": 3}}\n{good}\n")).unwrap();
     std::fs::write(path("d.jsonl"), [0xff, 0xfe]).unwrap();
     std::fs::write(path("e.txt"), "no case at all").unwrap();
 
@@ -127,25 +103,11 @@ fn what_cannot_be_read_is_named_and_counted_and_the_rest_is_checked() {
 
     let (code, text) = check(&["--json", folder]);
     assert_eq!(code, 1, "{text}");
-    let objects: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let verdicts: Vec<&str> = objects[..6]
-        .iter()
-        .map(|object| object["verdict"].as_str().unwrap())
-        .collect();
+    let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let verdicts: Vec<&str> = objects[..6].iter().map(|object| object["verdict"].as_str().unwrap()).collect();
     assert_eq!((verdicts[0], verdicts[3]), ("unreadable", "unreadable"));
-    assert!(
-        objects[0]["file"]
-            .as_str()
-            .unwrap()
-            .ends_with("a.safetensors")
-    );
-    assert_eq!(
-        (&objects[3]["line"], &objects[1]["line"]),
-        (&3.into(), &serde_json::Value::Null)
-    );
+    assert!(objects[0]["file"].as_str().unwrap().ends_with("a.safetensors"));
+    assert_eq!((&objects[3]["line"], &objects[1]["line"]), (&3.into(), &serde_json::Value::Null));
     assert_eq!(objects[6]["summary"]["unreadable"], 3);
 
     // An argument that names no file is a wrong command line, as for `run`.
@@ -167,22 +129,14 @@ fn flags_that_would_be_ignored_are_refused() {
     }
     let (code, text) = check(&["--soc", "Ascend1", &sample()]);
     assert_eq!(code, 2, "{text}");
-    assert!(
-        text.contains("--soc Ascend1: ") && text.contains("Ascend910B1"),
-        "{text}"
-    );
+    assert!(text.contains("--soc Ascend1: ") && text.contains("Ascend910B1"), "{text}");
 }
 
 #[test]
 fn a_rule_is_explained_and_an_unknown_one_is_not() {
     let (code, text) = check(&["--explain", "atten_mask.required"]);
     assert_eq!(code, 0, "{text}");
-    for says in [
-        "sparse modes 1 to 4",
-        "561002",
-        "check E4.1",
-        "fix:       pass the mask",
-    ] {
+    for says in ["sparse modes 1 to 4", "561002", "check E4.1", "fix:       pass the mask"] {
         assert!(text.contains(says), "{says}: {text}");
     }
     let (code, text) = check(&["--explain", "no.such_rule"]);
@@ -208,32 +162,14 @@ fn every_rule_is_explained_with_its_text_source_and_fix() {
 fn a_summary_counts_by_area_and_adds_up() {
     let (code, text) = check(&["--summary", "--json", &sample()]);
     assert_eq!(code, 0, "{text}");
-    let objects: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (counts, areas) = objects.split_last().unwrap();
-    for field in [
-        "accepted_right",
-        "accepted_wrong",
-        "rejected_right",
-        "rejected_wrong",
-    ] {
+    for field in ["accepted_right", "accepted_wrong", "rejected_right", "rejected_wrong"] {
         let sum: u64 = areas.iter().map(|area| area[field].as_u64().unwrap()).sum();
         assert_eq!(counts["summary"][field], sum, "{field}");
     }
-    let names: Vec<&str> = areas
-        .iter()
-        .map(|area| area["area"].as_str().unwrap())
-        .collect();
-    for name in [
-        "mla",
-        "antiquantised",
-        "prefix",
-        "packed",
-        "decode",
-        "prefill",
-    ] {
+    let names: Vec<&str> = areas.iter().map(|area| area["area"].as_str().unwrap()).collect();
+    for name in ["mla", "antiquantised", "prefix", "packed", "decode", "prefill"] {
         assert!(names.contains(&name), "{name}: {names:?}");
     }
     let (code, text) = check(&["--summary", &sample()]);
@@ -244,21 +180,14 @@ fn a_summary_counts_by_area_and_adds_up() {
 
 #[test]
 fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
-    let targets = Path::new(ROOT)
-        .join("ascend-spec/tests/params/targets.jsonl")
-        .to_str()
-        .unwrap()
-        .to_owned();
+    let targets = Path::new(ROOT).join("ascend-spec/tests/params/targets.jsonl").to_str().unwrap().to_owned();
     // Each line is judged for the releases and the product that it names.
     let (code, text) = check(&[&targets]);
     assert_eq!(code, 0, "{text}");
     let (code, text) = check(&["--json", "--cann", "9.0", "--soc", "Ascend910B1", &targets]);
     assert_eq!(code, 0, "{text}");
     let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-    assert_eq!(
-        (&first["cann"], &first["soc"]),
-        (&"9.0".into(), &"Atlas A2".into())
-    );
+    assert_eq!((&first["cann"], &first["soc"]), (&"9.0".into(), &"Atlas A2".into()));
     assert!(first["status"].is_i64(), "{first}");
 
     // What an older release refuses and a newer one takes, says so.
@@ -280,8 +209,7 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     let (code, text) = check(&["--cann", "all", "--soc", "all", case]);
     assert_eq!(code, 0, "{text}");
     let lines: Vec<&str> = text.lines().collect();
-    let words =
-        |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
+    let words = |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
     assert_eq!(words(lines[1]), ["8.1", "8.5", "9.0", "9.1", "9.2"]);
     assert_eq!(words(lines[2])[..3], ["Atlas", "A2", "accept"]);
     assert_eq!(words(lines[4])[..4], ["Ascend", "950", "-", "-"]);
@@ -301,12 +229,7 @@ fn a_release_and_a_chip_are_asked_by_name_and_all_of_them_make_a_table() {
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("(310P) accept"), "{text}");
 
-    for wrong in [
-        ["--cann", "7.0"],
-        ["--cann", "9.1junk"],
-        ["--soc", "Kunpeng920"],
-        ["--soc", "Ascend9500000"],
-    ] {
+    for wrong in [["--cann", "7.0"], ["--cann", "9.1junk"], ["--soc", "Kunpeng920"], ["--soc", "Ascend9500000"]] {
         let (code, text) = check(&[wrong[0], wrong[1], case]);
         assert_eq!(code, 2, "{text}");
         assert!(text.contains("allowed: "), "{text}");
@@ -325,10 +248,7 @@ fn a_release_that_does_not_know_the_chip_judges_nothing() {
     let (_, text) = check(&["--json", "--soc", "Ascend950PR_9599", case]);
     let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     assert_eq!(first["soc"], "Ascend 950");
-    assert!(
-        ["9.0", "9.1"].contains(&first["cann"].as_str().unwrap()),
-        "{first}"
-    );
+    assert!(["9.0", "9.1"].contains(&first["cann"].as_str().unwrap()), "{first}");
 
     let folder = tempfile::tempdir().unwrap();
     let line = std::fs::read_to_string(sample()).unwrap();
@@ -353,10 +273,7 @@ fn a_case_without_a_release_is_judged_for_the_one_that_it_would_run_on() {
     assert_eq!(code, 0, "{text}");
     let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     let default = ascend_attention::Machine::DEFAULT_CANN.name();
-    assert_eq!(
-        (&first["cann"], &first["agrees"]),
-        (&default.into(), &true.into())
-    );
+    assert_eq!((&first["cann"], &first["agrees"]), (&default.into(), &true.into()));
 }
 
 #[test]
@@ -375,10 +292,7 @@ fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
     let file = folder.path().join("beyond.safetensors");
     case.write(&file).unwrap();
     let (_, text) = check(&[file.to_str().unwrap()]);
-    assert!(
-        text.contains("accept") && text.contains("lints: block_table.range"),
-        "{text}"
-    );
+    assert!(text.contains("accept") && text.contains("lints: block_table.range"), "{text}");
     let (_, text) = check(&["--json", file.to_str().unwrap()]);
     assert!(text.contains("1048576"), "{text}");
 }
@@ -387,10 +301,7 @@ fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
 fn a_case_is_judged_for_the_target_that_it_names() {
     let (code, text) = check(&["tests/vectors/targets"]);
     assert_eq!(code, 0, "{text}");
-    assert!(
-        text.lines().last().unwrap().ends_with(" passed, 0 failed"),
-        "{text}"
-    );
+    assert!(text.lines().last().unwrap().ends_with(" passed, 0 failed"), "{text}");
 }
 
 #[test]
@@ -410,21 +321,13 @@ fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
     lint.arguments.pre_tokens = 5;
     lint.expect_rule = Some("tokens.without_mask".to_owned());
     let (code, text) = judged(&lint);
-    assert!(
-        code == 0 && text.contains("as expected; stopped by the lint tokens.without_mask"),
-        "{text}"
-    );
+    assert!(code == 0 && text.contains("as expected; stopped by the lint tokens.without_mask"), "{text}");
     lint.arguments.pre_tokens = i64::from(i32::MAX);
     let (code, text) = judged(&lint);
-    assert!(
-        code == 1 && text.contains("NOT AS EXPECTED; the lint tokens.without_mask"),
-        "{text}"
-    );
+    assert!(code == 1 && text.contains("NOT AS EXPECTED; the lint tokens.without_mask"), "{text}");
 
     case.arguments.num_heads = 3;
-    case.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    case.expect = Expect::Reject { status: Some(561_002) };
     let (code, text) = judged(&case);
     assert_eq!(code, 0, "{text}");
     case.expect_rule = Some("head_dim.equal".to_owned());
@@ -447,10 +350,7 @@ fn calls_of_other_operators_are_judged_with_their_status() {
     for file in [Some(own), more].into_iter().flatten() {
         let (code, text) = check(&["--summary", "--json", file.to_str().unwrap()]);
         assert_eq!(code, 0, "{text}");
-        let objects: Vec<serde_json::Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         for area in ["flash_attention_score", "flash_attention_varlen_score"] {
             let counts = objects.iter().find(|object| object["area"] == area);
             let counts = counts.unwrap();
@@ -461,9 +361,10 @@ fn calls_of_other_operators_are_judged_with_their_status() {
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("status.jsonl");
-    let line = r#"{"id": "nothing", "op": "prompt_flash_attention", "op_version": 3, "inputs": {}, "attrs": {}, "outputs": {},
+    let line =
+        r#"{"id": "nothing", "op": "prompt_flash_attention", "op_version": 3, "inputs": {}, "attrs": {}, "outputs": {},
         "expect": "reject", "status": 161001}"#
-        .replace('\n', " ");
+            .replace('\n', " ");
     std::fs::write(&file, &line).unwrap();
     let name = file.to_str().unwrap();
     let (code, text) = check(&[name]);
@@ -482,9 +383,7 @@ fn calls_of_other_operators_are_judged_with_their_status() {
 fn case_files_of_every_operator_are_judged() {
     let (code, text) = check(&["tests/vectors/gather", "tests/vectors/train"]);
     assert_eq!(code, 0, "{text}");
-    let accepted = text
-        .lines()
-        .filter(|line| line.contains("accept, as expected"));
+    let accepted = text.lines().filter(|line| line.contains("accept, as expected"));
     assert_eq!(accepted.count(), 3 + 19, "{text}");
 }
 
@@ -501,11 +400,8 @@ fn a_line_without_inner_precise_says_what_it_is_taken_for() {
     let lines = [line(""), line(r#","inner_precise":1"#)].join("\n");
     std::fs::write(&file, lines).unwrap();
     let (_, text) = check(&[file.to_str().unwrap()]);
-    let said: Vec<bool> = text
-        .lines()
-        .take(2)
-        .map(|line| line.contains("inner_precise is not given and taken for 1"))
-        .collect();
+    let said: Vec<bool> =
+        text.lines().take(2).map(|line| line.contains("inner_precise is not given and taken for 1")).collect();
     assert_eq!(said, [true, false], "{text}");
 }
 
@@ -532,25 +428,13 @@ fn what_a_failed_call_printed_is_explained_by_rules() {
                EZ9999: numHeads 10 cannot be divided by numKeyValueHeads 4";
     let (code, text) = explained(&[], log);
     assert_eq!(code, 0, "{text}");
-    assert!(
-        text.starts_with(
-            "found: fused_infer_attention_score, 561002 (ACLNN_ERR_INNER_TILING_ERROR)\n"
-        ),
-        "{text}"
-    );
+    assert!(text.starts_with("found: fused_infer_attention_score, 561002 (ACLNN_ERR_INNER_TILING_ERROR)\n"), "{text}");
     assert!(text.contains("num_key_value_heads.divides: "), "{text}");
-    assert!(
-        text.contains("  fix:       ")
-            && text.contains("  checked:   aclnnFusedInferAttentionScore"),
-        "{text}"
-    );
+    assert!(text.contains("  fix:       ") && text.contains("  checked:   aclnnFusedInferAttentionScore"), "{text}");
     let (code, text) = explained(&["--rules", "1"], log);
     assert_eq!((code, text.matches("must hold").count()), (0, 1), "{text}");
     let (code, text) = explained(&[], "error code 561002");
-    assert!(
-        code == 1 && text.contains("no rule fits") && text.contains("--call"),
-        "{text}"
-    );
+    assert!(code == 1 && text.contains("no rule fits") && text.contains("--call"), "{text}");
     // The call itself says which rule it breaks, and is not asked for a text.
     let (code, text) = explained(&["--call", &sample(), "-"], "561002");
     assert!(code == 1 && text.contains(" passed, 0 failed"), "{text}");
@@ -563,49 +447,21 @@ fn what_a_failed_call_printed_is_explained_by_rules() {
 fn failures_of_the_runtime_are_told_from_refused_calls() {
     let log = "RuntimeError: ACL stream synchronize failed, error code:507015, the shape of atten_mask and key";
     let (code, text) = explained(&[], log);
-    assert!(
-        code == 1
-            && text.starts_with("found: no operator, 507015 (ACL_ERROR_RT_AICORE_EXCEPTION)\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("outside of the rules: a kernel failed"),
-        "{text}"
-    );
-    let (code, text) = explained(
-        &[],
-        "call aclnnLightningIndexer failed, error code is 4294967295",
-    );
-    assert!(
-        code == 0 && text.contains("indexer.query: by its status -1 alone"),
-        "{text}"
-    );
+    assert!(code == 1 && text.starts_with("found: no operator, 507015 (ACL_ERROR_RT_AICORE_EXCEPTION)\n"), "{text}");
+    assert!(text.contains("outside of the rules: a kernel failed"), "{text}");
+    let (code, text) = explained(&[], "call aclnnLightningIndexer failed, error code is 4294967295");
+    assert!(code == 0 && text.contains("indexer.query: by its status -1 alone"), "{text}");
     // What to do next is said, and a log of another encoding is read all the same.
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = b"\xff\xfe\nRuntimeError: PagedAttentionOperation setup failed!";
     std::fs::write(file.path(), log).unwrap();
     let (code, text) = explained(&[file.path().to_str().unwrap()], "");
-    assert!(
-        code == 1 && text.starts_with("found: attention of ATB\n"),
-        "{text}"
-    );
+    assert!(code == 1 && text.starts_with("found: attention of ATB\n"), "{text}");
     let commands = ["\n  or run:    ", "\n               python program.py"];
-    assert!(
-        commands.iter().all(|command| text.contains(command)),
-        "{text}"
-    );
+    assert!(commands.iter().all(|command| text.contains(command)), "{text}");
     let (_, text) = explained(&[], "error code is 561002");
-    assert!(
-        text.contains("\n               ASCEND_RECORD=calls ") && text.contains("--call"),
-        "{text}"
-    );
+    assert!(text.contains("\n               ASCEND_RECORD=calls ") && text.contains("--call"), "{text}");
     // Words that are no message of CANN are a guess, and said to be one.
-    let (code, text) = explained(
-        &[],
-        "npu_fused_infer_attention_score with head_dim 256 and block size 16",
-    );
-    assert!(
-        code == 0 && text.contains("\nno message of CANN is in the text"),
-        "{text}"
-    );
+    let (code, text) = explained(&[], "npu_fused_infer_attention_score with head_dim 256 and block size 16");
+    assert!(code == 0 && text.contains("\nno message of CANN is in the text"), "{text}");
 }

@@ -27,10 +27,7 @@ impl Calls {
         };
         if let Err(error) = write(&self.recorder, &call) {
             // A stderr that is closed or full is no reason for a call to fail.
-            let _ = writeln!(
-                std::io::stderr(),
-                "ascend-emu: ASCEND_RECORD: no more calls are recorded: {error}"
-            );
+            let _ = writeln!(std::io::stderr(), "ascend-emu: ASCEND_RECORD: no more calls are recorded: {error}");
         }
     }
 }

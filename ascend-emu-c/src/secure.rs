@@ -26,12 +26,7 @@ fn overlap(to: *const c_void, from: *const c_void, count: usize) -> bool {
 /// `to` is null or may be written for `capacity` bytes; `from` is null or may be read for `count`.
 // SAFETY: the name is that of the C function, which nothing else in this library defines.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memcpy_s(
-    to: *mut c_void,
-    capacity: usize,
-    from: *const c_void,
-    count: usize,
-) -> c_int {
+pub unsafe extern "C" fn memcpy_s(to: *mut c_void, capacity: usize, from: *const c_void, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { copy(to, capacity, from, count, overlap(to, from, count)) }
 }
@@ -43,12 +38,7 @@ pub unsafe extern "C" fn memcpy_s(
 /// As for [`memcpy_s`].
 // SAFETY: the name is that of the C function, which nothing else in this library defines.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memmove_s(
-    to: *mut c_void,
-    capacity: usize,
-    from: *const c_void,
-    count: usize,
-) -> c_int {
+pub unsafe extern "C" fn memmove_s(to: *mut c_void, capacity: usize, from: *const c_void, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { copy(to, capacity, from, count, false) }
 }
@@ -56,13 +46,7 @@ pub unsafe extern "C" fn memmove_s(
 /// # Safety
 ///
 /// As for [`memcpy_s`].
-unsafe fn copy(
-    to: *mut c_void,
-    capacity: usize,
-    from: *const c_void,
-    count: usize,
-    overlaps: bool,
-) -> c_int {
+unsafe fn copy(to: *mut c_void, capacity: usize, from: *const c_void, count: usize, overlaps: bool) -> c_int {
     let refused = match () {
         () if capacity == 0 || capacity > MOST => return ERANGE,
         () if to.is_null() => return EINVAL,
@@ -87,12 +71,7 @@ unsafe fn copy(
 /// `to` is null or may be written for `capacity` bytes.
 // SAFETY: the name is that of the C function, which nothing else in this library defines.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memset_s(
-    to: *mut c_void,
-    capacity: usize,
-    byte: c_int,
-    count: usize,
-) -> c_int {
+pub unsafe extern "C" fn memset_s(to: *mut c_void, capacity: usize, byte: c_int, count: usize) -> c_int {
     if capacity == 0 || capacity > MOST {
         return ERANGE;
     }
@@ -101,11 +80,7 @@ pub unsafe extern "C" fn memset_s(
     }
     // SAFETY: no more than `capacity` bytes.
     unsafe { to.cast::<u8>().write_bytes(byte as u8, count.min(capacity)) };
-    if count > capacity {
-        ERANGE | RESET
-    } else {
-        EOK
-    }
+    if count > capacity { ERANGE | RESET } else { EOK }
 }
 
 /// Copies a text to a destination of `capacity` bytes; empties it if it does not fit with its end, or overlaps.
@@ -127,12 +102,7 @@ pub unsafe extern "C" fn strcpy_s(to: *mut c_char, capacity: usize, from: *const
 /// As for [`strcpy_s`]; the text need not end where `count` bytes may be read.
 // SAFETY: the name is that of the C function, which nothing else in this library defines.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strncpy_s(
-    to: *mut c_char,
-    capacity: usize,
-    from: *const c_char,
-    count: usize,
-) -> c_int {
+pub unsafe extern "C" fn strncpy_s(to: *mut c_char, capacity: usize, from: *const c_char, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { append(to, capacity, from, count, false) }
 }
@@ -152,13 +122,7 @@ pub unsafe extern "C" fn strcat_s(to: *mut c_char, capacity: usize, from: *const
 /// # Safety
 ///
 /// As for [`strncpy_s`]; the destination may be read if its text is kept.
-unsafe fn append(
-    to: *mut c_char,
-    capacity: usize,
-    from: *const c_char,
-    count: usize,
-    keeps: bool,
-) -> c_int {
+unsafe fn append(to: *mut c_char, capacity: usize, from: *const c_char, count: usize, keeps: bool) -> c_int {
     if capacity == 0 || capacity > MOST {
         return ERANGE;
     }
@@ -166,9 +130,7 @@ unsafe fn append(
         return EINVAL;
     }
     // SAFETY: the caller's promises: `capacity` bytes of the destination; the text up to its end, or up to `count`.
-    let length = |text: *const c_char, most: usize| unsafe {
-        (0..most).take_while(|&i| *text.add(i) != 0).count()
-    };
+    let length = |text: *const c_char, most: usize| unsafe { (0..most).take_while(|&i| *text.add(i) != 0).count() };
     let kept = if keeps { length(to, capacity) } else { 0 };
     let refused = if from.is_null() || kept == capacity {
         EINVAL | RESET

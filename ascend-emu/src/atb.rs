@@ -149,16 +149,10 @@ impl Operation {
             Operation::ReshapeAndCache { keys_alone, .. } => {
                 return called(self.name(), || check_siso(self.name(), keys_alone));
             }
-            Operation::PagedAttention(heads) => {
-                (attention::Version::Paged, heads, false, false, false)
+            Operation::PagedAttention(heads) => (attention::Version::Paged, heads, false, false, false),
+            Operation::SelfAttention { heads, keys, mask, triangle, precise } => {
+                (keys.version(), heads, mask != Mask::None, triangle, precise)
             }
-            Operation::SelfAttention {
-                heads,
-                keys,
-                mask,
-                triangle,
-                precise,
-            } => (keys.version(), heads, mask != Mask::None, triangle, precise),
         };
         let parameters = attention::OperationParameters {
             version,
@@ -193,9 +187,7 @@ impl Operation {
     /// Number of output tensors.
     pub fn outputs(&self) -> usize {
         match self {
-            Operation::ReshapeAndCache {
-                keys_alone: false, ..
-            } => 2,
+            Operation::ReshapeAndCache { keys_alone: false, .. } => 2,
             _ => 1,
         }
     }
@@ -205,9 +197,7 @@ impl Operation {
     /// # Errors
     /// Why ATB refuses the call, or why it is not emulated.
     pub fn setup(&self, inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]) -> Result<u64, Refusal> {
-        called(self.name(), || {
-            Ok(self.executor(inputs, outputs)?.workspace_bytes())
-        })
+        called(self.name(), || Ok(self.executor(inputs, outputs)?.workspace_bytes()))
     }
 
     /// Queues a call.
@@ -236,10 +226,9 @@ impl Operation {
 
     fn executor(&self, inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]) -> Outcome<Executor> {
         let name = self.name();
-        for (what, given, allowed) in [
-            ("input", inputs.len(), self.inputs()),
-            ("output", outputs.len(), self.outputs()),
-        ] {
+        for (what, given, allowed) in
+            [("input", inputs.len(), self.inputs()), ("output", outputs.len(), self.outputs())]
+        {
             if given != allowed {
                 return Err(failure!(
                     INVALID_IN_TENSOR_NUM,
@@ -259,16 +248,8 @@ impl Operation {
                 };
                 attend(attention::Version::Paged, given)
             }
-            Operation::ReshapeAndCache { keys_alone, nz } => {
-                reshape_and_cache(name, inputs, outputs, keys_alone, nz)
-            }
-            Operation::SelfAttention {
-                heads,
-                keys,
-                mask,
-                triangle,
-                precise,
-            } => {
+            Operation::ReshapeAndCache { keys_alone, nz } => reshape_and_cache(name, inputs, outputs, keys_alone, nz),
+            Operation::SelfAttention { heads, keys, mask, triangle, precise } => {
                 let arguments = attention::Arguments {
                     triangle,
                     precise,
@@ -330,46 +311,23 @@ impl Tensor<'_> {
     /// The tensor, which has to be on the device.
     fn described(&self, operator: &str, name: &str) -> Outcome<DescribedTensor> {
         let refuse = |status, given: &dyn std::fmt::Display, allowed: &str| {
-            failure!(
-                status,
-                "{operator}: {name}: given {given}, allowed: {allowed}"
-            )
+            failure!(status, "{operator}: {name}: given {given}, allowed: {allowed}")
         };
-        let dtype = DType::from_acl(self.dtype).ok_or_else(|| {
-            refuse(
-                INVALID_TENSOR_DTYPE,
-                &self.dtype,
-                "an aclDataType of a tensor",
-            )
-        })?;
-        let format = Format::from_acl(self.format)
-            .ok_or_else(|| refuse(INVALID_TENSOR_FORMAT, &self.format, "an aclFormat"))?;
+        let dtype = DType::from_acl(self.dtype)
+            .ok_or_else(|| refuse(INVALID_TENSOR_DTYPE, &self.dtype, "an aclDataType of a tensor"))?;
+        let format =
+            Format::from_acl(self.format).ok_or_else(|| refuse(INVALID_TENSOR_FORMAT, &self.format, "an aclFormat"))?;
         let shape = Dims::new(self.shape).filter(|shape| shape.elements().is_some());
         let shape = shape.ok_or_else(|| {
             let given = format!("{:?}", self.shape);
-            refuse(
-                INVALID_TENSOR_DIM,
-                &given,
-                "a shape of at most 8 axes that memory can hold",
-            )
+            refuse(INVALID_TENSOR_DIM, &given, "a shape of at most 8 axes that memory can hold")
         })?;
-        let desc = TensorDesc {
-            format,
-            ..TensorDesc::packed(dtype, shape)
-        };
+        let desc = TensorDesc { format, ..TensorDesc::packed(dtype, shape) };
         if self.address == 0 && !desc.is_empty() {
             let given = "no address on the device";
-            return Err(refuse(
-                INVALID_TENSOR_ADDR,
-                &given,
-                "deviceData of the tensor",
-            ));
+            return Err(refuse(INVALID_TENSOR_ADDR, &given, "deviceData of the tensor"));
         }
-        Ok(DescribedTensor {
-            desc,
-            storage: shape,
-            address: self.address,
-        })
+        Ok(DescribedTensor { desc, storage: shape, address: self.address })
     }
 
     /// The elements of lengths, which have to be on the host.
@@ -410,17 +368,13 @@ fn of_heads(
     })
 }
 
-fn attend(
-    version: attention::Version,
-    arguments: attention::Arguments<DescribedTensor>,
-) -> Outcome<Executor> {
+fn attend(version: attention::Version, arguments: attention::Arguments<DescribedTensor>) -> Outcome<Executor> {
     let symbol = version.symbol();
     let target = context::machine().target;
     let new = |given: &attention::Arguments<DescribedTensor>| {
         AtbAttention::new(given.map(|_, tensor| tensor.desc), version, target, false)
     };
-    let (op, addresses, idle) =
-        prepared(new, &arguments).map_err(|why| of_operator(symbol, why))?;
+    let (op, addresses, idle) = prepared(new, &arguments).map_err(|why| of_operator(symbol, why))?;
     Ok(executor_with(op, addresses, idle))
 }
 
@@ -450,11 +404,7 @@ fn reshape_and_cache(
             slot_mapping.desc.dtype
         ));
     }
-    for (cache, out) in [Some(key_cache), value_cache]
-        .into_iter()
-        .flatten()
-        .zip(outputs)
-    {
+    for (cache, out) in [Some(key_cache), value_cache].into_iter().flatten().zip(outputs) {
         let out = out.described(name, "output")?;
         if out != cache {
             return Err(failure!(
@@ -512,14 +462,8 @@ fn called<T>(name: &'static str, body: impl FnOnce() -> Outcome<T>) -> Result<T,
         unsafe { line.end("Status", crate::trace::value::value!(code)) };
     }
     outcome.map_err(|failure| {
-        status::warn(format_args!(
-            "ATB status {}: {}",
-            failure.code, failure.message
-        ));
-        Refusal {
-            status: failure.code,
-            message: failure.message.into_owned(),
-        }
+        status::warn(format_args!("ATB status {}: {}", failure.code, failure.message));
+        Refusal { status: failure.code, message: failure.message.into_owned() }
     })
 }
 
@@ -533,8 +477,5 @@ pub fn element_bytes(dtype: i32) -> u64 {
 pub fn refused(name: &'static str, message: &str) -> Refusal {
     let refuse = || Err::<(), _>(failure!(INVALID_PARAM, "{name}: {message}"));
     let refusal = called(name, refuse).err();
-    refusal.unwrap_or_else(|| Refusal {
-        status: INVALID_PARAM,
-        message: name.to_owned(),
-    })
+    refusal.unwrap_or_else(|| Refusal { status: INVALID_PARAM, message: name.to_owned() })
 }

@@ -5,11 +5,7 @@ use std::ffi::{CStr, c_char};
 
 /// Refuses a null pointer with a status.
 pub(crate) fn not_null_or<T>(code: i32, name: &str, pointer: *const T) -> Outcome {
-    if pointer.is_null() {
-        Err(failure!(code, "{name} is null"))
-    } else {
-        Ok(())
-    }
+    if pointer.is_null() { Err(failure!(code, "{name} is null")) } else { Ok(()) }
 }
 
 /// A text argument, `None` for null.
@@ -22,9 +18,5 @@ pub(crate) unsafe fn optional_text(text: *const c_char) -> Option<String> {
         return None;
     }
     // SAFETY: not null, so a NUL-terminated text.
-    Some(
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned(),
-    )
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }

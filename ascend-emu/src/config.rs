@@ -58,9 +58,7 @@ impl fmt::Display for Check {
             Check::Strict => f.write_str("strict"),
             Check::StrictWithout(kinds) => {
                 f.write_str("strict")?;
-                kinds
-                    .iter()
-                    .try_for_each(|kind| write!(f, ",-{}", kind.name()))
+                kinds.iter().try_for_each(|kind| write!(f, ",-{}", kind.name()))
             }
         }
     }
@@ -72,9 +70,8 @@ impl FromStr for Check {
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.split(',').map(str::trim);
         let mode = parts.next();
-        let left_out = parts
-            .map(|part| part.strip_prefix('-').ok_or(())?.parse())
-            .collect::<Result<Vec<FindingKind>, ()>>()?;
+        let left_out =
+            parts.map(|part| part.strip_prefix('-').ok_or(())?.parse()).collect::<Result<Vec<FindingKind>, ()>>()?;
         match (mode, left_out.as_slice()) {
             (Some("compat"), []) => Ok(Check::Compat),
             (Some("strict"), []) => Ok(Check::Strict),
@@ -177,27 +174,16 @@ impl Config {
                 _ => Err(refuse(name, &text, &format!("{least} to {most}"))),
             }
         };
-        let check = read(&var, "ASCEND_EMU_CHECK", &Check::allowed(), |text| {
-            text.trim().parse().ok()
-        })?;
-        let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| {
-            text.trim().parse().ok()
-        })?;
+        let check = read(&var, "ASCEND_EMU_CHECK", &Check::allowed(), |text| text.trim().parse().ok())?;
+        let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| text.trim().parse().ok())?;
         let releases = Cann::ALL.map(|cann| cann.to_string()).join(", ");
-        let cann = read(&var, "ASCEND_EMU_CANN", &releases, |text| {
-            text.parse::<Cann>().ok()
-        })?;
+        let cann = read(&var, "ASCEND_EMU_CANN", &releases, |text| text.parse::<Cann>().ok())?;
         let soc = var("ASCEND_EMU_SOC")?;
         let mut machine = Machine::chosen(soc.as_deref(), cann).map_err(|error| match error {
-            MachineError::Unreleased(unreleased) => failure!(
-                PARAM_INVALID,
-                "ASCEND_EMU_SOC and ASCEND_EMU_CANN: {unreleased}"
-            ),
-            _ => refuse(
-                "ASCEND_EMU_SOC",
-                soc.as_deref().unwrap_or_default(),
-                Soc::NAME_FORMS,
-            ),
+            MachineError::Unreleased(unreleased) => {
+                failure!(PARAM_INVALID, "ASCEND_EMU_SOC and ASCEND_EMU_CANN: {unreleased}")
+            }
+            _ => refuse("ASCEND_EMU_SOC", soc.as_deref().unwrap_or_default(), Soc::NAME_FORMS),
         })?;
         let versions = "V1, V2, V3, V4, V5";
         let newest = read(&var, "ASCEND_EMU_OPERATOR", versions, |text| {
@@ -207,23 +193,16 @@ impl Config {
         if let Some(newest) = newest {
             machine = machine.operator(newest);
         }
-        let strided = read(
-            &var,
-            "ASCEND_EMU_STRIDED",
-            "copy, refuse",
-            |text| match text.trim() {
-                "copy" => Some(StridedKeys::Copied),
-                "refuse" => Some(StridedKeys::Refused),
-                _ => None,
-            },
-        )?;
+        let strided = read(&var, "ASCEND_EMU_STRIDED", "copy, refuse", |text| match text.trim() {
+            "copy" => Some(StridedKeys::Copied),
+            "refuse" => Some(StridedKeys::Refused),
+            _ => None,
+        })?;
         machine = machine.strided_keys(strided.unwrap_or_default());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // The kernels read the variable themselves.
         let levels: Vec<_> = Level::all().into_iter().map(Level::name).collect();
-        read(&var, Level::VARIABLE, &levels.join(", "), |text| {
-            Level::named(text.trim())
-        })?;
+        read(&var, Level::VARIABLE, &levels.join(", "), |text| Level::named(text.trim()))?;
         let faults = read(&var, "ASCEND_EMU_FAULT", Plan::FORM, Plan::parse)?;
         let poison = number("ASCEND_EMU_POISON", 0, 1)? == Some(1);
         let trace = match var("ASCEND_EMU_TRACE")? {
@@ -297,11 +276,7 @@ thread_local! {
 
 /// The check mode in force on the calling thread: that of [`check_scope`], otherwise that of `ASCEND_EMU_CHECK`.
 pub fn check() -> Check {
-    CHECK
-        .try_with(Cell::get)
-        .ok()
-        .flatten()
-        .unwrap_or_else(|| config().check)
+    CHECK.try_with(Cell::get).ok().flatten().unwrap_or_else(|| config().check)
 }
 
 /// Whether memory that the calling thread allocates is handed out full of NaN.
@@ -320,10 +295,7 @@ pub(crate) fn poisons() -> bool {
 /// let _rest = ascend_emu::check_scope(without.expect("the name of a kind"));
 /// ```
 pub fn check_scope(check: Check) -> CheckScope {
-    CheckScope {
-        before: CHECK.replace(Some(check)),
-        thread: PhantomData,
-    }
+    CheckScope { before: CHECK.replace(Some(check)), thread: PhantomData }
 }
 
 /// Restores the thread's check mode when dropped; made by [`check_scope`].
@@ -348,11 +320,7 @@ mod tests {
     use super::*;
 
     fn read_set(set: &[(&str, &str)]) -> Outcome<Config> {
-        Config::read(|name| {
-            set.iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| OsString::from(*value))
-        })
+        Config::read(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(*value)))
     }
 
     #[test]
@@ -381,10 +349,7 @@ mod tests {
             ("ASCEND_EMU_STRIDED", "copy"),
         ])
         .unwrap();
-        assert_eq!(
-            (config.check, config.lints),
-            (Check::Strict, Some(Lints::Error))
-        );
+        assert_eq!((config.check, config.lints), (Check::Strict, Some(Lints::Error)));
         let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
         let machine = machine.operator(Version::V3);
         assert_eq!(config.machine, machine.strided_keys(StridedKeys::Copied));
@@ -478,8 +443,7 @@ mod tests {
         for name in asked() {
             let mut listed = ascend_sys::VARIABLES.iter();
             assert!(
-                listed.any(|known| known.name == name
-                    && known.reader == ascend_sys::VariableReader::Emulation),
+                listed.any(|known| known.name == name && known.reader == ascend_sys::VariableReader::Emulation),
                 "{name}: add a line to ascend-sys/src/environment.rs"
             );
         }
@@ -511,9 +475,7 @@ mod tests {
         }
         let alone = read_set(&[soc]).unwrap().machine;
         assert_eq!(alone, Machine::new(soc.1, Cann::NEWEST).unwrap());
-        let older = read_set(&[soc, ("ASCEND_EMU_CANN", "9.0")])
-            .unwrap()
-            .machine;
+        let older = read_set(&[soc, ("ASCEND_EMU_CANN", "9.0")]).unwrap().machine;
         assert_eq!(older, Machine::new(soc.1, Cann::V9_0).unwrap());
     }
 

@@ -66,17 +66,10 @@ impl DescribedTensor {
         };
         let desc = TensorDesc {
             dtype: DType::from_acl(dtype).ok_or_else(|| {
-                failure!(
-                    ACLNN_INVALID,
-                    "aclCreateTensor: dataType: {dtype} is no aclDataType of a tensor"
-                )
+                failure!(ACLNN_INVALID, "aclCreateTensor: dataType: {dtype} is no aclDataType of a tensor")
             })?,
-            format: Format::from_acl(format).ok_or_else(|| {
-                failure!(
-                    ACLNN_INVALID,
-                    "aclCreateTensor: format: {format} is no aclFormat"
-                )
-            })?,
+            format: Format::from_acl(format)
+                .ok_or_else(|| failure!(ACLNN_INVALID, "aclCreateTensor: format: {format} is no aclFormat"))?,
             shape,
             strides,
             offset,
@@ -88,11 +81,7 @@ impl DescribedTensor {
                  address or beyond all memory"
             ));
         }
-        Ok(DescribedTensor {
-            desc,
-            storage,
-            address,
-        })
+        Ok(DescribedTensor { desc, storage, address })
     }
 }
 
@@ -160,10 +149,7 @@ pub(crate) struct List<T> {
 impl<T> List<T> {
     /// Makes a list of the objects behind handles.
     pub(crate) fn new(table: &Table<T>, handles: &[*const c_void]) -> Outcome<Self> {
-        let members = handles
-            .iter()
-            .map(|&raw| Ok((Id::of_raw(raw), table.get(raw)?)))
-            .collect::<Outcome<_>>()?;
+        let members = handles.iter().map(|&raw| Ok((Id::of_raw(raw), table.get(raw)?))).collect::<Outcome<_>>()?;
         Ok(List { members })
     }
 
@@ -172,13 +158,8 @@ impl<T> List<T> {
     }
 
     /// The members; fails if one was destroyed on its own.
-    pub(crate) fn members<'a>(
-        &'a self,
-        table: &'a Table<T>,
-    ) -> impl Iterator<Item = Outcome<Arc<T>>> + 'a {
-        self.members
-            .iter()
-            .map(|(id, _)| table.get(id.raw::<c_void>()))
+    pub(crate) fn members<'a>(&'a self, table: &'a Table<T>) -> impl Iterator<Item = Outcome<Arc<T>>> + 'a {
+        self.members.iter().map(|(id, _)| table.get(id.raw::<c_void>()))
     }
 
     /// Ends the handles of the members; fails if one was destroyed before.

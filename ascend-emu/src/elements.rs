@@ -15,11 +15,7 @@ pub(crate) enum Place {
     /// All that a copy takes to the host.
     Copied,
     /// Tokens of a block of a paged cache, from `first` on; the sequence whose keys they are, and how many it has.
-    Block {
-        block: usize,
-        first: usize,
-        sequence: Option<(usize, usize)>,
-    },
+    Block { block: usize, first: usize, sequence: Option<(usize, usize)> },
 }
 
 /// The tensor that elements belong to.
@@ -101,9 +97,7 @@ impl Elements {
             whole = step.saturating_mul(count - 1).saturating_add(whole);
             outer -= 1;
         }
-        let step = row
-            .and_then(|row| axes.get(row))
-            .map_or(0, |&(_, step)| step);
+        let step = row.and_then(|row| axes.get(row)).map_or(0, |&(_, step)| step);
         Some(Elements {
             tensor,
             place,
@@ -126,8 +120,7 @@ impl Elements {
                 let bytes = usize::try_from(range.end - range.start).ok()?;
                 let whole = desc.is_contiguous();
                 let first = (tensor.address).saturating_add(usize::try_from(range.start).ok()?);
-                return Elements::new(tensor, first, bytes, &[], None, Place::Whole)
-                    .filter(|_| whole);
+                return Elements::new(tensor, first, bytes, &[], None, Place::Whole).filter(|_| whole);
             }
         };
         let bytes = |elements: i64| elements.saturating_mul(size as i64);
@@ -148,10 +141,9 @@ impl Elements {
     /// The bytes from the first element to the last.
     pub(crate) fn bounds(&self) -> Range<usize> {
         let outer = self.axes.iter().take(self.outer);
-        let end = outer.fold(
-            self.start.saturating_add(self.run),
-            |end, &(count, step)| end.saturating_add(step.saturating_mul(count - 1)),
-        );
+        let end = outer.fold(self.start.saturating_add(self.run), |end, &(count, step)| {
+            end.saturating_add(step.saturating_mul(count - 1))
+        });
         self.start..end
     }
 
@@ -162,24 +154,19 @@ impl Elements {
         let mut index: SmallVec<[usize; 5]> = SmallVec::from_elem(0, outer.len());
         for _ in 0..MOST_RUNS {
             let steps = index.iter().zip(outer);
-            let start = steps.fold(self.start, |start, (&index, &(_, step))| {
-                start.saturating_add(step.saturating_mul(index))
-            });
+            let start =
+                steps.fold(self.start, |start, (&index, &(_, step))| start.saturating_add(step.saturating_mul(index)));
             if !visit(start..start.saturating_add(self.run)) {
                 return false;
             }
-            let next = index
-                .iter_mut()
-                .zip(outer)
-                .rev()
-                .find_map(|(index, &(count, _))| {
-                    *index += 1;
-                    if *index < count {
-                        return Some(());
-                    }
-                    *index = 0;
-                    None
-                });
+            let next = index.iter_mut().zip(outer).rev().find_map(|(index, &(count, _))| {
+                *index += 1;
+                if *index < count {
+                    return Some(());
+                }
+                *index = 0;
+                None
+            });
             if next.is_none() {
                 return true;
             }
@@ -206,10 +193,7 @@ mod tests {
     use super::*;
     use ascend_spec::{DType, Dims};
 
-    const X: NamedTensor = NamedTensor {
-        what: "x",
-        address: 0,
-    };
+    const X: NamedTensor = NamedTensor { what: "x", address: 0 };
 
     fn runs(elements: &Elements) -> Vec<Range<usize>> {
         let mut all = Vec::new();
@@ -223,25 +207,14 @@ mod tests {
     #[test]
     fn axes_that_continue_each_other_are_one_run() {
         // Two heads of three rows of 32 bytes, with room for four.
-        let elements = |axes: &[(usize, i64)]| {
-            Elements::new(X, 1000, 32, axes, Some(1), Place::Whole).unwrap()
-        };
+        let elements = |axes: &[(usize, i64)]| Elements::new(X, 1000, 32, axes, Some(1), Place::Whole).unwrap();
         let apart = elements(&[(2, 128), (3, 32)]);
         assert_eq!(runs(&apart), [1000..1096, 1128..1224]);
         assert_eq!(apart.bounds(), 1000..1224);
-        assert_eq!(
-            [1000, 1040, 1100, 1128, 1223].map(|byte| apart.row_of(byte)),
-            [0, 1, 2, 0, 2]
-        );
+        assert_eq!([1000, 1040, 1100, 1128, 1223].map(|byte| apart.row_of(byte)), [0, 1, 2, 0, 2]);
         let joined = elements(&[(2, 32), (3, 64)]);
-        assert_eq!(
-            runs(&joined).as_slice(),
-            std::slice::from_ref(&(1000..1192))
-        );
-        assert_eq!(
-            [1031, 1063, 1064, 1191].map(|byte| joined.row_of(byte)),
-            [0, 0, 1, 2]
-        );
+        assert_eq!(runs(&joined).as_slice(), std::slice::from_ref(&(1000..1192)));
+        assert_eq!([1031, 1063, 1064, 1191].map(|byte| joined.row_of(byte)), [0, 0, 1, 2]);
         let backwards = elements(&[(1, 0), (3, -50)]);
         assert_eq!(runs(&backwards), [900..932, 950..982, 1000..1032]);
         assert!(Elements::new(X, 0, 4, &[(0, 4)], None, Place::Whole).is_none());
@@ -250,13 +223,8 @@ mod tests {
     #[test]
     fn descriptions_are_their_elements() {
         let mut desc = TensorDesc::packed(DType::Float16, Dims::of([2, 3]));
-        let elements = |desc: &TensorDesc| {
-            Elements::described(NamedTensor { address: 100, ..X }, desc).unwrap()
-        };
-        assert_eq!(
-            runs(&elements(&desc)).as_slice(),
-            std::slice::from_ref(&(100..112))
-        );
+        let elements = |desc: &TensorDesc| Elements::described(NamedTensor { address: 100, ..X }, desc).unwrap();
+        assert_eq!(runs(&elements(&desc)).as_slice(), std::slice::from_ref(&(100..112)));
         desc.offset = 4;
         desc.strides = Dims::of([10, 1]);
         assert_eq!(runs(&elements(&desc)), [108..114, 128..134]);

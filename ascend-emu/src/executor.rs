@@ -9,9 +9,7 @@ use crate::operator::{Addresses, Operator, TensorPosition};
 use crate::runtime::context;
 use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table::{MemoryLocation, bytes_from};
-use crate::status::{
-    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure,
-};
+use crate::status::{ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,10 +63,7 @@ impl Executor {
             ));
         }
         if workspace == 0 {
-            return Err(failure!(
-                ACLNN_NULLPTR,
-                "{name}: workspace is null, but phase one asked for {needed} bytes"
-            ));
+            return Err(failure!(ACLNN_NULLPTR, "{name}: workspace is null, but phase one asked for {needed} bytes"));
         }
         let Some((MemoryLocation::Device(_), left)) = bytes_from(workspace) else {
             return Err(failure!(
@@ -87,13 +82,7 @@ impl Executor {
     }
 
     /// Queues the call with the addresses it has now.
-    pub(crate) fn queue(
-        &self,
-        name: &str,
-        workspace: usize,
-        bytes: u64,
-        stream: *const c_void,
-    ) -> Outcome {
+    pub(crate) fn queue(&self, name: &str, workspace: usize, bytes: u64, stream: *const c_void) -> Outcome {
         if let Some(why) = self.op.unlaunchable() {
             return Err(failure!(ACLNN_INNER_NULLPTR, "{name}: {why}"));
         }
@@ -103,14 +92,9 @@ impl Executor {
             if !DEVICE_FAULTS.contains(&failure.code) {
                 return Err(failure);
             }
-            return (stream.submit_fault(self.op.name(), failure.into()))
-                .map_err(Failure::of_runtime);
+            return (stream.submit_fault(self.op.name(), failure.into())).map_err(Failure::of_runtime);
         }
-        let task = Task::Launch {
-            op: Arc::clone(&self.op),
-            workspace,
-            workspace_bytes: self.workspace_bytes,
-        };
+        let task = Task::Launch { op: Arc::clone(&self.op), workspace, workspace_bytes: self.workspace_bytes };
         let addresses = self.addresses.lock();
         stream.submit(task, Some(&addresses), ACLNN_RUNTIME)?;
         drop(addresses);
@@ -132,11 +116,7 @@ impl Executor {
         slot: impl FnOnce(&mut Addresses) -> Option<&mut usize>,
     ) -> Outcome {
         let desc = self.op.tensor(position).ok_or_else(|| {
-            failure!(
-                ACLNN_INVALID,
-                "{name}: {} was prepared without a tensor at {position:?}",
-                self.op.name()
-            )
+            failure!(ACLNN_INVALID, "{name}: {} was prepared without a tensor at {position:?}", self.op.name())
         })?;
         if tensor.is_null() {
             return Err(failure!(ACLNN_NULLPTR, "{name}: tensor is null"));
@@ -164,39 +144,21 @@ impl Executor {
     }
 
     /// `aclSetInputTensorAddr`.
-    pub(crate) fn set_input(
-        &self,
-        name: &str,
-        index: usize,
-        tensor: *const c_void,
-        address: usize,
-    ) -> Outcome {
+    pub(crate) fn set_input(&self, name: &str, index: usize, tensor: *const c_void, address: usize) -> Outcome {
         self.change(name, TensorPosition::Input(index), tensor, address, |at| {
             at.inputs.get_mut(self.op.input_index(index)?)
         })
     }
 
     /// `aclSetOutputTensorAddr`.
-    pub(crate) fn set_output(
-        &self,
-        name: &str,
-        index: usize,
-        tensor: *const c_void,
-        address: usize,
-    ) -> Outcome {
+    pub(crate) fn set_output(&self, name: &str, index: usize, tensor: *const c_void, address: usize) -> Outcome {
         self.change(name, TensorPosition::Output(index), tensor, address, |at| {
             at.outputs.get_mut(self.op.output_index(index)?)
         })
     }
 
     /// `aclSetTensorAddr`: inputs first, then outputs.
-    pub(crate) fn set_any(
-        &self,
-        name: &str,
-        index: usize,
-        tensor: *const c_void,
-        address: usize,
-    ) -> Outcome {
+    pub(crate) fn set_any(&self, name: &str, index: usize, tensor: *const c_void, address: usize) -> Outcome {
         match index.checked_sub(self.op.inputs()) {
             None => self.set_input(name, index, tensor, address),
             Some(output) => self.set_output(name, output, tensor, address),
@@ -212,26 +174,17 @@ impl Executor {
         tensors: *const c_void,
         address: usize,
     ) -> Outcome {
-        let list = self.op.list(input).ok_or_else(|| {
-            failure!(
-                ACLNN_INVALID,
-                "{name}: input {input} of {} is no list",
-                self.op.name()
-            )
-        })?;
+        let list = self
+            .op
+            .list(input)
+            .ok_or_else(|| failure!(ACLNN_INVALID, "{name}: input {input} of {} is no list", self.op.name()))?;
         let position = TensorPosition::Element { input, element };
-        self.change(name, position, tensors, address, |at| {
-            at.lists.get_mut(list)?.get_mut(element)
-        })
+        self.change(name, position, tensors, address, |at| at.lists.get_mut(list)?.get_mut(element))
     }
 
     /// The failure of a call that sets an element of an output list; no operator has output lists.
     pub(crate) fn refuse_output_list(&self, name: &str, index: usize) -> Failure {
-        failure!(
-            ACLNN_INVALID,
-            "{name}: output {index} of {} is no list",
-            self.op.name()
-        )
+        failure!(ACLNN_INVALID, "{name}: output {index} of {} is no list", self.op.name())
     }
 
     /// Whether an index counted over inputs and outputs is an output.

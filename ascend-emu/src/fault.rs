@@ -26,10 +26,7 @@ impl From<Fault> for Failure {
 
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Fault {
-            code: failure.code,
-            message: failure.message.into_owned(),
-        }
+        Fault { code: failure.code, message: failure.message.into_owned() }
     }
 }
 
@@ -52,10 +49,7 @@ pub(crate) struct StreamFaults {
 impl StreamFaults {
     /// Keeps the faults of a stream of a device.
     pub(crate) fn new(device: i32) -> Self {
-        Self {
-            state: Lock::default(),
-            device,
-        }
+        Self { state: Lock::default(), device }
     }
 
     /// The device of the stream.

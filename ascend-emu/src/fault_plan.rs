@@ -59,19 +59,10 @@ impl Plan {
         let entry = |text: &str| {
             let (site, rest) = text.trim().split_once(':')?;
             let (n, code) = rest.split_once('=')?;
-            let entry = Entry {
-                id: 0,
-                site: Site::from_name(site)?,
-                left: n.parse().ok()?,
-                code: code.parse().ok()?,
-            };
+            let entry = Entry { id: 0, site: Site::from_name(site)?, left: n.parse().ok()?, code: code.parse().ok()? };
             (entry.left > 0 && entry.code != 0).then_some(entry)
         };
-        text.split(',')
-            .filter(|part| !part.trim().is_empty())
-            .map(entry)
-            .collect::<Option<_>>()
-            .map(Plan)
+        text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Option<_>>().map(Plan)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -81,12 +72,7 @@ impl Plan {
     /// Adds a fault for the `nth` call of a kind from now on, and returns the number of the fault in this plan.
     pub(crate) fn add(&mut self, site: Site, nth: u64, code: i32) -> u64 {
         let id = self.0.last().map_or(1, |entry| entry.id.wrapping_add(1));
-        self.0.push(Entry {
-            id,
-            site,
-            left: nth,
-            code,
-        });
+        self.0.push(Entry { id, site, left: nth, code });
         id
     }
 

@@ -2,8 +2,7 @@
 
 use crate::lock::Lock;
 use crate::status::{
-    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, INVALID_HANDLE, NULL_PARAM,
-    Outcome, failure,
+    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, INVALID_HANDLE, NULL_PARAM, Outcome, failure,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -123,9 +122,7 @@ impl Id {
     fn kind(self) -> Option<Kind> {
         let tag = self.0 >> 56;
         let marked = self.0 >> SERIAL_BITS & 1 == 1;
-        Kind::ALL
-            .into_iter()
-            .find(|&kind| marked && u64::from(kind as u8) == tag)
+        Kind::ALL.into_iter().find(|&kind| marked && u64::from(kind as u8) == tag)
     }
 
     fn serial(self) -> u64 {
@@ -166,19 +163,12 @@ pub(crate) struct Table<T> {
 
 impl<T> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Self {
-        Table {
-            kind,
-            serials: AtomicU64::new(0),
-            entries: Lock::new(HashMap::with_hasher(BuildHasherDefault::new())),
-        }
+        Table { kind, serials: AtomicU64::new(0), entries: Lock::new(HashMap::with_hasher(BuildHasherDefault::new())) }
     }
 
     /// Takes a handle for an object that is inserted later.
     pub(crate) fn reserve(&self) -> Id {
-        Id::new(
-            self.kind,
-            self.serials.fetch_add(1, Ordering::Relaxed).wrapping_add(1),
-        )
+        Id::new(self.kind, self.serials.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
     pub(crate) fn insert_at(&self, id: Id, value: Arc<T>) {
@@ -219,11 +209,7 @@ impl<T> Table<T> {
     /// The objects for which `is` returns true.
     pub(crate) fn all(&self, is: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let entries = self.entries.lock();
-        entries
-            .values()
-            .filter(|value| is(value))
-            .cloned()
-            .collect()
+        entries.values().filter(|value| is(value)).cloned().collect()
     }
 
     /// Ends the handles of the objects for which `is` returns false.

@@ -23,25 +23,18 @@ impl From<HostMemoryExhausted> for String {
 pub(crate) fn try_with_capacity<T>(count: usize) -> Result<Vec<T>, HostMemoryExhausted> {
     let mut elements = Vec::new();
     let reserved = elements.try_reserve_exact(count);
-    reserved
-        .map(|()| elements)
-        .map_err(|_| HostMemoryExhausted(count))
+    reserved.map(|()| elements).map_err(|_| HostMemoryExhausted(count))
 }
 
 /// `count` copies of an element.
-pub(crate) fn try_repeat<T: Clone>(
-    element: T,
-    count: usize,
-) -> Result<Vec<T>, HostMemoryExhausted> {
+pub(crate) fn try_repeat<T: Clone>(element: T, count: usize) -> Result<Vec<T>, HostMemoryExhausted> {
     let mut elements = try_with_capacity(count)?;
     elements.resize(count, element);
     Ok(elements)
 }
 
 /// The elements of an iterator of known length.
-pub(crate) fn try_collect<T>(
-    elements: impl ExactSizeIterator<Item = T>,
-) -> Result<Vec<T>, HostMemoryExhausted> {
+pub(crate) fn try_collect<T>(elements: impl ExactSizeIterator<Item = T>) -> Result<Vec<T>, HostMemoryExhausted> {
     let mut all = try_with_capacity(elements.len())?;
     all.extend(elements);
     Ok(all)

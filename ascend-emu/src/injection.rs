@@ -16,10 +16,7 @@ thread_local! {
 /// result is dropped before.
 pub fn inject(site: Site, nth: u64, status: i32) -> Injection {
     let id = THREAD.with_borrow_mut(|plan| plan.add(site, nth, status));
-    Injection {
-        id,
-        thread: PhantomData,
-    }
+    Injection { id, thread: PhantomData }
 }
 
 /// A fault to come, made by [`inject`]. Dropping it cancels the fault.
@@ -51,17 +48,10 @@ pub(crate) fn strike(site: Site) -> Outcome {
         (!plan.is_empty()).then(|| Lock::new(plan.clone()))
     });
     let of_process = process.as_ref().and_then(|plan| plan.lock().count(site));
-    let of_thread = THREAD
-        .try_with(|plan| plan.try_borrow_mut().ok().and_then(|mut p| p.count(site)))
-        .ok()
-        .flatten();
+    let of_thread = THREAD.try_with(|plan| plan.try_borrow_mut().ok().and_then(|mut p| p.count(site))).ok().flatten();
     match of_thread.or(of_process) {
         None => Ok(()),
-        Some(code) => Err(failure!(
-            code,
-            "fault on demand: this {} was chosen to fail with {code}",
-            site.name()
-        )),
+        Some(code) => Err(failure!(code, "fault on demand: this {} was chosen to fail with {code}", site.name())),
     }
 }
 
@@ -72,9 +62,7 @@ mod tests {
     #[test]
     fn injections_strike_once_on_their_thread() {
         let _fault = inject(Site::Sync, 2, 507_014);
-        std::thread::spawn(|| assert_eq!(strike(Site::Sync), Ok(())))
-            .join()
-            .unwrap();
+        std::thread::spawn(|| assert_eq!(strike(Site::Sync), Ok(()))).join().unwrap();
         assert_eq!(strike(Site::Sync), Ok(()));
         assert_eq!(strike(Site::Malloc), Ok(()));
         assert_eq!(strike(Site::Sync).unwrap_err().code, 507_014);

@@ -35,12 +35,10 @@ pub fn report_lints() {
 
 /// How lints are treated: as `ASCEND_EMU_LINTS` sets it, otherwise as [`report_lints`] has chosen.
 fn mode() -> Lints {
-    config()
-        .lints
-        .unwrap_or_else(|| match REPORTS.load(Ordering::Relaxed) {
-            true => Lints::Warn,
-            false => Lints::Off,
-        })
+    config().lints.unwrap_or_else(|| match REPORTS.load(Ordering::Relaxed) {
+        true => Lints::Warn,
+        false => Lints::Off,
+    })
 }
 
 /// Reports a lint that a call breaks, once for each description of its tensors, and that its version is deprecated once
@@ -49,11 +47,7 @@ fn mode() -> Lints {
 /// # Errors
 /// The lint, where lints are errors, unless it is a deprecation. A lint by which the device may access memory outside
 /// of the tensors is also an error where checks are strict.
-fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
-    symbol: &'static str,
-    arguments: &A,
-    lint: &Violation,
-) -> Outcome {
+fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(symbol: &'static str, arguments: &A, lint: &Violation) -> Outcome {
     let mode = mode();
     if mode == Lints::Off {
         return Ok(());
@@ -121,8 +115,7 @@ pub(crate) fn report_first<A: ArgumentList<Tensor = TensorDesc>>(
 
 fn tensors<A: ArgumentList<Tensor = TensorDesc>>(arguments: &A) -> String {
     let each = arguments.each_tensor();
-    let each =
-        each.map(|(argument, desc)| format!("{} {desc}", argument.parameter.info().acl_name));
+    let each = each.map(|(argument, desc)| format!("{} {desc}", argument.parameter.info().acl_name));
     each.collect::<Vec<_>>().join(", ")
 }
 

@@ -1,8 +1,6 @@
 //! Counts of the handles and memory that a process has not given back.
 
-use crate::descriptor::{
-    BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS,
-};
+use crate::descriptor::{BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS};
 use crate::executor::EXECUTORS;
 use crate::runtime::capturable_event::EVENTS;
 use crate::runtime::context::CONTEXTS;

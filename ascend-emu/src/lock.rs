@@ -34,19 +34,12 @@ impl Signal {
     }
 
     /// Waits for a notification, at most until `deadline`. Wakes spuriously: callers loop over their condition.
-    pub(crate) fn wait<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        deadline: Option<Instant>,
-    ) -> MutexGuard<'a, T> {
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Option<Instant>) -> MutexGuard<'a, T> {
         match deadline {
             None => self.0.wait(guard).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                self.0
-                    .wait_timeout(guard, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
+                self.0.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
             }
         }
     }

@@ -36,10 +36,7 @@ pub(crate) struct Behaviour {
 #[non_exhaustive]
 pub enum MachineError {
     /// The chip's name is of no known form.
-    #[error(
-        "{name:?} is the name of no known product; allowed: {}",
-        Soc::NAME_FORMS
-    )]
+    #[error("{name:?} is the name of no known product; allowed: {}", Soc::NAME_FORMS)]
     UnknownProduct {
         /// The name.
         name: String,
@@ -82,16 +79,11 @@ impl Machine {
     /// [`MachineError::UnknownProduct`], [`MachineError::Unreleased`].
     pub fn new(soc_name: &str, cann: Cann) -> Result<Self, MachineError> {
         let soc_name = soc_name.trim();
-        let unknown = || MachineError::UnknownProduct {
-            name: soc_name.chars().take(80).collect(),
-        };
+        let unknown = || MachineError::UnknownProduct { name: soc_name.chars().take(80).collect() };
         let soc = Soc::from_name(soc_name).ok_or_else(unknown)?;
         Ok(Machine {
             soc_name: CString::new(soc_name).map_err(|_| unknown())?,
-            behaviour: Behaviour {
-                target: Target::new(soc, cann).released()?,
-                operator: Version::newest_of(cann),
-            },
+            behaviour: Behaviour { target: Target::new(soc, cann).released()?, operator: Version::newest_of(cann) },
         })
     }
 
@@ -253,23 +245,13 @@ impl Chip {
         let mut chips = CHIPS.iter();
         let &(_, cube_cores, vector_cores, cpu_cores, cache) =
             chips.find(|(known, ..)| known.eq_ignore_ascii_case(name))?;
-        Some(Chip {
-            cube_cores,
-            vector_cores,
-            cpu_cores,
-            cache: cache * MIB,
-        })
+        Some(Chip { cube_cores, vector_cores, cpu_cores, cache: cache * MIB })
     }
 
     /// The chip with a name. An unknown name stands for the product's most common chip.
     pub(crate) fn named(name: &str, soc: Soc) -> Self {
         let known = Chip::by_name(name).or_else(|| Chip::by_name(soc.chip_name()));
-        known.unwrap_or(Chip {
-            cube_cores: 0,
-            vector_cores: 0,
-            cpu_cores: 0,
-            cache: 0,
-        })
+        known.unwrap_or(Chip { cube_cores: 0, vector_cores: 0, cpu_cores: 0, cache: 0 })
     }
 }
 
@@ -291,14 +273,8 @@ mod tests {
             );
         }
         let chosen = |soc_name, cann| Machine::chosen(soc_name, cann).unwrap();
-        assert_eq!(
-            chosen(Some("Ascend950PR_9599"), None).target(),
-            Target::new(Soc::Ascend950, Cann::V9_1)
-        );
-        assert_eq!(
-            chosen(None, Some(Cann::V8_5)).target(),
-            Target::new(Soc::AtlasA2, Cann::V8_5)
-        );
+        assert_eq!(chosen(Some("Ascend950PR_9599"), None).target(), Target::new(Soc::Ascend950, Cann::V9_1));
+        assert_eq!(chosen(None, Some(Cann::V8_5)).target(), Target::new(Soc::AtlasA2, Cann::V8_5));
         assert_eq!(chosen(None, None), Machine::default());
     }
 
@@ -320,35 +296,17 @@ mod tests {
 
         let newest = |cann| Machine::new("Ascend910B3", cann).unwrap().newest_operator();
         let newest = Cann::ALL.map(newest);
-        assert_eq!(
-            newest,
-            [
-                Version::V3,
-                Version::V4,
-                Version::V5,
-                Version::V5,
-                Version::V5
-            ]
-        );
+        assert_eq!(newest, [Version::V3, Version::V4, Version::V5, Version::V5, Version::V5]);
         // The headers of a development snapshot are newer than those of the release that it stands for.
         let snapshot = machine.operator(Version::V4);
-        assert!(
-            snapshot
-                .behaviour
-                .exports("aclnnFusedInferAttentionScoreV4")
-        );
+        assert!(snapshot.behaviour.exports("aclnnFusedInferAttentionScoreV4"));
     }
 
     #[test]
     fn every_product_has_a_chip_and_no_name_stands_twice() {
-        for soc in [
-            Soc::AtlasA2,
-            Soc::AtlasA3,
-            Soc::Ascend950,
-            Soc::AtlasInference,
-            Soc::AtlasTraining,
-            Soc::Atlas200I500A2,
-        ] {
+        for soc in
+            [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950, Soc::AtlasInference, Soc::AtlasTraining, Soc::Atlas200I500A2]
+        {
             assert!(Chip::by_name(soc.chip_name()).is_some(), "{soc}");
         }
         for (at, (name, ..)) in CHIPS.iter().enumerate() {

@@ -62,17 +62,13 @@ fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<u
 
 /// The behaviour at an index; 0 is that of the environment's machine.
 pub(crate) fn behaviour_at(index: usize) -> Behaviour {
-    let other = index
-        .checked_sub(1)
-        .and_then(|place| OTHERS.get(place)?.get());
+    let other = index.checked_sub(1).and_then(|place| OTHERS.get(place)?.get());
     other.copied().unwrap_or(config().machine.behaviour())
 }
 
 /// The chip's name at an index; 0 is that of the environment's machine.
 pub(crate) fn soc_name_at(index: usize) -> &'static CStr {
-    let other = index
-        .checked_sub(1)
-        .and_then(|place| OTHER_NAMES.get(place)?.get());
+    let other = index.checked_sub(1).and_then(|place| OTHER_NAMES.get(place)?.get());
     other.map_or_else(|| config().machine.soc_name(), CString::as_c_str)
 }
 
@@ -94,10 +90,7 @@ mod tests {
             assert_eq!(behaviour_at(index.behaviour), machine.behaviour());
             assert_eq!(soc_name_at(index.name), machine.soc_name());
         }
-        let own = MachineIndex {
-            behaviour: 0,
-            name: 0,
-        };
+        let own = MachineIndex { behaviour: 0, name: 0 };
         assert_eq!(index_of(&config().machine), Ok(own));
         assert_eq!(behaviour_at(0), config().machine.behaviour());
         assert_eq!(soc_name_at(0), config().machine.soc_name());
@@ -113,9 +106,6 @@ mod tests {
             index.behaviour
         });
         let indices: Vec<_> = indices.collect();
-        assert!(
-            indices.iter().all(|index| *index == indices[0]),
-            "{indices:?}"
-        );
+        assert!(indices.iter().all(|index| *index == indices[0]), "{indices:?}");
     }
 }

@@ -40,9 +40,7 @@ impl DeviceMemory {
     /// Reserves both views.
     fn reserve(wanted: u64) -> Outcome<Self> {
         // SAFETY: `sysconf` has no precondition.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
-            .unwrap_or(1 << 12)
-            .max(1 << 12);
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(1 << 12).max(1 << 12);
         let mut size = wanted.max(LEAST).next_multiple_of(page as u64);
         while size >= LEAST {
             if let Ok(len) = usize::try_from(size)
@@ -50,13 +48,7 @@ impl DeviceMemory {
             {
                 if let Some(backing) = map(len, libc::PROT_READ | libc::PROT_WRITE) {
                     prefer_huge_pages(backing, len);
-                    return Ok(DeviceMemory {
-                        base,
-                        backing,
-                        len,
-                        page,
-                        ranges: Ranges::default(),
-                    });
+                    return Ok(DeviceMemory { base, backing, len, page, ranges: Ranges::default() });
                 }
                 // SAFETY: the range was mapped just now and nothing refers to it.
                 unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), len) };
@@ -76,11 +68,9 @@ impl DeviceMemory {
             .get_or_init(|| {
                 // Twice what can be in use, for guard pages and for memory that is reused late.
                 let config = config();
-                let wanted = config.memory.map_or(RESERVED, |bytes| {
-                    bytes
-                        .saturating_mul(u64::from(config.devices))
-                        .saturating_mul(2)
-                });
+                let wanted = config
+                    .memory
+                    .map_or(RESERVED, |bytes| bytes.saturating_mul(u64::from(config.devices)).saturating_mul(2));
                 DeviceMemory::reserve(wanted)
             })
             .as_ref()
@@ -181,11 +171,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(base: usize, len: usize) -> Self {
-        Arena {
-            fresh: base,
-            end: base.saturating_add(len),
-            returned: BTreeMap::new(),
-        }
+        Arena { fresh: base, end: base.saturating_add(len), returned: BTreeMap::new() }
     }
 
     /// A range of exactly `bytes`.
@@ -262,9 +248,7 @@ impl DeviceMemory {
         };
         for offset in (0..bytes).step_by(POISON_FILE).take(MOST_MAPPINGS) {
             // SAFETY: the caller's promise.
-            let mapped = unsafe {
-                file.show_privately(host.add(offset), 0, POISON_FILE.min(bytes - offset))
-            };
+            let mapped = unsafe { file.show_privately(host.add(offset), 0, POISON_FILE.min(bytes - offset)) };
             if mapped.is_err() {
                 return;
             }
@@ -290,10 +274,7 @@ mod tests {
             assert_eq!(host.read(), 0);
         }
         let local = 3u8;
-        assert_eq!(
-            memory.host((&raw const local).addr()).addr(),
-            (&raw const local).addr()
-        );
+        assert_eq!(memory.host((&raw const local).addr()).addr(), (&raw const local).addr());
     }
 
     #[test]

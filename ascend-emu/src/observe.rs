@@ -41,12 +41,7 @@ struct Tensors<'a> {
 impl<'a> ObservedCall<'a> {
     /// A call whose tensors cannot be read.
     pub(crate) fn unread(call: &'a FiaCall<'a>, version: Version, target: Target) -> Self {
-        ObservedCall {
-            call,
-            version,
-            target,
-            tensors: None,
-        }
+        ObservedCall { call, version, target, tensors: None }
     }
 
     /// Returns this call with tensors that can be read.
@@ -60,14 +55,7 @@ impl<'a> ObservedCall<'a> {
         touches: &'a [(Argument, Range<u64>)],
         address: &'a dyn Fn(Argument) -> usize,
     ) -> Self {
-        ObservedCall {
-            tensors: Some(Tensors {
-                memory,
-                touches,
-                address,
-            }),
-            ..self
-        }
+        ObservedCall { tensors: Some(Tensors { memory, touches, address }), ..self }
     }
 
     /// Copies bytes of a tensor to `to`, from byte `start` after its base address on. Bytes that the call does not
@@ -77,13 +65,9 @@ impl<'a> ObservedCall<'a> {
         let Some(tensors) = &self.tensors else { return };
         let base = (tensors.address)(argument);
         let end = start.saturating_add(to.len());
-        let touches = tensors
-            .touches
-            .iter()
-            .filter(|(touched, _)| *touched == argument);
+        let touches = tensors.touches.iter().filter(|(touched, _)| *touched == argument);
         for (_, range) in touches {
-            let bounds =
-                [range.start, range.end].map(|byte| usize::try_from(byte).unwrap_or(usize::MAX));
+            let bounds = [range.start, range.end].map(|byte| usize::try_from(byte).unwrap_or(usize::MAX));
             let (from, until) = (bounds[0].max(start), bounds[1].min(end));
             let Some(count) = until.checked_sub(from).filter(|_| base != 0) else {
                 continue;

@@ -38,9 +38,7 @@ impl Addresses {
                 continue;
             }
             let input = info.input.and_then(|input| addresses.inputs.get_mut(input));
-            let output = info
-                .output
-                .and_then(|output| addresses.outputs.get_mut(output));
+            let output = info.output.and_then(|output| addresses.outputs.get_mut(output));
             for slot in input.into_iter().chain(output) {
                 *slot = *address;
             }
@@ -52,10 +50,7 @@ impl Addresses {
     pub(crate) fn get<P: DeclaredParameter>(&self, argument: Argument<P>) -> usize {
         let info = argument.parameter.info();
         let address = match (info.list, info.output, info.input) {
-            (Some(list), ..) => self
-                .lists
-                .get(list)
-                .and_then(|list| list.get(argument.index)),
+            (Some(list), ..) => self.lists.get(list).and_then(|list| list.get(argument.index)),
             (None, Some(output), _) => self.outputs.get(output),
             (None, None, Some(input)) => self.inputs.get(input),
             (None, None, None) => None,
@@ -152,12 +147,7 @@ pub(crate) trait Operator: Send + Sync {
     /// # Safety
     ///
     /// As for [`Operator::run`].
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    );
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements));
 
     /// Does the work, on the stream's thread.
     ///

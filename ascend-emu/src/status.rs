@@ -93,18 +93,12 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: i32, message: impl Into<Cow<'static, str>>) -> Self {
-        Failure {
-            code,
-            message: message.into(),
-        }
+        Failure { code, message: message.into() }
     }
 
     /// Turns this failure of the runtime into the failure that an `aclnn*` function returns for it.
     pub(crate) fn of_runtime(self) -> Self {
-        Failure {
-            message: format!("runtime error {}: {}", self.code, self.message).into(),
-            code: ACLNN_RUNTIME,
-        }
+        Failure { message: format!("runtime error {}: {}", self.code, self.message).into(), code: ACLNN_RUNTIME }
     }
 }
 
@@ -143,21 +137,14 @@ thread_local! {
 
 /// Runs `with` on the thread's record; does nothing while the thread is being torn down.
 fn recent<T: Default>(with: impl FnOnce(&mut RecentError) -> T) -> T {
-    RECENT
-        .try_with(|recent| recent.try_borrow_mut().map(|mut r| with(&mut r)).ok())
-        .ok()
-        .flatten()
-        .unwrap_or_default()
+    RECENT.try_with(|recent| recent.try_borrow_mut().map(|mut r| with(&mut r)).ok()).ok().flatten().unwrap_or_default()
 }
 
 /// Takes the latest message as a C string that stays valid until the thread calls this again; null if there is none.
 pub(crate) fn take_message() -> *const c_char {
     let text = recent(|recent| {
         recent.handed_out = recent.message.take();
-        recent
-            .handed_out
-            .as_ref()
-            .map(|text| Pointer(text.as_ptr()))
+        recent.handed_out.as_ref().map(|text| Pointer(text.as_ptr()))
     });
     text.map_or(ptr::null(), |text| text.0)
 }
@@ -215,11 +202,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
 pub(crate) fn contain<T>(code: i32, body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     // Shared state is behind `Lock`s, which a panic leaves consistent.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        Err(failure!(
-            code,
-            "internal error of the emulator: {}",
-            panic_text(payload.as_ref())
-        ))
+        Err(failure!(code, "internal error of the emulator: {}", panic_text(payload.as_ref())))
     })
 }
 
@@ -326,20 +309,14 @@ mod tests {
             return None;
         }
         // SAFETY: a non-null result of `take_message` is a C string valid until the next call on this thread.
-        Some(
-            unsafe { CStr::from_ptr(text) }
-                .to_string_lossy()
-                .into_owned(),
-        )
+        Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 
     #[test]
     fn messages_are_taken_once_and_stay_on_their_thread() {
         assert_eq!(message(), None);
         assert_eq!(acl(|| Err(failure!(PARAM_INVALID, "value {}", 7))), 107_000);
-        std::thread::spawn(|| assert_eq!(message(), None))
-            .join()
-            .unwrap();
+        std::thread::spawn(|| assert_eq!(message(), None)).join().unwrap();
         assert_eq!(message().as_deref(), Some("value 7"));
         assert_eq!(message(), None);
     }

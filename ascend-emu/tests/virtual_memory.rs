@@ -11,8 +11,8 @@ use ascend_testing::workbench as bench;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, findings, live};
 use ascend_sys::bindings::{
-    aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions, aclrtMemHandleType,
-    aclrtMemLocation, aclrtMemLocationType, aclrtPhysicalMemProp,
+    aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions, aclrtMemHandleType, aclrtMemLocation,
+    aclrtMemLocationType, aclrtPhysicalMemProp,
 };
 use bench::*;
 use std::ffi::c_void;
@@ -33,10 +33,7 @@ fn on_device(device: u32) -> aclrtPhysicalMemProp {
         handleType: aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE,
         allocationType: aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED,
         memAttr: aclrtMemAttr::ACL_HBM_MEM_HUGE,
-        location: aclrtMemLocation {
-            id: device,
-            type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE,
-        },
+        location: aclrtMemLocation { id: device, type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE },
         reserve: 0,
     }
 }
@@ -83,10 +80,7 @@ fn mapped_memory_is_used_like_any_other_and_across_its_parts() {
         map(range.wrapping_byte_add(place * UNIT), UNIT, part);
     }
     let fresh = download::<u8>(range, 2 * UNIT);
-    assert!(
-        fresh.iter().all(|&byte| byte == 0xff),
-        "fresh memory is full of NaN in strict mode"
-    );
+    assert!(fresh.iter().all(|&byte| byte == 0xff), "fresh memory is full of NaN in strict mode");
     drop(fresh);
     // A call whose query lies on the border of the two parts.
     let call = Call::new(5);
@@ -97,36 +91,17 @@ fn mapped_memory_is_used_like_any_other_and_across_its_parts() {
         let executor = call.prepare();
         ok(aclSetInputTensorAddr(executor, 0, call.tensors[0], query));
         ok(call.launch(executor, stream));
-        fails(
-            aclrtMemset(query, bytes, 0, bytes),
-            107_000,
-            &["host access without synchronisation"],
-        );
+        fails(aclrtMemset(query, bytes, 0, bytes), 107_000, &["host access without synchronisation"]);
         sync(stream);
         call.check(5);
         // Both parts are told apart from memory that is not mapped.
         let end = range.wrapping_byte_add(2 * UNIT - 8);
-        fails(
-            aclrtMemsetAsync(end, 16, 0, 16, stream),
-            107_000,
-            &["no allocated memory"],
-        );
-        fails(
-            aclrtMemsetAsync(query, 4 * UNIT, 0, 4 * UNIT, stream),
-            107_000,
-            &["no allocated memory"],
-        );
+        fails(aclrtMemsetAsync(end, 16, 0, 16, stream), 107_000, &["no allocated memory"]);
+        fails(aclrtMemsetAsync(query, 4 * UNIT, 0, 4 * UNIT, stream), 107_000, &["no allocated memory"]);
     }
     let found = allocation_at(query).unwrap();
-    assert_eq!(
-        (found.location, found.bytes),
-        (MemoryLocation::Device(0), UNIT as u64)
-    );
-    fails(
-        unsafe { aclrtFree(range) },
-        107_000,
-        &["mapped", "aclrtUnmapMem"],
-    );
+    assert_eq!((found.location, found.bytes), (MemoryLocation::Device(0), UNIT as u64));
+    fails(unsafe { aclrtFree(range) }, 107_000, &["mapped", "aclrtUnmapMem"]);
     for (place, part) in parts.into_iter().enumerate() {
         unmap(range.wrapping_byte_add(place * UNIT));
         drop_physical(part);
@@ -143,10 +118,7 @@ fn addresses_are_reserved_before_a_device_is_chosen() {
     std::thread::spawn(|| {
         // This thread has no context.
         let mut free = 0;
-        assert_ne!(
-            unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut free, &mut 0) },
-            0
-        );
+        assert_ne!(unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut free, &mut 0) }, 0);
         release(reserve(512));
     })
     .join()
@@ -158,9 +130,7 @@ fn addresses_are_reserved_before_a_device_is_chosen() {
 fn memory_is_made_mapped_and_freed_without_a_context() {
     let _turn = alone();
     let bench = Bench::new();
-    let elsewhere = |step: &(dyn Fn() -> usize + Sync)| {
-        std::thread::scope(|scope| scope.spawn(step).join().unwrap())
-    };
+    let elsewhere = |step: &(dyn Fn() -> usize + Sync)| std::thread::scope(|scope| scope.spawn(step).join().unwrap());
     let granularity = elsewhere(&|| {
         let (mut property, mut unit) = (on_device(1), 0);
         let option = aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -173,18 +143,11 @@ fn memory_is_made_mapped_and_freed_without_a_context() {
     let handle = elsewhere(&|| physical(UNIT).expose_provenance());
     let (at, handle_number) = (range.expose_provenance(), handle);
     elsewhere(&|| {
-        map(
-            with_exposed_provenance_mut(at),
-            UNIT,
-            with_exposed_provenance_mut(handle_number),
-        );
+        map(with_exposed_provenance_mut(at), UNIT, with_exposed_provenance_mut(handle_number));
         0
     });
     // The memory is the device's, whatever thread made it.
-    assert_eq!(
-        allocation_at(range).unwrap().location,
-        MemoryLocation::Device(0)
-    );
+    assert_eq!(allocation_at(range).unwrap().location, MemoryLocation::Device(0));
     ok(unsafe { aclrtMemset(range, 4096, 3, 4096) });
     assert_eq!(download::<u8>(range, 4096), [3; 4096]);
     drop(bench);
@@ -196,16 +159,8 @@ fn memory_is_made_mapped_and_freed_without_a_context() {
     });
     // What has no context to check against is still checked.
     elsewhere(&|| {
-        fails(
-            unsafe { aclrtUnmapMem(with_exposed_provenance_mut(at)) },
-            107_000,
-            &["virPtr"],
-        );
-        fails(
-            unsafe { aclrtMallocPhysical(&mut null_mut(), UNIT, &on_device(9), 0) },
-            107_001,
-            &["device 9"],
-        );
+        fails(unsafe { aclrtUnmapMem(with_exposed_provenance_mut(at)) }, 107_000, &["virPtr"]);
+        fails(unsafe { aclrtMallocPhysical(&mut null_mut(), UNIT, &on_device(9), 0) }, 107_001, &["device 9"]);
         0
     });
 }
@@ -278,8 +233,7 @@ fn arguments_of_virtual_memory_are_checked() {
     let odd = range.wrapping_byte_add(4096);
     let end = range.wrapping_byte_add(2 * UNIT);
     unsafe {
-        let take =
-            |at, size, align, expect, flags| aclrtReserveMemAddress(at, size, align, expect, flags);
+        let take = |at, size, align, expect, flags| aclrtReserveMemAddress(at, size, align, expect, flags);
         fails(take(null_mut(), 1, 0, null_mut(), 0), 100_000, &["virPtr"]);
         fails(take(&mut at, 0, 0, null_mut(), 0), 107_000, &["size"]);
         fails(take(&mut at, 1, 8, null_mut(), 0), 107_000, &["alignment"]);
@@ -294,11 +248,7 @@ fn arguments_of_virtual_memory_are_checked() {
         fails(make(&right, 0, 0), 107_000, &["size"]);
         fails(make(&right, UNIT, 1), 100_000, &["flags"]);
         fails(make(&on_device(9), UNIT, 0), 107_001, &["device 9"]);
-        fails(
-            make(&on_device(u32::MAX), UNIT, 0),
-            107_000,
-            &["location.id"],
-        );
+        fails(make(&on_device(u32::MAX), UNIT, 0), 107_000, &["location.id"]);
         let mut prop = right;
         prop.handleType = aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_POSIX;
         fails(make(&prop, UNIT, 0), 100_000, &["handleType"]);
@@ -308,11 +258,7 @@ fn arguments_of_virtual_memory_are_checked() {
         prop = right;
         prop.memAttr = aclrtMemAttr::ACL_DDR_MEM;
         fails(make(&prop, UNIT, 0), 100_000, &["memAttr"]);
-        fails(
-            aclrtMallocPhysical(&mut at, UNIT, null(), 0),
-            100_000,
-            &["prop"],
-        );
+        fails(aclrtMallocPhysical(&mut at, UNIT, null(), 0), 100_000, &["prop"]);
         fails(aclrtFreePhysical(null_mut()), 100_000, &["null"]);
         fails(aclrtFreePhysical(range), 107_017, &["aclrtDrvMemHandle"]);
 
@@ -332,11 +278,7 @@ fn arguments_of_virtual_memory_are_checked() {
         let mut elsewhere = null_mut();
         ok(aclrtMallocPhysical(&mut elsewhere, UNIT, &on_device(1), 0));
         let beside = range.wrapping_byte_add(UNIT);
-        fails(
-            to(beside, UNIT, 0, elsewhere, 0),
-            107_000,
-            &["another device"],
-        );
+        fails(to(beside, UNIT, 0, elsewhere, 0), 107_000, &["another device"]);
         drop_physical(elsewhere);
         fails(aclrtReleaseMemAddress(range), 107_000, &["still mapped"]);
         fails(aclrtReleaseMemAddress(odd), 107_000, &["virPtr"]);
@@ -344,25 +286,17 @@ fn arguments_of_virtual_memory_are_checked() {
         unmap(range);
         fails(aclrtUnmapMem(range), 107_000, &["virPtr"]);
         drop_physical(handle);
-        fails(
-            to(range, UNIT, 0, handle, 0),
-            107_017,
-            &["already destroyed"],
-        );
+        fails(to(range, UNIT, 0, handle, 0), 107_017, &["already destroyed"]);
         release(range);
         fails(aclrtReleaseMemAddress(range), 107_000, &["virPtr"]);
 
         let mut unit = 0;
         let minimum = aclrtMemGranularityOptions::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM;
         prop = right;
-        ok(aclrtMemGetAllocationGranularity(
-            &mut prop, minimum, &mut unit,
-        ));
+        ok(aclrtMemGetAllocationGranularity(&mut prop, minimum, &mut unit));
         assert_eq!(unit, UNIT);
         prop.memAttr = aclrtMemAttr::ACL_HBM_MEM_HUGE1G;
-        ok(aclrtMemGetAllocationGranularity(
-            &mut prop, minimum, &mut unit,
-        ));
+        ok(aclrtMemGetAllocationGranularity(&mut prop, minimum, &mut unit));
         assert_eq!(unit, 1 << 30);
         fails(
             aclrtMemGetAllocationGranularity(&mut prop, aclrtMemGranularityOptions(9), &mut unit),
@@ -385,37 +319,21 @@ fn unmapping_memory_in_use_is_told_and_put_off() {
     ok(unsafe { aclrtMemcpyAsync(copy, 4096, range, 4096, D2D, stream) });
     {
         let _check = check_scope(Check::Strict);
-        fails(
-            unsafe { aclrtUnmapMem(range) },
-            207_002,
-            &["memory freed while in use", "aclrtMemcpyAsync"],
-        );
+        fails(unsafe { aclrtUnmapMem(range) }, 207_002, &["memory freed while in use", "aclrtMemcpyAsync"]);
     }
     unmap(range);
-    let told = findings().into_iter().any(|finding| {
-        finding.kind == FindingKind::FreeInUse && finding.message.contains("aclrtUnmapMem")
-    });
+    let told = findings()
+        .into_iter()
+        .any(|finding| finding.kind == FindingKind::FreeInUse && finding.message.contains("aclrtUnmapMem"));
     assert!(told);
     // Until the copy is over its bytes are there, and their place is taken.
-    fails(
-        unsafe { aclrtMapMem(range, UNIT, 0, handle, 0) },
-        107_000,
-        &["still used"],
-    );
-    fails(
-        unsafe { aclrtReleaseMemAddress(range) },
-        107_000,
-        &["used by queued work"],
-    );
+    fails(unsafe { aclrtMapMem(range, UNIT, 0, handle, 0) }, 107_000, &["still used"]);
+    fails(unsafe { aclrtReleaseMemAddress(range) }, 107_000, &["used by queued work"]);
     gate.open();
     sync(stream);
     assert_eq!(download::<u8>(copy, 4096), [3; 4096]);
     let _check = check_scope(Check::Strict);
-    fails(
-        unsafe { aclrtMemsetAsync(range, 4096, 1, 4096, stream) },
-        107_000,
-        &["memory that was freed"],
-    );
+    fails(unsafe { aclrtMemsetAsync(range, 4096, 1, 4096, stream) }, 107_000, &["memory that was freed"]);
     map(range, UNIT, handle);
     assert_eq!(download::<u8>(range, 4096), [3; 4096]);
     unmap(range);
@@ -438,15 +356,10 @@ fn a_reset_takes_physical_memory_and_addresses_back() {
     map(range, UNIT, handle);
     ok(unsafe { aclrtResetDevice(1) });
     assert_eq!(live(), before);
-    let leaked = findings()
-        .into_iter()
-        .any(|finding| finding.kind == FindingKind::Leak && finding.message.contains("device 1"));
+    let leaked =
+        findings().into_iter().any(|finding| finding.kind == FindingKind::Leak && finding.message.contains("device 1"));
     assert!(leaked);
     let _bench = Bench::new();
-    fails(
-        unsafe { aclrtFreePhysical(handle) },
-        107_017,
-        &["destroyed"],
-    );
+    fails(unsafe { aclrtFreePhysical(handle) }, 107_017, &["destroyed"]);
     fails(unsafe { aclrtReleaseMemAddress(range) }, 107_000, &[]);
 }

@@ -1,10 +1,6 @@
 //! What the serving layer costs the host: `cargo bench -p ascend-serving --bench serving`.
 
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    reason = "a bench, not an interface"
-)]
+#![allow(missing_docs, clippy::unwrap_used, reason = "a bench, not an interface")]
 
 use std::num::NonZeroUsize;
 
@@ -12,10 +8,9 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, FusedAttention, GroupedAttention, GroupedRequest, LayerGroup,
-    LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
-    StepContext, StepPlan,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    FusedAttention, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors, PagedDecode, RangeCheck,
+    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, StepContext, StepPlan,
 };
 use divan::Bencher;
 
@@ -84,9 +79,7 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
         let one = |sequence| GroupedRequest::of(sequence, 1);
         sequences.iter().map(one).collect()
     };
-    let mut metadata = attention
-        .metadata(&batch(), StatePolicy::default())
-        .unwrap();
+    let mut metadata = attention.metadata(&batch(), StatePolicy::default()).unwrap();
     bencher.bench_local(|| {
         metadata.renew(&batch()).unwrap();
         metadata.tokens()
@@ -98,16 +91,9 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
 #[divan::bench(args = ["off", "always"])]
 fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     const LAYERS: usize = 4;
-    let stream = Runtime::emulated()
-        .unwrap()
-        .device(0)
-        .unwrap()
-        .stream()
-        .unwrap();
+    let stream = Runtime::emulated().unwrap().device(0).unwrap().stream().unwrap();
     let shape = CacheShape::new(LAYERS, 2, 128);
-    let cache =
-        PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative)
-            .unwrap();
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative).unwrap();
     let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(8, 2, 128), cache, backends);
     let check = (check == "always").then(RangeCheck::always);
@@ -175,16 +161,8 @@ struct SharedPrefix {
 }
 
 impl SharedPrefix {
-    const SIZES: [(usize, usize); 8] = [
-        (2, 8192),
-        (4, 1024),
-        (4, 4096),
-        (16, 256),
-        (16, 1024),
-        (16, 4096),
-        (64, 256),
-        (64, 1024),
-    ];
+    const SIZES: [(usize, usize); 8] =
+        [(2, 8192), (4, 1024), (4, 4096), (16, 256), (16, 1024), (16, 4096), (64, 256), (64, 1024)];
 
     fn new(device: &Device, (requests, prefix): (usize, usize)) -> Self {
         let stream = device.stream().unwrap();
@@ -211,15 +189,7 @@ impl SharedPrefix {
             stream.upload(&data, shape).unwrap()
         };
         let (query, new) = (rows(shape.heads), rows(shape.kv_heads));
-        Self {
-            shape,
-            stream,
-            cache,
-            metadata,
-            block_table,
-            query,
-            new,
-        }
+        Self { shape, stream, cache, metadata, block_table, query, new }
     }
 
     /// Planned once, then launched and waited for.

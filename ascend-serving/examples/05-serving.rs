@@ -40,14 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = cache(&stream, int8)?;
     let backends = Backends::standard(stream.device());
     let pool = cache.pool().clone();
-    println!(
-        "cache: {} blocks of {} tokens, {} KiB",
-        pool.blocks(),
-        pool.block_size(),
-        cache.bytes() >> 10
-    );
-    let settings = BatchSettings::of(&cache, Causality::Causal)
-        .policy(StatePolicy::new(true, Some(Drafting::Mtp)));
+    println!("cache: {} blocks of {} tokens, {} KiB", pool.blocks(), pool.block_size(), cache.bytes() >> 10);
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, Some(Drafting::Mtp)));
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);
 
@@ -68,11 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 None => Sequence::new(&pool),
             };
             let left = 4 + step % 5;
-            running.push(Request {
-                tokens,
-                cached,
-                left,
-            });
+            running.push(Request { tokens, cached, left });
         }
 
         // What each request adds: a chunk of its prompt, or the next token with two drafts at times.
@@ -116,9 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
             outputs.push(layers.forward(layer, (&query, &key, &value))?);
         }
-        let served = layers
-            .selected()
-            .map_or("nothing", |selected| selected.name);
+        let served = layers.selected().map_or("nothing", |selected| selected.name);
         drop(layers);
 
         // The last row of each request against its whole sequence in double precision.
@@ -127,12 +115,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut end = 0;
             for (request, (new, _)) in running.iter().zip(&work) {
                 end += *new;
-                let want = dense(
-                    &request.tokens[..request.cached.len()],
-                    layer,
-                    shape,
-                    |_| true,
-                );
+                let want = dense(&request.tokens[..request.cached.len()], layer, shape, |_| true);
                 let got = &output[(end - 1) * HEADS * DIM..][..HEADS * DIM];
                 let errors = got.iter().zip(&want).map(|(g, w)| (g.to_f64() - w).abs());
                 worst = errors.fold(worst, |worst, error| match error.is_nan() {
@@ -148,9 +131,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             if *drafts > 0 {
                 let tree = DraftTree::chain(*drafts)?;
                 let first = request.tokens.len() - 1 - *drafts;
-                let predicted: Vec<u64> = (first..request.tokens.len())
-                    .map(|last| next(&request.tokens[..=last]))
-                    .collect();
+                let predicted: Vec<u64> =
+                    (first..request.tokens.len()).map(|last| next(&request.tokens[..=last])).collect();
                 let accepted = tree.accept_greedy(&request.tokens[first..], &predicted)?;
                 let wrong = *drafts - accepted.drafts();
                 request.cached.truncate(request.cached.len() - wrong)?;
@@ -205,9 +187,7 @@ fn prompt(request: u64) -> Vec<u64> {
 
 /// What the "model" puts behind these tokens.
 fn next(tokens: &[u64]) -> u64 {
-    let mixed = tokens.iter().rev().take(3).fold(7, |mixed: u64, token| {
-        mixed.wrapping_mul(31).wrapping_add(*token)
-    });
+    let mixed = tokens.iter().rev().take(3).fold(7, |mixed: u64, token| mixed.wrapping_mul(31).wrapping_add(*token));
     1_000_000 + mixed % 1_000_000
 }
 

@@ -49,10 +49,7 @@ impl Model {
             let weights = random(seed, HEADS * DIM * LATENT);
             weights.iter().map(|w| scale * w.to_f64()).collect()
         };
-        Self {
-            w_uk: weights(1),
-            w_uv: weights(2),
-        }
+        Self { w_uk: weights(1), w_uv: weights(2) }
     }
 
     fn latent(token: usize) -> Vec<bf16> {
@@ -86,12 +83,7 @@ impl Model {
 
     /// Keys and values of all heads. On an NPU these are the model's matrix products on the stream; this crate has
     /// none.
-    fn up_project(
-        &self,
-        stream: &Stream,
-        rows: LatentRows<'_, bf16>,
-        out: &UpProjected<bf16>,
-    ) -> Result<()> {
+    fn up_project(&self, stream: &Stream, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>) -> Result<()> {
         let latents = rows.latent.download(stream)?;
         let project = |weights: &[f64]| -> Vec<bf16> {
             let rows = latents.chunks_exact(LATENT);
@@ -141,8 +133,7 @@ fn main() -> Result<()> {
     let cache = CacheShape::latent(1);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, cache, pad)?;
-    let settings =
-        BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     // Room for 48 cached tokens at a time, so that the later chunks of the prompt read what is cached in several.
     let mla = Mla::new().workspace_bytes(48 * 2 * (LATENT + ROPE + HEADS * (2 * DIM + ROPE)));
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));
@@ -158,11 +149,7 @@ fn main() -> Result<()> {
     let keys: Vec<_> = (0..tokens)
         .map(|token| {
             let latent = exact(&Model::latent(token));
-            [
-                Model::project(&model.w_uk, &latent),
-                exact(&Model::key_rope(token)),
-                Model::project(&model.w_uv, &latent),
-            ]
+            [Model::project(&model.w_uk, &latent), exact(&Model::key_rope(token)), Model::project(&model.w_uv, &latent)]
         })
         .collect();
 
@@ -183,35 +170,21 @@ fn main() -> Result<()> {
 
         // Short steps read the latents as they are; for prompts, keys and values are projected out of them.
         let absorbed = Mla::absorbs(&metadata);
-        let up_project =
-            |stream: &Stream, _: usize, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
-                model.up_project(stream, rows, out)
-            };
+        let up_project = |stream: &Stream, _: usize, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+            model.up_project(stream, rows, out)
+        };
         let (query, form): (Tensor<bf16>, _) = match absorbed {
-            true => (
-                upload(HEADS, LATENT, &|token| model.absorb(token))?,
-                LatentForm::Absorbed,
-            ),
-            false => (
-                upload(HEADS, DIM, &Model::query)?,
-                LatentForm::Plain(&up_project),
-            ),
+            true => (upload(HEADS, LATENT, &|token| model.absorb(token))?, LatentForm::Absorbed),
+            false => (upload(HEADS, DIM, &Model::query)?, LatentForm::Plain(&up_project)),
         };
         let query_rope = upload(HEADS, ROPE, &Model::query_rope)?;
         let latent = upload(1, LATENT, &Model::latent)?;
         let key_rope = upload(1, ROPE, &Model::key_rope)?;
-        let tensors = LatentTensors {
-            query_rope: &query_rope,
-            form,
-        };
+        let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(&stream, &metadata)?;
         let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
         drop(step);
-        println!(
-            "{:?}, tokens {of_step:?}: {}",
-            metadata.state(),
-            output.desc()
-        );
+        println!("{:?}, tokens {of_step:?}: {}", metadata.state(), output.desc());
 
         let output = exact(&output.download(&stream)?);
         for (at, token) in of_step.clone().enumerate() {

@@ -11,13 +11,9 @@ use std::error::Error;
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::graph::{CaptureEstimate, Capturing};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
-use ascend_attention::{
-    Device, FusedInferAttention, Layout, Output, Runtime, Stream, Tensor, bf16,
-};
+use ascend_attention::{Device, FusedInferAttention, Layout, Output, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{
-    AttentionMetadata, BatchRequest, BatchSettings, Causality, GraphPool, Result,
-};
+use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Causality, GraphPool, Result};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -101,14 +97,10 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
             // It says which blocks to copy, which is for sequences that share some.
             let _ = request.cached.grow(1)?;
         }
-        let batch: Vec<_> = running
-            .iter()
-            .map(|request| BatchRequest::of(&request.cached, 1))
-            .collect();
+        let batch: Vec<_> = running.iter().map(|request| BatchRequest::of(&request.cached, 1)).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings)?;
-        let buffers = graphs.launch(&stream, &mut metadata, |buffers, metadata| {
-            fill(&stream, buffers, metadata, &running)
-        })?;
+        let buffers =
+            graphs.launch(&stream, &mut metadata, |buffers, metadata| fill(&stream, buffers, metadata, &running))?;
         let size = metadata.tokens();
         for (of, count) in &mut replays {
             *count += usize::from(*of == size);
@@ -124,11 +116,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
                 let got = &output[row * HEADS * DIM..][..HEADS * DIM];
                 for (got, want) in got.iter().zip(dense(&request.tokens, layer)) {
                     let error = (got.to_f64() - want).abs();
-                    worst = if error.is_nan() {
-                        f64::INFINITY
-                    } else {
-                        worst.max(error)
-                    };
+                    worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
                 }
                 rows += 1;
             }
@@ -152,10 +140,7 @@ fn buffers(device: &Device, stream: &Stream, rows: usize) -> Result<Buffers> {
             query: Tensor::empty(device, [rows, HEADS, DIM])?,
             key: Tensor::empty(device, [rows, KV_HEADS, DIM])?,
             value: Tensor::empty(device, [rows, KV_HEADS, DIM])?,
-            output: Output {
-                attention: Tensor::empty(device, [rows, HEADS, DIM])?,
-                softmax_lse: None,
-            },
+            output: Output { attention: Tensor::empty(device, [rows, HEADS, DIM])?, softmax_lse: None },
         })
     };
     // Slots of padding are below 0, which the emulation skips; `PadPolicy::DumpSlot` needs nothing from the device.
@@ -179,19 +164,11 @@ fn record(
     let ends = Cumulative::new((1..=size).collect())?;
     let most = COLUMNS * BLOCK_SIZE;
     let keys = PerRequest::new(vec![most; size])?;
-    let longest = CallLengths::PackedPaged {
-        q: &ends,
-        kv: &keys,
-    };
+    let longest = CallLengths::PackedPaged { q: &ends, kv: &keys };
     let slots = &buffers.slots;
     let mut planned = None;
     for (at, layer) in buffers.layers.iter().enumerate() {
-        let Layer {
-            query,
-            key,
-            value,
-            output,
-        } = layer;
+        let Layer { query, key, value, output } = layer;
         let cached = cache.layer(at)?;
         let inputs = Inputs::new(query, &cached.key, &cached.value).paged(&buffers.table);
         let (call, write) = match planned.take() {
@@ -210,25 +187,14 @@ fn record(
 }
 
 /// Puts a step into the buffers of its size.
-fn fill(
-    stream: &Stream,
-    buffers: &Buffers,
-    metadata: &AttentionMetadata,
-    running: &[Request],
-) -> Result<()> {
+fn fill(stream: &Stream, buffers: &Buffers, metadata: &AttentionMetadata, running: &[Request]) -> Result<()> {
     let table = metadata.table();
-    let rows: Vec<_> = (0..table.requests())
-        .filter_map(|request| table.row(request))
-        .collect();
+    let rows: Vec<_> = (0..table.requests()).filter_map(|request| table.row(request)).collect();
     buffers.table.overwrite(stream, &rows)?;
     let slots: Vec<i64> = metadata.slots().iter().map(|slot| (*slot).into()).collect();
     buffers.slots.overwrite(stream, &slots)?;
     for (at, layer) in buffers.layers.iter().enumerate() {
-        let tensors = [
-            (&layer.query, 0, HEADS),
-            (&layer.key, 1, KV_HEADS),
-            (&layer.value, 2, KV_HEADS),
-        ];
+        let tensors = [(&layer.query, 0, HEADS), (&layer.key, 1, KV_HEADS), (&layer.value, 2, KV_HEADS)];
         for (tensor, role, heads) in tensors {
             let mut rows = Vec::with_capacity(tensor.len());
             for request in running {
@@ -258,14 +224,8 @@ fn token_rows(token: u64, layer: usize, role: u64, heads: usize) -> Vec<bf16> {
 fn dense(tokens: &[u64], layer: usize) -> Vec<f64> {
     let last = tokens.last().copied().unwrap_or(0);
     let query = token_rows(last, layer, 0, HEADS);
-    let keys: Vec<_> = tokens
-        .iter()
-        .map(|token| token_rows(*token, layer, 1, KV_HEADS))
-        .collect();
-    let values: Vec<_> = tokens
-        .iter()
-        .map(|token| token_rows(*token, layer, 2, KV_HEADS))
-        .collect();
+    let keys: Vec<_> = tokens.iter().map(|token| token_rows(*token, layer, 1, KV_HEADS)).collect();
+    let values: Vec<_> = tokens.iter().map(|token| token_rows(*token, layer, 2, KV_HEADS)).collect();
     let mut out = Vec::with_capacity(HEADS * DIM);
     for (head, query) in query.chunks_exact(DIM).enumerate() {
         let shared = head / (HEADS / KV_HEADS) * DIM;

@@ -51,21 +51,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut cached = Sequence::new(&pool);
         store(&stream, &mut cache, &mut cached, &tokens)?;
         let last = next(&tokens);
-        requests.push(Request {
-            tokens,
-            cached,
-            last,
-        });
+        requests.push(Request { tokens, cached, last });
     }
 
     let mut time = Duration::ZERO;
     let (mut worst, mut rows, mut kept) = (0f64, 0, 0);
     for round in 1..=4 {
         // Each node's token: that of the right path, or one that is wrong.
-        let drafted: Vec<Vec<u64>> = requests
-            .iter()
-            .map(|request| draft(request, &tree))
-            .collect();
+        let drafted: Vec<Vec<u64>> = requests.iter().map(|request| draft(request, &tree)).collect();
         let upload = |what, heads| nodes_of(&stream, &drafted, what, heads);
         // The nodes are behind the cached tokens from now on, and the verification reads those in front of them.
         for (request, drafted) in requests.iter_mut().zip(&drafted) {
@@ -79,11 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let verified: Vec<_> = verified.collect();
         let verification = TreeVerification::new(shape);
         let mut step = verification.begin(&stream, &cache, &verified)?;
-        let (query, key, value) = (
-            upload(0, HEADS)?,
-            upload(1, KV_HEADS)?,
-            upload(2, KV_HEADS)?,
-        );
+        let (query, key, value) = (upload(0, HEADS)?, upload(1, KV_HEADS)?, upload(2, KV_HEADS)?);
         let begun = Instant::now();
         let output = step.forward(0, (&query, &key, &value))?.download(&stream)?;
         step.end()?;
@@ -99,11 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     let got = &output[((at * HEADS + head) * nodes + node) * DIM..][..DIM];
                     for (got, want) in got.iter().zip(want) {
                         let error = (got.to_f64() - want).abs();
-                        worst = if error.is_nan() {
-                            f64::INFINITY
-                        } else {
-                            worst.max(error)
-                        };
+                        worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
                     }
                 }
                 rows += 1;
@@ -118,10 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .collect();
             let accepted = tree.accept_greedy(drafted, &predicted)?;
             let right: Vec<u64> = accepted.nodes.iter().map(|node| drafted[*node]).collect();
-            println!(
-                "step {round}, request {at}: nodes {:?} accepted",
-                accepted.nodes
-            );
+            println!("step {round}, request {at}: nodes {:?} accepted", accepted.nodes);
             kept += accepted.drafts();
             // Their keys come behind each other, and the others go.
             let root = request.tokens.len();
@@ -132,10 +114,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    println!(
-        "{kept} drafts kept in 4 steps of {:.2} ms",
-        time.as_secs_f64() * 1e3 / 4.0
-    );
+    println!("{kept} drafts kept in 4 steps of {:.2} ms", time.as_secs_f64() * 1e3 / 4.0);
     println!("{rows} rows against the definition, worst error {worst:.1e}");
     // The same tokens one by one.
     for request in &requests {
@@ -156,9 +135,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// What the "model" puts behind these tokens.
 fn next(tokens: &[u64]) -> u64 {
-    let mixed = tokens.iter().rev().take(3).fold(7, |mixed: u64, token| {
-        mixed.wrapping_mul(31).wrapping_add(*token)
-    });
+    let mixed = tokens.iter().rev().take(3).fold(7, |mixed: u64, token| mixed.wrapping_mul(31).wrapping_add(*token));
     1_000_000 + mixed % 1_000_000
 }
 
@@ -172,11 +149,7 @@ fn draft(request: &Request, tree: &DraftTree) -> Vec<u64> {
         let path: Vec<u64> = path.map(|other| drafted[other]).collect();
         let right = next(&[request.tokens.as_slice(), &path].concat());
         let first = (1..node).all(|other| tree.parent(other) != Some(parent));
-        drafted.push(if first == right.is_multiple_of(2) {
-            right
-        } else {
-            right + 1
-        });
+        drafted.push(if first == right.is_multiple_of(2) { right } else { right + 1 });
     }
     drafted
 }
@@ -191,10 +164,7 @@ fn store(
     let grown = cached.grow(tokens.len())?;
     cache.copy_blocks(stream, &grown.copies)?;
     let upload = |what| {
-        let rows: Vec<f16> = tokens
-            .iter()
-            .flat_map(|t| row(*t, what, KV_HEADS))
-            .collect();
+        let rows: Vec<f16> = tokens.iter().flat_map(|t| row(*t, what, KV_HEADS)).collect();
         stream.upload(&rows, [tokens.len(), KV_HEADS, DIM])
     };
     let (key, value) = (upload(1)?, upload(2)?);
@@ -205,12 +175,7 @@ fn store(
 }
 
 /// Rows of all nodes, `[B, N, nodes, D]`.
-fn nodes_of(
-    stream: &Stream,
-    drafted: &[Vec<u64>],
-    what: u64,
-    heads: usize,
-) -> ascend_attention::Result<Tensor<f16>> {
+fn nodes_of(stream: &Stream, drafted: &[Vec<u64>], what: u64, heads: usize) -> ascend_attention::Result<Tensor<f16>> {
     let mut data = Vec::new();
     for tokens in drafted {
         for head in 0..heads {
@@ -245,8 +210,7 @@ fn dense(tokens: &[u64], scale: f64) -> Vec<Vec<f64>> {
     let values: Vec<_> = tokens.iter().map(|key| exact(*key, 2, KV_HEADS)).collect();
     let of = |head: usize| -> Vec<f64> {
         let kv = head / (HEADS / KV_HEADS) * DIM;
-        let dot =
-            |key: &Vec<f64>| -> f64 { (0..DIM).map(|d| query[head * DIM + d] * key[kv + d]).sum() };
+        let dot = |key: &Vec<f64>| -> f64 { (0..DIM).map(|d| query[head * DIM + d] * key[kv + d]).sum() };
         let weights: Vec<f64> = keys.iter().map(|key| (scale * dot(key)).exp()).collect();
         let total: f64 = weights.iter().sum();
         let sum = |d: usize| -> f64 {

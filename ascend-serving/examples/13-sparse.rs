@@ -100,9 +100,7 @@ fn product(a: &[f64], b: &[f64], [m, k, n]: [usize; 3], steps: [usize; 2]) -> Ve
     unsafe {
         let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
         let (k_step, n_step) = (k as isize, n as isize);
-        matrixmultiply::dgemm(
-            m, k, n, 1.0, a, k_step, 1, b, rows, columns, 0.0, c, n_step, 1,
-        );
+        matrixmultiply::dgemm(m, k, n, 1.0, a, k_step, 1, b, rows, columns, 0.0, c, n_step, 1);
     }
     c
 }
@@ -115,10 +113,7 @@ fn sums_of_all(query: &[f64], keys: &Keys, seen: usize, scale: f64) -> Vec<f64> 
         let tile = keys.exact(first..first + tokens);
         let scores = product(query, &tile, [HEADS, KEY, tokens], [1, KEY]);
         for (sum, scores) in sums.iter_mut().zip(scores.chunks(tokens)) {
-            *sum += scores
-                .iter()
-                .map(|score| (scale * score).exp())
-                .sum::<f64>();
+            *sum += scores.iter().map(|score| (scale * score).exp()).sum::<f64>();
         }
     }
     sums
@@ -129,10 +124,7 @@ fn attended(query: &[f64], keys: &Keys, chosen: &[usize], scale: f64) -> (Vec<f6
     let rows = keys.exact(chosen.iter().copied());
     let scores = product(query, &rows, [HEADS, KEY, chosen.len()], [1, KEY]);
     let weights: Vec<f64> = scores.iter().map(|score| (scale * score).exp()).collect();
-    let sums: Vec<f64> = weights
-        .chunks(chosen.len())
-        .map(|own| own.iter().sum())
-        .collect();
+    let sums: Vec<f64> = weights.chunks(chosen.len()).map(|own| own.iter().sum()).collect();
     let mut out = product(&weights, &rows, [HEADS, chosen.len(), LATENT], [KEY, 1]);
     for (row, sum) in out.chunks_mut(LATENT).zip(&sums) {
         row.iter_mut().for_each(|x| *x /= sum);
@@ -183,9 +175,7 @@ impl Queries {
     fn exact(&self, row: usize) -> Vec<f64> {
         let heads = self.query.chunks(LATENT).zip(self.rope.chunks(ROPE));
         let heads = heads.skip(row * HEADS).take(HEADS);
-        heads
-            .flat_map(|(query, rope)| exact(query).chain(exact(rope)))
-            .collect()
+        heads.flat_map(|(query, rope)| exact(query).chain(exact(rope))).collect()
     }
 }
 
@@ -197,17 +187,13 @@ fn upload(stream: &Stream, rows: &[bf16], heads: usize, dim: usize) -> Result<Te
 /// Attention whose prompt has been computed elsewhere: its keys are written to both caches, and named as computed.
 fn with_prompt(stream: &Stream, keys: &Keys) -> Result<(SparseLatent<bf16>, Sequence)> {
     let device = stream.device();
-    let cache = |shape| {
-        PagedKvCache::<bf16>::new(device, BLOCKS, BLOCK_SIZE, shape, PadPolicy::SkipNegative)
-    };
+    let cache = |shape| PagedKvCache::<bf16>::new(device, BLOCKS, BLOCK_SIZE, shape, PadPolicy::SkipNegative);
     let latents = cache(CacheShape::latent(1))?;
     let index_keys = cache(CacheShape::index_keys(1))?.with_pool(latents.pool())?;
     let mut sparse = SparseLatent::new(AttentionShape::latent(HEADS), latents, index_keys)?;
 
     let mut sequence = Sequence::new(sparse.latents().pool());
-    let slots = sparse
-        .latents_mut()
-        .grow(stream, &mut sequence, keys.tokens())?;
+    let slots = sparse.latents_mut().grow(stream, &mut sequence, keys.tokens())?;
     let write = |cache: &mut PagedKvCache<bf16>, key, value| -> Result<()> {
         let write = CacheWrite::plan(cache, stream, &slots, key, value)?;
         cache.write(stream, &write, 0, key, value)?;

@@ -10,8 +10,7 @@ use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest, Causality};
 use crate::error::{Error, Result};
 use crate::kv::{
-    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, StepTokens, check_slots,
-    uncopied, written_over,
+    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, StepTokens, check_slots, uncopied, written_over,
 };
 use crate::rules::{self, room};
 
@@ -85,10 +84,8 @@ impl ContextParallel {
     /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs.
     pub fn new(share: Interleave, block_size: usize) -> Result<Self, Violation> {
         if share.ranks() > Self::MAX_RANKS {
-            return Err(rules::RANKS_PARTS.broken(
-                format_args!("{} ranks", share.ranks()),
-                format_args!("1 to {}", Self::MAX_RANKS),
-            ));
+            return Err(rules::RANKS_PARTS
+                .broken(format_args!("{} ranks", share.ranks()), format_args!("1 to {}", Self::MAX_RANKS)));
         }
         share.check(block_size)?;
         Ok(Self { share, block_size })
@@ -106,15 +103,11 @@ impl ContextParallel {
 
     /// Refuses a sequence whose blocks have another size than the table's entries.
     fn check_pool(&self, index: usize, request: &BatchRequest<'_>) -> Result<(), Violation> {
-        let own = request
-            .sequence
-            .map(|sequence| sequence.pool().block_size());
+        let own = request.sequence.map(|sequence| sequence.pool().block_size());
         match own {
             Some(own) if own != self.pool_block_size() => Err(Violation::new(
                 &rules::TABLE_POOL,
-                format_args!(
-                    "a sequence of a pool with blocks of {own} tokens for request {index}"
-                ),
+                format_args!("a sequence of a pool with blocks of {own} tokens for request {index}"),
                 format_args!("blocks of {} tokens", self.pool_block_size()),
                 "make the pool with blocks of `ContextParallel::pool_block_size` tokens",
             )),
@@ -143,11 +136,7 @@ impl ContextParallel {
     /// queued.
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
-    pub fn split(
-        &self,
-        requests: &[BatchRequest<'_>],
-        pad: PadPolicy,
-    ) -> Result<ContextSplit, Violation> {
+    pub fn split(&self, requests: &[BatchRequest<'_>], pad: PadPolicy) -> Result<ContextSplit, Violation> {
         if let PadPolicy::DumpSlot(slot) = pad
             && slot as usize >= self.block_size
         {
@@ -200,9 +189,7 @@ impl ContextParallel {
                 let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "split the batch");
                 room(&mut step.slots, request.new, rule, fix)?;
                 for position in request.cached..keys {
-                    let slot = self
-                        .share
-                        .slot(request.row, position, self.block_size, rank)?;
+                    let slot = self.share.slot(request.row, position, self.block_size, rank)?;
                     // Every slot is an INT32.
                     let slot = match slot.map(|slot| slot as i32) {
                         Some(slot) if pad.is_padding(slot, self.block_size) => {
@@ -227,20 +214,12 @@ impl ContextParallel {
         let own = if single { 0 } else { 1 << ranks.len() };
         let parts = |request: usize| {
             let ranks = ranks.iter().enumerate();
-            ranks.fold(own, |parts: u16, (rank, step)| {
-                parts | u16::from(step.kv_lengths.lengths()[request] > 0) << rank
-            })
+            ranks
+                .fold(own, |parts: u16, (rank, step)| parts | u16::from(step.kv_lengths.lengths()[request] > 0) << rank)
         };
         let rows = requests.iter().enumerate();
-        let rows = rows.map(|(index, request)| PartsOfRows {
-            rows: request.new,
-            parts: parts(index),
-        });
-        Ok(ContextSplit {
-            rows: rows.collect(),
-            new: (!single).then_some(NewTokens { q_ends: ends }),
-            ranks,
-        })
+        let rows = rows.map(|(index, request)| PartsOfRows { rows: request.new, parts: parts(index) });
+        Ok(ContextSplit { rows: rows.collect(), new: (!single).then_some(NewTokens { q_ends: ends }), ranks })
     }
 }
 
@@ -364,11 +343,7 @@ impl RankStep {
                 Some(call.plan(paged(query, cache, block_table))?)
             }
         };
-        Ok(ContextPlan {
-            call,
-            shape: out,
-            single: self.single,
-        })
+        Ok(ContextPlan { call, shape: out, single: self.single })
     }
 }
 
@@ -393,18 +368,13 @@ impl NewTokens {
     }
 }
 
-fn paged<'a, T: Element>(
-    query: &'a Tensor<T>,
-    cache: &'a LayerCache<T>,
-    block_table: &'a BlockTable,
-) -> Inputs<'a, T> {
+fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_table: &'a BlockTable) -> Inputs<'a, T> {
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
 fn sizes<T: Element>(query: &Tensor<T>) -> Result<[usize; 3]> {
     let &[rows, heads, dim] = query.shape() else {
-        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]")
-            .fix("reshape the query to packed rows"));
+        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]").fix("reshape the query to packed rows"));
     };
     Ok([rows, heads, dim])
 }
@@ -443,10 +413,7 @@ impl ContextPlan {
         let output: Output<T> = call.launch(stream, paged(&query, cache, block_table))?;
         let [rows, heads, _] = self.shape;
         let lse = output.softmax_lse.map(|lse| lse.reshape([rows, heads, 1]));
-        Ok(Output {
-            attention: output.attention.reshape(self.shape)?,
-            softmax_lse: lse.transpose()?,
-        })
+        Ok(Output { attention: output.attention.reshape(self.shape)?, softmax_lse: lse.transpose()? })
     }
 
     /// Outputs without contents: the merge takes no row of them.

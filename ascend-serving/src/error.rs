@@ -39,11 +39,9 @@ impl fmt::Debug for Error {
         }
         match self {
             Self::Violation(violation) => f.debug_tuple("Violation").field(violation).finish(),
-            Self::NoBackend { reasons, rules } => f
-                .debug_struct("NoBackend")
-                .field("reasons", reasons)
-                .field("rules", rules)
-                .finish(),
+            Self::NoBackend { reasons, rules } => {
+                f.debug_struct("NoBackend").field("reasons", reasons).field("rules", rules).finish()
+            }
             Self::Attention(error) => f.debug_tuple("Attention").field(error).finish(),
         }
     }
@@ -73,31 +71,19 @@ impl Error {
 
     /// The refusal of a wrong argument.
     #[cold]
-    pub(crate) fn invalid(
-        argument: &'static str,
-        given: impl fmt::Display,
-        allowed: impl fmt::Display,
-    ) -> Self {
+    pub(crate) fn invalid(argument: &'static str, given: impl fmt::Display, allowed: impl fmt::Display) -> Self {
         ascend_attention::Error::invalid(argument, given, allowed).into()
     }
 
     /// The refusal of memory that a call would write and that others use.
     #[cold]
-    pub(crate) fn shared(
-        argument: &'static str,
-        given: impl fmt::Display,
-        allowed: impl fmt::Display,
-    ) -> Self {
+    pub(crate) fn shared(argument: &'static str, given: impl fmt::Display, allowed: impl fmt::Display) -> Self {
         ascend_attention::Error::shared(argument, given, allowed).into()
     }
 
     /// The refusal of a launch with something else than was planned.
     #[cold]
-    pub(crate) fn not_as_planned(
-        argument: &'static str,
-        given: impl fmt::Display,
-        planned: impl fmt::Display,
-    ) -> Self {
+    pub(crate) fn not_as_planned(argument: &'static str, given: impl fmt::Display, planned: impl fmt::Display) -> Self {
         ascend_attention::Error::not_as_planned(argument, given, planned).into()
     }
 
@@ -125,9 +111,7 @@ mod tests {
         let text = refused.to_string();
         let error = Error::from(ascend_attention::Error::from(refused));
         assert!(error.breaks(&rules::LENGTHS_ENDS));
-        assert!(
-            matches!(&error, Error::Violation(violation) if violation.rule.id == "lengths.ends")
-        );
+        assert!(matches!(&error, Error::Violation(violation) if violation.rule.id == "lengths.ends"));
         assert_eq!(error.to_string(), text);
         assert!(!error.breaks(&rules::POOL_EXHAUSTED));
     }

@@ -30,12 +30,7 @@ pub struct TokenIndices {
 }
 
 fn overflow() -> Violation {
-    Violation::new(
-        &rules::LENGTHS_OVERFLOW,
-        "more entries than INT32 counts",
-        i32::MAX,
-        "split the batch",
-    )
+    Violation::new(&rules::LENGTHS_OVERFLOW, "more entries than INT32 counts", i32::MAX, "split the batch")
 }
 
 fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Violation> {
@@ -44,11 +39,7 @@ fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Violation> 
     }
     Err(Violation::new(
         &rules::LENGTHS_BATCH,
-        format_args!(
-            "{} lengths, a table of {} rows",
-            lengths.lengths().len(),
-            table.requests()
-        ),
+        format_args!("{} lengths, a table of {} rows", lengths.lengths().len(), table.requests()),
         "as many of each",
         "make both from the same batch",
     ))
@@ -70,24 +61,14 @@ fn check_lists(indptr: &[i32], indices: &[i32], rule: &'static Rule) -> Result<(
     if !rises || !whole {
         return Err(Violation::new(
             &rules::INDEX_SHAPE,
-            format_args!(
-                "kv_indptr from {:?} to {:?}, {} kv_indices",
-                indptr.first(),
-                indptr.last(),
-                indices.len()
-            ),
+            format_args!("kv_indptr from {:?} to {:?}, {} kv_indices", indptr.first(), indptr.last(), indices.len()),
             "starts that rise from 0 to the number of indices",
             "give one start a request and the total behind them",
         ));
     }
     match indices.iter().find(|index| **index < 0) {
         None => Ok(()),
-        Some(index) => Err(Violation::new(
-            rule,
-            index,
-            "0 or more",
-            "leave padding out of the list",
-        )),
+        Some(index) => Err(Violation::new(rule, index, "0 or more", "leave padding out of the list")),
     }
 }
 
@@ -110,29 +91,19 @@ impl PageIndices {
         if kv_indptr.len() - 1 != last_page_len.len() {
             return Err(Violation::new(
                 &rules::INDEX_SHAPE,
-                format_args!(
-                    "{} starts, {} last pages",
-                    kv_indptr.len(),
-                    last_page_len.len()
-                ),
+                format_args!("{} starts, {} last pages", kv_indptr.len(), last_page_len.len()),
                 "one start more than last pages",
                 "give one of each a request",
             ));
         }
-        let lists = Self {
-            kv_indptr,
-            kv_indices,
-            last_page_len,
-        };
+        let lists = Self { kv_indptr, kv_indices, last_page_len };
         for (request, &last) in lists.last_page_len.iter().enumerate() {
             let pages = lists.pages(request).len();
             let fits = last >= 0 && last as usize <= page_size;
             if !fits || (last == 0) != (pages == 0) {
                 return Err(Violation::new(
                     &rules::INDEX_SHAPE,
-                    format_args!(
-                        "last_page_len {last} of request {request}, which has {pages} pages"
-                    ),
+                    format_args!("last_page_len {last} of request {request}, which has {pages} pages"),
                     format_args!("1 to {page_size}, 0 without pages"),
                     "compute (length - 1) % page_size + 1",
                 ));
@@ -148,11 +119,7 @@ impl PageIndices {
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row that is too short,
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for a page that is no INT32,
     /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a page size that is 0 or no INT32.
-    pub fn from_table(
-        table: &PageTable,
-        lengths: &PerRequest,
-        page_size: usize,
-    ) -> Result<Self, Violation> {
+    pub fn from_table(table: &PageTable, lengths: &PerRequest, page_size: usize) -> Result<Self, Violation> {
         rows_match(table, lengths)?;
         let (mut kv_indptr, mut kv_indices) = (vec![0], Vec::new());
         let mut last_page_len = Vec::new();
@@ -190,15 +157,11 @@ impl PageIndices {
         let requests = 0..self.last_page_len.len();
         let row = |request| self.pages(request).iter().map(|page| *page as usize);
         let rows: Vec<Vec<usize>> = requests.map(|request| row(request).collect()).collect();
-        let lengths =
-            (rows.iter().zip(&self.last_page_len)).map(|(pages, last)| match pages.len() {
-                0 => 0,
-                pages => (pages - 1) * page_size + *last as usize,
-            });
-        Ok((
-            PageTable::from_rows(&rows)?,
-            PerRequest::new(lengths.collect())?,
-        ))
+        let lengths = (rows.iter().zip(&self.last_page_len)).map(|(pages, last)| match pages.len() {
+            0 => 0,
+            pages => (pages - 1) * page_size + *last as usize,
+        });
+        Ok((PageTable::from_rows(&rows)?, PerRequest::new(lengths.collect())?))
     }
 
     /// The pages of a request.
@@ -229,10 +192,7 @@ impl TokenIndices {
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE), [`SLOT_RANGE`](crate::rules::SLOT_RANGE) for a negative slot.
     pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Violation> {
         check_lists(&kv_indptr, &kv_indices, &rules::SLOT_RANGE)?;
-        Ok(Self {
-            kv_indptr,
-            kv_indices,
-        })
+        Ok(Self { kv_indptr, kv_indices })
     }
 
     /// The slots of every key of a table; with a window, of the last `window` keys of each request.
@@ -248,10 +208,7 @@ impl TokenIndices {
         window: Option<usize>,
     ) -> Result<Self, Violation> {
         rows_match(table, lengths)?;
-        let mut lists = Self {
-            kv_indptr: vec![0],
-            kv_indices: Vec::new(),
-        };
+        let mut lists = Self { kv_indptr: vec![0], kv_indices: Vec::new() };
         for (request, &len) in lengths.lengths().iter().enumerate() {
             let used = table.used(request, len, page_size)?;
             let first = window.map_or(0, |window| len.saturating_sub(window));
@@ -284,9 +241,7 @@ impl TokenIndices {
                 if !contiguous || !first.is_multiple_of(page_size) {
                     return Err(rules::INDEX_MISALIGNED.broken(
                         format_args!("slots {first}, ... of request {request}"),
-                        format_args!(
-                            "runs of {page_size} slots that begin at a multiple of {page_size}"
-                        ),
+                        format_args!("runs of {page_size} slots that begin at a multiple of {page_size}"),
                     ));
                 }
                 row.push(first / page_size);
@@ -313,11 +268,7 @@ impl TokenIndices {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -368,10 +319,7 @@ mod tests {
         assert_eq!(rule(&[], &[], &[]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[1, 2], &[1, 2], &[1]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 3], &[1, 2], &[1]), &rules::INDEX_SHAPE);
-        assert_eq!(
-            rule(&[0, 2, 1, 2], &[1, 2], &[1, 1, 1]),
-            &rules::INDEX_SHAPE
-        );
+        assert_eq!(rule(&[0, 2, 1, 2], &[1, 2], &[1, 1, 1]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 2], &[1, 2], &[5]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 2], &[1, 2], &[0]), &rules::INDEX_SHAPE);
         assert_eq!(rule(&[0, 0], &[], &[1]), &rules::INDEX_SHAPE);

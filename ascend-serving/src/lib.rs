@@ -126,26 +126,24 @@ mod split_kv;
 pub use ascend_attention::Violation;
 pub use backends::*;
 pub use batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, LayerMask,
-    MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, LayerMask, MultiItemPrompt,
+    NamedMask, RecordedBatch, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits,
-    SampledDrafts, TreeRequest, TreeStep, TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeRequest,
+    TreeStep, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
-    GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep,
-    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerRows, LayerTensor, RangeCheck,
-    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
+    Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
+    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, GroupedAttention, GroupedMetadata,
+    GroupedRequest, GroupedSequence, GroupedStep, IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerRows,
+    LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
     compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
-    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors,
-    TreeGraphStep, TreeGraphs,
+    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, TreeGraphStep, TreeGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
@@ -174,17 +172,15 @@ pub mod prelude {
     pub use ascend_attention::prelude::*;
 
     pub use crate::kv::{
-        BlockPool, CacheShape, CacheWrite, ChannelScales, PadPolicy, PageTable, PagedKvCache,
-        QuantisedType, Sequence,
+        BlockPool, CacheShape, CacheWrite, ChannelScales, PadPolicy, PageTable, PagedKvCache, QuantisedType, Sequence,
     };
     pub use crate::{
-        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
-        AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
-        FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence,
-        HybridBackend, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors,
-        Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch,
-        SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs,
-        TreeRequest, TreeVerification, TwoFusedCalls,
+        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,
+        BatchRequest, BatchSettings, Causality, DraftTree, Drafting, FusedAttention, GraphLimits, GroupedAttention,
+        GroupedRequest, GroupedSequence, HybridBackend, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask,
+        LayerTensors, Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode,
+        StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs, TreeRequest, TreeVerification,
+        TwoFusedCalls,
     };
 }
 

@@ -48,22 +48,14 @@ impl LocalBatch {
         let Some(size) = size.filter(|_| chunk.is_multiple_of(block_size)) else {
             return Err(rules::CHUNK_SIZE.broken(
                 format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
-                format_args!(
-                    "1 token or more, a multiple of the {} of a block",
-                    block_size.max(1)
-                ),
+                format_args!("1 token or more, a multiple of the {} of a block", block_size.max(1)),
             ));
         };
         let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());
         if q.len() != kv.len() || q.len() != table.requests() {
             return Err(Violation::new(
                 &rules::LENGTHS_BATCH,
-                format_args!(
-                    "{} query lengths, {} key lengths, {} rows",
-                    q.len(),
-                    kv.len(),
-                    table.requests()
-                ),
+                format_args!("{} query lengths, {} key lengths, {} rows", q.len(), kv.len(), table.requests()),
                 "as many of each",
                 "make them from the same batch",
             ));
@@ -100,11 +92,7 @@ impl LocalBatch {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

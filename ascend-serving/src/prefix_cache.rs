@@ -160,9 +160,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Self::of_groups(groups.map(|group| (group.attention().cache().pool(), group.causality())))
     }
 
-    fn of_groups<'p>(
-        groups: impl Iterator<Item = (&'p BlockPool, Causality)>,
-    ) -> Result<Self, Violation> {
+    fn of_groups<'p>(groups: impl Iterator<Item = (&'p BlockPool, Causality)>) -> Result<Self, Violation> {
         let groups: Vec<Group> = groups
             .map(|(pool, causality)| Group {
                 pool: pool.clone(),
@@ -173,9 +171,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             .collect();
         let first = groups.first();
         let block_size = first.map_or(0, |group| group.pool.block_size());
-        let wrong = |group: &&Group| {
-            group.pool.block_size() != block_size || group.causality == Causality::Bidirectional
-        };
+        let wrong =
+            |group: &&Group| group.pool.block_size() != block_size || group.causality == Causality::Bidirectional;
         let mut pools: Vec<_> = groups.iter().map(|group| group.pool.id()).collect();
         pools.sort_unstable();
         if let Some(twice) = pools.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -187,14 +184,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             ));
         }
         match groups.iter().enumerate().find(|(_, group)| wrong(group)) {
-            None if block_size > 0 => Ok(Self {
-                block_size,
-                groups,
-                nodes: HashMap::new(),
-                roots: HashMap::new(),
-                next: 0,
-                clock: 0,
-            }),
+            None if block_size > 0 => {
+                Ok(Self { block_size, groups, nodes: HashMap::new(), roots: HashMap::new(), next: 0, clock: 0 })
+            }
             None => Err(Violation::new(
                 &rules::PREFIX_GROUPS,
                 "no group of layers",
@@ -203,11 +195,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             )),
             Some((at, group)) => Err(Violation::new(
                 &rules::PREFIX_GROUPS,
-                format_args!(
-                    "{:?} over blocks of {} tokens in group {at}",
-                    group.causality,
-                    group.pool.block_size()
-                ),
+                format_args!("{:?} over blocks of {} tokens in group {at}", group.causality, group.pool.block_size()),
                 format_args!("causal or windowed layers over blocks of {block_size} tokens"),
                 "give all caches of the model one block size, and leave encoders out",
             )),
@@ -239,9 +227,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// Does what [`share`](Self::share) does, in every group: each window is complete, and blocks before it are given
     /// back.
     pub fn share_grouped(&mut self, salt: &[u8], tokens: &[T]) -> GroupedSequence {
-        GroupedSequence {
-            parts: self.share_parts(salt, tokens),
-        }
+        GroupedSequence { parts: self.share_parts(salt, tokens) }
     }
 
     /// Caches the full blocks of `tokens`, the first tokens of a sequence, whose computation was queued. Returns the
@@ -255,12 +241,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks that wait for a copy,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for tokens that some cache of the pool has not computed.
-    pub fn insert(
-        &mut self,
-        salt: &[u8],
-        tokens: &[T],
-        sequence: &Sequence,
-    ) -> Result<usize, Violation> {
+    pub fn insert(&mut self, salt: &[u8], tokens: &[T], sequence: &Sequence) -> Result<usize, Violation> {
         self.insert_parts(salt, tokens, &[sequence])
     }
 
@@ -402,12 +383,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         parts.collect()
     }
 
-    fn insert_parts(
-        &mut self,
-        salt: &[u8],
-        tokens: &[T],
-        parts: &[&Sequence],
-    ) -> Result<usize, Violation> {
+    fn insert_parts(&mut self, salt: &[u8], tokens: &[T], parts: &[&Sequence]) -> Result<usize, Violation> {
         self.check_count(parts.len())?;
         for (group, part) in self.groups.iter().zip(parts) {
             check_part(&group.pool, part, tokens.len())?;
@@ -534,13 +510,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         if let Some(children) = self.children(&parent) {
             children.insert(Arc::clone(&tokens), id);
         }
-        let node = Node {
-            parent,
-            tokens,
-            depth,
-            held: self.groups.iter().map(|_| None).collect(),
-            children: HashMap::new(),
-        };
+        let node =
+            Node { parent, tokens, depth, held: self.groups.iter().map(|_| None).collect(), children: HashMap::new() };
         self.nodes.insert(id, node);
         id
     }
@@ -619,28 +590,20 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
 /// Refuses a sequence whose first tokens cannot be shared.
 fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Violation> {
-    pool.check_same(
-        part.pool(),
-        "a sequence",
-        "insert sequences of the pools that the prefix cache was made with",
-    )?;
+    pool.check_same(part.pool(), "a sequence", "insert sequences of the pools that the prefix cache was made with")?;
     part.check_count(tokens, "insert the tokens whose keys a step has computed")?;
     // Tokens behind the last full block are not cached.
     let tokens = tokens - tokens % pool.block_size();
     if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|n| *n < tokens) {
         return Err(Violation::new(
             &rules::SEQUENCE_GAP,
-            format_args!(
-                "{tokens} tokens to be found by others, of which the first {computed} are computed"
-            ),
+            format_args!("{tokens} tokens to be found by others, of which the first {computed} are computed"),
             format_args!("at most {computed}, those that every cache of the pool has"),
             "insert tokens once the steps that compute them have ended, in every cache of the pool",
         ));
     }
     match part.uncopied() {
         None => Ok(()),
-        Some(block) => Err(uncopied(format_args!(
-            "block {block} to be found by others"
-        ))),
+        Some(block) => Err(uncopied(format_args!("block {block} to be found by others"))),
     }
 }

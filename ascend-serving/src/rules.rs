@@ -306,12 +306,7 @@ pub(crate) fn no_requests() -> Violation {
 }
 
 /// Reserves memory for `more` elements that are about to be written; refuses more than the host has memory for.
-pub(crate) fn room<T>(
-    list: &mut Vec<T>,
-    more: usize,
-    rule: &'static Rule,
-    fix: &'static str,
-) -> Result<(), Violation> {
+pub(crate) fn room<T>(list: &mut Vec<T>, more: usize, rule: &'static Rule, fix: &'static str) -> Result<(), Violation> {
     list.try_reserve(more).map_err(|_| {
         Violation::new(
             rule,

@@ -33,10 +33,9 @@ impl SplitLimits {
     pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Violation> {
         let grouped = self.heads.is_multiple_of(self.kv_heads);
         if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
-            return Err(rules::SPLIT_LIMITS.broken(
-                format_args!("{self:?}"),
-                "1 or more of each, heads a multiple of kv_heads",
-            ));
+            return Err(
+                rules::SPLIT_LIMITS.broken(format_args!("{self:?}"), "1 or more of each, heads a multiple of kv_heads")
+            );
         }
         let lengths = lengths.lengths();
         let max = lengths.iter().copied().fold(0, usize::max);
@@ -73,12 +72,7 @@ impl SplitLimits {
     /// [`SPLIT_LIMITS`](crate::rules::SPLIT_LIMITS) for a tile of 0.
     pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Violation> {
         if tile == 0 {
-            return Err(Violation::new(
-                &rules::SPLIT_LIMITS,
-                "a tile of 0 keys",
-                "1 or more",
-                "256 is usual",
-            ));
+            return Err(Violation::new(&rules::SPLIT_LIMITS, "a tile of 0 keys", "1 or more", "256 is usual"));
         }
         let lengths = lengths.lengths().iter();
         Ok(lengths.map(|len| len.div_ceil(tile)).collect())
@@ -86,15 +80,9 @@ impl SplitLimits {
 }
 
 /// The keys `0..len` of a request in ranges of `size`, rounded up to whole blocks.
-pub(crate) fn key_ranges(
-    len: usize,
-    size: usize,
-    block_size: usize,
-) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn key_ranges(len: usize, size: usize, block_size: usize) -> impl Iterator<Item = Range<usize>> {
     let size = size.clamp(1, len.max(1)).next_multiple_of(block_size);
-    (0..len)
-        .step_by(size)
-        .map(move |first| first..(first + size).min(len))
+    (0..len).step_by(size).map(move |first| first..(first + size).min(len))
 }
 
 #[cfg(test)]
@@ -109,12 +97,7 @@ mod tests {
 
     #[test]
     fn one_long_request_is_split_and_short_ones_are_not() {
-        let limits = SplitLimits {
-            max_splits: 8,
-            cores: 20,
-            heads: 32,
-            kv_heads: 8,
-        };
+        let limits = SplitLimits { max_splits: 8, cores: 20, heads: 32, kv_heads: 8 };
         // 2 requests in 8 head groups; 20 * log2(64) cores stand for 120, and 120 / 16 gives 8 parts of 512.
         assert_eq!(limits.balanced(&per(&[4096, 16])).unwrap(), [8, 1]);
         // As long as each other to a quarter: one part by length, ceil(20 * 1 / (64 * 8)) by cores.
@@ -122,33 +105,16 @@ mod tests {
         assert_eq!(limits.balanced(&per(&same)).unwrap(), [1; 64]);
         assert_eq!(limits.balanced(&per(&[0, 0])).unwrap(), [0, 0]);
         let none = SplitLimits { cores: 0, ..limits };
-        assert_eq!(
-            none.balanced(&per(&[1])).unwrap_err().rule,
-            &rules::SPLIT_LIMITS
-        );
-        let odd = SplitLimits {
-            kv_heads: 5,
-            ..limits
-        };
-        assert_eq!(
-            odd.balanced(&per(&[1])).unwrap_err().rule,
-            &rules::SPLIT_LIMITS
-        );
-        assert_eq!(
-            SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule,
-            &rules::SPLIT_LIMITS
-        );
+        assert_eq!(none.balanced(&per(&[1])).unwrap_err().rule, &rules::SPLIT_LIMITS);
+        let odd = SplitLimits { kv_heads: 5, ..limits };
+        assert_eq!(odd.balanced(&per(&[1])).unwrap_err().rule, &rules::SPLIT_LIMITS);
+        assert_eq!(SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule, &rules::SPLIT_LIMITS);
     }
 
     /// 130 keys make 20.4 cores out of 20, and 5 requests in 4 head groups take 20: one part each.
     #[test]
     fn scaled_cores_are_counted_whole() {
-        let limits = SplitLimits {
-            max_splits: 8,
-            cores: 20,
-            heads: 16,
-            kv_heads: 4,
-        };
+        let limits = SplitLimits { max_splits: 8, cores: 20, heads: 16, kv_heads: 4 };
         assert_eq!(limits.balanced(&per(&[130; 5])).unwrap(), [1; 5]);
         assert_eq!(limits.balanced(&per(&[130; 4])).unwrap(), [2; 4]);
     }

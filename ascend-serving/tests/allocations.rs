@@ -12,14 +12,12 @@ use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{
-    CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
-};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GroupedAttention,
-    GroupedRequest, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask,
-    NamedMaskAttention, PagedDecode, QuantisedDecode, StatePolicy,
+    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GroupedAttention, GroupedRequest,
+    LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode,
+    QuantisedDecode, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -29,10 +27,7 @@ static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 /// Layers of a decode step: keys and values written, then attended to. Each round queues four layers, with these
 /// masks; the first round plans them.
-fn layers_of_a_step<T: Element + Default>(
-    backends: Backends<T>,
-    masks: impl Fn(usize) -> Option<LayerMask>,
-) -> usize {
+fn layers_of_a_step<T: Element + Default>(backends: Backends<T>, masks: impl Fn(usize) -> Option<LayerMask>) -> usize {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 8, BLOCK, cache_shape(), pad);
@@ -83,9 +78,7 @@ fn layers_over<T: Element + Default>(
         stream.upload(&zeros, [REQUESTS, heads, 64]).unwrap()
     };
     let layers: Vec<_> = (0..LAYERS).map(|_| [rows(4), rows(2), rows(2)]).collect();
-    let mut outputs: Vec<_> = (0..LAYERS)
-        .map(|_| Tensor::<T>::empty(device, [REQUESTS, 4, 64]).unwrap())
-        .collect();
+    let mut outputs: Vec<_> = (0..LAYERS).map(|_| Tensor::<T>::empty(device, [REQUESTS, 4, 64]).unwrap()).collect();
     let masks: Vec<_> = (0..LAYERS).map(masks).collect();
     let mut step = engine.begin(stream, &metadata).unwrap();
     let mut layer = 0..;
@@ -144,10 +137,7 @@ fn a_decoding_layer_over_latents_allocates_nothing() {
     };
     let (query, query_rope) = (rows(2, 512), rows(2, 64));
     let (latent, key_rope) = (rows(1, 512), rows(1, 64));
-    let tensors = LatentTensors {
-        query_rope: &query_rope,
-        form: LatentForm::Absorbed,
-    };
+    let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
     let mut output = Tensor::empty(stream.device(), [2, 2, 512]).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();
@@ -175,14 +165,10 @@ fn a_decoding_layer_over_floats_of_a_byte_allocates_nothing() {
     let (pad, shape) = (PadPolicy::SkipNegative, cache_shape());
     let scales = uniform_scales(&shape);
     for stored in [QuantisedType::Float8E4M3Fn, QuantisedType::HiFloat8] {
-        let cache =
-            PagedKvCache::<bf16>::quantised_as(&stream, 8, BLOCK, shape, pad, stored, &scales);
+        let cache = PagedKvCache::<bf16>::quantised_as(&stream, 8, BLOCK, shape, pad, stored, &scales);
         let backends = Backends::none().with(QuantisedDecode);
         let decode = layers_over(&stream, cache.unwrap(), backends, |_| None);
-        assert_eq!(
-            decode, 0,
-            "200 layers of {stored:?} allocated {decode} times"
-        );
+        assert_eq!(decode, 0, "200 layers of {stored:?} allocated {decode} times");
     }
 }
 
@@ -197,10 +183,7 @@ fn layers_with_masks_of_their_own_allocate_nothing() {
         2 => chunk.clone(),
         _ => Some(near.clone().into()),
     };
-    let backends = Backends::<bf16>::none()
-        .with(NamedMaskAttention)
-        .with(ChunkedLocalAttention)
-        .with(FusedAttention);
+    let backends = Backends::<bf16>::none().with(NamedMaskAttention).with(ChunkedLocalAttention).with(FusedAttention);
     let mixed = layers_of_a_step(backends, masks);
     assert_eq!(mixed, 0, "200 layers of four masks allocated {mixed} times");
 }
@@ -239,21 +222,15 @@ fn layers_over_an_encoder_allocate_nothing() {
         }
         stream.synchronize().unwrap();
     });
-    assert_eq!(
-        crossed, 0,
-        "200 layers over encoder keys allocated {crossed} times"
-    );
+    assert_eq!(crossed, 0, "200 layers over encoder keys allocated {crossed} times");
 
     let encoder = EncoderAttention::new(AttentionShape::new(4, 2, 64)).unwrap();
     let lengths = PerRequest::new(vec![2, 1]).unwrap();
     let keys = rows(3, 2);
-    let plan = encoder
-        .plan(&stream, &lengths, (&query, &keys, &keys))
-        .unwrap();
+    let plan = encoder.plan(&stream, &lengths, (&query, &keys, &keys)).unwrap();
     let alone = in_steady_state(|| {
         for _ in 0..LAYERS {
-            plan.launch_into(&stream, (&query, &keys, &keys), &mut output)
-                .unwrap();
+            plan.launch_into(&stream, (&query, &keys, &keys), &mut output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -302,8 +279,7 @@ fn mixed_layers_of_a_step() -> usize {
     let mut layer = 0..;
     in_steady_state(|| {
         for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
-            step.forward_into(layer.next().unwrap(), (query, key, value), output)
-                .unwrap();
+            step.forward_into(layer.next().unwrap(), (query, key, value), output).unwrap();
         }
         stream.synchronize().unwrap();
     })

@@ -5,11 +5,7 @@
 //! held.
 
 #![cfg(feature = "emulation")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::num::NonZeroUsize;
 
@@ -18,21 +14,19 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
-    CausalOrigin, FusedInferAttention, Graph, InnerPrecise, Layout, Machine, Output, Runtime,
-    SlidingWindow, Stream, Tensor, bf16, f16,
+    CausalOrigin, FusedInferAttention, Graph, InnerPrecise, Layout, Machine, Output, Runtime, SlidingWindow, Stream,
+    Tensor, bf16, f16,
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
     BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PagedKvCache, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits,
-    GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
-    LayerGroup, LayerInputs, LayerMask, LayerSet, Mla, NamedMask, NamedMaskAttention, PagedDecode,
-    Phase, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
-    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeVerification,
-    TwoFusedCalls, UpProjected,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    ContextParallel, DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, HybridBackend,
+    LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerSet, Mla, NamedMask,
+    NamedMaskAttention, PagedDecode, Phase, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
+    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -42,17 +36,11 @@ fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let registry = Backends::none()
-        .with(FusedAttention)
-        .with(TwoFusedCalls)
-        .with(PagedDecode);
+    let registry = Backends::none().with(FusedAttention).with(TwoFusedCalls).with(PagedDecode);
     let even = LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode");
     let odd = LayerSet::new([1], "fused");
     let hybrid = HybridBackend::new(LAYERS, registry, [even, odd])?;
-    let backends = Backends::none()
-        .with(TwoFusedCalls)
-        .with(hybrid)
-        .with(FusedAttention);
+    let backends = Backends::none().with(TwoFusedCalls).with(hybrid).with(FusedAttention);
     schedule(stream, pools, backends)
 }
 
@@ -66,9 +54,7 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let of_tokens = PagedKvCache::quantised_by_token(stream.device(), BLOCKS, 128, shape, pad)?;
     pools.push(of_tokens.pool().clone());
     for cache in [of_channels, of_tokens] {
-        let backends = Backends::none()
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill);
+        let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
         schedule_over(stream, cache, backends)?;
     }
     Ok(())
@@ -76,10 +62,7 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let thresholds = SharedPrefixThresholds::ALWAYS;
-    let backends = Backends::none()
-        .with(SharedPrefixDecode { thresholds })
-        .with(CascadePrefill)
-        .with(FusedAttention);
+    let backends = Backends::none().with(SharedPrefixDecode { thresholds }).with(CascadePrefill).with(FusedAttention);
     schedule(stream, pools, backends)
 }
 
@@ -125,18 +108,16 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let backends = Backends::none().with(mla);
     let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
-    let projection =
-        |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
-            for tensor in [&out.key, &out.key_rope, &out.value] {
-                tensor.overwrite(stream, &vec![bf16::ONE; tensor.len()])?;
-            }
-            Ok(())
-        };
+    let projection = |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+        for tensor in [&out.key, &out.key_rope, &out.value] {
+            tensor.overwrite(stream, &vec![bf16::ONE; tensor.len()])?;
+        }
+        Ok(())
+    };
     for (tokens, absorbed) in [(140, false), (3, false), (1, true)] {
         let _ = sequence.grow(tokens)?;
         let batch = [BatchRequest::of(&sequence, tokens)];
-        let metadata =
-            AttentionMetadata::new(&batch, settings(attention.cache(), Causality::Causal))?;
+        let metadata = AttentionMetadata::new(&batch, settings(attention.cache(), Causality::Causal))?;
         let rows = |heads, dim| ones(stream, bf16::ONE, [tokens, heads, dim]);
         let (dim, form) = match absorbed {
             true => (512, LatentForm::Absorbed),
@@ -144,10 +125,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         };
         let (query, query_rope) = (rows(HEADS, dim)?, rows(HEADS, 64)?);
         let (latent, key_rope) = (rows(1, 512)?, rows(1, 64)?);
-        let tensors = LatentTensors {
-            query_rope: &query_rope,
-            form,
-        };
+        let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(stream, &metadata)?;
         let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
         drop(step);
@@ -164,17 +142,10 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let write = CacheWrite::plan(&cache, stream, &grown.slots, &tokens, &tokens)?;
     cache.write(stream, &write, 0, &tokens, &tokens)?;
     cache.mark_computed(&sequence, 5)?;
-    let trees = [
-        DraftTree::chain(2)?,
-        DraftTree::from_parents(&[-1, 0, 0, 1])?,
-    ];
+    let trees = [DraftTree::chain(2)?, DraftTree::from_parents(&[-1, 0, 0, 1])?];
     // The second request has nothing cached.
     let empty = Sequence::new(cache.pool());
-    let request = |sequence, tree| TreeRequest {
-        sequence,
-        cached: Sequence::len(sequence),
-        tree,
-    };
+    let request = |sequence, tree| TreeRequest { sequence, cached: Sequence::len(sequence), tree };
     let requests = [request(&sequence, &trees[0]), request(&empty, &trees[1])];
     let rows = |heads| ones(stream, bf16::ONE, [2, heads, 4, DIM]);
     let verification = TreeVerification::new(shape());
@@ -196,10 +167,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
         query: ones(stream, bf16::ONE, [2, HEADS, DIM])?,
         cache: ones(stream, bf16::ONE, [4, 128, DIM])?,
         table: BlockTable::from_rows(stream, &[[2], [3]], 128)?,
-        output: Output {
-            attention: Tensor::empty(stream.device(), [2, HEADS, DIM])?,
-            softmax_lse: None,
-        },
+        output: Output { attention: Tensor::empty(stream.device(), [2, HEADS, DIM])?, softmax_lse: None },
     };
     let call = FusedInferAttention::new(Layout::Tnd)
         .scale(1.0)
@@ -211,10 +179,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
     let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
         let inputs = Inputs::new(&buffers.query, &buffers.cache, &buffers.cache);
         let inputs = inputs.paged(&buffers.table);
-        let longest = CallLengths::PackedPaged {
-            q: &ends,
-            kv: &longest,
-        };
+        let longest = CallLengths::PackedPaged { q: &ends, kv: &longest };
         let call = capture.attention(&call, longest, inputs)?;
         capture.launch_into(call, inputs, &mut buffers.output.clone())
     })?;
@@ -269,9 +234,7 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
 /// Layers with masks of their own in one step, two of them by rules that are made anew.
 /// Steps of two tokens a request and drafted trees, by graphs of several sizes.
 fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none()
-        .with(NamedMaskAttention)
-        .with(FusedAttention);
+    let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let limits = GraphLimits::new([1, 2], 200).tokens_each(2);
     let near = |_, token: usize, key: usize| key <= token && token - key < 9;
@@ -298,11 +261,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let verification = TreeVerification::new(shape());
     let mut graphs = verification.capture(stream, attention.cache(), &limits)?;
     let tree = DraftTree::chain(1)?;
-    let request = TreeRequest {
-        sequence: &sequence,
-        cached: sequence.len(),
-        tree: &tree,
-    };
+    let request = TreeRequest { sequence: &sequence, cached: sequence.len(), tree: &tree };
     let rows = |heads| ones(stream, bf16::ONE, [1, heads, 2, DIM]);
     let mut step = graphs.begin(stream, &[request])?;
     let output = step.forward(0, (&rows(HEADS)?, &rows(1)?, &rows(1)?))?;
@@ -311,9 +270,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none()
-        .with(NamedMaskAttention)
-        .with(FusedAttention);
+    let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     let masks = ["one", "two"].map(|name| {
@@ -353,10 +310,7 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
         for (one, other) in [(200, 1), (1, 30), (1, 1)] {
             attention.grow(&stream, &mut first, one)?;
             attention.grow(&stream, &mut second, other)?;
-            let batch = [
-                BatchRequest::of(&first, one),
-                BatchRequest::of(&second, other),
-            ];
+            let batch = [BatchRequest::of(&first, one), BatchRequest::of(&second, other)];
             let settings = BatchSettings::of(attention.cache(), Causality::Causal);
             let metadata = AttentionMetadata::new(&batch, settings)?;
             let query = ones(&stream, f16::ONE, [one + other, HEADS, DIM])?;
@@ -399,10 +353,7 @@ fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
         .actual_seq_lengths_kv([5, 5])
         .softmax_lse(true)
         .plan((&query, &keys, &keys))?;
-    let outputs = [
-        plan.launch(stream, (&query, &keys, &keys))?,
-        plan.launch(stream, (&query, &keys, &keys))?,
-    ];
+    let outputs = [plan.launch(stream, (&query, &keys, &keys))?, plan.launch(stream, (&query, &keys, &keys))?];
     let parts = [Part::of(&outputs[0])?, Part::of(&outputs[1])?];
     let merge = MergeState::new(Layout::Tnd).empty_rows(EmptyRows::ThroughHost);
     let merged = merge.plan(&parts)?.launch(stream, &parts)?;
@@ -433,10 +384,7 @@ fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
 
 fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
     let tensor = ones(stream, 7i32, [100, 2])?;
-    let strided = tensor
-        .permute([1, 0])?
-        .contiguous(stream)?
-        .padded(stream, 128)?;
+    let strided = tensor.permute([1, 0])?.contiguous(stream)?.padded(stream, 128)?;
     let host = stream.device().host_buffer(256)?;
     let host = strided.download_async(stream, host)?.wait()?;
     drop(strided.overwrite_async(stream, host)?);
@@ -448,9 +396,7 @@ fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
 
 #[test]
 fn nothing_is_left_whatever_fails() {
-    if harness::not_on_npu(
-        "failures are injected into, and leaks counted by, the emulation of this process",
-    ) {
+    if harness::not_on_npu("failures are injected into, and leaks counted by, the emulation of this process") {
         return;
     }
     // Masks are made anew by each run, on a device of its own.

@@ -8,8 +8,7 @@ fn main() {
 }
 
 fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
-    TensorDesc::contiguous(dtype, shape)
-        .unwrap_or(TensorDesc::packed(dtype, ascend_spec::Dims::of([0])))
+    TensorDesc::contiguous(dtype, shape).unwrap_or(TensorDesc::packed(dtype, ascend_spec::Dims::of([0])))
 }
 
 const SNAPSHOT: Target = Target::snapshot(Soc::AtlasA2);

@@ -299,11 +299,7 @@ impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> Display for Written<F> {
 impl Rule {
     /// Checks that `allowed` admits the subject. The fix of a refusal is the rule's own.
     #[inline]
-    pub(crate) fn takes<S: Subject>(
-        &'static self,
-        subject: S,
-        allowed: impl Allowed<S::Value>,
-    ) -> Checked {
+    pub(crate) fn takes<S: Subject>(&'static self, subject: S, allowed: impl Allowed<S::Value>) -> Checked {
         match allowed.admits(subject.value()) {
             true => Ok(()),
             false => Err(broken(
@@ -330,19 +326,10 @@ impl Rule {
     }
 
     /// Returns a required argument, or refuses a call without it.
-    pub(crate) fn requires<T>(
-        &'static self,
-        argument: Option<T>,
-        name: &str,
-    ) -> Result<T, Violation> {
+    pub(crate) fn requires<T>(&'static self, argument: Option<T>, name: &str) -> Result<T, Violation> {
         argument.ok_or_else(|| {
             let all = self.holds.trim_end_matches(" are given");
-            broken(
-                self,
-                format_args!("no {name}"),
-                all,
-                format_args!("pass {name}"),
-            )
+            broken(self, format_args!("no {name}"), all, format_args!("pass {name}"))
         })
     }
 
@@ -350,22 +337,14 @@ impl Rule {
     pub(crate) fn plain<C: ArgumentList<Tensor = TensorDesc>>(&'static self, call: &C) -> Checked {
         call.each_tensor().try_for_each(|(argument, desc)| {
             let name = argument.acl_name();
-            self.takes(
-                Named(format_args!("{name} in format"), desc.format),
-                PlainFormat,
-            )
+            self.takes(Named(format_args!("{name} in format"), desc.format), PlainFormat)
         })
     }
 
     /// Checks that the bytes of every tensor of a call can be addressed.
-    pub(crate) fn addressable<C: ArgumentList<Tensor = TensorDesc>>(
-        &'static self,
-        call: &C,
-    ) -> Checked {
+    pub(crate) fn addressable<C: ArgumentList<Tensor = TensorDesc>>(&'static self, call: &C) -> Checked {
         let mut tensors = call.each_tensor();
-        tensors.try_for_each(|(argument, desc)| {
-            self.takes(Named(argument.acl_name(), *desc), Addressable)
-        })
+        tensors.try_for_each(|(argument, desc)| self.takes(Named(argument.acl_name(), *desc), Addressable))
     }
 
     /// Checks that none of the arguments is given, each of which stands with its name.
@@ -379,15 +358,10 @@ impl Rule {
 
     /// Checks that a call gives none of the parameters. An attribute of 0 or false is not given.
     #[inline]
-    pub(crate) fn leaves_out<C: ArgumentValues>(
-        &'static self,
-        call: &C,
-        parameters: &[C::Parameter],
-    ) -> Checked {
+    pub(crate) fn leaves_out<C: ArgumentValues>(&'static self, call: &C, parameters: &[C::Parameter]) -> Checked {
         match parameters.iter().any(|&parameter| gives(call, parameter)) {
             true => {
-                let named =
-                    |&parameter: &C::Parameter| (parameter.info().acl_name, gives(call, parameter));
+                let named = |&parameter: &C::Parameter| (parameter.info().acl_name, gives(call, parameter));
                 let arguments: Vec<_> = parameters.iter().map(named).collect();
                 Err(forbidden(self, &arguments))
             }
@@ -397,24 +371,10 @@ impl Rule {
 
     /// Checks that a call gives both parameters or neither.
     #[inline]
-    pub(crate) fn pairs<C: ArgumentValues>(
-        &'static self,
-        call: &C,
-        pair: [C::Parameter; 2],
-    ) -> Checked {
+    pub(crate) fn pairs<C: ArgumentValues>(&'static self, call: &C, pair: [C::Parameter; 2]) -> Checked {
         match pair.map(|parameter| gives(call, parameter)) {
-            [true, false] => Err(broken(
-                self,
-                pair[0].info().acl_name,
-                "both or neither",
-                self.fix,
-            )),
-            [false, true] => Err(broken(
-                self,
-                pair[1].info().acl_name,
-                "both or neither",
-                self.fix,
-            )),
+            [true, false] => Err(broken(self, pair[0].info().acl_name, "both or neither", self.fix)),
+            [false, true] => Err(broken(self, pair[1].info().acl_name, "both or neither", self.fix)),
             _ => Ok(()),
         }
     }
@@ -422,10 +382,8 @@ impl Rule {
 
 /// Whether a call gives a parameter. An attribute of 0 or false is not given.
 fn gives<C: ArgumentValues>(call: &C, parameter: C::Parameter) -> bool {
-    let value = matches!(
-        call.value(parameter),
-        Some(Value::Int(1.. | ..=-1) | Value::Flag(true) | Value::Ints(Some(_)))
-    );
+    let value =
+        matches!(call.value(parameter), Some(Value::Int(1.. | ..=-1) | Value::Flag(true) | Value::Ints(Some(_))));
     value || !call.tensors(parameter).is_empty()
 }
 
@@ -439,12 +397,7 @@ fn forbidden(rule: &'static Rule, arguments: &[(&str, bool)]) -> Violation {
     let given = names(&mut arguments.iter().filter(|(_, given)| *given));
     match arguments {
         [_] => broken(rule, given, "none", rule.fix),
-        all => broken(
-            rule,
-            given,
-            format_args!("none of {}", names(&mut all.iter())),
-            rule.fix,
-        ),
+        all => broken(rule, given, format_args!("none of {}", names(&mut all.iter())), rule.fix),
     }
 }
 

@@ -78,9 +78,7 @@ impl Cann {
         let mut numbers = version.trim().split('.');
         let major: u32 = numbers.next()?.parse().ok()?;
         let minor = numbers.next()?;
-        let digits = minor
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(minor.len());
+        let digits = minor.find(|c: char| !c.is_ascii_digit()).unwrap_or(minor.len());
         let minor: u32 = minor.get(..digits)?.parse().ok()?;
         match (major, minor) {
             (8, 1..=4) => Some(Release::Known(Cann::V8_1)),
@@ -107,9 +105,7 @@ impl FromStr for Cann {
             Some(Release::Known(cann)) if is_version(text.trim()) => Some(cann),
             _ => None,
         };
-        release.ok_or_else(|| UnknownRelease {
-            given: text.chars().take(UnknownRelease::MOST).collect(),
-        })
+        release.ok_or_else(|| UnknownRelease { given: text.chars().take(UnknownRelease::MOST).collect() })
     }
 }
 
@@ -117,26 +113,20 @@ impl FromStr for Cann {
 /// `9.1.RC1.alpha002`.
 fn is_version(text: &str) -> bool {
     /// The words that CANN's versions contain besides numbers.
-    const WORDS: [&str; 12] = [
-        "rc", "alpha", "beta", "t", "b", "c", "p", "spc", "sph", "hp", "patch", "dev",
-    ];
+    const WORDS: [&str; 12] = ["rc", "alpha", "beta", "t", "b", "c", "p", "spc", "sph", "hp", "patch", "dev"];
     // At most one number after a word: `RC1`, but not `1RC1RC1`.
     let is_word = |part: &str| {
         let word = part.trim_end_matches(|c: char| c.is_ascii_digit());
         word.is_empty() || WORDS.iter().any(|known| word.eq_ignore_ascii_case(known))
     };
     let mut parts = text.split(['.', '-']);
-    let is_number =
-        |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());
     let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
         return false;
     };
     // `8.5RC2` has no dot before the word.
     let word = minor.trim_start_matches(|c: char| c.is_ascii_digit());
-    is_number(major)
-        && minor.len() > word.len()
-        && is_word(word)
-        && parts.all(|part| !part.is_empty() && is_word(part))
+    is_number(major) && minor.len() > word.len() && is_word(word) && parts.all(|part| !part.is_empty() && is_word(part))
 }
 
 /// The error for a text that names no release whose contract is known.
@@ -248,10 +238,7 @@ mod tests {
             assert_eq!(read.clone().ok(), cann, "{text}");
             if let Err(error) = read {
                 let message = error.to_string();
-                assert!(
-                    message.contains("8.1, 8.5, 9.0, 9.1, 9.2 preview"),
-                    "{text}: {message}"
-                );
+                assert!(message.contains("8.1, 8.5, 9.0, 9.1, 9.2 preview"), "{text}: {message}");
             }
         }
         let long = "9".repeat(1 << 16).parse::<Cann>().unwrap_err();

@@ -1,8 +1,6 @@
 //! The traits by which each operator's folder describes its operator.
 
-use crate::operator::{
-    ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo,
-};
+use crate::operator::{ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo};
 use crate::{Cann, Dims, Level, Rule, Target, TensorDesc, Violation};
 
 /// An operator: its versions, its parameters and its rules.
@@ -56,16 +54,12 @@ pub(crate) trait CallContract: DescribedOperator {
     fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>);
 
     /// The first argument that is given and that a version does not have.
-    fn unread(
-        arguments: &Self::Arguments,
-        version: Self::Version,
-    ) -> Option<&'static ParameterInfo> {
+    fn unread(arguments: &Self::Arguments, version: Self::Version) -> Option<&'static ParameterInfo> {
         let plain = Self::Arguments::default();
-        let mut newer = (Self::Parameter::ALL.iter().copied())
-            .filter(|parameter| parameter.info().since > version.info().number());
+        let mut newer =
+            (Self::Parameter::ALL.iter().copied()).filter(|parameter| parameter.info().since > version.info().number());
         let newest = newer.find(|&parameter| {
-            !arguments.tensors(parameter).is_empty()
-                || arguments.value(parameter) != plain.value(parameter)
+            !arguments.tensors(parameter).is_empty() || arguments.value(parameter) != plain.value(parameter)
         });
         newest.map(DeclaredParameter::info)
     }
@@ -77,17 +71,9 @@ pub(crate) trait CallContract: DescribedOperator {
 
     /// Of the versions from number `at_least` on that compute with every given argument and that the product has in
     /// the release, the oldest that is not deprecated; the newest version where there is none.
-    fn chosen_on(
-        arguments: &Self::Arguments,
-        at_least: u8,
-        target: Target,
-    ) -> Option<Self::Version> {
-        let able = |version: &Self::Version| {
-            version.info().number() >= at_least && Self::computes(arguments, *version)
-        };
-        Self::Version::preferred_on(target)
-            .find(able)
-            .or_else(|| Self::Version::ALL.last().copied())
+    fn chosen_on(arguments: &Self::Arguments, at_least: u8, target: Target) -> Option<Self::Version> {
+        let able = |version: &Self::Version| version.info().number() >= at_least && Self::computes(arguments, *version);
+        Self::Version::preferred_on(target).find(able).or_else(|| Self::Version::ALL.last().copied())
     }
 
     /// Checks the contents of tensors that the operator reads as indices; `integers` returns the contents of an
@@ -104,10 +90,7 @@ pub(crate) trait CallContract: DescribedOperator {
 
 /// The first lint that `each` reports, leaving out those in `allowed` (by id). A crash of the host process is never
 /// left out.
-pub(crate) fn first_lint(
-    allowed: &[&str],
-    each: impl FnOnce(&mut dyn FnMut(Violation)),
-) -> Result<(), Violation> {
+pub(crate) fn first_lint(allowed: &[&str], each: impl FnOnce(&mut dyn FnMut(Violation))) -> Result<(), Violation> {
     let mut first = None;
     each(&mut |violation: Violation| {
         let crash = violation.rule.level == Level::HostCrash;
@@ -120,10 +103,7 @@ pub(crate) fn first_lint(
 
 /// Reports every lint that a call breaks. `first` returns the first broken lint that is not in the list of allowed
 /// ids.
-pub fn each_lint(
-    mut first: impl FnMut(&[&str]) -> Result<(), Violation>,
-    report: &mut dyn FnMut(Violation),
-) {
+pub fn each_lint(mut first: impl FnMut(&[&str]) -> Result<(), Violation>, report: &mut dyn FnMut(Violation)) {
     let mut allowed = Vec::new();
     while let Err(lint) = first(&allowed) {
         allowed.push(lint.rule.id);

@@ -18,10 +18,7 @@ impl Dims {
 
     /// The given numbers, or `None` if there are more than [`Dims::MAX_RANK`].
     pub fn new(values: &[i64]) -> Option<Self> {
-        let mut dims = Dims {
-            len: u8::try_from(values.len()).ok()?,
-            values: [0; Dims::MAX_RANK],
-        };
+        let mut dims = Dims { len: u8::try_from(values.len()).ok()?, values: [0; Dims::MAX_RANK] };
         dims.values.get_mut(..values.len())?.copy_from_slice(values);
         Some(dims)
     }
@@ -29,10 +26,7 @@ impl Dims {
     /// `N` numbers; the rank is checked at compile time.
     pub const fn of<const N: usize>(values: [i64; N]) -> Self {
         const { assert!(N <= Dims::MAX_RANK) };
-        let mut dims = Dims {
-            len: N as u8,
-            values: [0; Dims::MAX_RANK],
-        };
+        let mut dims = Dims { len: N as u8, values: [0; Dims::MAX_RANK] };
         let mut axis = 0;
         while axis < N {
             dims.values[axis] = values[axis];

@@ -112,11 +112,7 @@ impl DType {
     /// Bytes of one element, or `None` for types smaller than a byte or without a fixed size.
     pub const fn size(self) -> Option<usize> {
         let bits = self.bits();
-        if bits >= 8 && bits.is_multiple_of(8) {
-            Some(bits as usize / 8)
-        } else {
-            None
-        }
+        if bits >= 8 && bits.is_multiple_of(8) { Some(bits as usize / 8) } else { None }
     }
 
     /// Bytes that `elements` packed elements take, rounded up to whole bytes; `None` on overflow or without a fixed
@@ -162,12 +158,7 @@ impl DType {
             .iter()
             .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
             .copied()
-            .or_else(|| {
-                alias
-                    .iter()
-                    .find(|(known, _)| known.eq_ignore_ascii_case(name))
-                    .map(|&(_, dtype)| dtype)
-            })
+            .or_else(|| alias.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|&(_, dtype)| dtype))
     }
 
     /// Whether this is `Float16` or `Bf16`, the types attention computes in without quantisation.

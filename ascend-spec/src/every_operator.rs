@@ -12,10 +12,7 @@ struct Description {
 
 impl Description {
     const fn of<O: DescribedOperator>() -> Self {
-        Description {
-            rules: || Box::new(O::rules()),
-            exported: O::exported,
-        }
+        Description { rules: || Box::new(O::rules()), exported: O::exported }
     }
 }
 
@@ -78,11 +75,7 @@ mod tests {
     fn rules_name_their_operator<O: DescribedOperator>() {
         for rule in O::rules() {
             let mut versions = O::Version::ALL.iter();
-            assert!(
-                versions.any(|version| Some(version.info()) == rule.since),
-                "{}",
-                rule.id
-            );
+            assert!(versions.any(|version| Some(version.info()) == rule.since), "{}", rule.id);
         }
     }
 
@@ -95,26 +88,13 @@ mod tests {
             let acl = info.acl_name.to_ascii_lowercase();
             let acl = acl.strip_suffix("ref").unwrap_or(&acl);
             // Named as in the other operators of the family, or without what says that it is an output.
-            let renamed = [
-                "scaleValue",
-                "headNum",
-                "actualSeqQLen",
-                "actualSeqKvLen",
-                "yOut",
-                "rstdOut",
-            ];
+            let renamed = ["scaleValue", "headNum", "actualSeqQLen", "actualSeqKvLen", "yOut", "rstdOut"];
             assert!(acl == letters || renamed.contains(&info.acl_name), "{acl}");
             names.push(info.name);
             inputs.extend(info.input);
             outputs.extend(info.output);
-            assert_eq!(
-                info.input.and_then(O::Parameter::of_input),
-                info.input.map(|_| parameter)
-            );
-            assert_eq!(
-                info.output.and_then(O::Parameter::of_output),
-                info.output.map(|_| parameter)
-            );
+            assert_eq!(info.input.and_then(O::Parameter::of_input), info.input.map(|_| parameter));
+            assert_eq!(info.output.and_then(O::Parameter::of_output), info.output.map(|_| parameter));
         }
         assert!(inputs.into_iter().eq(0..O::Parameter::inputs_of(u8::MAX)));
         assert!(outputs.into_iter().eq(0..O::Parameter::outputs_of(u8::MAX)));

@@ -9,10 +9,7 @@ use std::fmt;
 /// Source: `acl/acl_base.h`, CANN 8.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
-#[allow(
-    missing_docs,
-    reason = "the names are CANN's; each says its own axis order"
-)]
+#[allow(missing_docs, reason = "the names are CANN's; each says its own axis order")]
 pub enum Format {
     Undefined = -1,
     Nchw = 0,

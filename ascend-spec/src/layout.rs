@@ -52,12 +52,7 @@ impl Axes {
 
     /// The shape of a tensor with these extents; `H` saturates.
     pub fn shape(self, extents: Extents) -> Dims {
-        let Extents {
-            batch,
-            heads,
-            rows,
-            dim,
-        } = extents;
+        let Extents { batch, heads, rows, dim } = extents;
         match self {
             Axes::Bsh => Dims::of([batch, rows, heads.saturating_mul(dim)]),
             Axes::Bsnd => Dims::of([batch, rows, heads, dim]),
@@ -71,24 +66,14 @@ impl Axes {
     /// The extents of a tensor of this order. `heads` is needed to split `H`; the other orders carry their own count.
     /// `None` if the rank differs, or `H` does not divide by `heads`.
     pub fn extents(self, shape: &[i64], heads: i64) -> Option<Extents> {
-        let extents = |batch, heads, rows, dim| {
-            Some(Extents {
-                batch,
-                heads,
-                rows,
-                dim,
-            })
-        };
+        let extents = |batch, heads, rows, dim| Some(Extents { batch, heads, rows, dim });
         match (self, shape) {
-            (Axes::Bsh, &[b, s, h]) => (heads > 0 && h % heads == 0).then(|| Extents {
-                batch: b,
-                heads,
-                rows: s,
-                dim: h / heads,
-            }),
-            (Axes::Bsnd, &[b, s, n, d])
-            | (Axes::Bnsd, &[b, n, s, d])
-            | (Axes::Nbsd, &[n, b, s, d]) => extents(b, n, s, d),
+            (Axes::Bsh, &[b, s, h]) => {
+                (heads > 0 && h % heads == 0).then(|| Extents { batch: b, heads, rows: s, dim: h / heads })
+            }
+            (Axes::Bsnd, &[b, s, n, d]) | (Axes::Bnsd, &[b, n, s, d]) | (Axes::Nbsd, &[n, b, s, d]) => {
+                extents(b, n, s, d)
+            }
             (Axes::Tnd, &[t, n, d]) | (Axes::Ntd, &[n, t, d]) => extents(1, n, t, d),
             _ => None,
         }
@@ -97,15 +82,7 @@ impl Axes {
     /// The strides and the first element of the logical axes of `desc`. `dim` is the head dimension, needed to split
     /// `H`. `None` if the rank differs.
     pub fn view(self, desc: &TensorDesc, dim: i64) -> Option<View> {
-        let view = |batch, head, row, dim| {
-            Some(View {
-                offset: desc.offset,
-                batch,
-                head,
-                row,
-                dim,
-            })
-        };
+        let view = |batch, head, row, dim| Some(View { offset: desc.offset, batch, head, row, dim });
         match (self, &desc.strides[..]) {
             (Axes::Bsh, &[b, s, h]) => view(b, h.saturating_mul(dim), s, h),
             (Axes::Bsnd, &[b, s, n, d]) => view(b, n, s, d),
@@ -131,13 +108,7 @@ pub struct View {
 
 impl View {
     /// A view whose offset and strides are all 0.
-    pub(crate) const NONE: View = View {
-        offset: 0,
-        batch: 0,
-        head: 0,
-        row: 0,
-        dim: 0,
-    };
+    pub(crate) const NONE: View = View { offset: 0, batch: 0, head: 0, row: 0, dim: 0 };
 
     /// Element index of `(batch, head, row, 0)`. Exact for every element of a tensor that fits in memory; saturates
     /// elsewhere.
@@ -151,10 +122,7 @@ impl View {
 
     /// The view that begins at entry `batch` of the batch axis.
     pub(crate) fn of_batch(self, batch: usize) -> View {
-        View {
-            offset: self.at(batch, 0, 0),
-            ..self
-        }
+        View { offset: self.at(batch, 0, 0), ..self }
     }
 
     /// The elements that a tensor of these extents touches, or `None` if it reaches below its base address or does not
@@ -281,11 +249,7 @@ impl Layout {
 
     /// Axis order of `softmaxLse`, read as a tensor with head dimension 1.
     pub const fn lse_axes(self) -> Axes {
-        if self.is_packed() {
-            Axes::Tnd
-        } else {
-            Axes::Bnsd
-        }
+        if self.is_packed() { Axes::Tnd } else { Axes::Bnsd }
     }
 }
 

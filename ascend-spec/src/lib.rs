@@ -54,14 +54,14 @@ pub use dtype::DType;
 pub use every_operator::{every_rule, is_exported};
 pub use format::Format;
 pub use geometry::{
-    CompressedMask, Lengths, MaskDemand, MaskGeometry, Operator, SparseMode, Sparsity,
-    TOKENS_UNBOUNDED, Tile, Visibility,
+    CompressedMask, Lengths, MaskDemand, MaskGeometry, Operator, SparseMode, Sparsity, TOKENS_UNBOUNDED, Tile,
+    Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator::{Change, NewArgument, OperatorVersion};
 pub use rule::{
-    API_ERROR, FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR,
-    RUNTIME_ERROR, Rule, Scope, Span, TILING_ERROR, UNSUPPORTED, Violation,
+    API_ERROR, FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Rule, Scope, Span,
+    TILING_ERROR, UNSUPPORTED, Violation,
 };
 pub use soc::Soc;
 pub use target::{StridedKeys, Target, UnreleasedTarget};

@@ -67,44 +67,23 @@ pub struct Scope {
 
 impl Scope {
     /// Every product, every release.
-    pub const ALL: Scope = Scope {
-        ascend950: Some(Span {
-            since: Cann::V9_0,
-            until: None,
-        }),
-        ..Scope::A2_A3
-    };
+    pub const ALL: Scope = Scope { ascend950: Some(Span { since: Cann::V9_0, until: None }), ..Scope::A2_A3 };
     /// Atlas A2 and A3, every release.
-    pub const A2_A3: Scope = Scope {
-        a2_a3: Some(Span {
-            since: Cann::V8_1,
-            until: None,
-        }),
-        ascend950: None,
-    };
+    pub const A2_A3: Scope = Scope { a2_a3: Some(Span { since: Cann::V8_1, until: None }), ascend950: None };
     /// Atlas A2 and A3 from 8.5 on, and Ascend 950: the unified checks.
     pub const UNIFIED: Scope = Scope::ALL.since(Cann::V8_5);
     /// Ascend 950 alone.
-    pub const ASCEND_950: Scope = Scope {
-        a2_a3: None,
-        ..Scope::ALL
-    };
+    pub const ASCEND_950: Scope = Scope { a2_a3: None, ..Scope::ALL };
 
     /// 310P alone: neither Atlas A2 and A3 nor Ascend 950.
-    pub const ATLAS_INFERENCE: Scope = Scope {
-        a2_a3: None,
-        ascend950: None,
-    };
+    pub const ATLAS_INFERENCE: Scope = Scope { a2_a3: None, ascend950: None };
 
     /// This scope, on Atlas A2 and A3 from release `cann` on only.
     #[must_use]
     pub const fn since(self, cann: Cann) -> Scope {
         Scope {
             a2_a3: match self.a2_a3 {
-                Some(span) => Some(Span {
-                    since: cann,
-                    until: span.until,
-                }),
+                Some(span) => Some(Span { since: cann, until: span.until }),
                 None => None,
             },
             ..self
@@ -116,10 +95,7 @@ impl Scope {
     pub const fn since_on_950(self, cann: Cann) -> Scope {
         Scope {
             ascend950: match self.ascend950 {
-                Some(span) => Some(Span {
-                    since: cann,
-                    until: span.until,
-                }),
+                Some(span) => Some(Span { since: cann, until: span.until }),
                 None => None,
             },
             ..self
@@ -131,10 +107,7 @@ impl Scope {
     pub const fn until(self, cann: Cann) -> Scope {
         Scope {
             a2_a3: match self.a2_a3 {
-                Some(span) => Some(Span {
-                    since: span.since,
-                    until: Some(cann),
-                }),
+                Some(span) => Some(Span { since: span.since, until: Some(cann) }),
                 None => None,
             },
             ..self
@@ -146,10 +119,7 @@ impl Scope {
     pub const fn until_on_950(self, cann: Cann) -> Scope {
         Scope {
             ascend950: match self.ascend950 {
-                Some(span) => Some(Span {
-                    since: span.since,
-                    until: Some(cann),
-                }),
+                Some(span) => Some(Span { since: span.since, until: Some(cann) }),
                 None => None,
             },
             ..self
@@ -161,11 +131,7 @@ impl Scope {
         if self == Scope::ATLAS_INFERENCE {
             return target.soc == Soc::AtlasInference;
         }
-        let span = if target.is_950() {
-            self.ascend950
-        } else {
-            self.a2_a3
-        };
+        let span = if target.is_950() { self.ascend950 } else { self.a2_a3 };
         span.is_some_and(|span| span.holds(target.cann))
     }
 }
@@ -206,12 +172,7 @@ impl fmt::Display for Rule {
 
 impl Rule {
     /// A condition of a library above the contract, as [`library_rules!`](crate::library_rules) declares it.
-    pub const fn of_library(
-        id: &'static str,
-        holds: &'static str,
-        fix: &'static str,
-        library: &'static str,
-    ) -> Self {
+    pub const fn of_library(id: &'static str, holds: &'static str, fix: &'static str, library: &'static str) -> Self {
         Rule {
             id,
             holds,
@@ -229,11 +190,7 @@ impl Rule {
     /// Builds the violation of this rule by the value `given`, where `allowed` names the values that hold. The fix is
     /// the rule's own.
     #[cold]
-    pub fn broken(
-        &'static self,
-        given: impl fmt::Display,
-        allowed: impl fmt::Display,
-    ) -> Violation {
+    pub fn broken(&'static self, given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
         broken(self, given, allowed, self.fix)
     }
 }
@@ -387,22 +344,10 @@ pub(crate) fn broken(
 /// targets in its scope.
 macro_rules! require {
     (for $target:expr => $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
-        $crate::rule::require!(
-            $holds || !$rule.scope.holds($target),
-            $rule,
-            $given,
-            $allowed,
-            $rule.fix
-        )
+        $crate::rule::require!($holds || !$rule.scope.holds($target), $rule, $given, $allowed, $rule.fix)
     };
     (for $target:expr => $holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
-        $crate::rule::require!(
-            $holds || !$rule.scope.holds($target),
-            $rule,
-            $given,
-            $allowed,
-            $fix
-        )
+        $crate::rule::require!($holds || !$rule.scope.holds($target), $rule, $given, $allowed, $fix)
     };
     ($holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
         $crate::rule::require!($holds, $rule, $given, $allowed, $rule.fix)

@@ -59,9 +59,7 @@ impl Soc {
 
     /// The releases of CANN that know the product, oldest first.
     pub fn releases(self) -> impl Iterator<Item = Cann> {
-        Cann::ALL
-            .into_iter()
-            .filter(move |&cann| self.is_known_to(cann))
+        Cann::ALL.into_iter().filter(move |&cann| self.is_known_to(cann))
     }
 
     /// Whether a release knows the product.

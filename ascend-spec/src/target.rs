@@ -28,11 +28,7 @@ pub struct Target {
 impl Target {
     /// `soc` with `cann`.
     pub const fn new(soc: Soc, cann: Cann) -> Self {
-        Target {
-            soc,
-            cann,
-            strided_keys: StridedKeys::Refused,
-        }
+        Target { soc, cann, strided_keys: StridedKeys::Refused }
     }
 
     /// Sets the reading of 9.1 on Atlas A2 and A3 that holds for strided keys.
@@ -116,11 +112,7 @@ mod tests {
             assert_eq!(old.released(), Ok(old));
             assert_eq!(Target::with_default(Soc::AtlasA2, cann), old);
         }
-        assert!(
-            Soc::Ascend950
-                .releases()
-                .eq([Cann::V9_0, Cann::V9_1, Cann::V9_2])
-        );
+        assert!(Soc::Ascend950.releases().eq([Cann::V9_0, Cann::V9_1, Cann::V9_2]));
         assert!(Soc::AtlasA3.releases().eq(Cann::ALL));
     }
 }

@@ -27,13 +27,7 @@ impl TensorDesc {
 
     /// A contiguous tensor of a shape already known to be one.
     pub fn packed(dtype: DType, shape: Dims) -> Self {
-        TensorDesc {
-            dtype,
-            format: Format::Nd,
-            strides: shape.contiguous_strides(),
-            shape,
-            offset: 0,
-        }
+        TensorDesc { dtype, format: Format::Nd, strides: shape.contiguous_strides(), shape, offset: 0 }
     }
 
     /// Number of elements of the view; `None` if the shape is no shape.
@@ -48,10 +42,7 @@ impl TensorDesc {
 
     /// Whether no dimension is negative, each has a stride, and the number of elements fits in 63 bits.
     pub fn is_countable(&self) -> bool {
-        self.strides.rank() == self.shape.rank()
-            && self
-                .elements()
-                .is_some_and(|count| i64::try_from(count).is_ok())
+        self.strides.rank() == self.shape.rank() && self.elements().is_some_and(|count| i64::try_from(count).is_ok())
     }
 
     /// Whether the elements are packed in row-major order (axes of size 1 may have any stride).
@@ -78,19 +69,8 @@ impl TensorDesc {
     /// Whether every element is at the offset that `other` has for the same indices, with the same type, format and
     /// shape: strides of axes of size 1 do not count.
     pub fn lies_as(&self, other: &Self) -> bool {
-        let kind = |desc: &Self| {
-            (
-                desc.dtype,
-                desc.format,
-                desc.shape,
-                desc.offset,
-                desc.strides.rank(),
-            )
-        };
-        let mut strides = self
-            .shape
-            .iter()
-            .zip(self.strides.iter().zip(&other.strides[..]));
+        let kind = |desc: &Self| (desc.dtype, desc.format, desc.shape, desc.offset, desc.strides.rank());
+        let mut strides = self.shape.iter().zip(self.strides.iter().zip(&other.strides[..]));
         kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
     }
 
@@ -99,9 +79,7 @@ impl TensorDesc {
     pub(crate) fn walked<const AXES: usize>(&self, axes: [usize; AXES]) -> Range<u64> {
         let axes = axes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
         let shape = Dims::of(axes);
-        TensorDesc { shape, ..*self }
-            .byte_range()
-            .unwrap_or(0..u64::MAX)
+        TensorDesc { shape, ..*self }.byte_range().unwrap_or(0..u64::MAX)
     }
 
     /// The tensor as it is read by somebody who takes it for one of another shape without gaps.
@@ -109,10 +87,7 @@ impl TensorDesc {
         if shape == self.shape {
             return *self;
         }
-        TensorDesc {
-            offset: self.offset,
-            ..TensorDesc::packed(self.dtype, shape)
-        }
+        TensorDesc { offset: self.offset, ..TensorDesc::packed(self.dtype, shape) }
     }
 
     /// The first `count` bytes from the start of the view, as offsets from its base address. Where no memory could
@@ -147,10 +122,7 @@ impl TensorDesc {
             return None;
         }
         let first_bit = u64::try_from(first).ok()?.checked_mul(bits)?;
-        let end_bit = u64::try_from(last)
-            .ok()?
-            .checked_add(1)?
-            .checked_mul(bits)?;
+        let end_bit = u64::try_from(last).ok()?.checked_add(1)?.checked_mul(bits)?;
         Some(first_bit / 8..end_bit.div_ceil(8))
     }
 }
@@ -186,10 +158,7 @@ mod tests {
 
     #[test]
     fn packed_nibbles_share_bytes() {
-        assert_eq!(
-            TensorDesc::packed(DType::Int4, Dims::of([3])).byte_range(),
-            Some(0..2)
-        );
+        assert_eq!(TensorDesc::packed(DType::Int4, Dims::of([3])).byte_range(), Some(0..2));
     }
 
     #[test]
@@ -205,26 +174,14 @@ mod tests {
     #[test]
     fn strides_of_single_entries_do_not_move_elements() {
         let own = TensorDesc::packed(DType::Float16, Dims::of([1, 1, 64]));
-        let view = TensorDesc {
-            strides: Dims::of([192, 64, 1]),
-            ..own
-        };
+        let view = TensorDesc { strides: Dims::of([192, 64, 1]), ..own };
         assert!(own.is_contiguous() && view.is_contiguous());
         assert!(own != view && own.lies_as(&view) && view.lies_as(&own));
         let others = [
             TensorDesc { offset: 1, ..own },
-            TensorDesc {
-                dtype: DType::Bf16,
-                ..own
-            },
-            TensorDesc {
-                strides: Dims::of([64, 64, 2]),
-                ..own
-            },
-            TensorDesc {
-                strides: Dims::of([64, 1]),
-                ..own
-            },
+            TensorDesc { dtype: DType::Bf16, ..own },
+            TensorDesc { strides: Dims::of([64, 64, 2]), ..own },
+            TensorDesc { strides: Dims::of([64, 1]), ..own },
             TensorDesc::packed(DType::Float16, Dims::of([1, 64, 1])),
         ];
         for other in others {

@@ -1,10 +1,6 @@
 //! Checking a call that holds every rule allocates nothing.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
 use ascend_testing::allocations;
 
@@ -35,13 +31,7 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
     };
     let cache = [bf16(&[8192, 128, 1024])];
     let table = Some(of(DType::Int32, &[256, 32]));
-    let paged = FiaCall {
-        key: &cache,
-        value: &cache,
-        block_table: table,
-        block_size: 128,
-        ..decode.clone()
-    };
+    let paged = FiaCall { key: &cache, value: &cache, block_table: table, block_size: 128, ..decode.clone() };
     let packed = FiaCall {
         query: Some(bf16(&[256, 32, 128])),
         sparse_mode: 3,
@@ -61,11 +51,7 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
         ..decode.clone()
     };
     let elements = vec![bf16(&[1, 8, 4096, 128]); 256];
-    let list = FiaCall {
-        key: &elements,
-        value: &elements,
-        ..decode.clone()
-    };
+    let list = FiaCall { key: &elements, value: &elements, ..decode.clone() };
     let latent = [bf16(&[8192, 1, 128, 512])];
     let absorbed = FiaCall {
         query: Some(bf16(&[256, 32, 1, 512])),
@@ -87,9 +73,7 @@ fn an_accepted_call_allocates_nothing_on_any_target() {
         ..decode.clone()
     };
 
-    let calls = [
-        &decode, &paged, &packed, &masked, &list, &absorbed, &quantised,
-    ];
+    let calls = [&decode, &paged, &packed, &masked, &list, &absorbed, &quantised];
     for soc in [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950] {
         for target in Cann::ALL.map(|cann| Target::new(soc, cann)) {
             let version = match soc {
@@ -153,10 +137,7 @@ fn an_accepted_flash_attention_call_allocates_nothing() {
         softmax_max: of(DType::Float, &[4096, 32, 8]),
         softmax_sum: of(DType::Float, &[4096, 32, 8]),
         attention_out: of(DType::Bf16, &[4096, 32, 128]),
-        ..FlashAttentionCall {
-            input_layout: Some("TND"),
-            ..dense
-        }
+        ..FlashAttentionCall { input_layout: Some("TND"), ..dense }
     };
     let target = Target::new(Soc::AtlasA2, Cann::V9_1);
     for call in [dense, masked, packed] {

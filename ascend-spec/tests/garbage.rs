@@ -47,45 +47,22 @@ fn desc() -> impl Strategy<Value = TensorDesc> {
         DType::Float8E8M0,
         DType::String,
     ]);
-    let format =
-        proptest::sample::select(vec![Format::Nd, Format::Nd, Format::Nd, Format::FractalNz]);
+    let format = proptest::sample::select(vec![Format::Nd, Format::Nd, Format::Nd, Format::FractalNz]);
     let odd_strides = proptest::option::weighted(0.2, proptest::collection::vec(number(), 0..=8));
-    (
-        dtype,
-        format,
-        proptest::collection::vec(small(), 0..=8),
-        odd_strides,
-        prop_oneof![5 => Just(0), 1 => number()],
-    )
+    (dtype, format, proptest::collection::vec(small(), 0..=8), odd_strides, prop_oneof![5 => Just(0), 1 => number()])
         .prop_map(|(dtype, format, shape, strides, offset)| {
             let shape = Dims::new(&shape).expect("at most 8 axes");
-            let strides = strides
-                .and_then(|s| Dims::new(&s))
-                .unwrap_or(shape.contiguous_strides());
-            TensorDesc {
-                dtype,
-                format,
-                shape,
-                strides,
-                offset,
-            }
+            let strides = strides.and_then(|s| Dims::new(&s)).unwrap_or(shape.contiguous_strides());
+            TensorDesc { dtype, format, shape, strides, offset }
         })
 }
 
 /// Tensors that could belong together, so that calls get past the first rules.
 fn family() -> impl Strategy<Value = (String, [TensorDesc; 4], i64)> {
-    let layout =
-        proptest::sample::select(vec!["BNSD", "BSND", "BSH", "BNSD_BSND", "TND", "SH", ""]);
+    let layout = proptest::sample::select(vec!["BNSD", "BSND", "BSH", "BNSD_BSND", "TND", "SH", ""]);
     let size = || proptest::sample::select(vec![0i64, 1, 2, 3, 5]);
-    (
-        layout,
-        size(),
-        size(),
-        size(),
-        size(),
-        proptest::sample::select(vec![16i64, 32, 17]),
-    )
-        .prop_map(|(layout, b, n, s, t, d)| {
+    (layout, size(), size(), size(), size(), proptest::sample::select(vec![16i64, 32, 17])).prop_map(
+        |(layout, b, n, s, t, d)| {
             let shape = |rows: i64, out: bool| match layout {
                 "BSH" => Dims::of([b, rows, n * d]),
                 "BSND" => Dims::of([b, rows, n, d]),
@@ -94,17 +71,9 @@ fn family() -> impl Strategy<Value = (String, [TensorDesc; 4], i64)> {
             };
             let half = |shape| TensorDesc::packed(DType::Float16, shape);
             let mask = TensorDesc::packed(DType::Bool, Dims::of([b, 1, s, t]));
-            (
-                layout.to_owned(),
-                [
-                    half(shape(s, false)),
-                    half(shape(t, false)),
-                    half(shape(s, true)),
-                    mask,
-                ],
-                n,
-            )
-        })
+            (layout.to_owned(), [half(shape(s, false)), half(shape(t, false)), half(shape(s, true)), mask], n)
+        },
+    )
 }
 
 proptest! {

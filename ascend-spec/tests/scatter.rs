@@ -1,10 +1,6 @@
 //! The contract of ScatterPaKvCache: what it takes, a call for every rule, and where rows go.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
 use ascend_spec::ops::scatter_pa_kv_cache::rules::RULES;
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces, ScatterCall, ScatterProblem};
@@ -40,13 +36,7 @@ fn every_documented_form_is_taken() {
     let norm = accepted(&call());
     assert_eq!((norm.tokens, norm.blocks, norm.block_size), (5, 3, 8));
     assert_eq!(norm.slots(), 24);
-    assert_eq!(
-        norm.key,
-        Pieces {
-            count: 1,
-            bytes: 128
-        }
-    );
+    assert_eq!(norm.key, Pieces { count: 1, bytes: 128 });
     assert_eq!(norm.value.unwrap().row_bytes(), 64);
 
     let keys = ScatterCall {
@@ -61,34 +51,16 @@ fn every_documented_form_is_taken() {
     };
     assert_eq!(accepted(&keys).value, None);
 
-    for (cache, value_cache) in [
-        (half(&[3, 4, 8, 16]), half(&[3, 2, 1, 8, 16])),
-        (half(&[3, 2, 2, 8, 16]), half(&[3, 2, 8, 16])),
-    ] {
-        let mut nz = ScatterCall {
-            key_cache: cache,
-            value_cache,
-            cache_mode: Some(PA_NZ),
-            ..call()
-        };
+    for (cache, value_cache) in
+        [(half(&[3, 4, 8, 16]), half(&[3, 2, 1, 8, 16])), (half(&[3, 2, 2, 8, 16]), half(&[3, 2, 8, 16]))]
+    {
+        let mut nz = ScatterCall { key_cache: cache, value_cache, cache_mode: Some(PA_NZ), ..call() };
         if let Some(cache) = &mut nz.key_cache {
             cache.format = Format::FractalNz;
         }
         let problem = accepted(&nz);
-        assert_eq!(
-            problem.key,
-            Pieces {
-                count: 4,
-                bytes: 32
-            }
-        );
-        assert_eq!(
-            problem.value,
-            Some(Pieces {
-                count: 2,
-                bytes: 32
-            })
-        );
+        assert_eq!(problem.key, Pieces { count: 4, bytes: 32 });
+        assert_eq!(problem.value, Some(Pieces { count: 2, bytes: 32 }));
     }
     let int8 = ScatterCall {
         key: desc(DType::Int8, &[5, 1, 64]),
@@ -98,13 +70,7 @@ fn every_documented_form_is_taken() {
         cache_mode: Some(PA_NZ),
         ..call()
     };
-    assert_eq!(
-        accepted(&int8).key,
-        Pieces {
-            count: 2,
-            bytes: 32
-        }
-    );
+    assert_eq!(accepted(&int8).key, Pieces { count: 2, bytes: 32 });
 
     let nothing = ScatterCall {
         key: half(&[0, 2, 32]),
@@ -128,229 +94,37 @@ fn every_documented_form_is_taken() {
 
 #[test]
 fn every_rule_has_a_call_that_breaks_it() {
-    let strided = TensorDesc {
-        strides: Dims::of([128, 64, 1]),
-        ..half(&[5, 2, 32]).unwrap()
-    };
-    let nz_format = TensorDesc {
-        format: Format::FractalNz,
-        ..half(&[3, 8, 2, 32]).unwrap()
-    };
+    let strided = TensorDesc { strides: Dims::of([128, 64, 1]), ..half(&[5, 2, 32]).unwrap() };
+    let nz_format = TensorDesc { format: Format::FractalNz, ..half(&[3, 8, 2, 32]).unwrap() };
     let base = call();
     let broken: &[(&str, i32, ScatterCall<'_>)] = &[
-        (
-            "scatter.required",
-            161_001,
-            ScatterCall { key: None, ..base },
-        ),
-        (
-            "scatter.required",
-            161_001,
-            ScatterCall {
-                key_cache: None,
-                ..base
-            },
-        ),
-        (
-            "scatter.required",
-            161_001,
-            ScatterCall {
-                slot_mapping: None,
-                ..base
-            },
-        ),
-        (
-            "scatter.required",
-            161_001,
-            ScatterCall {
-                value: None,
-                ..base
-            },
-        ),
-        (
-            "scatter.required",
-            161_001,
-            ScatterCall {
-                value_cache: None,
-                ..base
-            },
-        ),
-        (
-            "scatter.dtype",
-            161_002,
-            ScatterCall {
-                key: desc(DType::Float, &[5, 2, 32]),
-                ..base
-            },
-        ),
-        (
-            "scatter.dtype",
-            161_002,
-            ScatterCall {
-                value: desc(DType::Int32, &[5, 2, 16]),
-                ..base
-            },
-        ),
-        (
-            "scatter.same_dtype",
-            161_002,
-            ScatterCall {
-                key: desc(DType::Bf16, &[5, 2, 32]),
-                ..base
-            },
-        ),
-        (
-            "slot_mapping.dtype",
-            161_002,
-            ScatterCall {
-                slot_mapping: desc(DType::Int16, &[5]),
-                ..base
-            },
-        ),
-        (
-            "scatter.format",
-            161_002,
-            ScatterCall {
-                key_cache: Some(nz_format),
-                ..base
-            },
-        ),
-        (
-            "cache_mode.known",
-            161_002,
-            ScatterCall {
-                cache_mode: Some("norm"),
-                ..base
-            },
-        ),
-        (
-            "scatter_mode.known",
-            161_002,
-            ScatterCall {
-                scatter_mode: Some(""),
-                ..base
-            },
-        ),
-        (
-            "scatter.contiguous",
-            161_002,
-            ScatterCall {
-                key: Some(strided),
-                ..base
-            },
-        ),
-        (
-            "scatter.contiguous",
-            161_002,
-            ScatterCall {
-                key_cache: half(&[3, -8, 2, 32]),
-                ..base
-            },
-        ),
-        (
-            "scatter.contiguous",
-            161_002,
-            ScatterCall {
-                key_cache: half(&[i64::MAX, 1, 1, 1]),
-                ..base
-            },
-        ),
-        (
-            "scatter.key_shape",
-            561_002,
-            ScatterCall {
-                key: half(&[5, 64]),
-                ..base
-            },
-        ),
-        (
-            "scatter.key_shape",
-            561_002,
-            ScatterCall {
-                key: half(&[5, 0, 32]),
-                ..base
-            },
-        ),
-        (
-            "scatter.value_shape",
-            561_002,
-            ScatterCall {
-                value: half(&[5, 1, 16]),
-                ..base
-            },
-        ),
-        (
-            "scatter.value_shape",
-            561_002,
-            ScatterCall {
-                value: half(&[4, 2, 16]),
-                ..base
-            },
-        ),
-        (
-            "slot_mapping.shape",
-            561_002,
-            ScatterCall {
-                slot_mapping: desc(DType::Int32, &[4]),
-                ..base
-            },
-        ),
-        (
-            "slot_mapping.shape",
-            561_002,
-            ScatterCall {
-                slot_mapping: desc(DType::Int32, &[5, 1]),
-                ..base
-            },
-        ),
-        (
-            "key_cache.shape",
-            561_002,
-            ScatterCall {
-                key_cache: half(&[3, 2, 8, 32]),
-                ..base
-            },
-        ),
-        (
-            "key_cache.shape",
-            561_002,
-            ScatterCall {
-                key_cache: half(&[3, 8, 64]),
-                ..base
-            },
-        ),
-        (
-            "key_cache.shape",
-            561_002,
-            ScatterCall {
-                key_cache: half(&[0, 8, 2, 32]),
-                ..base
-            },
-        ),
-        (
-            "key_cache.shape",
-            561_002,
-            ScatterCall {
-                cache_mode: Some(PA_NZ),
-                ..base
-            },
-        ),
-        (
-            "value_cache.shape",
-            561_002,
-            ScatterCall {
-                value_cache: half(&[4, 8, 2, 16]),
-                ..base
-            },
-        ),
-        (
-            "value_cache.shape",
-            561_002,
-            ScatterCall {
-                value_cache: half(&[3, 8, 2, 32]),
-                ..base
-            },
-        ),
+        ("scatter.required", 161_001, ScatterCall { key: None, ..base }),
+        ("scatter.required", 161_001, ScatterCall { key_cache: None, ..base }),
+        ("scatter.required", 161_001, ScatterCall { slot_mapping: None, ..base }),
+        ("scatter.required", 161_001, ScatterCall { value: None, ..base }),
+        ("scatter.required", 161_001, ScatterCall { value_cache: None, ..base }),
+        ("scatter.dtype", 161_002, ScatterCall { key: desc(DType::Float, &[5, 2, 32]), ..base }),
+        ("scatter.dtype", 161_002, ScatterCall { value: desc(DType::Int32, &[5, 2, 16]), ..base }),
+        ("scatter.same_dtype", 161_002, ScatterCall { key: desc(DType::Bf16, &[5, 2, 32]), ..base }),
+        ("slot_mapping.dtype", 161_002, ScatterCall { slot_mapping: desc(DType::Int16, &[5]), ..base }),
+        ("scatter.format", 161_002, ScatterCall { key_cache: Some(nz_format), ..base }),
+        ("cache_mode.known", 161_002, ScatterCall { cache_mode: Some("norm"), ..base }),
+        ("scatter_mode.known", 161_002, ScatterCall { scatter_mode: Some(""), ..base }),
+        ("scatter.contiguous", 161_002, ScatterCall { key: Some(strided), ..base }),
+        ("scatter.contiguous", 161_002, ScatterCall { key_cache: half(&[3, -8, 2, 32]), ..base }),
+        ("scatter.contiguous", 161_002, ScatterCall { key_cache: half(&[i64::MAX, 1, 1, 1]), ..base }),
+        ("scatter.key_shape", 561_002, ScatterCall { key: half(&[5, 64]), ..base }),
+        ("scatter.key_shape", 561_002, ScatterCall { key: half(&[5, 0, 32]), ..base }),
+        ("scatter.value_shape", 561_002, ScatterCall { value: half(&[5, 1, 16]), ..base }),
+        ("scatter.value_shape", 561_002, ScatterCall { value: half(&[4, 2, 16]), ..base }),
+        ("slot_mapping.shape", 561_002, ScatterCall { slot_mapping: desc(DType::Int32, &[4]), ..base }),
+        ("slot_mapping.shape", 561_002, ScatterCall { slot_mapping: desc(DType::Int32, &[5, 1]), ..base }),
+        ("key_cache.shape", 561_002, ScatterCall { key_cache: half(&[3, 2, 8, 32]), ..base }),
+        ("key_cache.shape", 561_002, ScatterCall { key_cache: half(&[3, 8, 64]), ..base }),
+        ("key_cache.shape", 561_002, ScatterCall { key_cache: half(&[0, 8, 2, 32]), ..base }),
+        ("key_cache.shape", 561_002, ScatterCall { cache_mode: Some(PA_NZ), ..base }),
+        ("value_cache.shape", 561_002, ScatterCall { value_cache: half(&[4, 8, 2, 16]), ..base }),
+        ("value_cache.shape", 561_002, ScatterCall { value_cache: half(&[3, 8, 2, 32]), ..base }),
     ];
     let mut covered = vec![
         // Content, for which `slot_faults` has tests of its own.
@@ -371,16 +145,10 @@ fn every_rule_has_a_call_that_breaks_it() {
     let refused = base.check(Soc::AtlasInference).unwrap_err();
     assert!(refused.rule.id == "scatter.product", "{refused}");
     covered.push("scatter.product");
-    let unused = ScatterCall {
-        seq_lens: desc(DType::Int32, &[1]),
-        ..base
-    };
+    let unused = ScatterCall { seq_lens: desc(DType::Int32, &[1]), ..base };
     assert!(unused.check(Soc::AtlasA2).is_ok());
     let lint = unused.lint(&[]).unwrap_err();
-    assert_eq!(
-        (lint.rule.id, lint.rule.level),
-        ("compress_lens.unused", Level::Lint)
-    );
+    assert_eq!((lint.rule.id, lint.rule.level), ("compress_lens.unused", Level::Lint));
     assert_eq!(unused.lint(&["compress_lens.unused"]), Ok(()));
     assert_eq!(base.lint(&[]), Ok(()));
     covered.push(lint.rule.id);
@@ -392,26 +160,12 @@ fn every_rule_has_a_call_that_breaks_it() {
 #[test]
 fn what_is_not_computed_is_a_typed_refusal() {
     for mode in ["Alibi", "Rope", "Omni", "Nct"] {
-        let call = ScatterCall {
-            scatter_mode: Some(mode),
-            ..call()
-        };
+        let call = ScatterCall { scatter_mode: Some(mode), ..call() };
         let refused = call.check(Soc::AtlasA2).unwrap_err();
-        assert!(
-            refused.is_unsupported() && refused.given.contains(mode),
-            "{refused}"
-        );
+        assert!(refused.is_unsupported() && refused.given.contains(mode), "{refused}");
     }
-    for (strides, offsets) in [
-        (Some(&[2, 1][..]), None),
-        (Some(&[1][..]), None),
-        (None, Some(&[0, 8][..])),
-    ] {
-        let call = ScatterCall {
-            strides,
-            offsets,
-            ..call()
-        };
+    for (strides, offsets) in [(Some(&[2, 1][..]), None), (Some(&[1][..]), None), (None, Some(&[0, 8][..]))] {
+        let call = ScatterCall { strides, offsets, ..call() };
         let refused = call.check(Soc::AtlasA2).unwrap_err();
         assert!(refused.is_unsupported(), "{refused}");
     }

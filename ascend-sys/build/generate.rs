@@ -9,21 +9,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::rc::Rc;
 
-use bindgen::callbacks::{
-    DiscoveredItem, DiscoveredItemId, IntKind, ParseCallbacks, SourceLocation,
-};
+use bindgen::callbacks::{DiscoveredItem, DiscoveredItemId, IntKind, ParseCallbacks, SourceLocation};
 use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
 /// The headers of runtime and operator calls that are read, relative to a folder `include`: each after those that it includes.
-const BASE_HEADERS: [&str; 6] = [
-    "acl/acl_base.h",
-    "acl/acl_rt.h",
-    "acl/acl_mdl.h",
-    "acl/acl.h",
-    "aclnn/aclnn_base.h",
-    "aclnn/acl_meta.h",
-];
+const BASE_HEADERS: [&str; 6] =
+    ["acl/acl_base.h", "acl/acl_rt.h", "acl/acl_mdl.h", "acl/acl.h", "aclnn/aclnn_base.h", "aclnn/acl_meta.h"];
 
 /// The folder of the headers of operators; all are read.
 const OPERATOR_HEADERS: &str = "aclnnop";
@@ -60,11 +52,7 @@ pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generat
     let functions = functions(&items, &ours.headers, &known)?;
     Ok(Generated {
         names: print_names(&items),
-        bindings: format!(
-            "{}\n{}",
-            print_items(items),
-            print_table(&functions, &optional)
-        ),
+        bindings: format!("{}\n{}", print_items(items), print_table(&functions, &optional)),
     })
 }
 
@@ -94,15 +82,10 @@ fn optional(items: &[Item]) -> BTreeSet<String> {
         _ => None,
     });
     let optional = functions.filter(|function| {
-        let mut docs = function
-            .attrs
-            .iter()
-            .filter(|attr| attr.path().is_ident("doc"));
+        let mut docs = function.attrs.iter().filter(|attr| attr.path().is_ident("doc"));
         docs.any(|doc| doc.to_token_stream().to_string().contains(OPTIONAL))
     });
-    optional
-        .map(|function| function.sig.ident.to_string())
-        .collect()
+    optional.map(|function| function.sig.ident.to_string()).collect()
 }
 
 enum Flavour {
@@ -130,8 +113,7 @@ impl Bound {
         if source.is_empty() {
             return Err(format!("no ACL headers under {}", include.display()));
         }
-        let rust =
-            bindgen::RustTarget::stable(85, 0).map_err(|error| format!("Rust 1.85: {error}"))?;
+        let rust = bindgen::RustTarget::stable(85, 0).map_err(|error| format!("Rust 1.85: {error}"))?;
         let found = Rc::new(RefCell::new(BTreeMap::new()));
         let mut builder = bindgen::Builder::default()
             .header_contents("ascend.h", &source)
@@ -141,10 +123,7 @@ impl Bound {
             .rust_edition(bindgen::RustEdition::Edition2024)
             .use_core()
             .ctypes_prefix("::core::ffi")
-            .default_enum_style(bindgen::EnumVariation::NewType {
-                is_bitfield: false,
-                is_global: false,
-            })
+            .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
             .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
             .impl_debug(true)
             .layout_tests(false)
@@ -174,10 +153,7 @@ impl Bound {
         let bound = builder.generate().map_err(|error| error.to_string())?;
         let file = syn::parse_file(&bound.to_string()).map_err(|error| error.to_string())?;
         let headers = found.take();
-        Ok(Self {
-            items: file.items,
-            headers,
-        })
+        Ok(Self { items: file.items, headers })
     }
 }
 
@@ -199,12 +175,7 @@ impl ParseCallbacks for Watch {
         flag.then_some(IntKind::U32)
     }
 
-    fn new_item_found(
-        &self,
-        _id: DiscoveredItemId,
-        item: DiscoveredItem,
-        location: Option<&SourceLocation>,
-    ) {
+    fn new_item_found(&self, _id: DiscoveredItemId, item: DiscoveredItem, location: Option<&SourceLocation>) {
         if let (DiscoveredItem::Function { final_name }, Some(location)) = (item, location)
             && let Some(file) = &location.file_name
         {
@@ -243,18 +214,14 @@ fn names_of(item: &Item) -> Vec<String> {
 /// All of `theirs`, then what only `ours` define.
 fn merge(mut theirs: Vec<Item>, ours: &[Item]) -> Vec<Item> {
     let known: BTreeSet<String> = theirs.iter().flat_map(names_of).collect();
-    let types: BTreeSet<String> = known
-        .iter()
-        .filter(|n| !n.contains("::"))
-        .cloned()
-        .collect();
+    let types: BTreeSet<String> = known.iter().filter(|n| !n.contains("::")).cloned().collect();
     for item in ours {
         match item {
             Item::ForeignMod(block) => {
                 let mut block = block.clone();
-                block.items.retain(
-                    |item| matches!(item, ForeignItem::Fn(f) if !known.contains(&f.sig.ident.to_string())),
-                );
+                block
+                    .items
+                    .retain(|item| matches!(item, ForeignItem::Fn(f) if !known.contains(&f.sig.ident.to_string())));
                 if !block.items.is_empty() {
                     theirs.push(Item::ForeignMod(block));
                 }
@@ -262,9 +229,9 @@ fn merge(mut theirs: Vec<Item>, ours: &[Item]) -> Vec<Item> {
             Item::Impl(block) => {
                 let owner = block.self_ty.to_token_stream();
                 let mut block = block.clone();
-                block.items.retain(|item| {
-                    matches!(item, ImplItem::Const(c) if !known.contains(&format!("{owner}::{}", c.ident)))
-                });
+                block.items.retain(
+                    |item| matches!(item, ImplItem::Const(c) if !known.contains(&format!("{owner}::{}", c.ident))),
+                );
                 if !block.items.is_empty() {
                     theirs.push(Item::Impl(block));
                 }
@@ -284,17 +251,11 @@ fn make_opaque(item: &mut Item) {
     let Item::Struct(structure) = item else {
         return;
     };
-    let opaque = structure
-        .fields
-        .iter()
-        .all(|field| field.ident.as_ref().is_some_and(|name| name == "_unused"));
+    let opaque = structure.fields.iter().all(|field| field.ident.as_ref().is_some_and(|name| name == "_unused"));
     if !opaque || structure.fields.len() != 1 {
         return;
     }
-    let docs = structure
-        .attrs
-        .iter()
-        .filter(|attr| attr.path().is_ident("doc"));
+    let docs = structure.attrs.iter().filter(|attr| attr.path().is_ident("doc"));
     let name = &structure.ident;
     *item = syn::parse_quote! {
         #(#docs)*
@@ -330,9 +291,7 @@ fn functions(
                 continue;
             };
             let name = function.sig.ident.to_string();
-            let header = headers
-                .get(&name)
-                .ok_or_else(|| format!("no header of ours declares {name}"))?;
+            let header = headers.get(&name).ok_or_else(|| format!("no header of ours declares {name}"))?;
             let mut arguments = Vec::new();
             for argument in &function.sig.inputs {
                 let FnArg::Typed(argument) = argument else {
@@ -348,12 +307,7 @@ fn functions(
                 ReturnType::Type(_, ty) => print_type(ty, known)?,
             };
             let library = library_of(header)?;
-            functions.push(Function {
-                name,
-                library,
-                arguments,
-                result,
-            });
+            functions.push(Function { name, library, arguments, result });
         }
     }
     // The order of the headers, whichever headers declared a function.
@@ -368,10 +322,7 @@ fn functions(
 
 /// The library that exports what a header declares.
 fn library_of(header: &str) -> Result<&'static str, String> {
-    let folder = Path::new(header)
-        .parent()
-        .and_then(Path::file_name)
-        .and_then(|name| name.to_str());
+    let folder = Path::new(header).parent().and_then(Path::file_name).and_then(|name| name.to_str());
     match folder {
         Some("acl") => Ok("Ascendcl"),
         Some("aclnn") => Ok("Nnopbase"),
@@ -398,22 +349,15 @@ fn print_type(ty: &Type, known: &BTreeSet<String>) -> Result<String, String> {
                 false => Ok(text),
             }
         }
-        other => Err(format!(
-            "the table cannot express {}",
-            other.to_token_stream()
-        )),
+        other => Err(format!("the table cannot express {}", other.to_token_stream())),
     }
 }
 
-const NOTICE: &str = "// Generated by `cargo run -p xtask --features bindgen -- bindgen` from the headers; edit those, not this.\n\n";
+const NOTICE: &str =
+    "// Generated by `cargo run -p xtask --features bindgen -- bindgen` from the headers; edit those, not this.\n\n";
 
 fn print_items(items: Vec<Item>) -> String {
-    let file = syn::File {
-        shebang: None,
-        frontmatter: None,
-        attrs: Vec::new(),
-        items,
-    };
+    let file = syn::File { shebang: None, frontmatter: None, attrs: Vec::new(), items };
     format!("{NOTICE}{}", prettyplease::unparse(&file))
 }
 
@@ -437,30 +381,14 @@ fn print_table(functions: &[Function], optional: &BTreeSet<String>) -> String {
          macro_rules! for_each_function {\n    ($($callback:ident)::+) => {\n        $($callback)::+! {\n",
     );
     for function in functions {
-        let Function {
-            name,
-            library,
-            result,
-            ..
-        } = function;
-        let arguments: Vec<String> = function
-            .arguments
-            .iter()
-            .map(|(name, ty)| format!("{name}: {ty}"))
-            .collect();
-        let line = format!(
-            "            [{library}] fn {name}({}) -> {result};\n",
-            arguments.join(", ")
-        );
+        let Function { name, library, result, .. } = function;
+        let arguments: Vec<String> = function.arguments.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        let line = format!("            [{library}] fn {name}({}) -> {result};\n", arguments.join(", "));
         if line.len() <= 121 {
             text.push_str(&line);
         } else {
             let _ = writeln!(text, "            [{library}] fn {name}(");
-            let _ = writeln!(
-                text,
-                "                {}",
-                arguments.join(",\n                ")
-            );
+            let _ = writeln!(text, "                {}", arguments.join(",\n                "));
             let _ = writeln!(text, "            ) -> {result};");
         }
     }
@@ -498,33 +426,16 @@ fn print_names(items: &[Item]) -> String {
         text.push_str("        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = \"two names of one value: the first counts\")]\n");
         text.push_str("        match self {\n");
         for constant in constants {
-            let _ = writeln!(
-                text,
-                "            b::{owner}::{constant} => Some(\"{constant}\"),"
-            );
+            let _ = writeln!(text, "            b::{owner}::{constant} => Some(\"{constant}\"),");
         }
         text.push_str("            _ => None,\n        }\n    }\n}\n\n");
     }
     for (function, statuses, prefixes) in [
-        (
-            "acl_error_name",
-            "an `aclError`",
-            ["ACL_SUCCESS", "ACL_ERROR_"],
-        ),
-        (
-            "aclnn_status_name",
-            "an `aclnnStatus`",
-            ["ACLNN_SUCCESS", "ACLNN_ERR_"],
-        ),
+        ("acl_error_name", "an `aclError`", ["ACL_SUCCESS", "ACL_ERROR_"]),
+        ("aclnn_status_name", "an `aclnnStatus`", ["ACLNN_SUCCESS", "ACLNN_ERR_"]),
     ] {
-        let _ = writeln!(
-            text,
-            "/// CANN's name for {statuses}; `None` for codes that the headers do not name."
-        );
-        let _ = writeln!(
-            text,
-            "pub const fn {function}(code: i32) -> Option<&'static str> {{"
-        );
+        let _ = writeln!(text, "/// CANN's name for {statuses}; `None` for codes that the headers do not name.");
+        let _ = writeln!(text, "pub const fn {function}(code: i32) -> Option<&'static str> {{");
         text.push_str("    #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = \"two names of one value: the first counts\")]\n");
         text.push_str("    match code {\n");
         for name in items.iter().flat_map(names_of) {

@@ -39,9 +39,7 @@ impl Origin {
             Self::Loaded(attempts) => attempts.as_slice(),
             _ => &[],
         };
-        let opened = attempts
-            .iter()
-            .filter(|attempt| attempt.outcome == Outcome::Opened);
+        let opened = attempts.iter().filter(|attempt| attempt.outcome == Outcome::Opened);
         opened.map(|attempt| (attempt.file, attempt.path.as_path()))
     }
 }
@@ -53,12 +51,7 @@ impl fmt::Display for Origin {
             Self::Functions(name) => f.write_str(name),
             Self::Loaded(_) => {
                 for (index, (_, path)) in self.libraries().enumerate() {
-                    write!(
-                        f,
-                        "{}{}",
-                        if index == 0 { "" } else { ", " },
-                        path.display()
-                    )?;
+                    write!(f, "{}{}", if index == 0 { "" } else { ", " }, path.display())?;
                 }
                 Ok(())
             }
@@ -87,9 +80,7 @@ impl Source {
             Self::Loaded(loaded) => unsafe { loaded.find(library, symbol) },
             #[cfg(all(feature = "link", unix))]
             // SAFETY: the caller must uphold the same condition.
-            Self::Process(process) => unsafe { process.get::<Option<F>>(symbol) }
-                .ok()
-                .and_then(|found| *found),
+            Self::Process(process) => unsafe { process.get::<Option<F>>(symbol) }.ok().and_then(|found| *found),
         }
     }
 }
@@ -257,9 +248,7 @@ impl Api {
 
 impl fmt::Debug for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Api")
-            .field("origin", &self.origin)
-            .finish_non_exhaustive()
+        f.debug_struct("Api").field("origin", &self.origin).finish_non_exhaustive()
     }
 }
 
@@ -277,20 +266,14 @@ mod tests {
 
     #[test]
     fn a_table_has_what_it_was_given_and_names_what_it_lacks() {
-        let functions = Functions {
-            aclInit: Some(init),
-            ..Functions::default()
-        };
+        let functions = Functions { aclInit: Some(init), ..Functions::default() };
         assert_eq!(functions.names().collect::<Vec<_>>(), ["aclInit"]);
         let api = Api::from_functions(functions, "a test");
         // SAFETY: `init` above takes any pointer.
         assert_eq!(unsafe { api.aclInit().unwrap()(ptr::null()) }, 42);
         assert!(api.has("aclInit") && !api.has("aclFinalize") && !api.has("printf"));
         let missing = api.aclCreateTensor().unwrap_err();
-        assert_eq!(
-            (missing.library, missing.symbol),
-            ("libnnopbase.so", "aclCreateTensor")
-        );
+        assert_eq!((missing.library, missing.symbol), ("libnnopbase.so", "aclCreateTensor"));
         let missing = api.aclnnFusedInferAttentionScoreV5().unwrap_err();
         assert_eq!(
             missing.to_string(),
@@ -318,15 +301,9 @@ mod tests {
             let is_operator = FUNCTIONS.iter().any(|(name, _)| *name == phase_one);
             let expected = if is_operator {
                 Library::Opapi
-            } else if ["aclrt", "aclmdl", "aclsys"]
-                .iter()
-                .any(|prefix| name.starts_with(prefix))
-            {
+            } else if ["aclrt", "aclmdl", "aclsys"].iter().any(|prefix| name.starts_with(prefix)) {
                 Library::Ascendcl
-            } else if ["aclCreate", "aclDestroy", "aclSet", "AclSet", "aclnn"]
-                .iter()
-                .any(|p| name.starts_with(p))
-            {
+            } else if ["aclCreate", "aclDestroy", "aclSet", "AclSet", "aclnn"].iter().any(|p| name.starts_with(p)) {
                 Library::Nnopbase
             } else {
                 continue;

@@ -27,10 +27,7 @@ mod tests {
     fn the_two_spaces_of_statuses_are_told_apart() {
         assert_eq!(acl_error_name(0), Some("ACL_SUCCESS"));
         assert_eq!(aclnn_status_name(0), Some("ACLNN_SUCCESS"));
-        assert_eq!(
-            acl_error_name(207_001),
-            Some("ACL_ERROR_RT_MEMORY_ALLOCATION")
-        );
+        assert_eq!(acl_error_name(207_001), Some("ACL_ERROR_RT_MEMORY_ALLOCATION"));
         assert_eq!(aclnn_status_name(207_001), None);
         assert_eq!(aclnn_status_name(161_001), Some("ACLNN_ERR_PARAM_NULLPTR"));
         assert_eq!(acl_error_name(161_001), None);

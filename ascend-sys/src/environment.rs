@@ -168,9 +168,7 @@ impl UnknownVariable {
                 false => strsim::damerau_levenshtein(own, known),
             }
         };
-        let near = VARIABLES
-            .iter()
-            .map(|known| (distance(known.name), known.name));
+        let near = VARIABLES.iter().map(|known| (distance(known.name), known.name));
         let nearest = near.min_by_key(|(distance, _)| *distance);
         Some(Self {
             name: name.to_owned(),
@@ -190,10 +188,7 @@ impl fmt::Display for UnknownVariable {
         // An environment may contain any bytes.
         let name = self.name.escape_debug();
         match self.meant {
-            Some(meant) => write!(
-                f,
-                "{name} is set, and nobody reads it: did you mean {meant}?"
-            ),
+            Some(meant) => write!(f, "{name} is set, and nobody reads it: did you mean {meant}?"),
             None => write!(f, "{name} is set, and nobody reads it"),
         }
     }
@@ -208,9 +203,7 @@ const MOST_EDITS: usize = 2;
 /// reads; in the order of their names.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
     let set = env::vars_os().filter(|(_, value)| !value.is_empty());
-    let mut unknown: Vec<_> = set
-        .filter_map(|(name, _)| UnknownVariable::of(&name.to_string_lossy()))
-        .collect();
+    let mut unknown: Vec<_> = set.filter_map(|(name, _)| UnknownVariable::of(&name.to_string_lossy())).collect();
     unknown.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     unknown
 }
@@ -221,10 +214,7 @@ pub fn misspelt_variables_once() -> Vec<UnknownVariable> {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     match REPORTED.swap(true, Ordering::Relaxed) {
         true => Vec::new(),
-        false => unknown_variables()
-            .into_iter()
-            .filter(UnknownVariable::is_misspelt)
-            .collect(),
+        false => unknown_variables().into_iter().filter(UnknownVariable::is_misspelt).collect(),
     }
 }
 
@@ -263,10 +253,7 @@ mod tests {
         for known in VARIABLES {
             assert_eq!(UnknownVariable::of(known.name), None);
         }
-        for foreign in FOREIGN
-            .into_iter()
-            .chain(["PATH", "ASCENDING", "VLLM_ASCEND_X"])
-        {
+        for foreign in FOREIGN.into_iter().chain(["PATH", "ASCENDING", "VLLM_ASCEND_X"]) {
             assert_eq!(UnknownVariable::of(foreign), None);
         }
         // A variable of an unrelated program.

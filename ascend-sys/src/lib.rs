@@ -98,8 +98,7 @@ mod search;
 pub use api::{Api, FUNCTIONS, MissingSymbol, Origin};
 pub use enumeration::Enumeration;
 pub use environment::{
-    EnvironmentVariable, UnknownVariable, VARIABLES, VariableReader, misspelt_variables_once,
-    unknown_variables,
+    EnvironmentVariable, UnknownVariable, VARIABLES, VariableReader, misspelt_variables_once, unknown_variables,
 };
 pub use functions::Functions;
 pub use library::Library;

@@ -65,18 +65,14 @@ impl LoadError {
     /// Whether no file of any needed library was found: CANN is not installed, or not where this search looked.
     /// Otherwise a file exists and cannot be used.
     pub fn is_absent(&self) -> bool {
-        self.attempts
-            .iter()
-            .all(|attempt| attempt.outcome == Outcome::Absent)
+        self.attempts.iter().all(|attempt| attempt.outcome == Outcome::Absent)
     }
 
     /// Whether the files that cannot be opened need the driver's libraries, which come with the driver, not with the
     /// toolkit.
     pub fn lacks_driver(&self) -> bool {
         self.attempts.iter().any(|attempt| match &attempt.outcome {
-            Outcome::Failed(text) => {
-                text.contains("libascend_hal.so") || text.contains("libdrvdsmi_host.so")
-            }
+            Outcome::Failed(text) => text.contains("libascend_hal.so") || text.contains("libdrvdsmi_host.so"),
             _ => false,
         })
     }
@@ -84,29 +80,15 @@ impl LoadError {
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing: Vec<String> = self
-            .missing
-            .iter()
-            .map(|library| library.files().join(" or "))
-            .collect();
-        writeln!(
-            f,
-            "the libraries of CANN cannot be loaded; missing: {}",
-            missing.join(", ")
-        )?;
+        let missing: Vec<String> = self.missing.iter().map(|library| library.files().join(" or ")).collect();
+        writeln!(f, "the libraries of CANN cannot be loaded; missing: {}", missing.join(", "))?;
         f.write_str("tried:\n")?;
         for attempt in &self.attempts {
             writeln!(f, "  {attempt}")?;
         }
         f.write_str("environment:\n")?;
         for (name, value) in &self.variables {
-            writeln!(
-                f,
-                "  {name}{}",
-                value
-                    .as_ref()
-                    .map_or(" is not set".to_owned(), |v| format!("={v}"))
-            )?;
+            writeln!(f, "  {name}{}", value.as_ref().map_or(" is not set".to_owned(), |v| format!("={v}")))?;
         }
         let advice = if self.is_absent() {
             "install the CANN toolkit and source its set_env.sh, or set ASCEND_HOME_PATH to its folder"
@@ -154,11 +136,7 @@ impl Loaded {
         if !missing.is_empty() {
             let variables = [HOMES[0], HOMES[1], OPP, "LD_LIBRARY_PATH"];
             let value = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-            return Err(LoadError {
-                missing,
-                attempts,
-                variables: variables.map(|name| (name, value(name))).to_vec(),
-            });
+            return Err(LoadError { missing, attempts, variables: variables.map(|name| (name, value(name))).to_vec() });
         }
         // User-built operators need the other libraries, so they are opened last; they take precedence, so they are
         // searched first.
@@ -177,26 +155,16 @@ impl Loaded {
         };
         libraries.sort_by_key(|(file, _)| rank(file));
         ordered.append(&mut libraries);
-        Ok(Self {
-            libraries: ordered,
-            attempts,
-        })
+        Ok(Self { libraries: ordered, attempts })
     }
 
     /// Looks a function up, first in its own library and then in all.
     ///
     /// # Safety
     /// `F` must be the type of a pointer to the function that `symbol` (with its NUL) names.
-    pub(crate) unsafe fn find<F: Copy>(
-        &self,
-        library: Library,
-        symbol: &'static [u8],
-    ) -> Option<F> {
+    pub(crate) unsafe fn find<F: Copy>(&self, library: Library, symbol: &'static [u8]) -> Option<F> {
         // User-built operators take precedence over CANN's, so operators are looked up in the order of the list.
-        let own = self
-            .libraries
-            .iter()
-            .filter(|(file, _)| library != Library::Opapi && *file == library.file_name());
+        let own = self.libraries.iter().filter(|(file, _)| library != Library::Opapi && *file == library.file_name());
         own.chain(&self.libraries).find_map(|(_, opened)| {
             // SAFETY: the caller vouches for the type; `Option` of a function pointer is a nullable pointer.
             let symbol = unsafe { opened.get::<Option<F>>(symbol) };
@@ -207,9 +175,7 @@ impl Loaded {
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.libraries.iter().map(|(file, _)| file))
-            .finish()
+        f.debug_list().entries(self.libraries.iter().map(|(file, _)| file)).finish()
     }
 }
 
@@ -217,54 +183,28 @@ impl fmt::Debug for Loaded {
 ///
 /// # Safety
 /// As for [`Loaded::open`].
-unsafe fn open_first(
-    file: &'static str,
-    candidates: Vec<PathBuf>,
-    attempts: &mut Vec<Attempt>,
-) -> Option<Opened> {
+unsafe fn open_first(file: &'static str, candidates: Vec<PathBuf>, attempts: &mut Vec<Attempt>) -> Option<Opened> {
     for path in candidates {
         let searched = path == Path::new(file);
-        let exists = searched
-            || fs::symlink_metadata(&path)
-                .map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true);
+        let exists =
+            searched || fs::symlink_metadata(&path).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true);
         if !exists {
-            attempts.push(Attempt {
-                file,
-                path,
-                outcome: Outcome::Absent,
-            });
+            attempts.push(Attempt { file, path, outcome: Outcome::Absent });
             continue;
         }
         // SAFETY: the caller vouches for what the search finds.
         match unsafe { open(path.as_os_str()) } {
             Ok(library) => {
-                let path = if searched {
-                    mapped(file).unwrap_or(path)
-                } else {
-                    path
-                };
-                attempts.push(Attempt {
-                    file,
-                    path,
-                    outcome: Outcome::Opened,
-                });
+                let path = if searched { mapped(file).unwrap_or(path) } else { path };
+                attempts.push(Attempt { file, path, outcome: Outcome::Opened });
                 return Some(ManuallyDrop::new(library));
             }
             Err(error) => {
-                let text = error::Error::source(&error)
-                    .map_or_else(|| error.to_string(), ToString::to_string);
+                let text = error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
                 // The loader names the file that it lacks: the library itself, or one that it needs.
                 let absent = searched && text.starts_with(file) && text.contains("No such file");
-                let outcome = if absent {
-                    Outcome::Absent
-                } else {
-                    Outcome::Failed(text)
-                };
-                attempts.push(Attempt {
-                    file,
-                    path,
-                    outcome,
-                });
+                let outcome = if absent { Outcome::Absent } else { Outcome::Failed(text) };
+                attempts.push(Attempt { file, path, outcome });
             }
         }
     }
@@ -293,14 +233,9 @@ unsafe fn open(path: &OsStr) -> Result<libloading::Library, libloading::Error> {
 /// The file of an open library that the loader found by itself.
 fn mapped(file: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let paths: BTreeSet<&Path> = maps
-        .lines()
-        .filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])))
-        .collect();
-    paths
-        .into_iter()
-        .find(|path| path.file_name() == Some(OsStr::new(file)))
-        .map(Path::to_path_buf)
+    let paths: BTreeSet<&Path> =
+        maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).collect();
+    paths.into_iter().find(|path| path.file_name() == Some(OsStr::new(file))).map(Path::to_path_buf)
 }
 
 #[cfg(test)]
@@ -316,10 +251,7 @@ mod tests {
         LoadError {
             missing: vec![Library::Ascendcl, Library::Opapi],
             attempts: outcomes.iter().map(attempt).collect(),
-            variables: vec![
-                ("ASCEND_HOME_PATH", Some("/cann".into())),
-                ("ASCEND_OPP_PATH", None),
-            ],
+            variables: vec![("ASCEND_HOME_PATH", Some("/cann".into())), ("ASCEND_OPP_PATH", None)],
         }
     }
 

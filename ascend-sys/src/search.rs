@@ -99,11 +99,8 @@ impl Search {
             }
             folders.extend(SYSTEM.map(PathBuf::from));
         }
-        let present =
-            |file: &&'static str| folders.iter().any(|folder| folder.join(file).is_file());
-        Library::ALL
-            .iter()
-            .all(|library| library.files().iter().any(present))
+        let present = |file: &&'static str| folders.iter().any(|folder| folder.join(file).is_file());
+        Library::ALL.iter().all(|library| library.files().iter().any(present))
     }
 
     /// The paths to open for a file, in order. The loader searches for a path without a folder by itself.
@@ -145,30 +142,17 @@ mod tests {
             "ASCEND_TOOLKIT_HOME" => Some("/toolkit".into()),
             _ => None,
         };
-        let search = Search::new()
-            .folder("/explicit")
-            .environment_from(variables)
-            .loader_path();
-        let expected = [
-            "/explicit/libopapi.so",
-            "/home-path/lib64/libopapi.so",
-            "/toolkit/lib64/libopapi.so",
-            "libopapi.so",
-        ];
-        assert_eq!(
-            search.candidates("libopapi.so"),
-            expected.map(PathBuf::from)
-        );
+        let search = Search::new().folder("/explicit").environment_from(variables).loader_path();
+        let expected =
+            ["/explicit/libopapi.so", "/home-path/lib64/libopapi.so", "/toolkit/lib64/libopapi.so", "libopapi.so"];
+        assert_eq!(search.candidates("libopapi.so"), expected.map(PathBuf::from));
         assert!(search.candidates(CUSTOM).is_empty());
     }
 
     #[test]
     fn equal_and_empty_variables_add_no_second_folder() {
         let same = Search::new().environment_from(|_| Some("/cann".into()));
-        assert_eq!(
-            same.folders().collect::<Vec<_>>(),
-            [Path::new("/cann/lib64")]
-        );
+        assert_eq!(same.folders().collect::<Vec<_>>(), [Path::new("/cann/lib64")]);
         let empty = Search::new().environment_from(|_| Some(OsString::new()));
         assert_eq!(empty, Search::new());
     }
@@ -185,13 +169,8 @@ mod tests {
         }
         let root = opp.path().as_os_str().to_owned();
         let search = Search::new().environment_from(|name| (name == OPP).then(|| root.clone()));
-        let expected = ["alpha", "zeta"].map(|vendor| {
-            opp.path()
-                .join("vendors")
-                .join(vendor)
-                .join("op_api/lib")
-                .join(CUSTOM)
-        });
+        let expected =
+            ["alpha", "zeta"].map(|vendor| opp.path().join("vendors").join(vendor).join("op_api/lib").join(CUSTOM));
         assert_eq!(search.candidates(CUSTOM), expected);
     }
 
@@ -199,11 +178,7 @@ mod tests {
     fn availability_needs_a_file_of_each_library() {
         let folder = tempfile::tempdir().unwrap();
         let search = Search::new().folder(folder.path());
-        for file in [
-            "libascendcl.so",
-            "libnnopbase.so",
-            "libopapi_transformer.so",
-        ] {
+        for file in ["libascendcl.so", "libnnopbase.so", "libopapi_transformer.so"] {
             assert!(!search.is_available());
             fs::write(folder.path().join(file), "").unwrap();
         }

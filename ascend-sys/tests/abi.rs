@@ -3,18 +3,9 @@
 //! The bindings are turned back into C declarations and assertions and compiled together with the headers: a
 //! redeclaration of another type, or a false assertion, does not compile. When `ASCEND_HOME_PATH` names a toolkit, its
 //! own headers are compared as well.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "several tests share it, and each uses a part"
-)]
+#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
 mod compiler;
 
 use std::fmt::Write as _;
@@ -41,10 +32,7 @@ impl Proof {
     fn of_bindings() -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bindings.rs");
         let file = syn::parse_file(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let mut proof = Self {
-            functions: Vec::new(),
-            constants: Vec::new(),
-        };
+        let mut proof = Self { functions: Vec::new(), constants: Vec::new() };
         for item in &file.items {
             match item {
                 Item::Const(constant) => {
@@ -57,17 +45,11 @@ impl Proof {
                             continue;
                         };
                         let value = constant.expr.to_token_stream().to_string();
-                        let value = value
-                            .split_once('(')
-                            .expect("a newtype")
-                            .1
-                            .replace([')', ',', ' '], "");
+                        let value = value.split_once('(').expect("a newtype").1.replace([')', ',', ' '], "");
                         proof.constant(&constant.ident.to_string(), &value);
                     }
                 }
-                Item::ForeignMod(block) => {
-                    block.items.iter().for_each(|inner| proof.function(inner))
-                }
+                Item::ForeignMod(block) => block.items.iter().for_each(|inner| proof.function(inner)),
                 _ => {}
             }
         }
@@ -75,8 +57,7 @@ impl Proof {
     }
 
     fn constant(&mut self, name: &str, value: &str) {
-        self.constants
-            .push(format!("STATIC_ASSERT({name} == {value}, \"{name}\");"));
+        self.constants.push(format!("STATIC_ASSERT({name} == {value}, \"{name}\");"));
     }
 
     fn function(&mut self, item: &ForeignItem) {
@@ -100,8 +81,7 @@ impl Proof {
             true => "void".to_owned(),
             false => arguments.join(", "),
         };
-        self.functions
-            .push(format!("{result} {}({arguments});", function.sig.ident));
+        self.functions.push(format!("{result} {}({arguments});", function.sig.ident));
     }
 
     /// A source that compiles if the headers say the same.
@@ -129,11 +109,7 @@ fn c_type(ty: &Type) -> String {
     if let Type::Ptr(pointer) = ty {
         let text = pointer.to_token_stream().to_string();
         // In C the qualifier of what is pointed to follows it.
-        let constness = if text.starts_with("* const") {
-            " const"
-        } else {
-            ""
-        };
+        let constness = if text.starts_with("* const") { " const" } else { "" };
         return format!("{}{constness} *", c_type(&pointer.elem));
     }
     let text = ty.to_token_stream().to_string().replace(' ', "");
@@ -158,12 +134,7 @@ fn c_type(ty: &Type) -> String {
 fn check(language: Language, source: &str, include: &Path) -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     let path = format!("-I{}", include.display());
-    compile(
-        language,
-        folder.path(),
-        source,
-        ["-fsyntax-only", "-Werror", &path],
-    )
+    compile(language, folder.path(), source, ["-fsyntax-only", "-Werror", &path])
 }
 
 #[test]
@@ -185,18 +156,10 @@ fn the_proof_fails_on_a_wrong_constant_or_signature() {
         functions: vec![function.to_owned()],
         constants: vec![constant.to_owned()],
     };
-    let right = (
-        "aclError aclInit(char const *);",
-        "STATIC_ASSERT(ACL_BF16 == 27, \"\");",
-    );
-    let wrong = (
-        "aclError aclInit(char *);",
-        "STATIC_ASSERT(ACL_BF16 == 26, \"\");",
-    );
+    let right = ("aclError aclInit(char const *);", "STATIC_ASSERT(ACL_BF16 == 27, \"\");");
+    let wrong = ("aclError aclInit(char *);", "STATIC_ASSERT(ACL_BF16 == 26, \"\");");
     for language in [Language::C11, Language::Cpp11] {
-        let compiles = |proof: Proof| {
-            check(language, &proof.source(&bound_headers(), true), &include()).is_ok()
-        };
+        let compiles = |proof: Proof| check(language, &proof.source(&bound_headers(), true), &include()).is_ok();
         assert!(compiles(proof(right.0, right.1)));
         assert!(!compiles(proof(right.0, wrong.1)));
         // In C++ another parameter list is another function, but not under `extern "C"`.
@@ -206,16 +169,9 @@ fn the_proof_fails_on_a_wrong_constant_or_signature() {
 
 #[test]
 fn sizes_and_offsets_are_those_of_c() {
-    let mut source: String = bound_headers()
-        .iter()
-        .map(|header| format!("#include \"{header}\"\n"))
-        .collect();
+    let mut source: String = bound_headers().iter().map(|header| format!("#include \"{header}\"\n")).collect();
     let mut layout = |expression: String, value: usize| {
-        writeln!(
-            source,
-            "_Static_assert({expression} == {value}, \"{expression}\");"
-        )
-        .unwrap();
+        writeln!(source, "_Static_assert({expression} == {value}, \"{expression}\");").unwrap();
     };
     macro_rules! types {
         ($( $name:ident )*) => {
@@ -269,24 +225,15 @@ fn sizes_and_offsets_are_those_of_c() {
 
 #[test]
 fn the_installed_toolkit_declares_the_same_functions() {
-    let Some(include) =
-        std::env::var_os("ASCEND_HOME_PATH").map(|home| PathBuf::from(home).join("include"))
-    else {
+    let Some(include) = std::env::var_os("ASCEND_HOME_PATH").map(|home| PathBuf::from(home).join("include")) else {
         return;
     };
-    let present: Vec<String> = bound_headers()
-        .into_iter()
-        .filter(|header| include.join(header).is_file())
-        .collect();
+    let present: Vec<String> = bound_headers().into_iter().filter(|header| include.join(header).is_file()).collect();
     if !present.iter().any(|header| header == "acl/acl.h") {
         return;
     }
     // A function that these headers lack conflicts with nothing, and types come from those that are there.
-    if let Err(error) = check(
-        Language::Cpp11,
-        &Proof::of_bindings().source(&present, false),
-        &include,
-    ) {
+    if let Err(error) = check(Language::Cpp11, &Proof::of_bindings().source(&present, false), &include) {
         panic!("{} differs from the bindings:\n{error}", include.display());
     }
 }

@@ -1,15 +1,7 @@
 //! The headers are clean C99 and C++11, each by itself and all together.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "several tests share it, and each uses a part"
-)]
+#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
 mod compiler;
 
 use compiler::{Language, compile, headers, include};
@@ -19,14 +11,7 @@ const FOLDERS: &[&str] = &["acl", "aclnn", "aclnn/opdev", "aclnnop"];
 fn assert_clean(source: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = format!("-I{}", include().display());
-    let arguments = [
-        "-fsyntax-only",
-        "-pedantic",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        &path,
-    ];
+    let arguments = ["-fsyntax-only", "-pedantic", "-Wall", "-Wextra", "-Werror", &path];
     for language in [Language::C99, Language::Cpp11] {
         if let Err(error) = compile(language, folder.path(), source, arguments) {
             panic!("as {language:?}:\n{source}\n{error}");
@@ -45,15 +30,8 @@ fn each_header_compiles_alone() {
 
 #[test]
 fn the_headers_compile_together_in_any_order_and_twice() {
-    let forward: String = headers(FOLDERS)
-        .iter()
-        .map(|h| format!("#include \"{h}\"\n"))
-        .collect();
-    let backward: String = headers(FOLDERS)
-        .iter()
-        .rev()
-        .map(|h| format!("#include <{h}>\n"))
-        .collect();
+    let forward: String = headers(FOLDERS).iter().map(|h| format!("#include \"{h}\"\n")).collect();
+    let backward: String = headers(FOLDERS).iter().rev().map(|h| format!("#include <{h}>\n")).collect();
     assert_clean(&format!("{forward}{backward}"));
     assert_clean(&format!("{backward}{forward}"));
 }

@@ -2,17 +2,9 @@
 //!
 //! A statically linked program cannot open libraries, so these tests do not exist there.
 #![cfg(all(unix, not(target_feature = "crt-static")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "several tests share it, and each uses a part"
-)]
+#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
 mod compiler;
 
 use std::path::Path;
@@ -43,17 +35,9 @@ fn an_empty_folder_is_an_error_that_lists_every_path() {
     assert!(error.is_absent());
     assert_eq!(error.missing, Library::ALL);
     let text = error.to_string();
-    for file in [
-        "libascendcl.so",
-        "libnnopbase.so",
-        "libopapi.so",
-        "libopapi_transformer.so",
-    ] {
+    for file in ["libascendcl.so", "libnnopbase.so", "libopapi.so", "libopapi_transformer.so"] {
         let path = folder.path().join(file);
-        assert!(
-            text.contains(&format!("{}: no such file", path.display())),
-            "{text}"
-        );
+        assert!(text.contains(&format!("{}: no such file", path.display())), "{text}");
     }
     for variable in ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH"] {
         assert!(text.contains(variable), "{text}");
@@ -75,18 +59,8 @@ fn the_loader_path_is_tried_last_and_told_from_a_file() {
         .filter(|attempt| attempt.file == "libascendcl.so")
         .map(|attempt| attempt.path.as_path())
         .collect();
-    assert_eq!(
-        tried,
-        [
-            &folder.path().join("libascendcl.so"),
-            Path::new("libascendcl.so")
-        ]
-    );
-    assert!(
-        error
-            .to_string()
-            .contains("libascendcl.so (on the loader's search path)")
-    );
+    assert_eq!(tried, [&folder.path().join("libascendcl.so"), Path::new("libascendcl.so")]);
+    assert!(error.to_string().contains("libascendcl.so (on the loader's search path)"));
 }
 
 #[test]
@@ -104,21 +78,9 @@ fn a_missing_symbol_names_library_and_symbol_and_spares_the_others() {
     assert!(api.has("aclInit"));
 
     for (missing, library, symbol) in [
-        (
-            api.aclFinalize().unwrap_err(),
-            "libascendcl.so",
-            "aclFinalize",
-        ),
-        (
-            api.aclCreateIntArray().unwrap_err(),
-            "libnnopbase.so",
-            "aclCreateIntArray",
-        ),
-        (
-            api.aclnnFusedInferAttentionScoreV4().unwrap_err(),
-            "libopapi.so",
-            "aclnnFusedInferAttentionScoreV4",
-        ),
+        (api.aclFinalize().unwrap_err(), "libascendcl.so", "aclFinalize"),
+        (api.aclCreateIntArray().unwrap_err(), "libnnopbase.so", "aclCreateIntArray"),
+        (api.aclnnFusedInferAttentionScoreV4().unwrap_err(), "libopapi.so", "aclnnFusedInferAttentionScoreV4"),
     ] {
         assert_eq!((missing.library, missing.symbol), (library, symbol));
         assert!(!api.has(symbol));
@@ -131,11 +93,7 @@ fn a_missing_symbol_names_library_and_symbol_and_spares_the_others() {
     let files: Vec<&str> = api.origin().libraries().map(|(file, _)| file).collect();
     assert_eq!(files, ["libascendcl.so", "libnnopbase.so", "libopapi.so"]);
     let expected = folder.path().join("libascendcl.so");
-    assert!(
-        api.origin()
-            .to_string()
-            .contains(expected.to_str().unwrap())
-    );
+    assert!(api.origin().to_string().contains(expected.to_str().unwrap()));
 
     // A pointer outlives the table it came from.
     drop(api);
@@ -147,18 +105,11 @@ fn a_missing_symbol_names_library_and_symbol_and_spares_the_others() {
 fn either_operator_library_will_do_and_the_newer_one_comes_first() {
     let folder = tempfile::tempdir().unwrap();
     library(folder.path(), "libascendcl.so", "int unrelated_ascendcl;\n");
-    library(
-        folder.path(),
-        "libnnopbase.so",
-        "int aclnnInit(const char *path) { (void)path; return 7; }\n",
-    );
+    library(folder.path(), "libnnopbase.so", "int aclnnInit(const char *path) { (void)path; return 7; }\n");
     let error = load(folder.path()).unwrap_err();
     assert_eq!(error.missing, [Library::Opapi]);
     assert!(!error.is_absent());
-    assert!(
-        error.to_string().contains("libnnopbase.so: opened"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("libnnopbase.so: opened"), "{error}");
 
     let operator = |status: i32| {
         format!(
@@ -185,10 +136,7 @@ fn a_file_that_is_no_library_is_broken_and_not_absent() {
     assert!(!error.is_absent());
     let first = &error.attempts[0];
     assert_eq!(first.path, folder.path().join("libascendcl.so"));
-    assert!(
-        matches!(&first.outcome, Outcome::Failed(text) if !text.is_empty()),
-        "{error}"
-    );
+    assert!(matches!(&first.outcome, Outcome::Failed(text) if !text.is_empty()), "{error}");
 }
 
 #[test]
@@ -203,11 +151,7 @@ fn the_first_folder_that_can_be_used_wins() {
     assert!(search.is_available());
     // SAFETY: the folders hold nothing but what was put there above.
     let api = unsafe { Api::load_with(&search) }.unwrap();
-    assert!(
-        api.origin()
-            .libraries()
-            .all(|(_, path)| path.starts_with(second.path()))
-    );
+    assert!(api.origin().libraries().all(|(_, path)| path.starts_with(second.path())));
     assert!(api.aclInit().is_err());
 }
 

@@ -31,17 +31,9 @@ fn the_attention_operator_has_the_documented_number_of_arguments() {
     };
     for (version, count) in [("", 32), ("V2", 41), ("V3", 44), ("V4", 47), ("V5", 50)] {
         assert_eq!(count_of(version, ""), Some(4), "{version}");
-        assert_eq!(
-            count_of(version, "GetWorkspaceSize"),
-            Some(count),
-            "{version}"
-        );
+        assert_eq!(count_of(version, "GetWorkspaceSize"), Some(count), "{version}");
         let maximum = (!version.is_empty()).then_some(count);
-        assert_eq!(
-            count_of(version, "GetMaxWorkspaceSize"),
-            maximum,
-            "{version}"
-        );
+        assert_eq!(count_of(version, "GetMaxWorkspaceSize"), maximum, "{version}");
     }
 }
 
@@ -54,11 +46,7 @@ fn each_version_of_the_operator_extends_the_one_before() {
     let versions = ["", "V2", "V3", "V4", "V5"];
     for pair in versions.windows(2) {
         let (old, new) = (names(pair[0]), names(pair[1]));
-        let kept: Vec<&str> = new
-            .iter()
-            .copied()
-            .filter(|name| old.contains(name))
-            .collect();
+        let kept: Vec<&str> = new.iter().copied().filter(|name| old.contains(name)).collect();
         assert_eq!(kept, old, "{} to {}", pair[0], pair[1]);
         assert!(new.len() > old.len());
     }
@@ -68,40 +56,17 @@ fn each_version_of_the_operator_extends_the_one_before() {
     assert_eq!(newest[28], "learnableSinkOptional");
     assert_eq!(newest[31], "numHeads");
     assert_eq!(newest[45], "pseType");
-    assert_eq!(
-        newest[46..],
-        ["attentionOut", "softmaxLse", "workspaceSize", "executor"]
-    );
+    assert_eq!(newest[46..], ["attentionOut", "softmaxLse", "workspaceSize", "executor"]);
 }
 
 #[test]
 fn the_operators_beside_attention_have_their_documented_arguments() {
     let scatter = arguments("aclnnScatterPaKvCacheGetWorkspaceSize").unwrap_or_default();
     // The slot mapping stands between the key's cache and the value.
-    assert_eq!(
-        scatter[..5],
-        [
-            "key",
-            "keyCacheRef",
-            "slotMapping",
-            "value",
-            "valueCacheRef"
-        ]
-    );
+    assert_eq!(scatter[..5], ["key", "keyCacheRef", "slotMapping", "value", "valueCacheRef"]);
     assert_eq!(scatter.len(), 14);
     let update = arguments("aclnnAttentionUpdateGetWorkspaceSize").unwrap_or_default();
-    assert_eq!(
-        update,
-        [
-            "lse",
-            "localOut",
-            "updateType",
-            "out",
-            "lseOut",
-            "workspaceSize",
-            "executor"
-        ]
-    );
+    assert_eq!(update, ["lse", "localOut", "updateType", "out", "lseOut", "workspaceSize", "executor"]);
     for operator in ["aclnnScatterPaKvCache", "aclnnAttentionUpdate"] {
         assert_eq!(arguments(operator).map(<[&str]>::len), Some(4));
     }

@@ -1,41 +1,26 @@
 //! Case files to read, good and bad ones.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "each test file uses its part"
-)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use ascend_attention::DType;
 use std::path::Path;
 
-use ascend_attention::case::{
-    AttentionCase, Case, CaseError, CaseTensor, MaskSource, Parameter, Tolerance,
-};
+use ascend_attention::case::{AttentionCase, Case, CaseError, CaseTensor, MaskSource, Parameter, Tolerance};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::operator::Kind;
 use ascend_attention::spec::ops::fused_infer_attention_score::Arguments;
 
 /// Metadata that every case has.
-pub const BASE: &[(&str, &str)] = &[
-    ("format", "ascend-attention-case"),
-    ("version", "1"),
-    ("op", "fused_infer_attention_score"),
-];
+pub const BASE: &[(&str, &str)] =
+    &[("format", "ascend-attention-case"), ("version", "1"), ("op", "fused_infer_attention_score")];
 /// Tensors that every case has: name, dtype, shape, bytes.
-pub const TENSORS: &[(&str, &str, &[u64], usize)] = &[
-    ("query", "F16", &[1, 1, 2, 2], 8),
-    ("key", "F16", &[1, 1, 3, 2], 12),
-    ("value", "F16", &[1, 1, 3, 2], 12),
-];
+pub const TENSORS: &[(&str, &str, &[u64], usize)] =
+    &[("query", "F16", &[1, 1, 2, 2], 8), ("key", "F16", &[1, 1, 3, 2], 12), ("value", "F16", &[1, 1, 3, 2], 12)];
 
 /// A file of these entries, whether they make sense or not.
 pub fn file(metadata: &[(&str, &str)], tensors: &[(&str, &str, &[u64], usize)]) -> Vec<u8> {
-    let entries: Vec<String> = metadata
-        .iter()
-        .map(|(key, value)| format!("{}:{}", quoted(key), quoted(value)))
-        .collect();
+    let entries: Vec<String> =
+        metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
     let mut header = format!("{{\"__metadata__\":{{{}}}", entries.join(","));
     let mut end = 0;
     for (name, dtype, shape, bytes) in tensors {
@@ -104,30 +89,18 @@ pub fn full() -> AttentionCase {
         kv_start_idx: Some(vec![4]),
         ..Arguments::default()
     };
-    case.arguments.key = vec![
-        tensor(DType::Bf16, &[1, 2, 3, 8]),
-        tensor(DType::Bf16, &[1, 2, 5, 8]),
-    ];
+    case.arguments.key = vec![tensor(DType::Bf16, &[1, 2, 3, 8]), tensor(DType::Bf16, &[1, 2, 5, 8])];
     case.arguments.value = vec![tensor(DType::Bf16, &[1, 2, 3, 8])];
     let inputs = Parameter::tensors().filter(|parameter| parameter.info().kind == Kind::Tensor);
     for (parameter, dtype) in inputs.zip([DType::Float16, DType::Int8].iter().cycle()) {
-        case.arguments
-            .set_tensor(parameter, tensor(*dtype, &[2, 3]));
+        case.arguments.set_tensor(parameter, tensor(*dtype, &[2, 3]));
     }
-    case.arguments
-        .set_tensor(Parameter::BlockTable, tensor(DType::Int32, &[2, 0]));
-    case.arguments
-        .set_tensor(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
+    case.arguments.set_tensor(Parameter::BlockTable, tensor(DType::Int32, &[2, 0]));
+    case.arguments.set_tensor(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
     case.mask = MaskSource::Tensor;
     let out = CaseTensor::from_f32(DType::Float, &[2], &[f32::NAN, -0.0]).unwrap();
-    case.expected = vec![
-        ("attention_out", out),
-        ("softmax_lse", tensor(DType::Float, &[1])),
-    ];
-    case.tolerance = Some(Tolerance {
-        atol: 1e-3,
-        rtol: 0.0,
-    });
+    case.expected = vec![("attention_out", out), ("softmax_lse", tensor(DType::Float, &[1]))];
+    case.tolerance = Some(Tolerance { atol: 1e-3, rtol: 0.0 });
     case.rms_rtol = Some(0.25);
     case.soc_name = Some("Ascend950PR_9599".to_owned());
     case.cann = Some(Cann::V9_1);
@@ -143,9 +116,7 @@ pub fn unsupported() -> AttentionCase {
     let path = vectors.join("quantised/004_split_token_token_decode.safetensors");
     let mut case = read(path).unwrap();
     let prefix = CaseTensor::new(DType::Int8, &[1, 2, 3, 64], vec![1; 2 * 3 * 64]).unwrap();
-    case.arguments
-        .set_tensor(Parameter::KeySharedPrefix, prefix.clone());
-    case.arguments
-        .set_tensor(Parameter::ValueSharedPrefix, prefix);
+    case.arguments.set_tensor(Parameter::KeySharedPrefix, prefix.clone());
+    case.arguments.set_tensor(Parameter::ValueSharedPrefix, prefix);
     case
 }

@@ -91,11 +91,7 @@ impl Draw {
         let sizes = TriangleMix::new(self.u64(), self.u64(), self.u64());
         let rows = match self.bool() {
             true => TriangleRows::whole(self.u64()),
-            false => TriangleRows {
-                first_row: self.u64(),
-                rows: self.u64(),
-                prompt_len: self.u64(),
-            },
+            false => TriangleRows { first_row: self.u64(), rows: self.u64(), prompt_len: self.u64() },
         };
         (sizes, self.of(&TrianglePart::ALL), rows)
     }

@@ -7,8 +7,8 @@ use ascend_attention::{AnyTensor, CausalOrigin, Error as CallError, Stream, Tens
 use ascend_emu::{Live, Site, inject};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, LayerInputs, RecordedBatch, Result, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Drafting, Error,
+    LayerInputs, RecordedBatch, Result, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -23,11 +23,7 @@ pub type Pools = Vec<BlockPool>;
 /// Work that may fail in between.
 pub type Piece = fn(&Stream, &mut Pools) -> Result<()>;
 
-pub fn ones<T: ascend_attention::Element>(
-    stream: &Stream,
-    one: T,
-    shape: impl AsRef<[usize]>,
-) -> Result<Tensor<T>> {
+pub fn ones<T: ascend_attention::Element>(stream: &Stream, one: T, shape: impl AsRef<[usize]>) -> Result<Tensor<T>> {
     let elements = vec![one; shape.as_ref().iter().product()];
     Ok(stream.upload(&elements, shape)?)
 }
@@ -84,23 +80,13 @@ pub fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) ->
 }
 
 /// The schedule of [`schedule`], over a cache of the caller.
-pub fn schedule_over(
-    stream: &Stream,
-    cache: PagedKvCache<bf16>,
-    backends: Backends<bf16>,
-) -> Result<()> {
+pub fn schedule_over(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>) -> Result<()> {
     let mut attention = Attention::new(shape(), cache, backends);
     let pool = attention.cache().pool().clone();
     let causal = Causality::Causal;
     let mut first = Sequence::new(&pool);
     let _ = first.grow(200)?;
-    step(
-        stream,
-        &mut attention,
-        causal,
-        &[BatchRequest::of(&first, 200).prompt_len(200)],
-        None,
-    )?;
+    step(stream, &mut attention, causal, &[BatchRequest::of(&first, 200).prompt_len(200)], None)?;
     // Another request begins alike, in the middle of a block.
     let mut second = first.share_prefix(150)?;
     let grown = second.grow(7)?;
@@ -111,10 +97,7 @@ pub fn schedule_over(
     step(stream, &mut attention, causal, &batch, None)?;
     let _ = first.grow(3)?;
     let _ = second.grow(1)?;
-    let drafted = [
-        BatchRequest::of(&first, 3).drafts(2),
-        BatchRequest::of(&second, 1),
-    ];
+    let drafted = [BatchRequest::of(&first, 3).drafts(2), BatchRequest::of(&second, 1)];
     step(stream, &mut attention, causal, &drafted, None)?;
     first.truncate(202)?;
     let _ = first.grow(1)?;
@@ -129,13 +112,7 @@ pub fn schedule_over(
     assert_eq!(full.rule, &rules::POOL_EXHAUSTED);
     second.truncate(0)?;
     let _ = second.grow(5)?;
-    step(
-        stream,
-        &mut attention,
-        causal,
-        &[BatchRequest::of(&second, 5)],
-        None,
-    )
+    step(stream, &mut attention, causal, &[BatchRequest::of(&second, 5)], None)
 }
 
 /// One run of a piece. Nothing but what was alive before is so afterwards.

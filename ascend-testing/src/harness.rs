@@ -15,8 +15,7 @@ use std::sync::{Mutex, OnceLock};
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    CausalOrigin, Device, FusedInferAttention, InnerPrecise, Layout, Mask, Output, Plan, Runtime,
-    Stream, Tensor, f16,
+    CausalOrigin, Device, FusedInferAttention, InnerPrecise, Layout, Mask, Output, Plan, Runtime, Stream, Tensor, f16,
 };
 
 /// Whether the tests run on an NPU.
@@ -43,11 +42,7 @@ pub fn does_not_apply(why: &str) {
     tally::WITHOUT.fetch_add(1, Ordering::Relaxed);
     let thread = std::thread::current();
     // Past the capture of `print`: a test that passes without having run must be seen.
-    let _ = writeln!(
-        std::io::stderr(),
-        "does not apply: {}: {why}",
-        thread.name().unwrap_or("?")
-    );
+    let _ = writeln!(std::io::stderr(), "does not apply: {}: {why}", thread.name().unwrap_or("?"));
 }
 
 /// Tests of this program give sparse attention lists that name blocks twice, or that are not read to their ends, and
@@ -180,12 +175,7 @@ impl Sample {
                 want.extend(row.unwrap().0);
             }
         }
-        Self {
-            query: query.data,
-            key: key.data,
-            value: value.data,
-            want,
-        }
+        Self { query: query.data, key: key.data, value: value.data, want }
     }
 
     /// The call, for tensors of this shape.
@@ -205,10 +195,7 @@ impl Sample {
         assert_eq!(got.len(), self.want.len());
         for (i, (got, want)) in got.iter().zip(&self.want).enumerate() {
             let got = got.to_f64();
-            assert!(
-                abs_diff_eq!(got, want, epsilon = 1.5e-3),
-                "element {i}: {got}, expected {want}"
-            );
+            assert!(abs_diff_eq!(got, want, epsilon = 1.5e-3), "element {i}: {got}, expected {want}");
         }
     }
 }
@@ -216,10 +203,7 @@ impl Sample {
 /// Outputs full of NaN: a launch that writes nothing fails.
 pub fn poisoned<T: reference::Half>(plan: &Plan, stream: &Stream) -> Output<T> {
     let output = plan.output::<T>().unwrap();
-    output
-        .attention
-        .overwrite(stream, &vec![T::NAN; output.attention.len()])
-        .unwrap();
+    output.attention.overwrite(stream, &vec![T::NAN; output.attention.len()]).unwrap();
     if let Some(lse) = &output.softmax_lse {
         lse.overwrite(stream, &vec![f32::NAN; lse.len()]).unwrap();
     }
@@ -236,9 +220,7 @@ pub fn attends(
 ) -> Vec<f16> {
     let random = |seed, rows| reference::Logical::<f16>::random(seed, [1, 2, rows, 16]);
     let inputs = [random(1, rows), random(2, keys), random(3, keys)];
-    let [query, key, value] = inputs
-        .each_ref()
-        .map(|rows| stream.upload(&rows.data, [1, 2, rows.rows, 16]).unwrap());
+    let [query, key, value] = inputs.each_ref().map(|rows| stream.upload(&rows.data, [1, 2, rows.rows, 16]).unwrap());
     let mask_bytes = mask.tensor_bytes();
     let plan = FusedInferAttention::new(Layout::Bnsd)
         .heads(2)
@@ -249,8 +231,7 @@ pub fn attends(
         .unwrap();
     assert_eq!(plan.mask_bytes(), mask_bytes);
     let mut output = poisoned(&plan, stream);
-    plan.launch_into(stream, (&query, &key, &value), &mut output)
-        .unwrap();
+    plan.launch_into(stream, (&query, &key, &value), &mut output).unwrap();
     let got = output.attention.download(stream).unwrap();
     let [q, k, v] = inputs.each_ref().map(reference::Logical::exact);
     for head in 0..2 {
@@ -259,10 +240,7 @@ pub fn attends(
             let want = want.map_or_else(|| vec![0.0; 16], |(out, _)| out);
             let got = &got[(head * rows + i) * 16..][..16];
             for (got, want) in got.iter().zip(want) {
-                assert!(
-                    abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3),
-                    "head {head}, row {i}: {got}, not {want}"
-                );
+                assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3), "head {head}, row {i}: {got}, not {want}");
             }
         }
     }
@@ -274,19 +252,14 @@ pub fn attends(
 pub fn still_works(stream: &Stream) {
     let sample = Sample::new(42);
     let [query, key, value] = sample.upload(stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     let mut output = poisoned(&plan, stream);
-    plan.launch_into(stream, (&query, &key, &value), &mut output)
-        .unwrap();
+    plan.launch_into(stream, (&query, &key, &value), &mut output).unwrap();
     sample.check(&output.attention.download(stream).unwrap());
 }
 
 pub fn tensor(stream: &Stream, shape: [usize; 4]) -> Tensor<f16> {
-    stream
-        .upload(&halves(1, shape.iter().product()), shape)
-        .unwrap()
+    stream.upload(&halves(1, shape.iter().product()), shape).unwrap()
 }
 
 /// `n` numbers between -1 and 1, the same for each seed.
@@ -325,11 +298,7 @@ mod tally {
     }
 
     extern "C" fn tell() {
-        let loaded = if LOADED.load(Ordering::Relaxed) {
-            "loaded"
-        } else {
-            "not loaded"
-        };
+        let loaded = if LOADED.load(Ordering::Relaxed) { "loaded" } else { "not loaded" };
         let without = WITHOUT.load(Ordering::Relaxed);
         eprintln!("toolkit {loaded}, {without} tests did not apply");
     }
@@ -354,10 +323,14 @@ mod watch {
             before(panic);
             TOLD.call_once(|| {
                 let mode = ascend_emu::check();
-                eprintln!("checked in the mode {mode} (ASCEND_EMU_CHECK): {}", match mode {
-                    ascend_emu::Check::Compat => "races and other misuse pass with a warning, strict makes errors of them",
-                    _ => "races and other misuse are errors",
-                });
+                eprintln!(
+                    "checked in the mode {mode} (ASCEND_EMU_CHECK): {}",
+                    match mode {
+                        ascend_emu::Check::Compat =>
+                            "races and other misuse pass with a warning, strict makes errors of them",
+                        _ => "races and other misuse are errors",
+                    }
+                );
             });
         }));
     }
@@ -374,12 +347,8 @@ mod watch {
         let live = ascend_emu::live();
         let mut findings = ascend_emu::findings();
         if ODD_LISTS.load(Ordering::Relaxed) {
-            let odd = [
-                FindingKind::RepeatedBlock,
-                FindingKind::SkippedEntry,
-                FindingKind::HiddenRow,
-                FindingKind::MaskByte,
-            ];
+            let odd =
+                [FindingKind::RepeatedBlock, FindingKind::SkippedEntry, FindingKind::HiddenRow, FindingKind::MaskByte];
             findings.retain(|finding| !odd.contains(&finding.kind));
         }
         if live.is_empty() && findings.is_empty() {

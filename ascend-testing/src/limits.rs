@@ -85,8 +85,7 @@ struct Watch {
 
 impl Watch {
     fn start() -> Self {
-        let running: &'static Mutex<Option<(&'static str, Instant)>> =
-            Box::leak(Box::new(Mutex::new(None)));
+        let running: &'static Mutex<Option<(&'static str, Instant)>> = Box::leak(Box::new(Mutex::new(None)));
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(Duration::from_secs(1));
@@ -114,10 +113,7 @@ impl Watch {
 
 pub fn try_all(calls: &[Call]) {
     let watch = Watch::start();
-    let mut config = Config {
-        failure_persistence: None,
-        ..Config::default()
-    };
+    let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = if cfg!(debug_assertions) { 100 } else { 600 };
     }

@@ -9,8 +9,8 @@ use ascend_attention::sys::bindings::{aclError, aclrtMemMallocPolicy};
 use ascend_attention::{Runtime, Stream, bf16};
 use ascend_serving::kv::{CacheWrite, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    LayerMask, StatePolicy, Step, StepMemory,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerMask,
+    StatePolicy, Step, StepMemory,
 };
 use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq};
@@ -32,11 +32,7 @@ thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
-unsafe extern "C" fn counted(
-    place: *mut *mut c_void,
-    bytes: usize,
-    policy: aclrtMemMallocPolicy,
-) -> aclError {
+unsafe extern "C" fn counted(place: *mut *mut c_void, bytes: usize, policy: aclrtMemMallocPolicy) -> aclError {
     ALLOCATED.set(ALLOCATED.get() + bytes);
     // SAFETY: handed on to the caller.
     unsafe { harness::functions().aclrtMalloc.unwrap()(place, bytes, policy) }
@@ -75,14 +71,11 @@ pub fn check(
             Some(first) => first.share_prefix(shared).unwrap(),
             None => Sequence::new(attention.cache().pool()),
         };
-        attention
-            .grow(&stream, &mut sequence, cached - shared + new)
-            .unwrap();
+        attention.grow(&stream, &mut sequence, cached - shared + new).unwrap();
         attention.cache().mark_computed(&sequence, *cached).unwrap();
         sequences.push(sequence);
     }
-    let settings = BatchSettings::of(attention.cache(), Causality::Causal)
-        .policy(StatePolicy::new(true, None));
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(StatePolicy::new(true, None));
     let batch: Vec<_> = (sequences.iter().zip(requests))
         .map(|(sequence, (cached, new))| BatchRequest::of(sequence, *new).prompt_len(cached + new))
         .collect();
@@ -107,8 +100,7 @@ pub fn check(
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let mut layer = |step: &mut Step<'_, bf16>, layer| {
         let before = ALLOCATED.get();
-        step.forward_into(layer, (&query, &key, &key), &mut output)
-            .unwrap();
+        step.forward_into(layer, (&query, &key, &key), &mut output).unwrap();
         ALLOCATED.get() - before
     };
     let first = layer(&mut step, 0).saturating_sub(writes);
@@ -117,10 +109,7 @@ pub fn check(
     prop_assert_eq!(choice.served.as_deref().ok(), Some(selected.name));
     prop_assert_eq!(selected.plan.memory(), choice.memory);
     let StepMemory { held, layer, .. } = choice.memory;
-    prop_assert!(
-        second.abs_diff(layer) <= BESIDES,
-        "{name}: {second} bytes taken by a layer, {layer} said"
-    );
+    prop_assert!(second.abs_diff(layer) <= BESIDES, "{name}: {second} bytes taken by a layer, {layer} said");
     // Masks are there already, and they are what is held of these. While it is planned, what is merged is there once
     // more.
     let masks = if named { held } else { 0 };

@@ -5,8 +5,8 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, LayerInputs, StatePolicy,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, LayerInputs,
+    StatePolicy,
 };
 use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq};
@@ -54,13 +54,7 @@ pub struct Ran {
 }
 
 /// Tokens that are cached before the step, written to every layer.
-pub fn fill(
-    stream: &Stream,
-    attention: &mut Attention<bf16>,
-    sequence: &mut Sequence,
-    names: &[u64],
-    kv_heads: usize,
-) {
+pub fn fill(stream: &Stream, attention: &mut Attention<bf16>, sequence: &mut Sequence, names: &[u64], kv_heads: usize) {
     if names.is_empty() {
         return;
     }
@@ -71,9 +65,7 @@ pub fn fill(
         let key = packed(stream, names, layer, 1, kv_heads);
         let value = packed(stream, names, layer, 2, kv_heads);
         let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value);
-        cache
-            .write(stream, &write.unwrap(), layer, &key, &value)
-            .unwrap();
+        cache.write(stream, &write.unwrap(), layer, &key, &value).unwrap();
     }
     cache.mark_computed(sequence, sequence.len()).unwrap();
 }
@@ -82,12 +74,7 @@ pub fn fill(
 pub type Sees<'a> = &'a dyn Fn(usize, usize, usize, usize) -> bool;
 
 /// Runs a step and compares every row of it, or of long ones some.
-pub fn run(
-    case: &Case,
-    backends: Backends<bf16>,
-    sees: Sees<'_>,
-    marks: &[usize],
-) -> Result<Ran, TestCaseError> {
+pub fn run(case: &Case, backends: Backends<bf16>, sees: Sees<'_>, marks: &[usize]) -> Result<Ran, TestCaseError> {
     run_on(&harness::stream(), None, case, backends, sees, marks)
 }
 
@@ -135,21 +122,15 @@ pub fn run_on(
         names.extend(own);
         names.extend((0..request.new).map(|_| name()));
         let grown = sequence.grow(request.new).unwrap();
-        attention
-            .cache_mut()
-            .copy_blocks(stream, &grown.copies)
-            .unwrap();
+        attention.cache_mut().copy_blocks(stream, &grown.copies).unwrap();
         sequences.push((sequence, names));
     }
     let batch: Vec<BatchRequest<'_>> = sequences
         .iter()
         .zip(&case.requests)
-        .map(|((sequence, _), request)| {
-            BatchRequest::of(sequence, request.new).prompt_len(request.prompt)
-        })
+        .map(|((sequence, _), request)| BatchRequest::of(sequence, request.new).prompt_len(request.prompt))
         .collect();
-    let settings =
-        BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy::new(true, None));
+    let settings = BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy::new(true, None));
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.pad_to(metadata.tokens() + case.pad).unwrap();
     let mut tokens: Vec<u64> = Vec::new();

@@ -10,8 +10,7 @@ pub const DIM: usize = 64;
 /// The query (0), key (1) or value (2) of a token in a layer. Two tokens of one name are the same token.
 pub fn row(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
     let seed = name * 8 + layer as u64 * 3 + what;
-    let numbers =
-        crate::harness::numbers(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1, heads * DIM);
+    let numbers = crate::harness::numbers(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1, heads * DIM);
     numbers.into_iter().map(bf16::from_f32).collect()
 }
 
@@ -43,29 +42,14 @@ impl Number for f16 {
 }
 
 /// Rows of tokens, `[tokens, heads, DIM]`.
-pub fn packed<T: Number>(
-    stream: &Stream,
-    names: &[u64],
-    layer: usize,
-    what: u64,
-    heads: usize,
-) -> Tensor<T> {
-    let rows: Vec<T> = names
-        .iter()
-        .flat_map(|name| row(*name, layer, what, heads))
-        .map(T::of)
-        .collect();
+pub fn packed<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
+    let rows: Vec<T> = names.iter().flat_map(|name| row(*name, layer, what, heads)).map(T::of).collect();
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }
 
 /// A row of dense attention by its definition: the query of the last of `names`, over the keys at the places that
 /// `sees` says.
-pub fn dense(
-    names: &[u64],
-    layer: usize,
-    shape: AttentionShape,
-    sees: impl Fn(usize) -> bool,
-) -> Vec<f64> {
+pub fn dense(names: &[u64], layer: usize, shape: AttentionShape, sees: impl Fn(usize) -> bool) -> Vec<f64> {
     attended(names, layer, shape, &sees, &|_, numbers, _| numbers, &[])
 }
 
@@ -106,9 +90,7 @@ fn attended(
     let seen: Vec<usize> = (0..names.len()).filter(|place| sees(*place)).collect();
     let all = |what| -> Vec<Vec<f64>> {
         let numbers = |place: &usize| exact(row(names[*place], layer, what, shape.kv_heads));
-        seen.iter()
-            .map(|place| cached(*place, numbers(place), what))
-            .collect()
+        seen.iter().map(|place| cached(*place, numbers(place), what)).collect()
     };
     let (keys, values) = (all(1), all(2));
     let mut out = Vec::new();

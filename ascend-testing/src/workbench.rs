@@ -11,8 +11,7 @@ use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_sys::bindings as sys;
 use ascend_sys::bindings::{
-    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtMemMallocPolicy,
-    aclrtMemcpyKind, aclrtStream,
+    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream,
 };
 use half::f16;
 use std::ffi::{CStr, c_void};
@@ -23,8 +22,7 @@ pub const H2D: aclrtMemcpyKind = aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE;
 pub const D2H: aclrtMemcpyKind = aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST;
 pub const D2D: aclrtMemcpyKind = aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
 pub const HUGE_FIRST: aclrtMemMallocPolicy = aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST;
-pub const RELAXED: sys::aclmdlRICaptureMode =
-    sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
+pub const RELAXED: sys::aclmdlRICaptureMode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
 
 /// The latest error message of this thread.
 pub fn message() -> String {
@@ -32,9 +30,7 @@ pub fn message() -> String {
     if text.is_null() {
         return String::new();
     }
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Asserts success.
@@ -152,11 +148,7 @@ impl Gate {
             ok(aclrtStreamWaitEvent(opener, event));
             ok(aclmdlRICaptureEnd(opener, &mut graph));
         }
-        Gate {
-            event,
-            graph,
-            opener,
-        }
+        Gate { event, graph, opener }
     }
 
     /// Work queued to the stream from now on waits for the gate.
@@ -195,12 +187,7 @@ pub fn torch_tensor(dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mu
     tensor_of(format, dtype, shape, data)
 }
 
-pub fn tensor_of(
-    format: aclFormat,
-    dtype: aclDataType,
-    shape: &[i64],
-    data: *mut c_void,
-) -> *mut aclTensor {
+pub fn tensor_of(format: aclFormat, dtype: aclDataType, shape: &[i64], data: *mut c_void) -> *mut aclTensor {
     let mut strides = vec![1i64; shape.len()];
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i];
@@ -252,9 +239,7 @@ pub struct Call {
 
 /// Values between -1 and 1 that f16 holds exactly.
 pub fn numbers(seed: usize, count: usize) -> Vec<f16> {
-    (0..count)
-        .map(|i| f16::from_f32(((i * 37 + seed * 101) % 65) as f32 / 32.0 - 1.0))
-        .collect()
+    (0..count).map(|i| f16::from_f32(((i * 37 + seed * 101) % 65) as f32 / 32.0 - 1.0)).collect()
 }
 
 /// Softmax(Q K^T / sqrt(D)) V in double precision, and the log-sum-exp.
@@ -262,18 +247,12 @@ pub fn expected(q: &[f16], k: &[f16], v: &[f16]) -> (Vec<f64>, Vec<f64>) {
     let scale = 1.0 / (D as f64).sqrt();
     let (mut out, mut lse) = (vec![0.0; S * D], vec![0.0; S]);
     for i in 0..S {
-        let dot = |j: usize| {
-            (0..D)
-                .map(|d| q[i * D + d].to_f64() * k[j * D + d].to_f64())
-                .sum::<f64>()
-        };
+        let dot = |j: usize| (0..D).map(|d| q[i * D + d].to_f64() * k[j * D + d].to_f64()).sum::<f64>();
         let scores: Vec<f64> = (0..S).map(|j| dot(j) * scale).collect();
         let sum: f64 = scores.iter().map(|s| s.exp()).sum();
         lse[i] = sum.ln();
         for d in 0..D {
-            out[i * D + d] = (0..S)
-                .map(|j| scores[j].exp() / sum * v[j * D + d].to_f64())
-                .sum();
+            out[i * D + d] = (0..S).map(|j| scores[j].exp() / sum * v[j * D + d].to_f64()).sum();
         }
     }
     (out, lse)
@@ -309,13 +288,7 @@ impl Call {
     pub fn poison(&self) {
         let poison = [POISON; S * D];
         unsafe {
-            ok(aclrtMemcpy(
-                self.out,
-                S * D * 2,
-                poison.as_ptr().cast(),
-                S * D * 2,
-                H2D,
-            ));
+            ok(aclrtMemcpy(self.out, S * D * 2, poison.as_ptr().cast(), S * D * 2, H2D));
             ok(aclrtMemset(self.lse, S * 4, 0x55, S * 4));
         }
     }
@@ -376,9 +349,7 @@ impl Call {
 
     /// Phase two.
     pub fn launch(&self, executor: *mut aclOpExecutor, stream: aclrtStream) -> i32 {
-        unsafe {
-            aclnnFusedInferAttentionScore(self.workspace, self.workspace_bytes, executor, stream)
-        }
+        unsafe { aclnnFusedInferAttentionScore(self.workspace, self.workspace_bytes, executor, stream) }
     }
 
     pub fn run(&self, stream: aclrtStream) {
@@ -397,17 +368,11 @@ impl Call {
         let (want, want_lse) = expected(&input(0), &input(1), &input(2));
         let got: Vec<f16> = download(out, S * D);
         for (got, want) in got.iter().zip(&want) {
-            assert!(
-                abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3),
-                "{got} is not {want}"
-            );
+            assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3), "{got} is not {want}");
         }
         let got: Vec<f32> = download(self.lse, S);
         for (got, want) in got.iter().zip(&want_lse) {
-            assert!(
-                abs_diff_eq!(f64::from(*got), want, epsilon = 1e-4),
-                "lse {got} is not {want}"
-            );
+            assert!(abs_diff_eq!(f64::from(*got), want, epsilon = 1e-4), "lse {got} is not {want}");
         }
     }
 
@@ -468,10 +433,7 @@ pub fn with_little_memory(name: &str, body: impl FnOnce()) {
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
         let most = pages * page + MORE;
-        let limit = libc::rlimit {
-            rlim_cur: most,
-            rlim_max: most,
-        };
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         body();
     });

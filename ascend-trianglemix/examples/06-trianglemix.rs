@@ -28,31 +28,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let triangle = TriangleMixBackend {
         layers: TriangleLayers::from_start(LAYERS / 2, LAYERS)?,
         sizes: TriangleMix::GUIDE_LONG_CONTEXT,
-        thresholds: TriangleThresholds {
-            min_saved_pairs: 100_000,
-            ..TriangleThresholds::MEASURED
-        },
+        thresholds: TriangleThresholds { min_saved_pairs: 100_000, ..TriangleThresholds::MEASURED },
     };
     let sizes = triangle.sizes;
     let whole = TriangleRows::whole(PROMPT as u64);
     let pairs = |part| sizes.geometry(part, whole).visible() as f64;
     let density = pairs(TrianglePart::Triangle) / pairs(TrianglePart::Dense);
-    println!(
-        "layers {} see {:.1} % of the triangle of {PROMPT} tokens",
-        triangle.layers,
-        100.0 * density
-    );
+    println!("layers {} see {:.1} % of the triangle of {PROMPT} tokens", triangle.layers, 100.0 * density);
 
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let cache_shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let cache = PagedKvCache::<bf16>::new(&device, 64, 128, cache_shape, PadPolicy::SkipNegative)?;
-    let settings =
-        BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
+    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     let pool = cache.pool().clone();
-    let backends = Backends::none()
-        .with(triangle)
-        .with(PagedDecode)
-        .with(FusedAttention);
+    let backends = Backends::none().with(triangle).with(PagedDecode).with(FusedAttention);
     let mut attention = Attention::new(shape, cache, backends);
 
     // Tokens are numbers. The prompt's are 0, 1, ...; those of the request that decodes begin far behind.
@@ -65,10 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while prompt.len() <= PROMPT {
         let new = CHUNK.min(PROMPT - prompt.len()).max(1);
         let _ = (decoding.grow(1)?, prompt.grow(new)?);
-        let batch = [
-            BatchRequest::of(&decoding, 1),
-            BatchRequest::of(&prompt, new).prompt_len(PROMPT),
-        ];
+        let batch = [BatchRequest::of(&decoding, 1), BatchRequest::of(&prompt, new).prompt_len(PROMPT)];
         let metadata = AttentionMetadata::new(&batch, settings)?;
         let last = first(true) + decoding.len() as u64 - 1;
         let chunk = (prompt.len() - new) as u64..prompt.len() as u64;
@@ -111,11 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let got = &output[at * HEADS * DIM..][..HEADS * DIM];
                 for (got, want) in got.iter().zip(want) {
                     let error = (got.to_f64() - want).abs();
-                    worst = if error.is_nan() {
-                        f64::INFINITY
-                    } else {
-                        worst.max(error)
-                    };
+                    worst = if error.is_nan() { f64::INFINITY } else { worst.max(error) };
                 }
                 rows += 1;
             }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, Causality, FusedAttention, LayerTensors, Result,
-    StepContext, StepMemory, StepPlan, StepProgram, StepStage,
+    AttentionBackend, AttentionMetadata, Causality, FusedAttention, LayerTensors, Result, StepContext, StepMemory,
+    StepPlan, StepProgram, StepStage,
 };
 
 use crate::layers::TriangleLayers;
@@ -92,11 +92,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
         "triangle_mix"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let choices = self.choices(metadata);
@@ -130,11 +126,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
             (rows, cached, choice)
         });
         let requests: Vec<Chosen> = requests.collect();
-        let prefill = TrianglePrefill {
-            shape: step.shape,
-            sizes: self.sizes,
-            thresholds: self.thresholds,
-        };
+        let prefill = TrianglePrefill { shape: step.shape, sizes: self.sizes, thresholds: self.thresholds };
         let reads_cache = metadata.state().reads_cache();
         let source = match reads_cache {
             true => KeySource::Paged(metadata.table(), step.block_table.block_size()),
@@ -142,12 +134,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
         };
         let tensors = tensors(first, reads_cache);
         let triangle = prefill.plan_rows(step.stream, requests, source, tensors)?;
-        Ok(StepProgram::new([]).stage(TriangleStep {
-            layers: self.layers.clone(),
-            triangle,
-            dense,
-            reads_cache,
-        }))
+        Ok(StepProgram::new([]).stage(TriangleStep { layers: self.layers.clone(), triangle, dense, reads_cache }))
     }
 }
 
@@ -173,17 +160,11 @@ impl<T: Element> StepStage<T> for TriangleStep<T> {
         self.dense.memory().beside(self.triangle.memory())
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         if !self.layers.contains(layer.layer) {
             return self.dense.launch_into(stream, layer, output);
         }
         let [query, key, value] = tensors(layer, self.reads_cache);
-        self.triangle
-            .launch_into(stream, (query, key, value), output)
+        self.triangle.launch_into(stream, (query, key, value), output)
     }
 }

@@ -1,9 +1,6 @@
 //! A dense layer and one that leaves out the middle, run with the same numbers.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "places are counted in tensors that exist"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "places are counted in tensors that exist")]
 
 use std::time::Instant;
 

@@ -3,9 +3,7 @@
 use std::num::NonZeroU64;
 
 use ascend_attention::blockwise::SIDE;
-use ascend_attention::spec::geometry::{
-    BlockCounts, BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows,
-};
+use ascend_attention::spec::geometry::{BlockCounts, BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
 
 use crate::rows::{RowSpan, TriangleChoice, TriangleThresholds};
 
@@ -34,19 +32,13 @@ impl TriangleCost {
     /// Predicts for rows with these masks, of which the stock operator computes these spans.
     pub(crate) fn new(sizes: TriangleMix, masks: &[MaskGeometry], spans: &[RowSpan]) -> Self {
         const SIDE_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(SIDE as u64 - 1);
-        let counts = masks
-            .iter()
-            .map(|mask| BlockMap::new(mask, SIDE_BLOCK).counts());
+        let counts = masks.iter().map(|mask| BlockMap::new(mask, SIDE_BLOCK).counts());
         let counts = counts.fold(BlockCounts::default(), |all, counts| BlockCounts {
             full: all.full.saturating_add(counts.full),
             partial: all.partial.saturating_add(counts.partial),
             empty: all.empty.saturating_add(counts.empty),
         });
-        let pairs = |blocks: u128| {
-            blocks
-                .saturating_mul(SIDE as u128)
-                .saturating_mul(SIDE as u128)
-        };
+        let pairs = |blocks: u128| blocks.saturating_mul(SIDE as u128).saturating_mul(SIDE as u128);
         let calls = |span: &RowSpan| match span {
             RowSpan::Middle(_) if sizes.num_sink_tokens > 0 => 3,
             RowSpan::Middle(_) | RowSpan::Causal(_) => 1,
@@ -69,24 +61,14 @@ impl TriangleCost {
 }
 
 /// The mask of a request with so many rows, earlier ones, and what was chosen for it.
-pub(crate) fn geometry(
-    sizes: TriangleMix,
-    (first_row, rows): (usize, usize),
-    choice: &TriangleChoice,
-) -> MaskGeometry {
+pub(crate) fn geometry(sizes: TriangleMix, (first_row, rows): (usize, usize), choice: &TriangleChoice) -> MaskGeometry {
     let (first_row, rows) = (first_row as u64, rows as u64);
     let (part, end) = match choice {
         TriangleChoice::Dense(_) => (TrianglePart::Dense, rows),
         TriangleChoice::Sparse { rows, .. } => (TrianglePart::Triangle, rows.end as u64),
     };
     // The rows behind those that leave keys out are the last of the prompt, if any are in the step.
-    let prompt_len = first_row
-        .saturating_add(end)
-        .saturating_add(sizes.num_last_tokens);
-    let rows = TriangleRows {
-        first_row,
-        rows,
-        prompt_len,
-    };
+    let prompt_len = first_row.saturating_add(end).saturating_add(sizes.num_last_tokens);
+    let rows = TriangleRows { first_row, rows, prompt_len };
     sizes.geometry(part, rows)
 }

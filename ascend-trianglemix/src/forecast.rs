@@ -1,9 +1,6 @@
 //! What is known before anything runs: numbers of pairs, blocks and bytes.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts are bounded where a forecast begins"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "counts are bounded where a forecast begins")]
 
 use std::num::NonZeroU64;
 
@@ -91,9 +88,7 @@ impl TriangleForecast {
         }
         if tokens > Self::MAX_TOKENS {
             let allowed = format_args!("at most {}", Self::MAX_TOKENS);
-            return Err(Error::invalid("tokens", tokens, allowed)
-                .fix("count a shorter prompt")
-                .into());
+            return Err(Error::invalid("tokens", tokens, allowed).fix("count a shorter prompt").into());
         }
         if let Some(last) = sparse.indices().last().filter(|last| **last >= layers) {
             let allowed = format_args!("below {layers}, which are counted from 0");
@@ -166,11 +161,7 @@ mod tests {
     use crate::rows::TriangleThresholds;
 
     fn prefill(shape: AttentionShape) -> TrianglePrefill {
-        TrianglePrefill {
-            shape,
-            sizes: TriangleMix::new(1, 2, 3),
-            thresholds: TriangleThresholds::ALWAYS,
-        }
+        TrianglePrefill { shape, sizes: TriangleMix::new(1, 2, 3), thresholds: TriangleThresholds::ALWAYS }
     }
 
     #[test]
@@ -180,10 +171,7 @@ mod tests {
         let block = NonZeroU64::new(4).unwrap();
         let forecast = TriangleForecast::new(&prefill(shape), 16, (5, sparse), block).unwrap();
         assert_eq!(forecast.dense_pairs, 136);
-        assert_eq!(
-            forecast.model_pairs(),
-            2 * 136 + 3 * forecast.triangle_pairs
-        );
+        assert_eq!(forecast.model_pairs(), 2 * 136 + 3 * forecast.triangle_pairs);
         assert_eq!(forecast.model(10.0, 1.0), 23.0);
         assert_eq!(forecast.cache_bytes, 2 * 16 * 8 * 2 * 5);
         assert_eq!(forecast.dense_flops(), 4.0 * 136.0 * 16.0);
@@ -201,11 +189,7 @@ mod tests {
         refused(shape, TriangleForecast::MAX_TOKENS + 1, (1, none()));
         refused(shape, 1, (usize::MAX, none()));
         refused(shape, 1, (2, TriangleLayers::first(3).unwrap()));
-        refused(
-            AttentionShape::new(2, 1, usize::MAX).scale(1.0),
-            1,
-            (1, none()),
-        );
+        refused(AttentionShape::new(2, 1, usize::MAX).scale(1.0), 1, (1, none()));
         refused(AttentionShape::new(3, 2, 8), 1, (1, none()));
     }
 }

@@ -33,9 +33,7 @@ impl TriangleLayers {
             Self::check(at.max(layer).saturating_add(1))?;
             known.insert(layer);
         }
-        Ok(Self {
-            layers: known.into_iter().collect(),
-        })
+        Ok(Self { layers: known.into_iter().collect() })
     }
 
     /// All layers from `start` on, in a model of `layers` layers, as in the paper.
@@ -60,18 +58,12 @@ impl TriangleLayers {
         if layers <= Self::MAX_LAYERS {
             return Ok(());
         }
-        Err(Error::invalid(
-            "layers",
-            layers,
-            format_args!("at most {}", Self::MAX_LAYERS),
-        )
-        .fix("number the layers of the model from 0"))
+        Err(Error::invalid("layers", layers, format_args!("at most {}", Self::MAX_LAYERS))
+            .fix("number the layers of the model from 0"))
     }
 
     fn range(start: usize, end: usize) -> Self {
-        Self {
-            layers: (start..end).collect(),
-        }
+        Self { layers: (start..end).collect() }
     }
 
     /// The `count` layers in which the middle contributes least; of equal ones the deeper. A contribution that is no
@@ -79,11 +71,7 @@ impl TriangleLayers {
     pub fn least(contributions: &[f64], count: usize) -> Self {
         let key = |layer: usize| {
             let middle = contributions.get(layer).copied().unwrap_or(f64::INFINITY);
-            if middle.is_nan() {
-                f64::INFINITY
-            } else {
-                middle
-            }
+            if middle.is_nan() { f64::INFINITY } else { middle }
         };
         let mut order: Vec<usize> = (0..contributions.len()).collect();
         order.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(b.cmp(&a)));
@@ -95,9 +83,7 @@ impl TriangleLayers {
     /// Runs of layers, first and last, ascending and apart.
     pub(crate) fn of_runs(runs: &[(usize, usize)]) -> Self {
         let layers = runs.iter().flat_map(|&(first, last)| first..=last);
-        Self {
-            layers: layers.collect(),
-        }
+        Self { layers: layers.collect() }
     }
 
     /// Whether a layer leaves out the middle.
@@ -133,20 +119,9 @@ mod tests {
 
     #[test]
     fn layers_are_chosen_in_four_ways() {
-        assert_eq!(
-            TriangleLayers::explicit([5, 7, 5, 3]).unwrap().indices(),
-            [3, 5, 7]
-        );
-        assert_eq!(
-            TriangleLayers::from_start(3, 6).unwrap().indices(),
-            [3, 4, 5]
-        );
-        assert!(
-            TriangleLayers::from_start(6, 3)
-                .unwrap()
-                .indices()
-                .is_empty()
-        );
+        assert_eq!(TriangleLayers::explicit([5, 7, 5, 3]).unwrap().indices(), [3, 5, 7]);
+        assert_eq!(TriangleLayers::from_start(3, 6).unwrap().indices(), [3, 4, 5]);
+        assert!(TriangleLayers::from_start(6, 3).unwrap().indices().is_empty());
         assert_eq!(TriangleLayers::first(3).unwrap().indices(), [0, 1, 2]);
         let contributions = [0.5, 0.1, f64::NAN, 0.1, 0.0];
         let least = |count| TriangleLayers::least(&contributions, count);

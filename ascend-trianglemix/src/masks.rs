@@ -19,12 +19,7 @@ pub trait TriangleMasks {
     ///
     /// # Errors
     /// As for [`Stream::upload`](ascend_attention::Stream::upload).
-    fn triangle_mix(
-        &self,
-        sizes: TriangleMix,
-        part: TrianglePart,
-        rows: TriangleRows,
-    ) -> Result<Mask>;
+    fn triangle_mix(&self, sizes: TriangleMix, part: TrianglePart, rows: TriangleRows) -> Result<Mask>;
 
     /// The mask of one layer for a first row and a number of rows: the triangle where `layers` has the layer, dense
     /// elsewhere. `prompt_len` is the length of the whole prompt; while that is not known, and for single decoding
@@ -43,12 +38,7 @@ pub trait TriangleMasks {
 }
 
 impl TriangleMasks for Masks<'_> {
-    fn triangle_mix(
-        &self,
-        sizes: TriangleMix,
-        part: TrianglePart,
-        rows: TriangleRows,
-    ) -> Result<Mask> {
+    fn triangle_mix(&self, sizes: TriangleMix, part: TrianglePart, rows: TriangleRows) -> Result<Mask> {
         let dense = match part {
             TrianglePart::Dense => true,
             TrianglePart::Triangle => !sizes.leaves_out(rows),
@@ -70,11 +60,7 @@ impl TriangleMasks for Masks<'_> {
     ) -> Result<Mask> {
         match prompt_len {
             Some(prompt_len) if rows > 1 && layers.contains(layer) => {
-                let rows = TriangleRows {
-                    first_row,
-                    rows,
-                    prompt_len,
-                };
+                let rows = TriangleRows { first_row, rows, prompt_len };
                 self.triangle_mix(sizes, TrianglePart::Triangle, rows)
             }
             _ => self.causal(CausalOrigin::RightDown),

@@ -121,9 +121,7 @@ impl TrianglePrefill {
     /// launch is done.
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
-        let TriangleChoice::Sparse { rows, .. } =
-            self.thresholds.choose(self.sizes, (0, prompt_len), prompt)
-        else {
+        let TriangleChoice::Sparse { rows, .. } = self.thresholds.choose(self.sizes, (0, prompt_len), prompt) else {
             return 0;
         };
         if self.sizes.num_sink_tokens == 0 {
@@ -132,9 +130,7 @@ impl TrianglePrefill {
         let vectors = u128::from(rows.len() as u64).saturating_mul(self.shape.heads as u128);
         let vector = (self.shape.head_dim as u128).saturating_mul(element_bytes as u128);
         let lse = size_of::<f32>() as u128;
-        let each = vector
-            .saturating_mul(2)
-            .saturating_add(lse.saturating_mul(3));
+        let each = vector.saturating_mul(2).saturating_add(lse.saturating_mul(3));
         vectors.saturating_mul(each)
     }
 
@@ -167,16 +163,9 @@ impl TrianglePrefill {
                 .into());
             }
         }
-        let choice = self
-            .thresholds
-            .choose(self.sizes, (first_row, rows), prompt_len);
+        let choice = self.thresholds.choose(self.sizes, (first_row, rows), prompt_len);
         let requests = vec![(0..rows, first_row, choice)];
-        self.plan_rows(
-            stream,
-            requests,
-            KeySource::Packed(&[0]),
-            [query, key, value],
-        )
+        self.plan_rows(stream, requests, KeySource::Packed(&[0]), [query, key, value])
     }
 
     /// Prepares the rows of a step. Key and value are the packed ones, or the cache.
@@ -198,15 +187,8 @@ impl TrianglePrefill {
             TriangleChoice::Dense(_) => 0,
         };
         let saved_pairs = requests.iter().map(saved).sum();
-        let parts = Parts {
-            prefill: self,
-            stream,
-            source,
-            tensors,
-        };
-        let mask = |(rows, first_row, choice): &Chosen| {
-            geometry(self.sizes, (*first_row, rows.len()), choice)
-        };
+        let parts = Parts { prefill: self, stream, source, tensors };
+        let mask = |(rows, first_row, choice): &Chosen| geometry(self.sizes, (*first_row, rows.len()), choice);
         let masks: Vec<_> = requests.iter().map(mask).collect();
         let spans = row_spans(requests, self.window());
         let cost = TriangleCost::new(self.sizes, &masks, &spans);
@@ -255,8 +237,7 @@ impl<T: Element> Parts<'_, T> {
         let shape = self.prefill.shape;
         shape.check()?;
         let attention = BlockwiseAttention::new(shape.heads, shape.kv_heads, shape.scale);
-        let plan = BlockCover::new(masks)
-            .and_then(|cover| attention.plan(self.stream, &cover, self.tensors));
+        let plan = BlockCover::new(masks).and_then(|cover| attention.plan(self.stream, &cover, self.tensors));
         match plan {
             Ok(plan) => Ok(Some(plan)),
             Err(Error::Violation(_) | Error::MissingOperator { .. }) => Ok(None),
@@ -270,16 +251,9 @@ impl<T: Element> Parts<'_, T> {
         let [query, key, value] = self.tensors;
         let start = pieces.first().map_or(0, |piece| piece.rows.start);
         let rows = start..pieces.last().map_or(start, |piece| piece.rows.end);
-        let ends = pieces
-            .iter()
-            .map(|piece| piece.rows.end.saturating_sub(start));
+        let ends = pieces.iter().map(|piece| piece.rows.end.saturating_sub(start));
         let q = &Cumulative::new(ends.collect())?;
-        let call = self
-            .prefill
-            .shape
-            .call(Layout::Tnd)
-            .mask(mask)
-            .softmax_lse(lse);
+        let call = self.prefill.shape.call(Layout::Tnd).mask(mask).softmax_lse(lse);
         let query = query.narrow(0, rows.clone())?;
         let (keys, plan) = match self.source {
             KeySource::Packed(starts) => {
@@ -292,9 +266,7 @@ impl<T: Element> Parts<'_, T> {
                 // every piece but the last ends with its request's last key: the keys of the pieces are contiguous,
                 // too.
                 let first = pieces.first().map_or(0, |piece| place(piece).start);
-                let ends = pieces
-                    .iter()
-                    .map(|piece| place(piece).end.saturating_sub(first));
+                let ends = pieces.iter().map(|piece| place(piece).end.saturating_sub(first));
                 let kv = &Cumulative::new(ends.collect())?;
                 let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
                 let call = CallLengths::PackedDense { q, kv }.apply(call);
@@ -326,16 +298,8 @@ impl<T: Element> Parts<'_, T> {
     }
 
     fn causal(&self, pieces: &[Piece]) -> Result<Segment> {
-        let mask = self
-            .stream
-            .device()
-            .masks()
-            .causal(CausalOrigin::RightDown)?;
-        Ok(Segment {
-            call: self.call(mask, pieces, false)?,
-            sinks: None,
-            parts_bytes: 0,
-        })
+        let mask = self.stream.device().masks().causal(CausalOrigin::RightDown)?;
+        Ok(Segment { call: self.call(mask, pieces, false)?, sinks: None, parts_bytes: 0 })
     }
 
     /// Prepares rows whose window begins after the sinks. The last row is at the last key, so that the band is the
@@ -351,24 +315,16 @@ impl<T: Element> Parts<'_, T> {
         let sinks = match merged {
             false => None,
             true => {
-                let far = Piece {
-                    keys: 0..sinks,
-                    ..piece.clone()
-                };
+                let far = Piece { keys: 0..sinks, ..piece.clone() };
                 let far = self.call(Mask::none(), &[far], true)?;
-                let (near_out, far_out): (Output<T>, Output<T>) =
-                    (call.plan.output()?, far.plan.output()?);
+                let (near_out, far_out): (Output<T>, Output<T>) = (call.plan.output()?, far.plan.output()?);
                 let parts = [Part::of(&near_out)?, Part::of(&far_out)?];
                 let merge = MergeState::new(Layout::Tnd).plan(&parts)?;
                 parts_bytes = merged_bytes(&near_out, &far_out);
                 Some(Box::new((far, merge)))
             }
         };
-        Ok(Segment {
-            call,
-            sinks,
-            parts_bytes,
-        })
+        Ok(Segment { call, sinks, parts_bytes })
     }
 }
 
@@ -377,9 +333,7 @@ fn merged_bytes<T: Element>(near: &Output<T>, far: &Output<T>) -> usize {
     let bytes = |elements: usize, each: usize| elements.saturating_mul(each);
     let lse = |output: &Output<T>| output.softmax_lse.as_ref().map_or(0, |lse| lse.len());
     let elements = near.attention.len().saturating_add(far.attention.len());
-    let sums = [lse(near), lse(near), lse(far)]
-        .into_iter()
-        .fold(0, usize::saturating_add);
+    let sums = [lse(near), lse(near), lse(far)].into_iter().fold(0, usize::saturating_add);
     bytes(elements, size_of::<T>()).saturating_add(bytes(sums, size_of::<f32>()))
 }
 
@@ -387,10 +341,7 @@ impl Keys {
     fn table_bytes(&self) -> usize {
         match self {
             Self::Packed(_) => 0,
-            Self::Paged(table) => table
-                .sequences()
-                .saturating_mul(table.columns())
-                .saturating_mul(size_of::<i32>()),
+            Self::Paged(table) => table.sequences().saturating_mul(table.columns()).saturating_mul(size_of::<i32>()),
         }
     }
 }
@@ -406,9 +357,7 @@ impl Call {
         match &self.keys {
             Keys::Packed(keys) => {
                 let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
-                Ok(self
-                    .plan
-                    .launch_into(stream, (&query, &key, &value), output)?)
+                Ok(self.plan.launch_into(stream, (&query, &key, &value), output)?)
             }
             Keys::Paged(table) => {
                 let inputs = Inputs::new(&query, key, value).paged(table);
@@ -517,10 +466,7 @@ impl TrianglePlan {
         for Segment { call, sinks, .. } in segments {
             let attention = output.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
-                let mut output = Output {
-                    attention,
-                    softmax_lse: None,
-                };
+                let mut output = Output { attention, softmax_lse: None };
                 call.launch(stream, tensors, &mut output)?;
                 continue;
             };
@@ -529,10 +475,7 @@ impl TrianglePlan {
             call.launch(stream, tensors, &mut near)?;
             far_call.launch(stream, tensors, &mut far)?;
             let lse = near.softmax_lse.as_ref().map_or(&[][..], |lse| lse.shape());
-            let mut both = Output {
-                attention,
-                softmax_lse: Some(Tensor::empty(stream.device(), lse)?),
-            };
+            let mut both = Output { attention, softmax_lse: Some(Tensor::empty(stream.device(), lse)?) };
             let parts = [Part::of(&near)?, Part::of(&far)?];
             merge.launch_into(stream, &parts, &mut both)?;
         }

@@ -44,17 +44,10 @@ impl TrianglePreset {
         source: PresetSource::Paper,
     };
     /// Llama 3 8B 262K in the paper.
-    pub const LLAMA_3_8B_262K: Self = Self {
-        model: "Llama-3-8B-262K",
-        ..Self::LLAMA_3_1_8B
-    };
+    pub const LLAMA_3_8B_262K: Self = Self { model: "Llama-3-8B-262K", ..Self::LLAMA_3_1_8B };
     /// Qwen2.5 7B in the paper.
-    pub const QWEN_2_5_7B: Self = Self {
-        model: "Qwen2.5-7B",
-        layers: Some(28),
-        leave_out: &[(20, 27)],
-        ..Self::LLAMA_3_1_8B
-    };
+    pub const QWEN_2_5_7B: Self =
+        Self { model: "Qwen2.5-7B", layers: Some(28), leave_out: &[(20, 27)], ..Self::LLAMA_3_1_8B };
     /// Qwen3 8B in the port to the 910B3.
     pub const QWEN_3_8B: Self = Self {
         model: "Qwen3-8B",
@@ -72,11 +65,7 @@ impl TrianglePreset {
         source: PresetSource::Guide,
     };
     /// Qwen3 32B in [`PresetSource::Guide`].
-    pub const QWEN_3_32B: Self = Self {
-        model: "Qwen3-32B",
-        leave_out: &[(0, 15)],
-        ..Self::QWEN_3_14B
-    };
+    pub const QWEN_3_32B: Self = Self { model: "Qwen3-32B", leave_out: &[(0, 15)], ..Self::QWEN_3_14B };
 
     /// Every preset.
     pub const ALL: [Self; 6] = [
@@ -113,19 +102,10 @@ mod tests {
             (preset.triangle_layers().to_string(), preset.source)
         };
         let said = |layers: &str, source| (layers.to_owned(), source);
-        assert_eq!(
-            preset_of("llama-3.1-8b"),
-            said("16-31", PresetSource::Paper)
-        );
-        assert_eq!(
-            preset_of("Llama-3-8B-262K"),
-            said("16-31", PresetSource::Paper)
-        );
+        assert_eq!(preset_of("llama-3.1-8b"), said("16-31", PresetSource::Paper));
+        assert_eq!(preset_of("Llama-3-8B-262K"), said("16-31", PresetSource::Paper));
         assert_eq!(preset_of("Qwen2.5-7B"), said("20-27", PresetSource::Paper));
-        assert_eq!(
-            preset_of("Qwen3-8B"),
-            said("5, 7, 10, 15-35", PresetSource::Port)
-        );
+        assert_eq!(preset_of("Qwen3-8B"), said("5, 7, 10, 15-35", PresetSource::Port));
         assert_eq!(preset_of("Qwen3-14B"), said("0-11", PresetSource::Guide));
         assert_eq!(preset_of("Qwen3-32B"), said("0-15", PresetSource::Guide));
         assert_eq!(TrianglePreset::of_model("Qwen3-4B"), None);

@@ -77,11 +77,7 @@ impl TriangleProbe {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than [`TriangleLayers::MAX_LAYERS`].
     pub fn new(layers: usize, sizes: TriangleMix) -> Result<Self> {
         TriangleLayers::check(layers)?;
-        Ok(Self {
-            sizes,
-            layers: vec![(PartSums::default(), 0); layers],
-            measure: None,
-        })
+        Ok(Self { sizes, layers: vec![(PartSums::default(), 0); layers], measure: None })
     }
 
     /// Adds a sample of one layer: the gradient `[tokens, tokens]` with respect to the attention weights, row-major,
@@ -193,21 +189,12 @@ impl TriangleProbe {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that the probe does not have, a probe that
     /// measures something else, or sums that are not finite or below 0.
-    pub fn record_parts(
-        &mut self,
-        layer: usize,
-        measure: ProbeMeasure,
-        sums: PartSums,
-    ) -> Result<()> {
+    pub fn record_parts(&mut self, layer: usize, measure: ProbeMeasure, sums: PartSums) -> Result<()> {
         self.admits(layer, measure)?;
         let each = [sums.streaming, sums.last, sums.middle];
         if !each.iter().all(|sum| sum.is_finite() && *sum >= 0.0) {
-            return Err(Error::invalid(
-                "sums",
-                format_args!("{sums:?}"),
-                "finite numbers of at least 0",
-            )
-            .fix("leave the sample out"));
+            return Err(Error::invalid("sums", format_args!("{sums:?}"), "finite numbers of at least 0")
+                .fix("leave the sample out"));
         }
         self.add(layer, measure, sums)
     }
@@ -227,8 +214,7 @@ impl TriangleProbe {
         let known = self.layers.len();
         if layer >= known {
             let allowed = format_args!("below {known}");
-            return Err(Error::invalid("layer", layer, allowed)
-                .fix("make the probe with all layers of the model"));
+            return Err(Error::invalid("layer", layer, allowed).fix("make the probe with all layers of the model"));
         }
         match self.measure {
             Some(other) if other != measure => Err(Error::invalid(
@@ -255,17 +241,8 @@ impl TriangleProbe {
     /// The means of each layer; 0 for layers without a sample.
     pub fn contributions(&self) -> Vec<Contribution> {
         let mean = |&(sums, samples): &(PartSums, u64)| {
-            let PartSums {
-                streaming,
-                last,
-                middle,
-            } = sums.over(samples.max(1) as f64);
-            Contribution {
-                streaming,
-                last,
-                middle,
-                samples,
-            }
+            let PartSums { streaming, last, middle } = sums.over(samples.max(1) as f64);
+            Contribution { streaming, last, middle, samples }
         };
         self.layers.iter().map(mean).collect()
     }
@@ -274,11 +251,7 @@ impl TriangleProbe {
     pub fn layers(&self, count: usize) -> TriangleLayers {
         let contributions = self.contributions();
         let middle = |contribution: &Contribution| {
-            if contribution.samples == 0 {
-                f64::NAN
-            } else {
-                contribution.middle
-            }
+            if contribution.samples == 0 { f64::NAN } else { contribution.middle }
         };
         let middles: Vec<f64> = contributions.iter().map(middle).collect();
         TriangleLayers::least(&middles, count)
@@ -326,10 +299,7 @@ mod tests {
     #[test]
     fn sums_that_are_none_are_refused() {
         let mut probe = TriangleProbe::new(1, TriangleMix::PAPER).unwrap();
-        let sums = |middle| PartSums {
-            middle,
-            ..PartSums::default()
-        };
+        let sums = |middle| PartSums { middle, ..PartSums::default() };
         let measure = ProbeMeasure::WeightGradient;
         for middle in [-1.0, f64::NAN, f64::INFINITY] {
             assert!(probe.record_parts(0, measure, sums(middle)).is_err());

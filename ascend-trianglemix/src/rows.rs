@@ -32,18 +32,12 @@ pub enum BlockSparseUse {
 
 impl TriangleThresholds {
     /// As measured by a port to the 910B3 with heads of 128 elements: dense attention is faster below these bounds.
-    pub const MEASURED: Self = Self {
-        min_sparse_rows: 128,
-        min_saved_pairs: 913_152,
-        block_sparse: BlockSparseUse::WhereCheaper,
-    };
+    pub const MEASURED: Self =
+        Self { min_sparse_rows: 128, min_saved_pairs: 913_152, block_sparse: BlockSparseUse::WhereCheaper };
 
     /// Leaves keys out always, even where it saves nothing.
-    pub const ALWAYS: Self = Self {
-        min_sparse_rows: 1,
-        min_saved_pairs: 1,
-        block_sparse: BlockSparseUse::WhereCheaper,
-    };
+    pub const ALWAYS: Self =
+        Self { min_sparse_rows: 1, min_saved_pairs: 1, block_sparse: BlockSparseUse::WhereCheaper };
 }
 
 /// How the rows of a request in a step are computed.
@@ -108,11 +102,8 @@ impl TriangleThresholds {
         let Some(prompt_len) = prompt_len else {
             return dense(WhyDense::PromptUnknown);
         };
-        let triangle_rows = TriangleRows {
-            first_row: first_row as u64,
-            rows: rows as u64,
-            prompt_len: prompt_len as u64,
-        };
+        let triangle_rows =
+            TriangleRows { first_row: first_row as u64, rows: rows as u64, prompt_len: prompt_len as u64 };
         let prompt_len = triangle_rows.prompt_len;
         let Some(first) = sizes.first_sparse_row(prompt_len) else {
             return dense(WhyDense::NothingLeftOut);
@@ -126,17 +117,12 @@ impl TriangleThresholds {
             return dense(WhyDense::NothingLeftOut);
         }
         let rows = sparse.end.saturating_sub(sparse.start);
-        let saved_pairs = sizes
-            .geometry(TrianglePart::Middle, triangle_rows)
-            .visible();
+        let saved_pairs = sizes.geometry(TrianglePart::Middle, triangle_rows).visible();
         if rows < self.min_sparse_rows || saved_pairs < self.min_saved_pairs {
             let pairs = saved_pairs;
             return dense(WhyDense::BelowThresholds { rows, pairs });
         }
-        TriangleChoice::Sparse {
-            rows: sparse,
-            saved_pairs,
-        }
+        TriangleChoice::Sparse { rows: sparse, saved_pairs }
     }
 }
 
@@ -181,11 +167,7 @@ pub(crate) fn row_spans(
                 return;
             }
             let keys = 0..position(rows.end);
-            let piece = Piece {
-                request,
-                rows,
-                keys,
-            };
+            let piece = Piece { request, rows, keys };
             match spans.last_mut() {
                 Some(RowSpan::Causal(pieces)) => pieces.push(piece),
                 _ => spans.push(RowSpan::Causal(vec![piece])),
@@ -197,18 +179,10 @@ pub(crate) fn row_spans(
         }
         let keys = position(sparse.start).saturating_sub(window)..position(sparse.end);
         let behind = sparse.end..all.end;
-        spans.push(RowSpan::Middle(Piece {
-            request,
-            rows: sparse,
-            keys,
-        }));
+        spans.push(RowSpan::Middle(Piece { request, rows: sparse, keys }));
         if !behind.is_empty() {
             let keys = 0..position(behind.end);
-            spans.push(RowSpan::Causal(vec![Piece {
-                request,
-                rows: behind,
-                keys,
-            }]));
+            spans.push(RowSpan::Causal(vec![Piece { request, rows: behind, keys }]));
         }
     }
     spans
@@ -221,8 +195,7 @@ mod tests {
     #[test]
     fn rows_of_several_requests_form_spans() {
         let sizes = TriangleMix::new(2, 3, 4);
-        let choose =
-            |first, rows, prompt| TriangleThresholds::ALWAYS.choose(sizes, (first, rows), prompt);
+        let choose = |first, rows, prompt| TriangleThresholds::ALWAYS.choose(sizes, (first, rows), prompt);
         // A decode, a whole prompt of 20 tokens, a chunk from the middle of a prompt of 40, a decode.
         let requests = [
             (0..1, 9, choose(9, 1, Some(5))),
@@ -230,11 +203,7 @@ mod tests {
             (21..31, 15, choose(15, 10, Some(40))),
             (31..32, 7, choose(7, 1, None)),
         ];
-        let piece = |request, rows, keys| Piece {
-            request,
-            rows,
-            keys,
-        };
+        let piece = |request, rows, keys| Piece { request, rows, keys };
         assert_eq!(
             row_spans(requests, 3),
             [
@@ -250,11 +219,7 @@ mod tests {
     #[test]
     fn what_is_dense_says_why() {
         let sizes = TriangleMix::new(2, 3, 4);
-        let thresholds = TriangleThresholds {
-            min_sparse_rows: 5,
-            min_saved_pairs: 20,
-            ..TriangleThresholds::ALWAYS
-        };
+        let thresholds = TriangleThresholds { min_sparse_rows: 5, min_saved_pairs: 20, ..TriangleThresholds::ALWAYS };
         let choose = |first, rows, prompt| match thresholds.choose(sizes, (first, rows), prompt) {
             TriangleChoice::Dense(why) => Some(why.to_string()),
             TriangleChoice::Sparse { .. } => None,
@@ -264,19 +229,10 @@ mod tests {
         assert_eq!(choose(0, 50, None), said("a prompt of unknown length"));
         assert_eq!(choose(0, 10, Some(10)), said("rows that leave nothing out"));
         assert_eq!(choose(46, 4, Some(50)), said("rows that leave nothing out"));
-        assert_eq!(
-            choose(0, 14, Some(14)),
-            said("4 rows that leave 10 keys out, too few")
-        );
-        assert_eq!(
-            choose(0, 15, Some(15)),
-            said("5 rows that leave 15 keys out, too few")
-        );
+        assert_eq!(choose(0, 14, Some(14)), said("4 rows that leave 10 keys out, too few"));
+        assert_eq!(choose(0, 15, Some(15)), said("5 rows that leave 15 keys out, too few"));
         assert_eq!(choose(0, 16, Some(16)), None);
         assert_eq!(choose(0, 0, Some(16)), said("a single row"));
-        assert_eq!(
-            choose(usize::MAX, usize::MAX, Some(usize::MAX)),
-            said("rows that leave nothing out")
-        );
+        assert_eq!(choose(usize::MAX, usize::MAX, Some(usize::MAX)), said("rows that leave nothing out"));
     }
 }

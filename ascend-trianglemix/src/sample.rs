@@ -55,11 +55,7 @@ pub enum SampleMeasure<'a, R> {
 }
 
 /// Refuses sizes of 0, and query heads that do not share the others evenly.
-pub(crate) fn check_sizes(
-    sizes: &[(&'static str, usize)],
-    heads: usize,
-    kv_heads: usize,
-) -> Result<()> {
+pub(crate) fn check_sizes(sizes: &[(&'static str, usize)], heads: usize, kv_heads: usize) -> Result<()> {
     for &(name, given) in sizes {
         if given == 0 {
             return Err(Error::invalid(name, given, "at least 1").fix("leave empty samples out"));
@@ -76,9 +72,7 @@ pub(crate) fn check_sizes(
 fn vector<R>(vectors: &[R], heads: usize, dim: usize, row: usize, head: usize) -> &[R] {
     let first = row.saturating_mul(heads).saturating_add(head);
     let first = first.saturating_mul(dim);
-    vectors
-        .get(first..first.saturating_add(dim))
-        .unwrap_or_default()
+    vectors.get(first..first.saturating_add(dim)).unwrap_or_default()
 }
 
 impl<R: SampleReal> LayerSample<'_, R> {
@@ -139,8 +133,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
         if let SampleMeasure::AttentionMass = measure {
             count *= self.tokens as f64;
         }
-        all.over(count)
-            .finite("divide the output gradient, or take f64")
+        all.over(count).finite("divide the output gradient, or take f64")
     }
 
     fn check(&self, measure: SampleMeasure<'_, R>) -> Result<()> {
@@ -157,9 +150,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
                 .fix("give one over the root of the head dimension"));
         }
         let gradient = match measure {
-            SampleMeasure::WeightGradient(gradient) | SampleMeasure::ScoreGradient(gradient) => {
-                Some(gradient)
-            }
+            SampleMeasure::WeightGradient(gradient) | SampleMeasure::ScoreGradient(gradient) => Some(gradient),
             SampleMeasure::AttentionMass => None,
         };
         let slices = [
@@ -184,7 +175,8 @@ impl<R: SampleReal> LayerSample<'_, R> {
                     name,
                     format_args!("an element at {at} that is not finite"),
                     "finite numbers",
-                ).fix("leave the sample out, or find the layer that overflows by `Tensor::range_report`"));
+                )
+                .fix("leave the sample out, or find the layer that overflows by `Tensor::range_report`"));
             }
         }
         Ok(())
@@ -221,9 +213,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
                 let keys = keys_of(first);
                 tile.fill(Values::Scores, &rows, &keys, scores);
                 if let SampleMeasure::ScoreGradient(gradient_rows) = measure {
-                    tile.fill(Values::Gradients, &rows, &keys, |row, key| {
-                        gradients(gradient_rows, row, key)
-                    });
+                    tile.fill(Values::Gradients, &rows, &keys, |row, key| gradients(gradient_rows, row, key));
                 }
                 for (softmax, (scores, gradients)) in softmax.iter_mut().zip(tile.rows()) {
                     softmax.add(scores, gradients);
@@ -236,23 +226,16 @@ impl<R: SampleReal> LayerSample<'_, R> {
             if let SampleMeasure::AttentionMass | SampleMeasure::ScoreGradient(_) = measure {
                 tile.fill(Values::Scores, &rows, &keys, scores);
             }
-            if let SampleMeasure::WeightGradient(gradient_rows)
-            | SampleMeasure::ScoreGradient(gradient_rows) = measure
+            if let SampleMeasure::WeightGradient(gradient_rows) | SampleMeasure::ScoreGradient(gradient_rows) = measure
             {
-                tile.fill(Values::Gradients, &rows, &keys, |row, key| {
-                    gradients(gradient_rows, row, key)
-                });
+                tile.fill(Values::Gradients, &rows, &keys, |row, key| gradients(gradient_rows, row, key));
             }
-            for ((row, softmax), (scores, gradients)) in
-                rows.clone().zip(&softmax).zip(tile.rows_mut())
-            {
+            for ((row, softmax), (scores, gradients)) in rows.clone().zip(&softmax).zip(tile.rows_mut()) {
                 // Replaces the score of each cell by the value that is summed up.
                 for (cell, gradient) in scores.iter_mut().zip(gradients) {
                     *cell = match measure {
                         SampleMeasure::WeightGradient(_) => gradient.abs(),
-                        SampleMeasure::ScoreGradient(_) => {
-                            (softmax.weight(*cell) * (*gradient - softmax.mean())).abs()
-                        }
+                        SampleMeasure::ScoreGradient(_) => (softmax.weight(*cell) * (*gradient - softmax.mean())).abs(),
                         SampleMeasure::AttentionMass => softmax.weight(*cell),
                     };
                 }
@@ -312,11 +295,7 @@ mod tests {
                     let near = (i - j) as u64 <= sizes.sliding_window_size;
                     let streaming = near || (j as u64) < sizes.num_sink_tokens;
                     let last = i as u64 + sizes.num_last_tokens >= n as u64;
-                    let values = [
-                        d_weight(j).abs(),
-                        (weight(j) * (d_weight(j) - mean)).abs(),
-                        weight(j) / n as f64,
-                    ];
+                    let values = [d_weight(j).abs(), (weight(j) * (d_weight(j) - mean)).abs(), weight(j) / n as f64];
                     for (sums, value) in sums.iter_mut().zip(values) {
                         match (streaming, last) {
                             (true, _) => sums.streaming += value / sample.heads as f64,
@@ -331,26 +310,14 @@ mod tests {
     }
 
     fn close(got: PartSums, want: PartSums, within: f64) -> bool {
-        let pairs = [
-            (got.streaming, want.streaming),
-            (got.last, want.last),
-            (got.middle, want.middle),
-        ];
+        let pairs = [(got.streaming, want.streaming), (got.last, want.last), (got.middle, want.middle)];
         let mut pairs = pairs.into_iter();
         pairs.all(|(got, want)| (got - want).abs() <= within * (1.0 + want.abs()))
     }
 
-    fn three<R: SampleReal>(
-        sample: &LayerSample<'_, R>,
-        sizes: TriangleMix,
-        gradient: &[R],
-    ) -> [PartSums; 3] {
-        [
-            SampleMeasure::WeightGradient(gradient),
-            SampleMeasure::ScoreGradient(gradient),
-            SampleMeasure::AttentionMass,
-        ]
-        .map(|measure| sample.parts(sizes, measure).unwrap())
+    fn three<R: SampleReal>(sample: &LayerSample<'_, R>, sizes: TriangleMix, gradient: &[R]) -> [PartSums; 3] {
+        [SampleMeasure::WeightGradient(gradient), SampleMeasure::ScoreGradient(gradient), SampleMeasure::AttentionMass]
+            .map(|measure| sample.parts(sizes, measure).unwrap())
     }
 
     proptest! {
@@ -405,83 +372,23 @@ mod tests {
             let error = sample.parts(sizes, measure).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
-        refused(
-            LayerSample {
-                tokens: 0,
-                ..sample
-            },
-            mass,
-            "tokens",
-        );
-        refused(
-            LayerSample {
-                tokens: 4,
-                ..sample
-            },
-            mass,
-            "[4, 2, 4]",
-        );
-        refused(
-            LayerSample {
-                kv_heads: 3,
-                ..sample
-            },
-            mass,
-            "kv_heads",
-        );
-        refused(
-            LayerSample {
-                dim: usize::MAX,
-                ..sample
-            },
-            mass,
-            "query",
-        );
-        refused(
-            LayerSample {
-                scale: f64::NAN,
-                ..sample
-            },
-            mass,
-            "scale",
-        );
+        refused(LayerSample { tokens: 0, ..sample }, mass, "tokens");
+        refused(LayerSample { tokens: 4, ..sample }, mass, "[4, 2, 4]");
+        refused(LayerSample { kv_heads: 3, ..sample }, mass, "kv_heads");
+        refused(LayerSample { dim: usize::MAX, ..sample }, mass, "query");
+        refused(LayerSample { scale: f64::NAN, ..sample }, mass, "scale");
         refused(sample, SampleMeasure::WeightGradient(&data), "[3, 2, 2]");
         let mut key = [0.5f32; 12];
         key[7] = f32::NAN;
-        refused(
-            LayerSample {
-                key: &key,
-                ..sample
-            },
-            mass,
-            "at 7",
-        );
+        refused(LayerSample { key: &key, ..sample }, mass, "at 7");
         let large = [f32::MAX; 24];
         let (query, key) = (&large[..], &large[..12]);
-        refused(
-            LayerSample {
-                query,
-                key,
-                ..sample
-            },
-            mass,
-            "divide",
-        );
+        refused(LayerSample { query, key, ..sample }, mass, "divide");
     }
 
     /// Two tokens of one head of 8 elements, with a scale that makes large products small.
     fn two_tokens<'a, R>(query: &'a [R], key: &'a [R], value: &'a [R]) -> LayerSample<'a, R> {
-        LayerSample {
-            tokens: 2,
-            heads: 1,
-            kv_heads: 1,
-            dim: 8,
-            value_dim: 8,
-            scale: 1e-37,
-            query,
-            key,
-            value,
-        }
+        LayerSample { tokens: 2, heads: 1, kv_heads: 1, dim: 8, value_dim: 8, scale: 1e-37, query, key, value }
     }
 
     #[test]
@@ -492,10 +399,7 @@ mod tests {
         let sample = two_tokens(&query, &key, &value);
         let sizes = TriangleMix::new(0, 0, 0);
         let sizes_of = |measure| sample.parts(sizes, measure);
-        for measure in [
-            SampleMeasure::AttentionMass,
-            SampleMeasure::ScoreGradient(&value),
-        ] {
+        for measure in [SampleMeasure::AttentionMass, SampleMeasure::ScoreGradient(&value)] {
             let error = sizes_of(measure).unwrap_err().to_string();
             assert!(error.contains("finite"), "{error}");
         }

@@ -2,18 +2,13 @@
 //!
 //! [`LayerSample::parts`](crate::LayerSample::parts) computes the same on the host, from the same two inputs.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "tiles lie in tensors that exist"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "tiles lie in tensors that exist")]
 
 use std::ops::Range;
 
 use ascend_attention::matmul::{BatchMatMul, BatchMatMulPlan};
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{
-    DType, DeviceBuffer, Error, HostBuffer, Number, Result, Stream, Tensor, Transfer,
-};
+use ascend_attention::{DType, DeviceBuffer, Error, HostBuffer, Number, Result, Stream, Tensor, Transfer};
 
 use crate::probe::{ProbeMeasure, TriangleProbe};
 use crate::sample::{PartSums, Parts, check_sizes};
@@ -75,30 +70,17 @@ impl<T: Number> WeightGradientSample<T> {
     /// heads that are no multiple of the others.
     pub fn new(output_gradient: &Tensor<T>, value: &Tensor<T>) -> Result<Self> {
         let &[tokens, heads, value_dim] = output_gradient.shape() else {
-            return Err(Error::invalid(
-                "output_gradient",
-                output_gradient.desc(),
-                "[tokens, heads, value_dim]",
-            )
-            .fix("reshape the gradient to packed rows"));
+            return Err(Error::invalid("output_gradient", output_gradient.desc(), "[tokens, heads, value_dim]")
+                .fix("reshape the gradient to packed rows"));
         };
         let kv_heads = match value.shape() {
             &[of_value, kv_heads, dim] if (of_value, dim) == (tokens, value_dim) => kv_heads,
             _ => {
-                return Err(Error::invalid(
-                    "value",
-                    value.desc(),
-                    format_args!("[{tokens}, kv_heads, {value_dim}]"),
-                )
-                .fix("reshape the values to packed rows"));
+                return Err(Error::invalid("value", value.desc(), format_args!("[{tokens}, kv_heads, {value_dim}]"))
+                    .fix("reshape the values to packed rows"));
             }
         };
-        let sizes = [
-            ("tokens", tokens),
-            ("heads", heads),
-            ("kv_heads", kv_heads),
-            ("value_dim", value_dim),
-        ];
+        let sizes = [("tokens", tokens), ("heads", heads), ("kv_heads", kv_heads), ("value_dim", value_dim)];
         check_sizes(&sizes, heads, kv_heads)?;
         Ok(Self {
             output_gradient: output_gradient.clone(),
@@ -130,8 +112,7 @@ impl<T: Number> WeightGradientSample<T> {
     /// [`Device::alloc`](ascend_attention::Device::alloc) and [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
-        self.output_gradient
-            .check_device("output_gradient", device)?;
+        self.output_gradient.check_device("output_gradient", device)?;
         self.value.check_device("value", device)?;
         let tiles = Tiles::of(self, BYTES / 2 / size_of::<T>());
         let parts = Parts::new(sizes, self.tokens);
@@ -186,13 +167,9 @@ impl<T: Number> WeightGradientSample<T> {
         host: HostBuffer<T>,
     ) -> Result<QueuedProduct<'p, T>> {
         let gradient = self.output_gradient.narrow(0, product.rows.clone())?;
-        let gradient = gradient
-            .narrow(1, product.heads.clone())?
-            .permute([1, 0, 2])?;
+        let gradient = gradient.narrow(1, product.heads.clone())?.permute([1, 0, 2])?;
         let value = self.value.narrow(0, product.keys.clone())?;
-        let value = value
-            .narrow(1, product.kv_heads.clone())?
-            .permute([1, 2, 0])?;
+        let value = value.narrow(1, product.kv_heads.clone())?.permute([1, 2, 0])?;
         let shape = [product.heads.len(), product.rows.len(), product.keys.len()];
         let known = plans.iter().position(|planned| planned.shape == shape);
         let at = match known {
@@ -207,11 +184,7 @@ impl<T: Number> WeightGradientSample<T> {
         let ProductPlan { plan, .. } = &plans[at];
         plan.launch_into(stream, (&gradient, &value), &mut out)?;
         let whole = Tensor::from_buffer(&buffer, [host.len()])?;
-        Ok(QueuedProduct {
-            product,
-            transfer: whole.download_async(stream, host)?,
-            buffer,
-        })
+        Ok(QueuedProduct { product, transfer: whole.download_async(stream, host)?, buffer })
     }
 }
 
@@ -246,9 +219,7 @@ impl<T: Number> QueuedProduct<'_, T> {
         sums: &mut PartSums,
     ) -> Result<(DeviceBuffer<T>, HostBuffer<T>)> {
         let host = self.transfer.wait()?;
-        let Product {
-            heads, rows, keys, ..
-        } = self.product;
+        let Product { heads, rows, keys, .. } = self.product;
         let each_row = heads.clone().flat_map(|_| rows.clone());
         for (row, products) in each_row.zip(host.chunks(keys.len())) {
             cells.clear();
@@ -283,32 +254,17 @@ impl Tiles {
         let cells = (elements / heads.max(1)).max(1);
         let keys = sample.tokens.min(KEYS).min(cells);
         let rows = (cells / keys.max(1)).clamp(1, ROWS).min(sample.tokens);
-        Self {
-            tokens: sample.tokens,
-            heads,
-            kv_heads,
-            groups,
-            rows,
-            keys,
-        }
+        Self { tokens: sample.tokens, heads, kv_heads, groups, rows, keys }
     }
 
     /// Elements of the largest product.
     fn elements(&self) -> usize {
-        self.heads
-            .saturating_mul(self.rows)
-            .saturating_mul(self.keys)
+        self.heads.saturating_mul(self.rows).saturating_mul(self.keys)
     }
 
     /// Every product that has a cell on the diagonal or below.
     fn products(self) -> impl Iterator<Item = Product> {
-        let Self {
-            tokens,
-            heads,
-            kv_heads,
-            groups,
-            ..
-        } = self;
+        let Self { tokens, heads, kv_heads, groups, .. } = self;
         let cut = move |count: usize, step: usize| {
             let firsts = (0..count).step_by(step.max(1));
             firsts.map(move |first| first..first.saturating_add(step).min(tokens))
@@ -332,14 +288,7 @@ mod tests {
 
     #[test]
     fn products_cover_the_triangle_once_and_stay_small() {
-        let tiles = Tiles {
-            tokens: 11,
-            heads: 2,
-            kv_heads: 1,
-            groups: 3,
-            rows: 4,
-            keys: 3,
-        };
+        let tiles = Tiles { tokens: 11, heads: 2, kv_heads: 1, groups: 3, rows: 4, keys: 3 };
         let mut seen = [[[0u8; 11]; 11]; 6];
         for product in tiles.products() {
             assert!(product.rows.len() <= 4 && product.keys.len() <= 3);

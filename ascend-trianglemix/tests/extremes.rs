@@ -9,14 +9,13 @@ use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Error, Result, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
 };
 use ascend_testing::draw::Draw;
 use ascend_testing::limits::{Call, Limited, device, stream, try_all};
 use ascend_trianglemix::{
-    BlockSparseUse, TriangleForecast, TriangleLayers, TriangleMasks, TriangleMixBackend,
-    TrianglePrefill, TriangleProbe, TriangleThresholds,
+    BlockSparseUse, TriangleForecast, TriangleLayers, TriangleMasks, TriangleMixBackend, TrianglePrefill,
+    TriangleProbe, TriangleThresholds,
 };
 
 #[global_allocator]
@@ -47,11 +46,7 @@ const CALLS: &[Call] = &[
         let layers = TriangleLayers::first(2).unwrap();
         let rows = (draw.u64(), draw.u64());
         let prompt = Some(draw.u64());
-        ask_device(
-            device
-                .masks()
-                .triangle_layer(sizes, &layers, draw.usize(), rows, prompt),
-        );
+        ask_device(device.masks().triangle_layer(sizes, &layers, draw.usize(), rows, prompt));
     }),
     ("TriangleLayers", |draw| {
         ask_device(TriangleLayers::first(draw.usize()));
@@ -80,11 +75,7 @@ const CALLS: &[Call] = &[
         };
         let any = draw.usize();
         let first_row = draw.of(&[0, 1, 2, any]);
-        let of = |rows: usize| {
-            stream
-                .upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64])
-                .unwrap()
-        };
+        let of = |rows: usize| stream.upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64]).unwrap();
         let (query, key) = (of(3), of(3 + first_row % 3));
         let prompt = draw.bool().then(|| draw.usize());
         let _ = prefill.plan(&stream, (first_row, prompt), (&query, &key, &key));
@@ -100,8 +91,7 @@ const CALLS: &[Call] = &[
         let sparse = TriangleLayers::first(2).unwrap();
         let any = draw.usize();
         let tokens = draw.of(&[any, 100, 1000]);
-        if let Ok(forecast) = TriangleForecast::new(&prefill, tokens, (draw.usize(), sparse), block)
-        {
+        if let Ok(forecast) = TriangleForecast::new(&prefill, tokens, (draw.usize(), sparse), block) {
             let _ = (forecast.share(), forecast.block_share());
             let _ = (forecast.model_pairs(), forecast.dense_flops());
             let _ = forecast.model(draw.f64(), draw.f64());
@@ -121,9 +111,9 @@ const CALLS: &[Call] = &[
         let backends = Backends::none().with(triangle.clone()).with(FusedAttention);
         let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
         let numbers = draw.few(|draw| [draw.usize(), draw.usize(), draw.usize()]);
-        let requests = numbers.iter().map(|[cached, new, prompt]| {
-            BatchRequest::in_row(&[0, 1, 2, 3], *cached, *new).prompt_len(*prompt)
-        });
+        let requests = numbers
+            .iter()
+            .map(|[cached, new, prompt]| BatchRequest::in_row(&[0, 1, 2, 3], *cached, *new).prompt_len(*prompt));
         let requests: Vec<_> = requests.collect();
         let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
             return;
@@ -157,10 +147,7 @@ fn layers_beyond_any_model_are_refused() {
     assert!(TriangleLayers::explicit(0..usize::MAX).is_err());
     assert!(TriangleLayers::explicit([usize::MAX]).is_err());
     let endless = TriangleLayers::explicit(std::iter::repeat(3)).unwrap_err();
-    assert!(
-        matches!(&endless, Error::Violation(violation) if violation.rule.id == "argument.value"),
-        "{endless}"
-    );
+    assert!(matches!(&endless, Error::Violation(violation) if violation.rule.id == "argument.value"), "{endless}");
     assert!(TriangleProbe::new(usize::MAX, TriangleMix::PROBE).is_err());
     let most = TriangleLayers::MAX_LAYERS;
     assert_eq!(TriangleLayers::first(most).unwrap().indices().len(), most);

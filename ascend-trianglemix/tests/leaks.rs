@@ -16,33 +16,23 @@ fn steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         sizes: TriangleMix::new(4, 16, 8),
         thresholds: TriangleThresholds::ALWAYS,
     };
-    schedule(
-        stream,
-        pools,
-        Backends::none().with(triangle).with(FusedAttention),
-    )
+    schedule(stream, pools, Backends::none().with(triangle).with(FusedAttention))
 }
 
 fn prefills(stream: &Stream, _: &mut Pools) -> Result<()> {
-    let prefill = TrianglePrefill {
-        shape: shape(),
-        sizes: TriangleMix::new(4, 16, 8),
-        thresholds: TriangleThresholds::ALWAYS,
-    };
+    let prefill =
+        TrianglePrefill { shape: shape(), sizes: TriangleMix::new(4, 16, 8), thresholds: TriangleThresholds::ALWAYS };
     let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [90, 1, DIM])?;
     let plan = prefill.plan(stream, (0, Some(90)), (&query, &key, &key))?;
     assert!(!plan.is_dense());
-    plan.launch(stream, (&query, &key, &key))?
-        .download(stream)?;
+    plan.launch(stream, (&query, &key, &key))?.download(stream)?;
     Ok(())
 }
 
 #[test]
 fn nothing_is_left_whatever_fails() {
-    if harness::not_on_npu(
-        "failures are injected into, and leaks counted by, the emulation of this process",
-    ) {
+    if harness::not_on_npu("failures are injected into, and leaks counted by, the emulation of this process") {
         return;
     }
     nothing_is_left(&[(steps, true), (prefills, true)]);

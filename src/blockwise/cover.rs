@@ -69,10 +69,7 @@ pub(super) struct RowPages {
 impl RowPages {
     /// A row that no part is asked for, but whose softmax must be a number.
     fn unread() -> Self {
-        Self {
-            pages: vec![0],
-            runs: std::iter::once(0..1).collect(),
-        }
+        Self { pages: vec![0], runs: std::iter::once(0..1).collect() }
     }
 
     /// Adds keys, which are counted from the first page on and come in order.
@@ -119,20 +116,14 @@ impl BlockCover {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no mask, for one without rows or keys, for more than
     /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for partial blocks among fewer than [`SIDE`] keys in all.
     pub fn new<V: Visibility>(masks: &[V]) -> Result<Self> {
-        let maps: Vec<_> = masks
-            .iter()
-            .map(|mask| BlockMap::new(mask, SIDE_BLOCK))
-            .collect();
+        let maps: Vec<_> = masks.iter().map(|mask| BlockMap::new(mask, SIDE_BLOCK)).collect();
         let ends = packed(masks)?;
         let total_keys = ends.last().map_or(0, |end| end[1]);
         let mut cover = Self {
             sequences: Vec::with_capacity(masks.len()),
             blocks: FullBlocks::new(&maps)?,
             rows: Vec::new(),
-            full: maps
-                .iter()
-                .map(|map| map.counts().full)
-                .fold(0, u128::saturating_add),
+            full: maps.iter().map(|map| map.counts().full).fold(0, u128::saturating_add),
             row_pairs: 0,
         };
         // Every row of the call is written: the merge leaves out those that are not asked for.
@@ -142,10 +133,7 @@ impl BlockCover {
             let (rows, keys) = (start[0]..end[0], start[1]..end[1]);
             start = end;
             let calls = cover.add_rows(mask, map, (rows.clone(), keys.clone()), total_keys)?;
-            let pages = calls
-                .iter()
-                .flat_map(|call| &call.pages)
-                .map(|row| row.pages.len() as u128);
+            let pages = calls.iter().flat_map(|call| &call.pages).map(|row| row.pages.len() as u128);
             let pairs = pages.sum::<u128>().saturating_mul(SIDE as u128);
             cover.row_pairs = cover.row_pairs.saturating_add(pairs);
             cover.sequences.push(CoveredSequence { rows, keys, calls });
@@ -178,8 +166,7 @@ impl BlockCover {
                 let [mut pages, mut last] = [RowPages::default(), RowPages::default()];
                 mask.each_run(row as u64, &mut |run| {
                     for partial in &partial {
-                        let run = partial.start.max(run.start as usize)
-                            ..partial.end.min(run.end as usize);
+                        let run = partial.start.max(run.start as usize)..partial.end.min(run.end as usize);
                         pages.add(run.start..run.end.min(whole));
                         let behind = run.start.max(whole)..run.end;
                         if !behind.is_empty() {
@@ -227,8 +214,7 @@ impl BlockCover {
     /// Number of calls that a launch queues: of blocks, of rows, and merges and copies of their results.
     pub fn calls(&self) -> usize {
         let rows = self.sequences.iter().map(|sequence| sequence.calls.len());
-        rows.fold(1usize, usize::saturating_add)
-            .saturating_add(self.rows.len())
+        rows.fold(1usize, usize::saturating_add).saturating_add(self.rows.len())
     }
 }
 
@@ -256,26 +242,18 @@ impl PartRows {
     }
 
     /// The calls for these rows of a sequence whose rows begin at `start`.
-    fn calls(
-        self,
-        part: usize,
-        start: usize,
-        keys: Range<usize>,
-    ) -> impl Iterator<Item = RowsCover> {
+    fn calls(self, part: usize, start: usize, keys: Range<usize>) -> impl Iterator<Item = RowsCover> {
         /// Most rows of a call: as many sequences as the operator takes.
         const ROWS: usize = 1 << 16;
         let first = start + self.first;
         let chunks: Vec<Vec<RowPages>> = self.pages.chunks(ROWS).map(<[_]>::to_vec).collect();
         let starts = (first..).step_by(ROWS);
-        chunks
-            .into_iter()
-            .zip(starts)
-            .map(move |(pages, start)| RowsCover {
-                part,
-                rows: start..start + pages.len(),
-                keys: keys.clone(),
-                pages,
-            })
+        chunks.into_iter().zip(starts).map(move |(pages, start)| RowsCover {
+            part,
+            rows: start..start + pages.len(),
+            keys: keys.clone(),
+            pages,
+        })
     }
 }
 
@@ -283,12 +261,8 @@ impl PartRows {
 fn packed<V: Visibility>(masks: &[V]) -> Result<Vec<[usize; 2]>> {
     let most = BlockCover::MAX_TOKENS;
     let refused = |given: std::fmt::Arguments<'_>| {
-        Error::invalid(
-            "masks",
-            given,
-            format_args!("1 to {most} rows and keys in all, of each 1 or more"),
-        )
-        .fix("cover fewer sequences at a time, and leave those without rows or keys out")
+        Error::invalid("masks", given, format_args!("1 to {most} rows and keys in all, of each 1 or more"))
+            .fix("cover fewer sequences at a time, and leave those without rows or keys out")
     };
     let mut ends = Vec::with_capacity(masks.len());
     let mut end = [0usize; 2];
@@ -296,16 +270,10 @@ fn packed<V: Visibility>(masks: &[V]) -> Result<Vec<[usize; 2]>> {
         let lengths = [mask.q_len(), mask.kv_len()];
         let [rows, keys] = lengths;
         for (end, length) in end.iter_mut().zip(lengths) {
-            let longer = usize::try_from(length)
-                .ok()
-                .and_then(|length| end.checked_add(length));
+            let longer = usize::try_from(length).ok().and_then(|length| end.checked_add(length));
             *end = longer
                 .filter(|longer| length > 0 && *longer <= most)
-                .ok_or_else(|| {
-                    refused(format_args!(
-                        "{rows} rows and {keys} keys of sequence {index}"
-                    ))
-                })?;
+                .ok_or_else(|| refused(format_args!("{rows} rows and {keys} keys of sequence {index}")))?;
         }
         ends.push(end);
     }

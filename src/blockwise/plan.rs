@@ -7,12 +7,8 @@ use crate::error::{Error, Result};
 use crate::mask::{HostMask, Mask, MaskForm};
 use crate::memory::Element;
 use crate::merge::{MergeState, Part, RowMergePlan};
-use crate::ops::block_sparse_attention::{
-    BlockMask, BlockSparseAttention, BlockSparseOutput, BlockSparsePlan,
-};
-use crate::ops::fused_infer_attention_score::{
-    BlockTable, FusedInferAttention, Inputs, Output, Plan,
-};
+use crate::ops::block_sparse_attention::{BlockMask, BlockSparseAttention, BlockSparseOutput, BlockSparsePlan};
+use crate::ops::fused_infer_attention_score::{BlockTable, FusedInferAttention, Inputs, Output, Plan};
 use crate::runtime::{Device, Stream};
 use crate::tensor::Tensor;
 
@@ -51,11 +47,7 @@ pub struct BlockwisePlan {
 impl BlockwiseAttention {
     /// Attention of so many query heads over so many key heads, with this factor of the scores.
     pub fn new(heads: usize, kv_heads: usize, scale: f64) -> Self {
-        Self {
-            heads,
-            kv_heads,
-            scale,
-        }
+        Self { heads, kv_heads, scale }
     }
 
     /// Checks the calls for query `[T1, N1, D]`, key and value `[T2, N2, D]` and prepares them. Nothing is launched,
@@ -73,9 +65,8 @@ impl BlockwiseAttention {
         let [query, key, value] = tensors;
         let length = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
         let sequences = cover.sequences.iter();
-        let (queries, keys): (Vec<i64>, Vec<i64>) = sequences
-            .map(|sequence| (length(sequence.rows.len()), length(sequence.keys.len())))
-            .unzip();
+        let (queries, keys): (Vec<i64>, Vec<i64>) =
+            sequences.map(|sequence| (length(sequence.rows.len()), length(sequence.keys.len()))).unzip();
         let mask = cover.blocks.upload(stream, self.heads)?;
         let blocks = BlockSparseAttention::new(Layout::Tnd, self.scale)
             .block_shape(SIDE, SIDE)
@@ -89,16 +80,10 @@ impl BlockwiseAttention {
         let parts = last.unwrap_or(BLOCKS) + 1;
         let outputs = (0..parts).map(|_| output(stream.device(), query.shape(), self.heads));
         let outputs: Vec<Output<T>> = outputs.collect::<Result<_>>()?;
-        let merge = MergeState::new(Layout::Tnd)
-            .rows(&cover.rows)
-            .plan(&parts_of(&outputs)?)?;
+        let merge = MergeState::new(Layout::Tnd).rows(&cover.rows).plan(&parts_of(&outputs)?)?;
         let bytes = query.len().saturating_mul(size_of::<T>());
-        let lse = outputs
-            .iter()
-            .filter_map(|output| output.softmax_lse.as_ref());
-        let lse = lse
-            .map(|lse| lse.len().saturating_mul(size_of::<f32>()))
-            .max();
+        let lse = outputs.iter().filter_map(|output| output.softmax_lse.as_ref());
+        let lse = lse.map(|lse| lse.len().saturating_mul(size_of::<f32>())).max();
         let lse = lse.unwrap_or(0);
         let part = bytes.saturating_add(lse);
         Ok(BlockwisePlan {
@@ -114,12 +99,7 @@ impl BlockwiseAttention {
     }
 
     /// Prepares the call over some rows.
-    fn rows_call<T: Element>(
-        &self,
-        stream: &Stream,
-        rows: &RowsCover,
-        tensors: [&Tensor<T>; 3],
-    ) -> Result<RowsCall> {
+    fn rows_call<T: Element>(&self, stream: &Stream, rows: &RowsCover, tensors: [&Tensor<T>; 3]) -> Result<RowsCall> {
         let pages: Vec<&[usize]> = rows.pages.iter().map(|row| &row.pages[..]).collect();
         let columns = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
         let mask = HostMask::stack(&rows.pages, 1, columns * SIDE, MaskForm::INT8)?;
@@ -135,37 +115,23 @@ impl BlockwiseAttention {
             .softmax_lse(true)
             .actual_seq_lengths_kv(lengths)
             .plan(Inputs::new(&query, &key, &value).paged(&table))?;
-        Ok(RowsCall {
-            rows: rows.clone(),
-            plan,
-            table,
-        })
+        Ok(RowsCall { rows: rows.clone(), plan, table })
     }
 }
 
 /// The rows as sequences, and the pages of their keys and values.
-fn rows_of<T: Element>(
-    rows: &RowsCover,
-    [query, key, value]: [&Tensor<T>; 3],
-) -> Result<[Tensor<T>; 3]> {
+fn rows_of<T: Element>(rows: &RowsCover, [query, key, value]: [&Tensor<T>; 3]) -> Result<[Tensor<T>; 3]> {
     let cut = |tensor: &Tensor<T>, range: &std::ops::Range<usize>, rows: usize| {
         let row: usize = tensor.shape().iter().skip(1).product();
         let shape = [range.len() / rows, rows, row];
         tensor.narrow(0, range.clone())?.reshape(shape)
     };
-    Ok([
-        cut(query, &rows.rows, 1)?,
-        cut(key, &rows.keys, SIDE)?,
-        cut(value, &rows.keys, SIDE)?,
-    ])
+    Ok([cut(query, &rows.rows, 1)?, cut(key, &rows.keys, SIDE)?, cut(value, &rows.keys, SIDE)?])
 }
 
 /// New memory for a part: attention with the shape of the query, and log-sum-exps.
 fn output<T: Element>(device: &Device, query: &[usize], heads: usize) -> Result<Output<T>> {
-    Ok(Output {
-        attention: Tensor::empty(device, query)?,
-        softmax_lse: Some(softmax_lse(device, query, heads)?),
-    })
+    Ok(Output { attention: Tensor::empty(device, query)?, softmax_lse: Some(softmax_lse(device, query, heads)?) })
 }
 
 /// New memory for the log-sum-exps of a query.
@@ -180,12 +146,7 @@ fn parts_of<T: Element>(outputs: &[Output<T>]) -> Result<Vec<Part<'_, T>>> {
 
 impl RowsCall {
     /// Queues the call, which writes its rows of a part.
-    fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        tensors: [&Tensor<T>; 3],
-        part: &Output<T>,
-    ) -> Result<()> {
+    fn launch<T: Element>(&self, stream: &Stream, tensors: [&Tensor<T>; 3], part: &Output<T>) -> Result<()> {
         let [query, key, value] = rows_of(&self.rows, tensors)?;
         let rows = self.rows.rows.clone();
         let attention = part.attention.narrow(0, rows.clone())?;
@@ -221,9 +182,7 @@ impl BlockwisePlan {
     pub fn kept_bytes(&self) -> usize {
         let tables = self.calls.iter().map(|call| {
             let entries = call.table.sequences().saturating_mul(call.table.columns());
-            entries
-                .saturating_mul(size_of::<i32>())
-                .saturating_add(call.plan.mask_bytes())
+            entries.saturating_mul(size_of::<i32>()).saturating_add(call.plan.mask_bytes())
         });
         tables.fold(self.mask.tensor_bytes(), usize::saturating_add)
     }
@@ -233,11 +192,7 @@ impl BlockwisePlan {
     ///
     /// # Errors
     /// As for [`BlockwisePlan::launch_into`].
-    pub fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        tensors: [&Tensor<T>; 3],
-    ) -> Result<Tensor<T>> {
+    pub fn launch<T: Element>(&self, stream: &Stream, tensors: [&Tensor<T>; 3]) -> Result<Tensor<T>> {
         let mut out = Tensor::empty(stream.device(), &self.planned[0])?;
         self.launch_into(stream, tensors, &mut out)?;
         Ok(out)
@@ -271,10 +226,7 @@ impl BlockwisePlan {
         let parts = (0..self.parts).map(|_| output(device, query.shape(), self.heads));
         let mut parts: Vec<Output<T>> = parts.collect::<Result<_>>()?;
         if let Some(part) = parts.get_mut(BLOCKS) {
-            let mut output = BlockSparseOutput {
-                out: part.attention.clone(),
-                softmax_lse: part.softmax_lse.clone(),
-            };
+            let mut output = BlockSparseOutput { out: part.attention.clone(), softmax_lse: part.softmax_lse.clone() };
             let inputs = (query, key, value, &self.mask);
             self.blocks.launch_into(stream, inputs, &mut output)?;
         }
@@ -283,11 +235,8 @@ impl BlockwisePlan {
                 call.launch(stream, tensors, part)?;
             }
         }
-        let mut merged = Output {
-            attention: out.clone(),
-            softmax_lse: Some(softmax_lse(device, query.shape(), self.heads)?),
-        };
-        self.merge
-            .launch_into(stream, &parts_of(&parts)?, &mut merged)
+        let mut merged =
+            Output { attention: out.clone(), softmax_lse: Some(softmax_lse(device, query.shape(), self.heads)?) };
+        self.merge.launch_into(stream, &parts_of(&parts)?, &mut merged)
     }
 }

@@ -49,37 +49,22 @@ impl Comparison {
         rms_tolerance: Option<f64>,
     ) -> Self {
         let (mut errors, mut wants) = (0.0, 0.0);
-        let mut comparison = Self {
-            output,
-            compared: 0,
-            unspecified: 0,
-            outside: 0,
-            rms: 0.0,
-            rms_tolerance,
-            worst: None,
-        };
+        let mut comparison =
+            Self { output, compared: 0, unspecified: 0, outside: 0, rms: 0.0, rms_tolerance, worst: None };
         for (index, (&got, &want)) in got.iter().zip(want).enumerate() {
             if want.is_nan() {
                 comparison.unspecified += 1;
                 continue;
             }
             comparison.compared += 1;
-            let deviation = Deviation {
-                index,
-                got,
-                want,
-                error: distance(got, want),
-                tolerance: tolerance.at(f64::from(want)),
-            };
+            let deviation =
+                Deviation { index, got, want, error: distance(got, want), tolerance: tolerance.at(f64::from(want)) };
             if want.is_finite() {
                 errors += deviation.error * deviation.error;
                 wants += f64::from(want) * f64::from(want);
             }
             comparison.outside += usize::from(deviation.is_outside());
-            if comparison
-                .worst
-                .is_none_or(|worst| deviation.is_worse_than(&worst))
-            {
+            if comparison.worst.is_none_or(|worst| deviation.is_worse_than(&worst)) {
                 comparison.worst = Some(deviation);
             }
         }
@@ -121,10 +106,7 @@ fn distance(got: f32, want: f32) -> f64 {
 mod tests {
     use super::*;
 
-    const TOLERANCE: Tolerance = Tolerance {
-        atol: 0.25,
-        rtol: 0.5,
-    };
+    const TOLERANCE: Tolerance = Tolerance { atol: 0.25, rtol: 0.5 };
 
     fn compare(got: &[f32], want: &[f32]) -> Comparison {
         Comparison::new("attention_out", got, want, TOLERANCE, None)

@@ -60,10 +60,7 @@ impl<A> Tensors<A::Parameter> for LaunchTensors<'_, A>
 where
     A: ArgumentList<Tensor = AnyTensor>,
 {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument<A::Parameter>, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument<A::Parameter>, &'t AnyTensor) -> Result<()>) -> Result<()> {
         for outputs in [true, false] {
             for (argument, tensor) in self.0.each_tensor() {
                 if argument.is_output() == outputs {

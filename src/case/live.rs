@@ -48,11 +48,7 @@ impl AttentionCase {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn record<'a, T: Element>(
-        stream: &Stream,
-        plan: &Plan,
-        inputs: impl Into<Inputs<'a, T>>,
-    ) -> Result<Self> {
+    pub fn record<'a, T: Element>(stream: &Stream, plan: &Plan, inputs: impl Into<Inputs<'a, T>>) -> Result<Self> {
         stream.synchronize()?;
         let live = plan.live(&inputs.into().tensors());
         let case = live.map_or_else(|| Err("a plan of parts".to_owned()), |live| live.case());
@@ -62,7 +58,8 @@ impl AttentionCase {
                 "case",
                 why,
                 "a call that a case file can hold: use `record_calls`, which keeps shapes and attributes of others",
-            ).fix("record shapes and attributes by `record_calls`")
+            )
+            .fix("record shapes and attributes by `record_calls`")
         })
     }
 
@@ -71,12 +68,7 @@ impl AttentionCase {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for outputs of an element type that cannot be compared, or
     /// with NaN; otherwise as for [`AnyTensor::download_bytes`](crate::AnyTensor::download_bytes).
-    pub fn expecting<T: Element>(
-        mut self,
-        stream: &Stream,
-        output: &Output<T>,
-        tolerance: Tolerance,
-    ) -> Result<Self> {
+    pub fn expecting<T: Element>(mut self, stream: &Stream, output: &Output<T>, tolerance: Tolerance) -> Result<Self> {
         let lse = output.softmax_lse.as_deref();
         let expected = |tensor: &crate::AnyTensor| {
             let bytes = tensor.download_bytes(stream)?;

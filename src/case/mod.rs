@@ -78,9 +78,9 @@ mod positions;
 mod run;
 
 pub use crate::case_file::{
-    AttentionCase, Case, CaseArguments, CaseError, CaseTensor, Expect, MaskSource, OperatorCall,
-    Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Recorder, Tolerance, read_file,
-    read_tensors, record_calls, tentatively, write_file,
+    AttentionCase, Case, CaseArguments, CaseError, CaseTensor, Expect, MaskSource, OperatorCall, Parameter,
+    ParameterCase, RECORD_VARIABLE, Recorded, Recorder, Tolerance, read_file, read_tensors, record_calls, tentatively,
+    write_file,
 };
 pub use compare::{Comparison, Deviation};
 pub use outcome::{Outcome, Verdict};

@@ -75,9 +75,7 @@ impl Expectation<'_> {
             if self.expect == Expect::Ok && recorded == Some(rule.id) {
                 return Verdict::Passed;
             }
-            return Verdict::Failed {
-                reason: refusal.to_string(),
-            };
+            return Verdict::Failed { reason: refusal.to_string() };
         }
         let found = rule.map(|rule| rule.id);
         if let Some(recorded) = recorded.filter(|&recorded| found != Some(recorded))
@@ -85,24 +83,16 @@ impl Expectation<'_> {
         {
             let found = found.unwrap_or("the operator itself");
             return Verdict::Failed {
-                reason: format!(
-                    "rejected by another rule than recorded ({found}, recorded {recorded}): {refusal}"
-                ),
+                reason: format!("rejected by another rule than recorded ({found}, recorded {recorded}): {refusal}"),
             };
         }
         match self.expect {
             Expect::Reject { status: None } => Verdict::Passed,
-            Expect::Reject {
-                status: Some(expected),
-            } if expected == status => Verdict::Passed,
-            Expect::Reject {
-                status: Some(expected),
-            } => Verdict::Failed {
-                reason: format!("refused with status {status} instead of {expected}: {refusal}"),
-            },
-            Expect::Ok => Verdict::Failed {
-                reason: refusal.to_string(),
-            },
+            Expect::Reject { status: Some(expected) } if expected == status => Verdict::Passed,
+            Expect::Reject { status: Some(expected) } => {
+                Verdict::Failed { reason: format!("refused with status {status} instead of {expected}: {refusal}") }
+            }
+            Expect::Ok => Verdict::Failed { reason: refusal.to_string() },
         }
     }
 
@@ -124,9 +114,8 @@ impl Expectation<'_> {
     /// Returns the failure of a case that expects a refusal of its call, which the operator takes; `None` for other
     /// cases.
     pub(super) fn taken(&self) -> Option<Verdict> {
-        (self.expect != Expect::Ok).then(|| Verdict::Failed {
-            reason: "the call should be refused, but the operator takes it".to_owned(),
-        })
+        (self.expect != Expect::Ok)
+            .then(|| Verdict::Failed { reason: "the call should be refused, but the operator takes it".to_owned() })
     }
 
     /// Returns the failure of a case that expects a rule or lint to stop its call, which ran; `None` for other cases.
@@ -152,11 +141,8 @@ impl Outcome {
     /// Compares the computed outputs with the expected ones, and sets the verdict.
     pub(super) fn judge(&mut self, expected: &[Expected<'_>]) {
         let mut reasons = Vec::new();
-        let mut positions = expected
-            .iter()
-            .filter(|expected| expected.want.dtype() == DType::Int32);
-        let pairs =
-            positions.find_map(|expected| Pairs::new(self.output(expected.output)?, expected.want));
+        let mut positions = expected.iter().filter(|expected| expected.want.dtype() == DType::Int32);
+        let pairs = positions.find_map(|expected| Pairs::new(self.output(expected.output)?, expected.want));
         for expected in expected {
             match compare(expected, self.output(expected.output), pairs.as_ref()) {
                 Ok(comparison) => {
@@ -171,9 +157,7 @@ impl Outcome {
             reasons.push("nothing was compared: no expected output specifies a number".to_owned());
         }
         if !reasons.is_empty() {
-            self.verdict = Verdict::Failed {
-                reason: reasons.join("; "),
-            };
+            self.verdict = Verdict::Failed { reason: reasons.join("; ") };
         } else if !expected.is_empty() {
             self.verdict = Verdict::Passed;
         }
@@ -182,9 +166,7 @@ impl Outcome {
     /// The computed tensor of an output.
     pub fn output(&self, name: &str) -> Option<&CaseTensor> {
         let mut outputs = self.outputs.iter();
-        outputs
-            .find(|(output, _)| *output == name)
-            .map(|(_, tensor)| tensor)
+        outputs.find(|(output, _)| *output == name).map(|(_, tensor)| tensor)
     }
 }
 
@@ -194,12 +176,8 @@ pub(super) fn poison(stream: &Stream, tensor: &AnyTensor, want: Option<&CaseTens
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut poison = Vec::new();
     if poison.try_reserve_exact(bytes).is_err() {
-        return Err(Error::invalid(
-            "outputs",
-            format_args!("{bytes} bytes"),
-            "what fits in the host's memory",
-        )
-        .fix("run the case on a host with more memory"));
+        return Err(Error::invalid("outputs", format_args!("{bytes} bytes"), "what fits in the host's memory")
+            .fix("run the case on a host with more memory"));
     }
     poison.resize(bytes, 0);
     fill(tensor.dtype(), want, &mut poison);
@@ -234,23 +212,12 @@ fn compare(
     got: Option<&CaseTensor>,
     pairs: Option<&Pairs>,
 ) -> std::result::Result<Comparison, String> {
-    let Expected {
-        output: name,
-        want,
-        tolerance,
-        rms_tolerance,
-    } = *expected;
+    let Expected { output: name, want, tolerance, rms_tolerance } = *expected;
     let Some(got) = got else {
-        return Err(format!(
-            "{name} is expected, but the call has no such output"
-        ));
+        return Err(format!("{name} is expected, but the call has no such output"));
     };
     if got.shape() != want.shape() {
-        return Err(format!(
-            "{name} has shape {:?}, but {:?} is expected",
-            got.shape(),
-            want.shape()
-        ));
+        return Err(format!("{name} has shape {:?}, but {:?} is expected", got.shape(), want.shape()));
     }
     if let (Some(positions), Some(want)) = (got.to_i64(), want.to_i64()) {
         let positions = match pairs {
@@ -258,13 +225,7 @@ fn compare(
             None => positions,
         };
         let (got, want) = numbers(&positions, &want);
-        return Ok(Comparison::new(
-            name,
-            &got,
-            &want,
-            Tolerance::default(),
-            None,
-        ));
+        return Ok(Comparison::new(name, &got, &want, Tolerance::default(), None));
     }
     let values = got.to_f32();
     let values = match pairs {
@@ -273,10 +234,7 @@ fn compare(
     };
     match (values, want.to_f32()) {
         (Some(got), Some(want)) => Ok(Comparison::new(name, &got, &want, tolerance, rms_tolerance)),
-        _ => Err(format!(
-            "{name} is {}, which cannot be compared",
-            got.dtype()
-        )),
+        _ => Err(format!("{name} is {}, which cannot be compared", got.dtype())),
     }
 }
 
@@ -314,10 +272,8 @@ pub(super) fn kept(
     if got.dtype() == DType::Int32 {
         return Ok(got.clone());
     }
-    let mut values = got.to_f32().ok_or_else(|| CaseError::Dtype {
-        tensor: "output".to_owned(),
-        dtype: got.dtype().to_string(),
-    })?;
+    let mut values =
+        got.to_f32().ok_or_else(|| CaseError::Dtype { tensor: "output".to_owned(), dtype: got.dtype().to_string() })?;
     let mut unspecified = 0;
     let before = before.filter(|before| before.shape() == got.shape());
     if let Some(before) = before.and_then(CaseTensor::to_f32) {
@@ -330,10 +286,7 @@ pub(super) fn kept(
     }
     let count = values.iter().filter(|value| value.is_nan()).count();
     if count > unspecified {
-        return Err(CaseError::NanOutput {
-            tensor: name,
-            count: count - unspecified,
-        });
+        return Err(CaseError::NanOutput { tensor: name, count: count - unspecified });
     }
     CaseTensor::from_f32(DType::Float, got.shape(), &values)
 }
@@ -344,24 +297,14 @@ mod tests {
 
     #[test]
     fn an_output_that_is_not_written_holds_no_expected_number() {
-        for dtype in [
-            DType::Float,
-            DType::Float16,
-            DType::Bf16,
-            DType::Float8E4M3Fn,
-            DType::HiFloat8,
-            DType::Int8,
-        ] {
+        for dtype in [DType::Float, DType::Float16, DType::Bf16, DType::Float8E4M3Fn, DType::HiFloat8, DType::Int8] {
             let numbers = [-1.0, 0.0, 127.0, -128.0, -4.58e-5];
             let want = CaseTensor::from_f32(DType::Float, &[5], &numbers).unwrap();
             let mut bytes = vec![0; 5 * dtype.bits() as usize / 8];
             fill(dtype, Some(&want), &mut bytes);
             let got = CaseTensor::new(dtype, &[5], bytes).unwrap();
             let got = got.to_f32().unwrap();
-            let tolerance = Tolerance {
-                atol: 1.0,
-                rtol: 0.5,
-            };
+            let tolerance = Tolerance { atol: 1.0, rtol: 0.5 };
             let found = Comparison::new("attention_out", &got, &numbers, tolerance, None);
             assert_eq!(found.outside, 5, "{dtype}: {got:?}");
         }

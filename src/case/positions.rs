@@ -19,11 +19,7 @@ pub(super) struct Pairs {
 impl Pairs {
     /// Pairs the elements of two tensors of INT32; `None` for other types, and for different shapes.
     pub(super) fn new(got: &CaseTensor, want: &CaseTensor) -> Option<Self> {
-        let columns = want
-            .shape()
-            .last()
-            .copied()
-            .filter(|&columns| columns > 0)?;
+        let columns = want.shape().last().copied().filter(|&columns| columns > 0)?;
         if got.shape() != want.shape() {
             return None;
         }
@@ -40,9 +36,7 @@ impl Pairs {
             let mut found = |position| computed.get_mut(position).and_then(Vec::pop);
             let found: Vec<_> = want[..expected].iter().map(&mut found).collect();
             let mut others = computed.into_values().flatten();
-            let found = found
-                .into_iter()
-                .filter_map(|place| place.or_else(|| others.next()));
+            let found = found.into_iter().filter_map(|place| place.or_else(|| others.next()));
             pairs.extend(found.chain(expected..columns).map(|place| first + place));
         }
         Some(Self { shape, pairs })
@@ -76,10 +70,7 @@ mod tests {
     use crate::DType;
 
     fn positions(rows: &[[i32; 4]]) -> CaseTensor {
-        let bytes = rows
-            .iter()
-            .flatten()
-            .flat_map(|position| position.to_le_bytes());
+        let bytes = rows.iter().flatten().flat_map(|position| position.to_le_bytes());
         CaseTensor::new(DType::Int32, &[rows.len(), 4], bytes.collect()).unwrap()
     }
 
@@ -91,8 +82,7 @@ mod tests {
             let got = pairs.arrange(got.shape(), got.to_i64().unwrap());
             let (got, want) = numbers(&got, &want.to_i64().unwrap());
             let rows = got.chunks(4).zip(want.chunks(4));
-            rows.map(|(got, want)| got.iter().zip(want).filter(|(a, b)| a != b).count())
-                .collect()
+            rows.map(|(got, want)| got.iter().zip(want).filter(|(a, b)| a != b).count()).collect()
         };
         let ordered = positions(&[[9, 5, 2, -1], [4, 3, 2, 1], [-1, -1, -1, -1]]);
         assert_eq!(differences(&ordered), [0, 0, 0]);
@@ -107,10 +97,7 @@ mod tests {
 
     #[test]
     fn large_positions_are_told_apart_and_some_are_not_specified() {
-        let (got, want) = numbers(
-            &[16_777_217, 16_777_217, 7],
-            &[16_777_216, 16_777_217, UNSPECIFIED],
-        );
+        let (got, want) = numbers(&[16_777_217, 16_777_217, 7], &[16_777_216, 16_777_217, UNSPECIFIED]);
         assert!(got[0] != want[0] && got[1] == want[1] && want[2].is_nan());
     }
 }

@@ -37,17 +37,10 @@ impl<A: CaseArguments + Clone> Case<A> {
         let target = stream.device().target()?;
         let described = self.describe_on(Some(target.soc));
         let version = self.version(&described, target);
-        let expectation = Expectation {
-            expect: self.expect,
-            rule: self.expect_rule.as_deref(),
-        };
+        let expectation = Expectation { expect: self.expect, rule: self.expect_rule.as_deref() };
         let phases = launches::phases(described.operator(), version)?;
         if let Some(operator) = described.operator().version(version) {
-            phases.required(
-                stream.context().runtime().api(),
-                operator,
-                "run the case on the emulation of one",
-            )?;
+            phases.required(stream.context().runtime().api(), operator, "run the case on the emulation of one")?;
         }
         let mut lints = Vec::new();
         let checked = self.check(&described, version, target, &mut |lint| lints.push(lint));
@@ -74,10 +67,7 @@ impl<A: CaseArguments + Clone> Case<A> {
         if let Err(refusal) = launches::launch(stream, &tensors, version) {
             let status = refusal_status(&refusal);
             let refused = expectation.outcome_of(refusal, status);
-            return refused.map(|refused| Outcome {
-                lints: outcome.lints,
-                ..refused
-            });
+            return refused.map(|refused| Outcome { lints: outcome.lints, ..refused });
         }
         stream.synchronize()?;
         outcome.launch_time = begin.elapsed();
@@ -113,8 +103,7 @@ impl<A: CaseArguments + Clone> Case<A> {
         case.expect = Expect::Ok;
         case.tolerance = Some(self.tolerance.unwrap_or_default());
         let written = outcome.outputs.iter().filter(|(_, got)| got.shape() != [0]);
-        let expected =
-            written.map(|(name, got)| Ok((*name, kept(name, got, self.expected(name))?)));
+        let expected = written.map(|(name, got)| Ok((*name, kept(name, got, self.expected(name))?)));
         case.expected = expected.collect::<std::result::Result<_, CaseError>>()?;
         if case.expected.is_empty() {
             return Err(CaseError::Contradiction("the case was not computed"));
@@ -125,37 +114,31 @@ impl<A: CaseArguments + Clone> Case<A> {
     /// Whether a lint keeps a case from being run: a file is data, which must not make the device access memory
     /// outside of its tensors, nor end the process. `roomy` means that the drop mask has memory for whole loads.
     fn stops(&self, lint: &Violation, roomy: bool) -> bool {
-        let expected =
-            self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.rule.id);
+        let expected = self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.rule.id);
         let overruns = lint.rule.overruns && !(roomy && lint.rule.id == DROP_MASK_SHORT);
         overruns || lint.rule.level == Level::HostCrash || expected
     }
 
     /// Returns the call's tensors on the device: inputs as in the file, outputs filled with values that they must not
     /// hold afterwards.
-    fn place_tensors(
-        &self,
-        stream: &Stream,
-        described: &AnyArguments<TensorDesc>,
-    ) -> Result<AnyArguments<AnyTensor>> {
+    fn place_tensors(&self, stream: &Stream, described: &AnyArguments<TensorDesc>) -> Result<AnyArguments<AnyTensor>> {
         let arguments = self.arguments.by_name();
-        described.try_map(|AnyArgument { parameter, index }, desc| {
-            match arguments.tensors(parameter.name).get(index) {
-                Some(tensor) if parameter.name == "drop_mask" => upload_roomy(stream, tensor),
-                Some(tensor) => upload(stream, tensor),
-                None if parameter.kind.is_output() => {
-                    let tensor = AnyTensor::empty(stream.context(), *desc)?;
-                    poison(stream, &tensor, self.expected(parameter.name))?;
-                    Ok(tensor)
-                }
-                None => {
-                    let device = stream.device();
-                    let Some((template, form)) = self.mask_on(device.soc().ok()) else {
-                        return Err(Error::invalid(parameter.name, desc, "a tensor of the file")
-                            .fix("add the tensor to the file"));
-                    };
-                    device.masks().template(template, form)
-                }
+        described.try_map(|AnyArgument { parameter, index }, desc| match arguments.tensors(parameter.name).get(index) {
+            Some(tensor) if parameter.name == "drop_mask" => upload_roomy(stream, tensor),
+            Some(tensor) => upload(stream, tensor),
+            None if parameter.kind.is_output() => {
+                let tensor = AnyTensor::empty(stream.context(), *desc)?;
+                poison(stream, &tensor, self.expected(parameter.name))?;
+                Ok(tensor)
+            }
+            None => {
+                let device = stream.device();
+                let Some((template, form)) = self.mask_on(device.soc().ok()) else {
+                    return Err(
+                        Error::invalid(parameter.name, desc, "a tensor of the file").fix("add the tensor to the file")
+                    );
+                };
+                device.masks().template(template, form)
             }
         })
     }

@@ -80,9 +80,7 @@ pub enum CaseError {
     #[error("unknown op {}; this crate knows {}", quoted(.0), operators())]
     UnknownOp(String),
     /// A case of another operator than FusedInferAttentionScore, where a case of that operator is read.
-    #[error(
-        "a case of {0}, where one of fused_infer_attention_score is needed: choose another file"
-    )]
+    #[error("a case of {0}, where one of fused_infer_attention_score is needed: choose another file")]
     OtherOp(&'static str),
     /// An argument that the version of the case does not have.
     #[error(
@@ -96,9 +94,7 @@ pub enum CaseError {
         version: u8,
     },
     /// A list that is both one tensor and several.
-    #[error(
-        "there are both `{0}` and `{0}.0`, `{0}.1`, ...: one tensor is `{0}`, a list has numbers"
-    )]
+    #[error("there are both `{0}` and `{0}.0`, `{0}.1`, ...: one tensor is `{0}`, a list has numbers")]
     MixedList(String),
     /// A metadata value that does not have the form that its key needs.
     #[error("metadata key `{key}` is {value:?}; it takes {expected}")]
@@ -146,9 +142,7 @@ pub enum CaseError {
         dtype: String,
     },
     /// Expected outputs are F32, whatever the operator's output is, and chosen positions I32.
-    #[error(
-        "expected output `{tensor}` is {dtype}; expected outputs are F32, chosen positions I32: convert it"
-    )]
+    #[error("expected output `{tensor}` is {dtype}; expected outputs are F32, chosen positions I32: convert it")]
     ExpectedDtype {
         /// The tensor.
         tensor: &'static str,
@@ -156,11 +150,7 @@ pub enum CaseError {
         dtype: String,
     },
     /// A shape that no tensor of CANN has, or that does not match the data.
-    #[error(
-        "tensor {} has {}; allowed: {allowed}",
-        quoted(tensor),
-        shortened(given)
-    )]
+    #[error("tensor {} has {}; allowed: {allowed}", quoted(tensor), shortened(given))]
     Shape {
         /// The tensor.
         tensor: String,
@@ -198,39 +188,27 @@ pub enum CaseError {
 
 impl CaseError {
     pub(super) fn malformed(key: &'static str, value: &str, expected: &'static str) -> Self {
-        Self::Malformed {
-            key,
-            value: shortened(value),
-            expected,
-        }
+        Self::Malformed { key, value: shortened(value), expected }
     }
 }
 
 /// The operators that cases may be of.
 fn operators() -> String {
     let names = DeclaredOperator::ALL.iter();
-    let names: Vec<_> = names
-        .map(|operator| format!("`{}`", operator.name()))
-        .collect();
+    let names: Vec<_> = names.map(|operator| format!("`{}`", operator.name())).collect();
     names.join(", ")
 }
 
 impl CaseError {
     /// An unknown key, where the keys of `known` can stand.
     pub(super) fn unknown_key(key: &str, known: impl Iterator<Item = &'static str>) -> Self {
-        Self::UnknownKey {
-            key: key.to_owned(),
-            meant: meant(key, known),
-        }
+        Self::UnknownKey { key: key.to_owned(), meant: meant(key, known) }
     }
 
     /// A tensor that the operator does not have.
     pub(super) fn unknown_tensor(name: &str, operator: DeclaredOperator) -> Self {
         let tensors = operator.parameters().filter(|known| known.kind.is_tensor());
-        Self::UnknownTensor {
-            name: name.to_owned(),
-            meant: meant(name, tensors.map(|known| known.name)),
-        }
+        Self::UnknownTensor { name: name.to_owned(), meant: meant(name, tensors.map(|known| known.name)) }
     }
 }
 

@@ -45,11 +45,7 @@ impl Case {
                     .map_err(|_| CaseError::unknown_tensor(&name, operator))?,
             }
         }
-        case.expected.sort_by_key(|(name, _)| {
-            operator
-                .parameters()
-                .position(|parameter| parameter.name == *name)
-        });
+        case.expected.sort_by_key(|(name, _)| operator.parameters().position(|parameter| parameter.name == *name));
         let kind = metadata::value(&header.metadata, "atten_mask_kind");
         if kind.is_none() && !case.arguments.tensors("atten_mask").is_empty() {
             case.mask = MaskSource::Tensor;
@@ -115,11 +111,7 @@ impl<A: CaseArguments> Case<A> {
         for (name, tensor) in &self.expected {
             let parameter = operator.parameter_named(name);
             let has_both = parameter.is_some_and(|parameter| is_input(operator, parameter));
-            let name = if has_both {
-                format!("{name}_out")
-            } else {
-                (*name).to_owned()
-            };
+            let name = if has_both { format!("{name}_out") } else { (*name).to_owned() };
             named.push((name, tensor));
         }
         stored::writable(&named)?;

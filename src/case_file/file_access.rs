@@ -15,34 +15,24 @@ use super::CaseError;
 /// [`CaseError::NotAFile`], [`CaseError::TooLarge`]; [`CaseError::Io`] for what the system refuses.
 pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError> {
     let path = path.as_ref();
-    let trouble = |source| CaseError::Io {
-        path: path.to_owned(),
-        source,
-    };
+    let trouble = |source| CaseError::Io { path: path.to_owned(), source };
     let found = fs::metadata(path).map_err(trouble)?;
     if !found.is_file() {
         return Err(CaseError::NotAFile(path.to_owned()));
     }
-    let too_large = || CaseError::TooLarge {
-        path: path.to_owned(),
-        most,
-    };
+    let too_large = || CaseError::TooLarge { path: path.to_owned(), most };
     let len = usize::try_from(found.len()).map_err(|_| too_large())?;
     if found.len() > most {
         return Err(too_large());
     }
     let mut content = Vec::new();
-    content
-        .try_reserve_exact(len)
-        .map_err(|_| trouble(io::ErrorKind::OutOfMemory.into()))?;
+    content.try_reserve_exact(len).map_err(|_| trouble(io::ErrorKind::OutOfMemory.into()))?;
     // Files may grow meanwhile, and those of /proc report a length of 0.
     let file = open(path).map_err(trouble)?;
     if !file.metadata().map_err(trouble)?.is_file() {
         return Err(CaseError::NotAFile(path.to_owned()));
     }
-    file.take(most.saturating_add(1))
-        .read_to_end(&mut content)
-        .map_err(trouble)?;
+    file.take(most.saturating_add(1)).read_to_end(&mut content).map_err(trouble)?;
     match content.len() as u64 > most {
         true => Err(too_large()),
         false => Ok(content),
@@ -53,10 +43,7 @@ pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
-    #[cfg(all(
-        target_os = "linux",
-        any(target_arch = "x86_64", target_arch = "aarch64")
-    ))]
+    #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         use std::os::unix::fs::OpenOptionsExt as _;
 
@@ -75,10 +62,7 @@ fn open(path: &Path) -> io::Result<File> {
 /// [`CaseError::Io`].
 pub fn write_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<(), CaseError> {
     let path = path.as_ref();
-    replace(path, bytes).map_err(|source| CaseError::Io {
-        path: path.to_owned(),
-        source,
-    })
+    replace(path, bytes).map_err(|source| CaseError::Io { path: path.to_owned(), source })
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -91,9 +75,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         ));
     }
     let (temporary, mut file) = beside(path)?;
-    let written = file
-        .write_all(bytes)
-        .and_then(|()| fs::rename(&temporary, path));
+    let written = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // A file that was written only in part is removed.
         let _ = fs::remove_file(&temporary);
@@ -103,10 +85,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Writes a file under a temporary name and links it to `path`. Returns `false` if there is a file of that name
 /// already.
-pub(super) fn write_new(
-    path: &Path,
-    write: impl FnOnce(&mut File) -> io::Result<()>,
-) -> io::Result<bool> {
+pub(super) fn write_new(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<bool> {
     let (temporary, mut file) = beside(path)?;
     let named = write(&mut file).and_then(|()| match fs::hard_link(&temporary, path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => take_name(&temporary, path),
@@ -139,10 +118,7 @@ fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     loop {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_file_name(format!(".ascend-{}-{number}.tmp", process::id()));
-        let made = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary);
+        let made = OpenOptions::new().write(true).create_new(true).open(&temporary);
         match made {
             Ok(file) => return Ok((temporary, file)),
             // An earlier process of the same id left the file.
@@ -158,9 +134,7 @@ mod tests {
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
-        let mut names: Vec<_> = entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }

@@ -30,25 +30,18 @@ impl Header {
     /// Reads and checks the header of a file.
     pub(super) fn read(file: &[u8]) -> Result<Self, CaseError> {
         let broken = |text: &str| CaseError::NotSafetensors(text.to_owned());
-        let (prefix, rest) = file.split_first_chunk::<PREFIX>().ok_or_else(|| {
+        let (prefix, rest) = file
+            .split_first_chunk::<PREFIX>()
+            .ok_or_else(|| broken(&format!("{} bytes, where its first 8 say how long the header is", file.len())))?;
+        let length = u64::from_le_bytes(*prefix);
+        let header = usize::try_from(length).ok().and_then(|length| rest.get(..length)).ok_or_else(|| {
             broken(&format!(
-                "{} bytes, where its first 8 say how long the header is",
-                file.len()
+                "its first 8 bytes say that the header has {length} bytes, but only {} follow: the file is of \
+                     another kind, or was cut off",
+                rest.len()
             ))
         })?;
-        let length = u64::from_le_bytes(*prefix);
-        let header = usize::try_from(length)
-            .ok()
-            .and_then(|length| rest.get(..length))
-            .ok_or_else(|| {
-                broken(&format!(
-                    "its first 8 bytes say that the header has {length} bytes, but only {} follow: the file is of \
-                     another kind, or was cut off",
-                    rest.len()
-                ))
-            })?;
-        let entries: Entries =
-            serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
+        let entries: Entries = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
         let Entries { metadata, tensors } = entries;
         if let Some(name) = tensors.repeated.or(metadata.repeated) {
             return Err(CaseError::Duplicate(name));
@@ -56,19 +49,14 @@ impl Header {
         let mut sorted = tensors.entries.clone();
         sorted.sort_by_key(|(_, info)| info.data_offsets);
         let end = sorted.last().map_or(0, |(_, info)| info.data_offsets.1);
-        Metadata::new(None, sorted)
-            .map_err(|error| CaseError::NotSafetensors(error.to_string()))?;
+        Metadata::new(None, sorted).map_err(|error| CaseError::NotSafetensors(error.to_string()))?;
         if end != rest.len() - header.len() {
             return Err(broken(&format!(
                 "{} bytes of data, where the header describes {end}: the file was cut off, or something was added",
                 rest.len() - header.len()
             )));
         }
-        Ok(Self {
-            metadata: metadata.entries,
-            tensors: tensors.entries,
-            data: PREFIX + header.len(),
-        })
+        Ok(Self { metadata: metadata.entries, tensors: tensors.entries, data: PREFIX + header.len() })
     }
 
     /// The bytes of a tensor of `file`, the file that this header was read from.
@@ -89,19 +77,12 @@ pub(super) fn write(
     // Widest elements first keeps each tensor aligned.
     let mut order: Vec<_> = tensors.iter().collect();
     order.sort_by_key(|(_, (dtype, ..))| std::cmp::Reverse(*dtype));
-    let mut header = format!(
-        "{{\"{METADATA}\":{}",
-        serde_json::to_string(metadata).map_err(json)?
-    );
+    let mut header = format!("{{\"{METADATA}\":{}", serde_json::to_string(metadata).map_err(json)?);
     let mut end = 0usize;
     for (name, (dtype, shape, bytes)) in &order {
         let start = end;
         end = end.saturating_add(bytes.len());
-        let info = TensorInfo {
-            dtype: *dtype,
-            shape: shape.to_vec(),
-            data_offsets: (start, end),
-        };
+        let info = TensorInfo { dtype: *dtype, shape: shape.to_vec(), data_offsets: (start, end) };
         header.push(',');
         header += &serde_json::to_string(name).map_err(json)?;
         header.push(':');
@@ -135,10 +116,7 @@ struct Ordered<V> {
 
 impl<V> Default for Ordered<V> {
     fn default() -> Self {
-        Self {
-            entries: Vec::new(),
-            repeated: None,
-        }
+        Self { entries: Vec::new(), repeated: None }
     }
 }
 
@@ -198,10 +176,7 @@ impl<'de> Deserialize<'de> for Entries {
                         return Err(A::Error::duplicate_field(METADATA));
                     }
                 }
-                Ok(Entries {
-                    metadata: metadata.unwrap_or_default(),
-                    tensors,
-                })
+                Ok(Entries { metadata: metadata.unwrap_or_default(), tensors })
             }
         }
         deserializer.deserialize_map(Object)

@@ -22,14 +22,12 @@ pub(super) fn described(desc: &TensorDesc) -> Value {
 
 /// Reads a tensor's shape, dtype and, if they are given, strides.
 pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
-    let wrong = || {
-        CaseError::Shape {
+    let wrong = || CaseError::Shape {
         tensor: name.to_owned(),
         given: shortened(&value.to_string()),
         allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer \
                   an axis"
             .to_owned(),
-    }
     };
     let object = value.as_object().ok_or_else(wrong)?;
     let known = |key: &String| matches!(key.as_str(), "shape" | "dtype" | "strides");
@@ -43,10 +41,8 @@ pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
     let shape = object.get("shape").and_then(integers).ok_or_else(wrong)?;
     let dtype = object.get("dtype").and_then(Value::as_str);
     let dtype = dtype.ok_or_else(wrong)?;
-    let dtype = DType::from_name(dtype).ok_or_else(|| CaseError::Dtype {
-        tensor: name.to_owned(),
-        dtype: dtype.to_owned(),
-    })?;
+    let dtype =
+        DType::from_name(dtype).ok_or_else(|| CaseError::Dtype { tensor: name.to_owned(), dtype: dtype.to_owned() })?;
     let mut desc = TensorDesc::packed(dtype, shape);
     if let Some(strides) = object.get("strides") {
         let strides = integers(strides).filter(|strides| strides.rank() == shape.rank());
@@ -79,9 +75,7 @@ impl<'de> Visitor<'de> for Names {
         while let Some((name, UniqueNames)) = map.next_entry::<String, UniqueNames>()? {
             if let Some(twice) = names.replace(name) {
                 let twice = shortened(&twice);
-                return Err(A::Error::custom(format_args!(
-                    "the name {twice:?} stands twice in one object"
-                )));
+                return Err(A::Error::custom(format_args!("the name {twice:?} stands twice in one object")));
             }
         }
         Ok(UniqueNames)

@@ -42,9 +42,7 @@ const KEYS: &[Key] = &[
         name: "atten_mask_kind",
         read: |case, key, text| {
             let kind = MASK_KINDS.iter().find(|(_, name)| *name == text);
-            let (kind, _) = kind.ok_or_else(|| {
-                CaseError::malformed(key, text, "`none`, `tensor` or `compressed`")
-            })?;
+            let (kind, _) = kind.ok_or_else(|| CaseError::malformed(key, text, "`none`, `tensor` or `compressed`"))?;
             case.mask = *kind;
             Ok(())
         },
@@ -69,8 +67,7 @@ const KEYS: &[Key] = &[
         name: "expect_status",
         read: |case, key, text| {
             let code = i32::try_from(integer(key, text)?);
-            let code =
-                code.map_err(|_| CaseError::malformed(key, text, "an integer of 32 bits"))?;
+            let code = code.map_err(|_| CaseError::malformed(key, text, "an integer of 32 bits"))?;
             match &mut case.expect {
                 Expect::Reject { status } => *status = Some(code),
                 Expect::Ok => {
@@ -108,18 +105,12 @@ const KEYS: &[Key] = &[
     Key {
         name: "softmax_atol",
         read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).atol),
-        write: |case| {
-            case.softmax_tolerance
-                .map(|tolerance| shown(tolerance.atol))
-        },
+        write: |case| case.softmax_tolerance.map(|tolerance| shown(tolerance.atol)),
     },
     Key {
         name: "softmax_rtol",
         read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).rtol),
-        write: |case| {
-            case.softmax_tolerance
-                .map(|tolerance| shown(tolerance.rtol))
-        },
+        write: |case| case.softmax_tolerance.map(|tolerance| shown(tolerance.rtol)),
     },
     Key {
         name: "rms_rtol",
@@ -202,18 +193,14 @@ const KEYS: &[Key] = &[
     },
 ];
 
-const GROUP: CaseError =
-    CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
+const GROUP: CaseError = CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
 
 /// A truth value in files, and in some operators an integer.
 const LSE_FLAG: &str = "softmax_lse_flag";
 
 /// Mask kinds with their names in files.
-const MASK_KINDS: [(MaskSource, &str); 3] = [
-    (MaskSource::None, "none"),
-    (MaskSource::Tensor, "tensor"),
-    (MaskSource::Compressed, "compressed"),
-];
+const MASK_KINDS: [(MaskSource, &str); 3] =
+    [(MaskSource::None, "none"), (MaskSource::Tensor, "tensor"), (MaskSource::Compressed, "compressed")];
 
 /// Whether cases of an operator have a key.
 pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
@@ -223,9 +210,7 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
         "atten_mask_kind" => has("atten_mask"),
         "portable_since" | "rms_rtol" => inference,
         "out_dtype" => inference || operator == DeclaredOperator::PromptFlashAttention,
-        "softmax_atol" | "softmax_rtol" => {
-            has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention
-        }
+        "softmax_atol" | "softmax_rtol" => has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention,
         "group" | "group_role" => has("softmax_max"),
         _ => true,
     }
@@ -252,17 +237,11 @@ pub(super) fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&
 }
 
 /// Reads the metadata of a case of an operator. Also returns the element types of tensors that are stored as U8.
-pub(super) fn read(
-    metadata: &[(String, String)],
-    operator: DeclaredOperator,
-) -> Result<(Case, Stored), CaseError> {
+pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) -> Result<(Case, Stored), CaseError> {
     let mut case = Case::new("", AnyArguments::new(operator));
     let mut stored = Stored::default();
     for (key, value) in metadata {
-        let foreign = || CaseError::ForeignKey {
-            key: key.clone(),
-            op: operator.name(),
-        };
+        let foreign = || CaseError::ForeignKey { key: key.clone(), op: operator.name() };
         if let Some(parameter) = operator.parameter_named(key)
             && let Some(value) = read_value(parameter, value)?
         {
@@ -299,10 +278,7 @@ pub(super) fn read(
 }
 
 /// Writes the metadata of a case of an operator, without its arguments.
-pub(super) fn write(
-    case: &Case<()>,
-    operator: DeclaredOperator,
-) -> Result<BTreeMap<&'static str, String>, CaseError> {
+pub(super) fn write(case: &Case<()>, operator: DeclaredOperator) -> Result<BTreeMap<&'static str, String>, CaseError> {
     let mut entries = BTreeMap::from([
         ("format", FORMAT.to_owned()),
         ("version", VERSION.to_owned()),
@@ -364,10 +340,7 @@ fn shown(number: f64) -> String {
 }
 
 /// Reads the value that an entry gives to a parameter; `None` for a tensor parameter.
-pub(super) fn read_value(
-    parameter: &ParameterInfo,
-    text: &str,
-) -> Result<Option<OwnedValue>, CaseError> {
+pub(super) fn read_value(parameter: &ParameterInfo, text: &str) -> Result<Option<OwnedValue>, CaseError> {
     let name = parameter.name;
     let malformed = |allowed| CaseError::malformed(name, text, allowed);
     Ok(Some(match parameter.kind {
@@ -381,9 +354,7 @@ pub(super) fn read_value(
         Kind::Text | Kind::OptionalText => OwnedValue::Text(Some(text.to_owned())),
         Kind::Ints | Kind::IntList => {
             let list = serde_json::from_str(text);
-            OwnedValue::Ints(Some(
-                list.map_err(|_| malformed("a JSON list of integers"))?,
-            ))
+            OwnedValue::Ints(Some(list.map_err(|_| malformed("a JSON list of integers"))?))
         }
     }))
 }
@@ -417,9 +388,7 @@ pub(super) fn value_text<T>(
 }
 
 fn integer(key: &'static str, value: &str) -> Result<i64, CaseError> {
-    value
-        .parse()
-        .map_err(|_| CaseError::malformed(key, value, "a decimal integer of 64 bits"))
+    value.parse().map_err(|_| CaseError::malformed(key, value, "a decimal integer of 64 bits"))
 }
 
 fn number(key: &'static str, value: &str) -> Result<f64, CaseError> {

@@ -18,18 +18,14 @@ use std::mem;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_spec::operator::{Kind, ParameterInfo, Value};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, CheckedCall, FiaCall, Version};
-use ascend_spec::{
-    Cann, CompressedMask, DType, MaskDemand, Soc, SparseMode, Target, TensorDesc, Violation,
-};
+use ascend_spec::{Cann, CompressedMask, DType, MaskDemand, Soc, SparseMode, Target, TensorDesc, Violation};
 
 use crate::mask::MaskForm;
 
 pub use error::CaseError;
 pub use file_access::{read_file, write_file};
 pub use parameter_case::ParameterCase;
-pub(crate) use record::{
-    LiveCall, expected_output, failed, is_on, keeps_calls, launched, nans, refusal_status,
-};
+pub(crate) use record::{LiveCall, expected_output, failed, is_on, keeps_calls, launched, nans, refusal_status};
 pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls, tentatively};
 pub use stored::read_tensors;
 pub use tensor::CaseTensor;
@@ -90,10 +86,7 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
 pub type AttentionCase = Case<Arguments<CaseTensor>>;
 
 /// The arguments of a [`Case`]. Only this crate implements the trait.
-#[allow(
-    private_bounds,
-    reason = "sealed: nobody can implement what they cannot name"
-)]
+#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
 pub trait CaseArguments: Sealed {
     /// The arguments with descriptors for tensors.
     type Described;
@@ -257,9 +250,7 @@ impl<A> Case<A> {
     /// The expected tensor of an output.
     pub fn expected(&self, output: &str) -> Option<&CaseTensor> {
         let mut expected = self.expected.iter();
-        expected
-            .find(|(name, _)| *name == output)
-            .map(|(_, tensor)| tensor)
+        expected.find(|(name, _)| *name == output).map(|(_, tensor)| tensor)
     }
 
     /// How far an output may be from what is expected of it.
@@ -306,16 +297,10 @@ impl AttentionCase {
     ///
     /// # Errors
     /// The broken rule; [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for what this crate does not compute.
-    pub fn checked<'c>(
-        &self,
-        call: &'c FiaCall<'c>,
-        otherwise: Target,
-    ) -> Result<CheckedCall<'c>, Violation> {
+    pub fn checked<'c>(&self, call: &'c FiaCall<'c>, otherwise: Target) -> Result<CheckedCall<'c>, Violation> {
         let target = self.target(otherwise);
         let number = self.version(&self.describe_on(None), target);
-        let version = Version::ALL
-            .into_iter()
-            .find(|version| version.number() == number);
+        let version = Version::ALL.into_iter().find(|version| version.number() == number);
         call.check(version.unwrap_or(Version::V1), target)
     }
 }
@@ -323,10 +308,7 @@ impl AttentionCase {
 impl<A: CaseArguments> Case<A> {
     /// A case with these arguments.
     pub fn new(name: impl Into<String>, arguments: A) -> Self {
-        let plain: Case<()> = Case {
-            name: name.into(),
-            ..Case::default()
-        };
+        let plain: Case<()> = Case { name: name.into(), ..Case::default() };
         plain.with(arguments, Vec::new())
     }
 
@@ -379,9 +361,7 @@ impl<A: CaseArguments> Case<A> {
     /// The mask that the reader makes, if it makes one.
     pub(crate) fn template(&self) -> Option<CompressedMask> {
         let compressed = self.mask == MaskSource::Compressed;
-        compressed
-            .then(|| compressed_mask(&self.arguments.by_name()))
-            .flatten()
+        compressed.then(|| compressed_mask(&self.arguments.by_name())).flatten()
     }
 
     /// The mask that the reader makes, and its form on a product.
@@ -402,11 +382,8 @@ impl<A: CaseArguments> Case<A> {
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
         described.check(version, target, report)?;
-        if let (Some(since), AnyArguments::FusedInferAttentionScore(arguments)) =
-            (self.portable_since, described)
-            && let Some(version) = Version::ALL
-                .into_iter()
-                .find(|known| known.number() == version)
+        if let (Some(since), AnyArguments::FusedInferAttentionScore(arguments)) = (self.portable_since, described)
+            && let Some(version) = Version::ALL.into_iter().find(|known| known.number() == version)
         {
             (arguments.call()).each_difference(version, target, since, report);
         }
@@ -428,9 +405,7 @@ impl<A: CaseArguments> Case<A> {
         let arguments = self.arguments.by_name();
         described.check_contents(version, target, &|name| {
             let tensor = arguments.tensors(name).first();
-            tensor
-                .and_then(|tensor| tensor.to_i64())
-                .unwrap_or_default()
+            tensor.and_then(|tensor| tensor.to_i64()).unwrap_or_default()
         })
     }
 
@@ -438,9 +413,7 @@ impl<A: CaseArguments> Case<A> {
     pub(crate) fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));
         let arguments = self.arguments.by_name();
-        let (operator, is_missing) = (arguments.operator(), |name| {
-            arguments.tensors(name).is_empty()
-        });
+        let (operator, is_missing) = (arguments.operator(), |name| arguments.tensors(name).is_empty());
         self.named_target().released()?;
         match (self.mask, is_missing("atten_mask")) {
             (MaskSource::Tensor, true) => {
@@ -462,9 +435,7 @@ impl<A: CaseArguments> Case<A> {
         }
         let mut tensors = arguments.each_tensor();
         if tensors.any(|(argument, _)| !is_input(operator, argument.parameter)) {
-            return wrong(
-                "outputs are no arguments of a case: what they should be is expected of them",
-            );
+            return wrong("outputs are no arguments of a case: what they should be is expected of them");
         }
         if self.expect == Expect::Ok && operator.parameter_named("query").is_some() {
             let keys_are_values = operator == DeclaredOperator::SparseFlashAttention;
@@ -481,23 +452,15 @@ impl<A: CaseArguments> Case<A> {
         if let Some(version) = self.op_version
             && let Some(parameter) = self.describe_on(None).unread(version)
         {
-            return Err(CaseError::UnreadArgument {
-                argument: parameter.name,
-                version,
-            });
+            return Err(CaseError::UnreadArgument { argument: parameter.name, version });
         }
         for (name, expected) in &self.expected {
             if expected.dtype() != expected_dtype(name) {
-                return Err(CaseError::ExpectedDtype {
-                    tensor: name,
-                    dtype: expected.dtype().to_string(),
-                });
+                return Err(CaseError::ExpectedDtype { tensor: name, dtype: expected.dtype().to_string() });
             }
         }
         if !self.expected.is_empty() && self.tolerance.is_none() {
-            return wrong(
-                "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
-            );
+            return wrong("there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers");
         }
         let flag = arguments.value("softmax_lse_flag");
         let writes_lse = !matches!(flag, Some(Value::Flag(false) | Value::Int(0)));

@@ -58,20 +58,14 @@ impl ParameterCase {
     pub fn from_json(line: &str) -> Result<Self, CaseError> {
         let broken = |what: &dyn std::fmt::Display| {
             // The quoted part of the line may hold anything.
-            CaseError::NotJson(
-                what.to_string()
-                    .escape_debug()
-                    .to_string()
-                    .replace("\\\"", "\"")
-                    .replace("\\'", "'"),
-            )
+            CaseError::NotJson(what.to_string().escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"))
         };
         let _: UniqueNames = serde_json::from_str(line).map_err(|error| broken(&error))?;
-        let object: Map<String, Value> =
-            serde_json::from_str(line).map_err(|error| broken(&error))?;
+        let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| broken(&error))?;
         let operator = match object.get("op") {
-            Some(Value::String(name)) => DeclaredOperator::from_name(name)
-                .ok_or_else(|| CaseError::UnknownOp(name.clone()))?,
+            Some(Value::String(name)) => {
+                DeclaredOperator::from_name(name).ok_or_else(|| CaseError::UnknownOp(name.clone()))?
+            }
             _ => DeclaredOperator::FusedInferAttentionScore,
         };
         let mut case = ParameterCase::of(AnyArguments::new(operator));
@@ -209,10 +203,7 @@ impl ParameterCase {
                 _ => attributes.insert(name.to_owned(), value),
             };
         }
-        for parameter in operator
-            .parameters()
-            .filter(|parameter| parameter.kind.is_tensor())
-        {
+        for parameter in operator.parameters().filter(|parameter| parameter.kind.is_tensor()) {
             let side = match parameter.kind.is_output() {
                 true => &mut outputs,
                 false => &mut inputs,
@@ -260,9 +251,8 @@ impl ParameterCase {
             if let Some(version) = self.version {
                 object.insert("op_version".to_owned(), version.into());
             }
-            let shown = |&(release, status): &(Option<Cann>, i64)| {
-                Some((release?.name().to_owned(), Value::from(status)))
-            };
+            let shown =
+                |&(release, status): &(Option<Cann>, i64)| Some((release?.name().to_owned(), Value::from(status)));
             let releases: Map<String, Value> = self.statuses.iter().filter_map(shown).collect();
             match self.statuses.first() {
                 Some(&(None, status)) => {
@@ -290,14 +280,11 @@ impl ParameterCase {
         };
         let operator = self.arguments.operator();
         let unknown = || {
-            let values = operator
-                .parameters()
-                .filter(|known| !known.kind.is_tensor());
+            let values = operator.parameters().filter(|known| !known.kind.is_tensor());
             CaseError::unknown_key(name, values.map(|known| known.name))
         };
         let parameter = operator.parameter_named(name);
-        let value =
-            metadata::read_value(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
+        let value = metadata::read_value(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
         self.arguments.set_value(name, value).map_err(|_| unknown())
     }
 
@@ -329,36 +316,22 @@ impl ParameterCase {
 }
 
 /// Names whose values are ignored.
-const LABELS: [&str; 8] = [
-    "area",
-    "family",
-    "mutations",
-    "kernel",
-    "host_crash_x86",
-    "artefact_why",
-    "invalid_row_correction",
-    "run_as_bsh",
-];
+const LABELS: [&str; 8] =
+    ["area", "family", "mutations", "kernel", "host_crash_x86", "artefact_why", "invalid_row_correction", "run_as_bsh"];
 
 /// The names of a line, and what they take.
 const NAMES: [(&str, &str); 12] = [
     ("id", STRING),
     ("op", STRING),
     ("about", STRING),
-    (
-        "expect",
-        "`accept` or `reject`, or an object of them by release",
-    ),
+    ("expect", "`accept` or `reject`, or an object of them by release"),
     ("artefact", "`true` or `false`"),
     ("inputs", TENSORS),
     ("outputs", TENSORS),
     ("attrs", "an object of attributes by name"),
     ("release", "a CANN release"),
     ("soc", "a chip's name"),
-    (
-        "op_version",
-        "the number of one of the operator's versions, from 1 on",
-    ),
+    ("op_version", "the number of one of the operator's versions, from 1 on"),
     ("status", "a number, or an object of them by release"),
 ];
 const STRING: &str = "a string";
@@ -386,17 +359,11 @@ fn known(release: &str) -> Option<Cann> {
 
 /// Describes what is allowed where an operator takes one tensor and gets several or none.
 fn single(operator: DeclaredOperator) -> String {
-    let lists = operator
-        .parameters()
-        .filter(|parameter| parameter.kind == Kind::TensorList);
+    let lists = operator.parameters().filter(|parameter| parameter.kind == Kind::TensorList);
     let lists: Vec<_> = lists.map(|parameter| parameter.name).collect();
     match &*lists {
         [] => format!("one; {} takes no lists of tensors", operator.name()),
-        _ => format!(
-            "one; the lists of {} are {}",
-            operator.name(),
-            lists.join(" and ")
-        ),
+        _ => format!("one; the lists of {} are {}", operator.name(), lists.join(" and ")),
     }
 }
 
@@ -419,22 +386,12 @@ mod tests {
     #[test]
     fn a_line_becomes_a_call() {
         let case = ParameterCase::from_json(LINE).unwrap();
-        assert_eq!(
-            (case.id.as_str(), &case.accepted[..], case.artefact),
-            ("one", &[(None, true)][..], false)
-        );
-        let AnyArguments::FusedInferAttentionScore(arguments) = &case.arguments else {
-            panic!("{:?}", case.arguments)
-        };
+        assert_eq!((case.id.as_str(), &case.accepted[..], case.artefact), ("one", &[(None, true)][..], false));
+        let AnyArguments::FusedInferAttentionScore(arguments) = &case.arguments else { panic!("{:?}", case.arguments) };
         let call = arguments.call();
-        let checked = call
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        let checked = call.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
         let problem = checked.problem;
-        assert_eq!(
-            (problem.kv_len(0), problem.kv_heads, problem.scale),
-            (9, 2, 0.125)
-        );
+        assert_eq!((problem.kv_len(0), problem.kv_heads, problem.scale), (9, 2, 0.125));
     }
 
     #[test]
@@ -444,23 +401,17 @@ mod tests {
         let plain = read("", "").unwrap();
         assert_eq!(on(&plain, Soc::Ascend950, Cann::V9_1), Some(true));
 
-        let releases =
-            r#""soc": "Ascend910_9391", "expect": {"8.5.0": "reject", "9.1.0": "accept"}"#;
+        let releases = r#""soc": "Ascend910_9391", "expect": {"8.5.0": "reject", "9.1.0": "accept"}"#;
         let case = read(r#""expect": "accept""#, releases).unwrap();
         assert_eq!(on(&case, Soc::AtlasA3, Cann::V8_5), Some(false));
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(true));
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
         assert_eq!(on(&case, Soc::Ascend950, Cann::V9_1), None);
         let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
-        assert_eq!(
-            again,
-            ParameterCase {
-                about: again.about.clone(),
-                ..case
-            }
-        );
+        assert_eq!(again, ParameterCase { about: again.about.clone(), ..case });
 
-        let one = r#""release": "9.1.0", "op_version": 5, "status": 561002, "host_crash_x86": ["9.1.0"], "expect": "reject""#;
+        let one =
+            r#""release": "9.1.0", "op_version": 5, "status": 561002, "host_crash_x86": ["9.1.0"], "expect": "reject""#;
         let case = read(r#""expect": "accept""#, one).unwrap();
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_1), Some(false));
         assert_eq!(on(&case, Soc::AtlasA2, Cann::V9_0), None);
@@ -475,11 +426,7 @@ mod tests {
         let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
         assert_eq!(again.statuses, case.statuses);
 
-        for wrong in [
-            r#""op_version": 6"#,
-            r#""release": "9.7.0""#,
-            r#""soc": "Kunpeng""#,
-        ] {
+        for wrong in [r#""op_version": 6"#, r#""release": "9.7.0""#, r#""soc": "Kunpeng""#] {
             let error = read(r#""id""#, &format!(r#"{wrong}, "id""#)).unwrap_err();
             assert!(matches!(error, CaseError::NotJson(_)), "{error}");
         }
@@ -492,21 +439,14 @@ mod tests {
             "attrs": {"input_layout": "SBH", "input_softmax_layout": ""},
             "outputs": {"attn_out": {"shape": [5, 2, 64], "dtype": "float16"}}}"#;
         let case = ParameterCase::from_json(line).unwrap();
-        assert_eq!(
-            case.arguments.operator(),
-            DeclaredOperator::RingAttentionUpdate
-        );
+        assert_eq!(case.arguments.operator(), DeclaredOperator::RingAttentionUpdate);
         assert_eq!(case.arguments.tensors("attn_out").len(), 1);
         let layout = case.arguments.value("input_softmax_layout");
         assert_eq!(layout, Some(ArgumentValue::Text(Some(""))));
         let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
         assert_eq!(again, case);
         for (from, to, says) in [
-            (
-                "\"ring_attention_update\"",
-                "\"ring\"",
-                "unknown op \"ring\"",
-            ),
+            ("\"ring_attention_update\"", "\"ring\"", "unknown op \"ring\""),
             ("\"op_version\": 2", "\"op_version\": 3", "op_version"),
             ("\"attn_out\"", "\"attention_out\"", "attention_out"),
             ("\"input_layout\"", "\"num_heads\"", "num_heads"),

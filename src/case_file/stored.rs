@@ -45,18 +45,16 @@ impl Stored {
         let mut tensors = Vec::new();
         let mut lists: BTreeMap<&str, BTreeMap<Option<usize>, CaseTensor>> = BTreeMap::new();
         for (name, info) in &header.tensors {
-            let dtype = from_file(info.dtype).ok_or_else(|| CaseError::Dtype {
-                tensor: name.clone(),
-                dtype: format!("{:?}", info.dtype),
-            })?;
+            let dtype = from_file(info.dtype)
+                .ok_or_else(|| CaseError::Dtype { tensor: name.clone(), dtype: format!("{:?}", info.dtype) })?;
             let wrong = |allowed: &str| CaseError::Shape {
                 tensor: name.clone(),
                 given: format!("shape {:?}", info.shape),
                 allowed: allowed.to_owned(),
             };
             let bytes = header.bytes(file, info).to_vec();
-            let tensor = CaseTensor::new(dtype, &info.shape, bytes)
-                .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
+            let tensor =
+                CaseTensor::new(dtype, &info.shape, bytes).map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
             let tensor = match self.of(name) {
                 None => tensor,
                 Some(stored) if dtype == DType::UInt8 => tensor
@@ -77,10 +75,7 @@ impl Stored {
             }
         }
         if let Some((name, _)) = self.entries.iter().find(|(_, (_, there))| !there) {
-            return Err(CaseError::unknown_key(
-                &format!("{STORED}{name}"),
-                iter::empty(),
-            ));
+            return Err(CaseError::unknown_key(&format!("{STORED}{name}"), iter::empty()));
         }
         for (name, found) in lists {
             let members = members(name, found)?;
@@ -103,19 +98,13 @@ impl Stored {
 }
 
 /// Writes the content of a file of these entries and tensors.
-pub(super) fn write(
-    metadata: BTreeMap<&str, String>,
-    named: &[(String, &CaseTensor)],
-) -> Result<Vec<u8>, CaseError> {
+pub(super) fn write(metadata: BTreeMap<&str, String>, named: &[(String, &CaseTensor)]) -> Result<Vec<u8>, CaseError> {
     let stored = stored(named);
     let mut metadata = metadata;
     for (key, name) in &stored {
         metadata.insert(key, (*name).to_owned());
     }
-    let shaped: Vec<_> = named
-        .iter()
-        .map(|(name, tensor)| (name, tensor, tensor.stored_shape()))
-        .collect();
+    let shaped: Vec<_> = named.iter().map(|(name, tensor)| (name, tensor, tensor.stored_shape())).collect();
     let mut tensors = BTreeMap::new();
     for (name, tensor, shape) in &shaped {
         let (Some(dtype), Some(shape)) = (file_type(tensor.dtype()), shape) else {
@@ -131,11 +120,9 @@ pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError>
     for (name, tensor) in named {
         let whole = tensor.stored_shape().is_some_and(|shape| {
             let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
-            let elements =
-                |bits: usize| shape.iter().try_fold(bits, |n, size| n.checked_mul(*size));
+            let elements = |bits: usize| shape.iter().try_fold(bits, |n, size| n.checked_mul(*size));
             // The format has no padding bits after the last element.
-            bits.and_then(elements)
-                .is_some_and(|bits| bits.is_multiple_of(8))
+            bits.and_then(elements).is_some_and(|bits| bits.is_multiple_of(8))
         });
         if !whole {
             return Err(unstorable(name, tensor));
@@ -188,10 +175,7 @@ fn file_type(dtype: DType) -> Option<safetensors::Dtype> {
 }
 
 fn unstorable(name: &str, tensor: &CaseTensor) -> CaseError {
-    CaseError::Dtype {
-        tensor: name.to_owned(),
-        dtype: format!("{tensor:?}"),
-    }
+    CaseError::Dtype { tensor: name.to_owned(), dtype: format!("{tensor:?}") }
 }
 
 /// The place in the list `list` of the tensor `name`: `None` for `key`, `Some(3)` for `key.3`. The outer `None` means
@@ -208,10 +192,7 @@ fn list_index(name: &str, list: &str) -> Option<Option<usize>> {
 }
 
 /// The tensors of a list in order, by the indices in the file. Refuses gaps, and a list that is also one tensor.
-fn members(
-    name: &str,
-    mut found: BTreeMap<Option<usize>, CaseTensor>,
-) -> Result<Vec<CaseTensor>, CaseError> {
+fn members(name: &str, mut found: BTreeMap<Option<usize>, CaseTensor>) -> Result<Vec<CaseTensor>, CaseError> {
     if let Some(single) = found.remove(&None) {
         return match found.is_empty() {
             true => Ok(vec![single]),
@@ -231,18 +212,13 @@ fn members(
 /// # Errors
 /// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not
 /// have.
-pub fn read_tensors(
-    path: impl AsRef<Path>,
-    most: u64,
-) -> Result<BTreeMap<String, CaseTensor>, CaseError> {
+pub fn read_tensors(path: impl AsRef<Path>, most: u64) -> Result<BTreeMap<String, CaseTensor>, CaseError> {
     let file = read_file(path, most)?;
     let header = Header::read(&file)?;
     let tensor = |(name, info): &(String, TensorInfo)| {
         let TensorInfo { dtype, shape, .. } = info;
-        let dtype = from_file(*dtype).ok_or_else(|| CaseError::Dtype {
-            tensor: name.clone(),
-            dtype: format!("{dtype:?}"),
-        })?;
+        let dtype =
+            from_file(*dtype).ok_or_else(|| CaseError::Dtype { tensor: name.clone(), dtype: format!("{dtype:?}") })?;
         let bytes = header.bytes(&file, info).to_vec();
         Ok((name.clone(), CaseTensor::new(dtype, shape, bytes)?))
     };

@@ -15,10 +15,7 @@ impl<A> Case<A> {
     }
 
     pub(crate) fn named_target(&self) -> NamedTarget<'_> {
-        NamedTarget {
-            soc_name: self.soc_name.as_deref(),
-            cann: self.cann,
-        }
+        NamedTarget { soc_name: self.soc_name.as_deref(), cann: self.cann }
     }
 }
 
@@ -48,9 +45,7 @@ impl NamedTarget<'_> {
     fn or(self, otherwise: Target) -> Target {
         match (self.soc(), self.cann) {
             (Some(soc), None) => Target::with_default(soc, otherwise.cann),
-            (soc, cann) => {
-                Target::new(soc.unwrap_or(otherwise.soc), cann.unwrap_or(otherwise.cann))
-            }
+            (soc, cann) => Target::new(soc.unwrap_or(otherwise.soc), cann.unwrap_or(otherwise.cann)),
         }
     }
 
@@ -67,20 +62,14 @@ impl NamedTarget<'_> {
         }
         let soc_name = self.soc_name.unwrap_or(device.soc_name());
         if Soc::from_name(soc_name).is_none() {
-            return Err(Error::UnknownProduct {
-                name: soc_name.to_owned(),
-            });
+            return Err(Error::UnknownProduct { name: soc_name.to_owned() });
         }
         let target = device.target()?;
         let Target { soc, cann, .. } = self.or(target);
         if device.runtime().platform() != Platform::Emulated {
             return match admits(soc, cann, target) {
                 Ok(()) => Ok(None),
-                Err(instead) => Err(Error::OtherTarget {
-                    wanted: self.wanted(),
-                    device: target,
-                    instead,
-                }),
+                Err(instead) => Err(Error::OtherTarget { wanted: self.wanted(), device: target, instead }),
             };
         }
         if soc_name == device.soc_name() && cann == target.cann {

@@ -73,12 +73,7 @@ pub struct CaseTensor {
 }
 
 #[cold]
-fn misshapen(
-    dtype: DType,
-    shape: &(impl std::fmt::Debug + ?Sized),
-    bytes: &[u8],
-    allowed: String,
-) -> CaseError {
+fn misshapen(dtype: DType, shape: &(impl std::fmt::Debug + ?Sized), bytes: &[u8], allowed: String) -> CaseError {
     CaseError::Shape {
         tensor: dtype.name().to_owned(),
         given: format!("shape {shape:?} and {} bytes", bytes.len()),
@@ -97,12 +92,9 @@ impl CaseTensor {
         let sizes: Option<Vec<i64>> = sizes.collect();
         match sizes.and_then(|sizes| Dims::new(&sizes)) {
             Some(dims) => Self::with_dims(dtype, dims, bytes),
-            None => Err(misshapen(
-                dtype,
-                shape,
-                &bytes,
-                format!("at most {} axes of at most {}", Dims::MAX_RANK, i64::MAX),
-            )),
+            None => {
+                Err(misshapen(dtype, shape, &bytes, format!("at most {} axes of at most {}", Dims::MAX_RANK, i64::MAX)))
+            }
         }
     }
 
@@ -120,12 +112,7 @@ impl CaseTensor {
                 let allowed = format!("{needed} bytes for this shape");
                 Err(misshapen(dtype, &shape, &bytes, allowed))
             }
-            Some((shape, _)) => Ok(Self {
-                dtype,
-                shape,
-                dims,
-                bytes,
-            }),
+            Some((shape, _)) => Ok(Self { dtype, shape, dims, bytes }),
         }
     }
 
@@ -138,8 +125,7 @@ impl CaseTensor {
     /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT8_E8M0;
     /// [`CaseError::Shape`] if the shape needs another number of elements.
     pub fn from_f32(dtype: DType, shape: &[usize], values: &[f32]) -> Result<Self, CaseError> {
-        let each =
-            |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&v| encode(v)).collect();
+        let each = |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&v| encode(v)).collect();
         let bytes: Vec<u8> = match dtype {
             DType::Float => each(&|v| v.to_le_bytes().to_vec()),
             DType::Float16 => each(&|v| f16::from_f32(v).to_le_bytes().to_vec()),
@@ -154,10 +140,7 @@ impl CaseTensor {
             DType::HiFloat8 => each(&|v| vec![HiFloat8::from_f32(v).to_bits()]),
             DType::Float8E8M0 => each(&|v| vec![Float8E8M0::from_f32(v).to_bits()]),
             other => {
-                return Err(CaseError::Dtype {
-                    tensor: "from_f32".to_owned(),
-                    dtype: other.to_string(),
-                });
+                return Err(CaseError::Dtype { tensor: "from_f32".to_owned(), dtype: other.to_string() });
             }
         };
         Self::new(dtype, shape, bytes)
@@ -233,14 +216,8 @@ impl CaseTensor {
         let each = |value: &dyn Fn(u8) -> f32| self.bytes.iter().map(|&b| value(b)).collect();
         Some(match self.dtype {
             DType::Float => quads.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-            DType::Float16 => pairs
-                .iter()
-                .map(|&b| f16::from_le_bytes(b).to_f32())
-                .collect(),
-            DType::Bf16 => pairs
-                .iter()
-                .map(|&b| bf16::from_le_bytes(b).to_f32())
-                .collect(),
+            DType::Float16 => pairs.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
+            DType::Bf16 => pairs.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
             DType::Int8 => self.bytes.iter().map(|&b| f32::from(b as i8)).collect(),
             DType::Float8E4M3Fn => each(&|b| Float8E4M3Fn::from_bits(b).to_f32()),
             DType::HiFloat8 => each(&|b| HiFloat8::from_bits(b).to_f32()),
@@ -275,12 +252,9 @@ mod tests {
     #[test]
     fn bytes_must_fit_the_shape() {
         assert!(CaseTensor::new(DType::Float16, &[2, 3], vec![0; 12]).is_ok());
-        for (shape, bytes) in [
-            (&[2, 3][..], 11),
-            (&[usize::MAX, usize::MAX], 0),
-            (&[1 << 62, 1 << 62], 0),
-            (&[1; 9], 2),
-        ] {
+        for (shape, bytes) in
+            [(&[2, 3][..], 11), (&[usize::MAX, usize::MAX], 0), (&[1 << 62, 1 << 62], 0), (&[1; 9], 2)]
+        {
             let error = CaseTensor::new(DType::Float16, shape, vec![0; bytes]).unwrap_err();
             assert!(matches!(error, CaseError::Shape { .. }), "{error}");
         }
@@ -289,12 +263,7 @@ mod tests {
     #[test]
     fn numbers_survive_where_the_type_holds_them() {
         let values = [0.0, 1.0, -2.5, 96.0];
-        for dtype in [
-            DType::Float,
-            DType::Float16,
-            DType::Bf16,
-            DType::Float8E4M3Fn,
-        ] {
+        for dtype in [DType::Float, DType::Float16, DType::Bf16, DType::Float8E4M3Fn] {
             let tensor = CaseTensor::from_f32(dtype, &[4], &values).unwrap();
             assert_eq!(tensor.to_f32().unwrap(), values);
         }

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ascend_sys::{Api, bindings as sys};
 
-use crate::attention::{
-    CallLengths, Cumulative, FusedInferAttention, OwnedBindings, Plan, Reading,
-};
+use crate::attention::{CallLengths, Cumulative, FusedInferAttention, OwnedBindings, Plan, Reading};
 use crate::error::{Result, acl};
 use ascend_spec::Violation;
 
@@ -66,9 +64,7 @@ impl Varying {
         longest: CallLengths<'_>,
         bound: OwnedBindings,
     ) -> Result<(Self, Plan)> {
-        let plan = longest
-            .apply(call.clone())
-            .plan_bindings(&bound, Reading::Captured)?;
+        let plan = longest.apply(call.clone()).plan_bindings(&bound, Reading::Captured)?;
         let varying = Self {
             call: call.clone(),
             longest: Longest {
@@ -91,17 +87,11 @@ impl Varying {
     ) -> Result<(Self, Plan)> {
         let mut extremes = limits.extremes(rows)?.into_iter();
         let first = extremes.next().unwrap_or_default();
-        let longest = CallLengths::PackedPaged {
-            q: rows,
-            kv: &first,
-        };
+        let longest = CallLengths::PackedPaged { q: rows, kv: &first };
         let (mut varying, plan) = Self::new(call, longest, bound)?;
         varying.longest.most = Most::Within(limits);
         for other in extremes {
-            let lengths = CallLengths::PackedPaged {
-                q: rows,
-                kv: &other,
-            };
+            let lengths = CallLengths::PackedPaged { q: rows, kv: &other };
             let call = lengths.apply(call.clone());
             let plan = call.plan_bindings(&varying.bound, Reading::Captured)?;
             varying.workspace_bytes = varying.workspace_bytes.max(plan.workspace_bytes());
@@ -117,9 +107,7 @@ impl Varying {
     /// The call planned with other lengths, which need no more than the longest.
     pub(super) fn plan(&self, lengths: CallLengths<'_>) -> Result<Plan> {
         self.longest.admits(lengths)?;
-        let plan = lengths
-            .apply(self.call.clone())
-            .plan_bindings(&self.bound, Reading::Captured)?;
+        let plan = lengths.apply(self.call.clone()).plan_bindings(&self.bound, Reading::Captured)?;
         if plan.workspace_bytes() > self.workspace_bytes {
             return Err(Violation::new(
                 &rules::GRAPH_WORKSPACE,
@@ -161,10 +149,7 @@ impl Longest {
             None => Ok(()),
             Some(request) => Err(Violation::new(
                 &rules::GRAPH_LENGTHS,
-                format_args!(
-                    "{} keys of request {request}",
-                    keys.lengths().get(request).copied().unwrap_or(0)
-                ),
+                format_args!("{} keys of request {request}", keys.lengths().get(request).copied().unwrap_or(0)),
                 format_args!("at most {}", longest.get(request).copied().unwrap_or(0)),
                 "declare the longest lengths that will ever come, such as the model's limit, at the capture",
             )),
@@ -200,13 +185,7 @@ impl Launched {
         group: Group,
         event: ExternalEvent,
     ) -> Self {
-        Self {
-            call,
-            bound,
-            workspace,
-            group,
-            event,
-        }
+        Self { call, bound, workspace, group, event }
     }
 
     /// Refuses a plan that needs more blocks than the launch's table names now.
@@ -219,10 +198,7 @@ impl Launched {
         let raw = side.as_raw();
         // SAFETY: the stream is alive and not captured, and the group is one of the graph's, which lives.
         unsafe { acl!(api, aclmdlRICaptureTaskUpdateBegin(raw, self.group.0)) }?;
-        let queue = Updating {
-            side,
-            workspace: self.workspace.as_ref(),
-        };
+        let queue = Updating { side, workspace: self.workspace.as_ref() };
         let outcome = plan.run(&queue, &self.bound);
         // Also after a failure: the stream has to leave the update.
         // SAFETY: the stream is alive and not captured.
@@ -273,11 +249,7 @@ impl LaunchQueue for Updating<'_> {
 }
 
 #[cfg(all(test, feature = "emulation"))]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::attention::{BlockTable, Inputs, PerRequest};

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use ascend_sys::{Api, bindings as sys};
 
 use crate::attention::{
-    CallLengths, CallTensors, Cumulative, FusedInferAttention, Inputs, Launch, Output,
-    OwnedBindings, Plan,
+    CallLengths, CallTensors, Cumulative, FusedInferAttention, Inputs, Launch, Output, OwnedBindings, Plan,
 };
 use crate::error::{Error, Result, acl};
 use crate::memory::Element;
@@ -190,9 +189,7 @@ impl<'a> Capturing<'a> {
         longest: CallLengths<'_>,
         inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        self.planned(inputs.into().tensors(), |bound| {
-            Varying::new(call, longest, bound)
-        })
+        self.planned(inputs.into().tensors(), |bound| Varying::new(call, longest, bound))
     }
 
     /// As [`Capturing::attention`], but over a paged cache with packed queries (TND), for requests that may each be
@@ -208,9 +205,7 @@ impl<'a> Capturing<'a> {
         limits: KeyLimits,
         inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        self.planned(inputs.into().tensors(), |bound| {
-            Varying::within(call, rows, limits, bound)
-        })
+        self.planned(inputs.into().tensors(), |bound| Varying::within(call, rows, limits, bound))
     }
 
     fn planned(
@@ -223,10 +218,7 @@ impl<'a> Capturing<'a> {
         let mut calls = self.calls.borrow_mut();
         let index = calls.len();
         calls.push(planned);
-        Ok(CapturedCall {
-            graph: self.graph,
-            index,
-        })
+        Ok(CapturedCall { graph: self.graph, index })
     }
 
     /// Captures a launch of a call with varying lengths.
@@ -281,13 +273,7 @@ impl<'a> Capturing<'a> {
         // SAFETY: the stream is alive and being captured; `group` is a place for the result.
         let end = unsafe { acl!(api, aclmdlRICaptureTaskGrpEnd(stream.as_raw(), &mut group)) };
         outcome.and(end)?;
-        Ok(Launched::new(
-            call.index,
-            bound,
-            workspace,
-            Group(group),
-            event,
-        ))
+        Ok(Launched::new(call.index, bound, workspace, Group(group), event))
     }
 
     /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after

@@ -57,20 +57,11 @@ impl<B> Graph<B> {
         let value = outcome?;
         let captured = capturing.finish()?;
         let graph = graph?;
-        let Captured {
-            calls,
-            launches,
-            checks,
-            kept,
-            workspace: taken,
-        } = captured;
+        let Captured { calls, launches, checks, kept, workspace: taken } = captured;
         *workspace = taken;
         let graph = Self {
             graph,
-            calls: Arc::new(Calls {
-                graph: number,
-                calls,
-            }),
+            calls: Arc::new(Calls { graph: number, calls }),
             launches,
             checks,
             kept,
@@ -138,9 +129,7 @@ impl<B> Graph<B> {
                 launch.admits(plan)?;
             }
         }
-        self.checks
-            .iter()
-            .try_for_each(|check| check.admits_replay())?;
+        self.checks.iter().try_for_each(|check| check.admits_replay())?;
         let order = Arc::clone(&self.order);
         order.behind_latest(stream, || self.queue(stream, &plans))
     }
@@ -228,18 +217,11 @@ struct Replayed {
 impl ReplayOrder {
     /// An order of replays that get their lengths on a stream of their own.
     pub(super) fn new(updates: Stream) -> Self {
-        Self {
-            updates,
-            latest: Mutex::default(),
-        }
+        Self { updates, latest: Mutex::default() }
     }
 
     /// Queues a replay after the latest one. `launch` returns the replay that it has queued, if any, and the outcome.
-    fn behind_latest(
-        &self,
-        stream: &Stream,
-        launch: impl FnOnce() -> (Option<Replayed>, Result<()>),
-    ) -> Result<()> {
+    fn behind_latest(&self, stream: &Stream, launch: impl FnOnce() -> (Option<Replayed>, Result<()>)) -> Result<()> {
         let mut latest = lock(&self.latest);
         if let Some(before) = latest.as_ref() {
             before.precede(stream)?;

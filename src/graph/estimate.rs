@@ -60,16 +60,8 @@ impl CaptureEstimate {
         }
         Err(Violation::new(
             &rules::GRAPH_STREAMS,
-            format_args!(
-                "{} streams for {} graphs of {} launches",
-                self.streams(),
-                self.graphs,
-                self.varying
-            ),
-            format_args!(
-                "at most {streams}, enough for {} graphs",
-                Self::most_graphs(self.varying, streams)
-            ),
+            format_args!("{} streams for {} graphs of {} launches", self.streams(), self.graphs, self.varying),
+            format_args!("at most {streams}, enough for {} graphs", Self::most_graphs(self.varying, streams)),
             "capture fewer sizes, and pad batches further",
         ))
     }

@@ -27,17 +27,8 @@ impl ExternalEvent {
         let mut raw = ptr::null_mut();
         // Only events that this function makes can be reset.
         // SAFETY: `raw` is a place for the result.
-        unsafe {
-            acl!(
-                api,
-                aclrtCreateEventWithFlag(&mut raw, sys::ACL_EVENT_EXTERNAL)
-            )
-        }?;
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-            uses: Uses::default(),
-        })
+        unsafe { acl!(api, aclrtCreateEventWithFlag(&mut raw, sys::ACL_EVENT_EXTERNAL)) }?;
+        Ok(Self { context: Arc::clone(context), raw, uses: Uses::default() })
     }
 
     /// Lets work that is captured from now on wait for the next record of the event, and resets the event for the one
@@ -54,8 +45,7 @@ impl ExternalEvent {
     pub(super) fn record(&self, api: &Api, stream: &Stream) -> Result<()> {
         // SAFETY: event and stream are alive; the mark keeps the event until the stream has passed it.
         let outcome = unsafe { acl!(api, aclrtRecordEvent(self.raw, stream.as_raw())) };
-        self.uses
-            .mark(stream.progress(), stream.progress().advance());
+        self.uses.mark(stream.progress(), stream.progress().advance());
         outcome
     }
 
@@ -67,9 +57,6 @@ impl ExternalEvent {
 impl Drop for ExternalEvent {
     fn drop(&mut self) {
         // SAFETY: this object made the event; every record, and every replay of the graph that waits for it, was noted.
-        unsafe {
-            self.context
-                .retire(Resource::Event(self.raw), &mut self.uses)
-        };
+        unsafe { self.context.retire(Resource::Event(self.raw), &mut self.uses) };
     }
 }

@@ -45,11 +45,7 @@ impl GraphGroup {
         buffers: B,
         record: impl FnOnce(&Capturing<'_>, &B) -> Result<R, E>,
     ) -> Result<(Graph<B>, R), E> {
-        let Self {
-            captures,
-            workspace,
-            order,
-        } = self;
+        let Self { captures, workspace, order } = self;
         Graph::capture_in(captures, workspace, order, buffers, record)
     }
 }
@@ -80,8 +76,6 @@ impl<B> Graph<B> {
 
 impl fmt::Debug for GraphGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphGroup")
-            .field("device", &self.captures.device().id())
-            .finish_non_exhaustive()
+        f.debug_struct("GraphGroup").field("device", &self.captures.device().id()).finish_non_exhaustive()
     }
 }

@@ -38,9 +38,7 @@ impl KeyLimits {
         let most = self.keys.min(PerRequest::MAX_LENGTH);
         let (blocks, size) = (self.blocks, self.block_size.max(1));
         let least: Vec<usize> = rows.lengths().iter().map(|rows| (*rows).max(1)).collect();
-        let taken = least.iter().fold(0usize, |sum, keys| {
-            sum.saturating_add(self.blocks_of(*keys))
-        });
+        let taken = least.iter().fold(0usize, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
         let longest = least.iter().copied().max().unwrap_or(0);
         if taken > blocks || longest > most {
             return Err(Violation::new(
@@ -80,24 +78,16 @@ impl KeyLimits {
         if let Some(request) = keys.iter().position(|keys| *keys > most) {
             return Err(Violation::new(
                 &rules::GRAPH_LENGTHS,
-                format_args!(
-                    "{} keys of request {request}",
-                    keys.get(request).copied().unwrap_or(0)
-                ),
+                format_args!("{} keys of request {request}", keys.get(request).copied().unwrap_or(0)),
                 format_args!("at most {most}"),
                 "compute the step without a graph, or declare more keys a request at the capture",
             ));
         }
-        let taken = keys.iter().fold(0usize, |sum, keys| {
-            sum.saturating_add(self.blocks_of(*keys))
-        });
+        let taken = keys.iter().fold(0usize, |sum, keys| sum.saturating_add(self.blocks_of(*keys)));
         if taken > self.blocks {
             return Err(Violation::new(
                 &rules::GRAPH_LENGTHS,
-                format_args!(
-                    "{taken} blocks of {} requests, blocks that they share counted for each",
-                    keys.len()
-                ),
+                format_args!("{taken} blocks of {} requests, blocks that they share counted for each", keys.len()),
                 format_args!("at most {}", self.blocks),
                 "preempt a request, or declare more blocks at the capture, at most those of the cache",
             ));
@@ -113,11 +103,7 @@ mod tests {
 
     #[test]
     fn extremes_are_within_the_limits_and_reach_them() {
-        let limits = KeyLimits {
-            keys: 1000,
-            blocks: 20,
-            block_size: 128,
-        };
+        let limits = KeyLimits { keys: 1000, blocks: 20, block_size: 128 };
         let rows = Cumulative::new((1..=6).collect()).unwrap();
         let extremes = limits.extremes(&rows).unwrap();
         // Two requests take 8 blocks each, the others one, which they fill.
@@ -127,30 +113,14 @@ mod tests {
             limits.admits(lengths).unwrap();
         }
         let error = limits.admits(&[1000, 1000, 1, 1, 1, 129]).unwrap_err();
-        assert!(
-            error.given.starts_with("21 blocks of 6 requests"),
-            "{error}"
-        );
-        assert_eq!(
-            limits.admits(&[1001]).unwrap_err().rule,
-            &rules::GRAPH_LENGTHS
-        );
+        assert!(error.given.starts_with("21 blocks of 6 requests"), "{error}");
+        assert_eq!(limits.admits(&[1001]).unwrap_err().rule, &rules::GRAPH_LENGTHS);
         let many = Cumulative::new((1..=21).collect()).unwrap();
-        assert_eq!(
-            limits.extremes(&many).unwrap_err().rule,
-            &rules::GRAPH_LENGTHS
-        );
-        let wide = KeyLimits {
-            keys: usize::MAX,
-            blocks: usize::MAX,
-            block_size: usize::MAX,
-        };
+        assert_eq!(limits.extremes(&many).unwrap_err().rule, &rules::GRAPH_LENGTHS);
+        let wide = KeyLimits { keys: usize::MAX, blocks: usize::MAX, block_size: usize::MAX };
         let extremes = wide.extremes(&rows).unwrap();
         assert!(extremes.iter().all(|e| wide.admits(e.lengths()).is_ok()));
-        let none = KeyLimits {
-            block_size: 0,
-            ..limits
-        };
+        let none = KeyLimits { block_size: 0, ..limits };
         assert!(none.extremes(&rows).is_ok());
     }
 }

@@ -42,10 +42,7 @@ impl Replayable {
 impl Drop for Replayable {
     fn drop(&mut self) {
         // SAFETY: this object owns the graph, and every replay was noted in `uses`.
-        unsafe {
-            self.context
-                .retire(Resource::Graph(self.raw), &mut self.uses)
-        };
+        unsafe { self.context.retire(Resource::Graph(self.raw), &mut self.uses) };
     }
 }
 
@@ -64,11 +61,7 @@ impl<'a> Session<'a> {
         let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive, and only captures use it.
         unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) }?;
-        Ok(Self {
-            stream,
-            open: true,
-            _scope: scope,
-        })
+        Ok(Self { stream, open: true, _scope: scope })
     }
 
     /// Ends the capture and returns the graph.
@@ -82,11 +75,7 @@ impl<'a> Session<'a> {
         let mut raw = ptr::null_mut();
         // SAFETY: the stream is being captured; `raw` is a place for the result.
         let ended = unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) };
-        ended.map(|()| Replayable {
-            context: Arc::clone(self.stream.context()),
-            raw,
-            uses: Uses::default(),
-        })
+        ended.map(|()| Replayable { context: Arc::clone(self.stream.context()), raw, uses: Uses::default() })
     }
 }
 

@@ -30,10 +30,7 @@ pub struct Update {
 
 impl Update {
     pub(super) fn new(calls: &Arc<Calls>) -> Self {
-        Self {
-            calls: Arc::clone(calls),
-            plans: calls.calls.iter().map(|_| None).collect(),
-        }
+        Self { calls: Arc::clone(calls), plans: calls.calls.iter().map(|_| None).collect() }
     }
 
     /// Gives one call its lengths.
@@ -132,9 +129,6 @@ impl Update {
 impl fmt::Debug for Update {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let given = self.plans.iter().filter(|plan| plan.is_some()).count();
-        f.debug_struct("Update")
-            .field("calls", &self.plans.len())
-            .field("given", &given)
-            .finish_non_exhaustive()
+        f.debug_struct("Update").field("calls", &self.plans.len()).field("given", &given).finish_non_exhaustive()
     }
 }

@@ -76,12 +76,7 @@ struct Pending {
 
 impl Default for State {
     fn default() -> Self {
-        Self {
-            slots: FxHashMap::default(),
-            counts: CacheCounts::default(),
-            bound: MaskCache::DEFAULT_BOUND,
-            now: 0,
-        }
+        Self { slots: FxHashMap::default(), counts: CacheCounts::default(), bound: MaskCache::DEFAULT_BOUND, now: 0 }
     }
 }
 
@@ -107,10 +102,7 @@ impl MaskCache {
     pub fn counts(&self) -> CacheCounts {
         let state = lock(&self.0);
         let ready = |slot: &&Slot| matches!(slot, Slot::Ready(_));
-        CacheCounts {
-            tensors: state.slots.values().filter(ready).count(),
-            ..state.counts
-        }
+        CacheCounts { tensors: state.slots.values().filter(ready).count(), ..state.counts }
     }
 
     /// Drops every tensor. One that the program still holds, or that queued work reads, stays allocated until then.
@@ -161,10 +153,7 @@ impl MaskCache {
                     Place::Occupied(mut place) => match place.get_mut() {
                         Slot::Making(pending) => Arc::clone(pending),
                         Slot::Ready(small) => {
-                            let pending = Pending {
-                                tensor: None,
-                                grown_from: side(&small.tensor),
-                            };
+                            let pending = Pending { tensor: None, grown_from: side(&small.tensor) };
                             state.counts.bytes = state.counts.bytes.saturating_sub(small.bytes);
                             let pending = Arc::new(Mutex::new(pending));
                             place.insert(Slot::Making(Arc::clone(&pending)));
@@ -191,8 +180,7 @@ impl MaskCache {
             }
             let made = self.make(device, key, least, making.grown_from);
             let mut state = lock(&self.0);
-            let own =
-                |slot: &Slot| matches!(slot, Slot::Making(other) if Arc::ptr_eq(other, &pending));
+            let own = |slot: &Slot| matches!(slot, Slot::Making(other) if Arc::ptr_eq(other, &pending));
             let is_own = state.slots.get(key).is_some_and(own);
             let (tensor, kept) = match made {
                 Ok(made) => made,
@@ -206,11 +194,7 @@ impl MaskCache {
             state.counts.misses = state.counts.misses.saturating_add(1);
             let bytes = bytes_of(&tensor);
             if kept && is_own {
-                let ready = Ready {
-                    tensor: tensor.clone(),
-                    bytes,
-                    asked: state.now,
-                };
+                let ready = Ready { tensor: tensor.clone(), bytes, asked: state.now };
                 state.slots.insert(*key, Slot::Ready(Box::new(ready)));
             } else {
                 if kept {
@@ -227,15 +211,8 @@ impl MaskCache {
     }
 
     /// Makes a tensor. Returns it, and whether there is room to keep it.
-    fn make(
-        &self,
-        device: &Device,
-        key: &MaskKey,
-        least: u64,
-        grown_from: u64,
-    ) -> Result<(AnyTensor, bool)> {
-        let square =
-            |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
+    fn make(&self, device: &Device, key: &MaskKey, least: u64, grown_from: u64) -> Result<(AnyTensor, bool)> {
+        let square = |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
         match key.content {
             Content::Template(template) => self.make_of(device, &template.geometry(), key.form),
             Content::Geometry(geometry) => self.make_of(device, &geometry, key.form),
@@ -243,20 +220,14 @@ impl MaskCache {
             Content::CausalSquare => {
                 let doubled = least.max(grown_from.saturating_mul(2));
                 // Doubling the side is of no use where it fills the cache.
-                let fits = bytes_for(key.form, doubled, doubled)
-                    .is_ok_and(|bytes| bytes <= self.bound() / 2);
+                let fits = bytes_for(key.form, doubled, doubled).is_ok_and(|bytes| bytes <= self.bound() / 2);
                 let side = if fits { doubled } else { least };
                 self.make_of(device, &square(side), key.form)
             }
         }
     }
 
-    fn make_of(
-        &self,
-        device: &Device,
-        mask: &impl Visibility,
-        form: MaskForm,
-    ) -> Result<(AnyTensor, bool)> {
+    fn make_of(&self, device: &Device, mask: &impl Visibility, form: MaskForm) -> Result<(AnyTensor, bool)> {
         let bytes = bytes_for(form, mask.q_len(), mask.kv_len())?;
         let kept = {
             let mut state = lock(&self.0);
@@ -372,10 +343,7 @@ fn side(tensor: &AnyTensor) -> u64 {
 
 impl fmt::Debug for MaskCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MaskCache")
-            .field("bound", &self.bound())
-            .field("counts", &self.counts())
-            .finish()
+        f.debug_struct("MaskCache").field("bound", &self.bound()).field("counts", &self.counts()).finish()
     }
 }
 

@@ -38,8 +38,7 @@ impl CausalOrigin {
 /// or 8 times the mask's. A few rows over many keys are not worth the square of the keys.
 fn most_shared(elements: usize) -> usize {
     const TIMES: usize = 8;
-    const SMALL: usize =
-        (SparseMode::COMPRESSED_MASK_SIZE * SparseMode::COMPRESSED_MASK_SIZE) as usize;
+    const SMALL: usize = (SparseMode::COMPRESSED_MASK_SIZE * SparseMode::COMPRESSED_MASK_SIZE) as usize;
     elements.saturating_mul(TIMES).max(SMALL)
 }
 
@@ -101,13 +100,7 @@ impl Masks<'_> {
     ///
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
-    pub fn causal_matrix(
-        &self,
-        origin: CausalOrigin,
-        rows: usize,
-        keys: usize,
-        form: MaskForm,
-    ) -> Result<AnyTensor> {
+    pub fn causal_matrix(&self, origin: CausalOrigin, rows: usize, keys: usize, form: MaskForm) -> Result<AnyTensor> {
         self.matrix(origin.geometry(rows as u64, keys as u64), form)
     }
 
@@ -118,13 +111,7 @@ impl Masks<'_> {
     ///
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
-    pub fn causal_view(
-        &self,
-        origin: CausalOrigin,
-        rows: usize,
-        keys: usize,
-        form: MaskForm,
-    ) -> Result<AnyTensor> {
+    pub fn causal_view(&self, origin: CausalOrigin, rows: usize, keys: usize, form: MaskForm) -> Result<AnyTensor> {
         let view = |tensor: AnyTensor| tensor.narrow(0, 0..rows)?.narrow(1, 0..keys);
         match self.causal_rows(origin, rows, keys, form, view)? {
             Some(tensor) => tensor,
@@ -145,9 +132,7 @@ impl Masks<'_> {
         let form = self.form();
         match self.causal_rows(origin, rows, keys, form, Mask::all_mask)? {
             Some(mask) => Ok(mask),
-            None => self
-                .causal_matrix(origin, rows, keys, form)
-                .map(Mask::all_mask),
+            None => self.causal_matrix(origin, rows, keys, form).map(Mask::all_mask),
         }
     }
 
@@ -174,8 +159,6 @@ impl Masks<'_> {
         };
         let content = Content::CausalSquare;
         let least = longest as u64;
-        self.get(MaskKey { content, form }, least, |square| {
-            square.skip(first).map(view)
-        })
+        self.get(MaskKey { content, form }, least, |square| square.skip(first).map(view))
     }
 }

@@ -45,22 +45,12 @@ impl HostMask {
             }
         };
         let ones = MaskForm::ones(dtype)?;
-        let wanted = shape
-            .iter()
-            .try_fold(ones.size(), |bytes, &axis| bytes.checked_mul(axis));
+        let wanted = shape.iter().try_fold(ones.size(), |bytes, &axis| bytes.checked_mul(axis));
         if wanted != Some(bytes.len()) {
-            return Err(Error::invalid(
-                "bytes",
-                bytes.len(),
-                format_args!("those of {shape:?} elements of {dtype}"),
-            )
-            .fix("bring the bytes of all elements, contiguous"));
+            return Err(Error::invalid("bytes", bytes.len(), format_args!("those of {shape:?} elements of {dtype}"))
+                .fix("bring the bytes of all elements, contiguous"));
         }
-        let values = || {
-            bytes
-                .chunks_exact(ones.size())
-                .map(|element| value(dtype, element))
-        };
+        let values = || bytes.chunks_exact(ones.size()).map(|element| value(dtype, element));
         let (mut lowest, mut highest) = (0f32, 0f32);
         for (at, value) in values().enumerate() {
             let known = value == 0.0 || value == 1.0 || value <= HIDES;
@@ -71,7 +61,8 @@ impl HostMask {
                     format_args!("{value} at {at}"),
                     "0 and 1, or 0 and numbers of at most -9984 (-10000 in bf16): what lies between is a position \
                      bias, not a mask",
-                ).fix("give a bias as `PseShift`, and a mask by one of the allowed pairs of numbers"));
+                )
+                .fix("give a bias as `PseShift`, and a mask by one of the allowed pairs of numbers"));
             }
         }
         let form = match lowest {
@@ -79,12 +70,7 @@ impl HostMask {
             f32::NEG_INFINITY => MaskForm::infinite(dtype)?,
             lowest => MaskForm::additive(dtype, lowest)?,
         };
-        Self::from_flags(
-            form,
-            batch,
-            (rows, keys),
-            values().map(|value| value != 0.0),
-        )
+        Self::from_flags(form, batch, (rows, keys), values().map(|value| value != 0.0))
     }
 }
 

@@ -90,7 +90,8 @@ impl MaskForm {
             "value",
             format_args!("{value}, which is {rounded} in {dtype}"),
             "a negative number that is finite in the type; `MaskForm::lowest` has the most negative one",
-        ).fix("use `MaskForm::lowest`"))
+        )
+        .fix("use `MaskForm::lowest`"))
     }
 
     fn float(dtype: DType, value: f32, allowed: &str) -> Result<Self> {
@@ -99,8 +100,7 @@ impl MaskForm {
             DType::Bf16 => u32::from(bf16::from_f32(value).to_bits()),
             DType::Float => value.to_bits(),
             _ => {
-                return Err(Error::invalid("dtype", dtype, allowed)
-                    .fix("make the mask in one of the allowed types"));
+                return Err(Error::invalid("dtype", dtype, allowed).fix("make the mask in one of the allowed types"));
             }
         };
         Ok(Self { dtype, hidden })
@@ -176,10 +176,7 @@ mod tests {
     fn values_that_would_become_infinite_are_refused() {
         for value in [f32::MIN, -1e6, f32::NAN, 0.0, 1.0, f32::NEG_INFINITY] {
             let refused = MaskForm::additive(DType::Float16, value).unwrap_err();
-            assert!(
-                refused.to_string().contains("MaskForm::lowest"),
-                "{refused}"
-            );
+            assert!(refused.to_string().contains("MaskForm::lowest"), "{refused}");
         }
         assert!(MaskForm::additive(DType::Bf16, -1e6).is_ok());
         assert!(MaskForm::infinite(DType::Int8).is_err());

@@ -57,13 +57,7 @@ impl Masks<'_> {
     ///
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
-    pub fn prefix_matrix(
-        &self,
-        prefix: usize,
-        rows: usize,
-        keys: usize,
-        form: MaskForm,
-    ) -> Result<AnyTensor> {
+    pub fn prefix_matrix(&self, prefix: usize, rows: usize, keys: usize, form: MaskForm) -> Result<AnyTensor> {
         let bands = MaskGeometry::prefix(rows as u64, keys as u64, prefix as u64);
         self.matrix(bands, form)
     }
@@ -81,9 +75,7 @@ impl Masks<'_> {
     pub fn local(&self, chunk: NonZeroU64, rows: usize, keys: usize) -> Result<Mask> {
         let content = Content::Local(LocalChunks::new(chunk, rows as u64, keys as u64));
         let form = self.form();
-        self.get(MaskKey { content, form }, 0, |tensor| {
-            Mask::all_mask(tensor)
-        })
+        self.get(MaskKey { content, form }, 0, |tensor| Mask::all_mask(tensor))
     }
 }
 
@@ -105,12 +97,7 @@ impl Masks<'_> {
     ///
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload) and [`HostMask::context_parallel`].
-    pub fn context_parallel(
-        &self,
-        sequences: &[RankRows],
-        rows: usize,
-        keys: usize,
-    ) -> Result<Mask> {
+    pub fn context_parallel(&self, sequences: &[RankRows], rows: usize, keys: usize) -> Result<Mask> {
         let mask = HostMask::context_parallel(sequences, rows, keys)?;
         Ok(Mask::all_mask(upload(self.device, &mask)?))
     }

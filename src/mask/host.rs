@@ -42,11 +42,7 @@ impl HostMask {
     ///
     /// # Errors
     /// As for [`HostMask::of`], but rows that see nothing are not refused.
-    pub fn paint(
-        mask: &(impl Visibility + ?Sized),
-        form: MaskForm,
-        out: &mut Vec<u8>,
-    ) -> Result<()> {
+    pub fn paint(mask: &(impl Visibility + ?Sized), form: MaskForm, out: &mut Vec<u8>) -> Result<()> {
         out.clear();
         let (rows, keys) = (size(mask.q_len()), size(mask.kv_len()));
         let bytes = checked_bytes(form, &[rows, keys])?;
@@ -66,12 +62,7 @@ impl HostMask {
     ///
     /// # Errors
     /// As for [`HostMask::of`], and for a sequence with more rows or keys.
-    pub fn stack<V: Visibility>(
-        masks: &[V],
-        rows: usize,
-        keys: usize,
-        form: MaskForm,
-    ) -> Result<Self> {
+    pub fn stack<V: Visibility>(masks: &[V], rows: usize, keys: usize, form: MaskForm) -> Result<Self> {
         let mut bytes = Vec::new();
         let wanted = checked_bytes(form, &[masks.len(), rows, keys])?;
         reserve(&mut bytes, wanted)?;
@@ -80,11 +71,7 @@ impl HostMask {
             if mask.q_len() > rows as u64 || mask.kv_len() > keys as u64 {
                 return Err(Error::invalid(
                     "masks",
-                    format_args!(
-                        "{} rows and {} keys of sequence {b}",
-                        mask.q_len(),
-                        mask.kv_len()
-                    ),
+                    format_args!("{} rows and {} keys of sequence {b}", mask.q_len(), mask.kv_len()),
                     format_args!("at most {rows} rows and {keys} keys"),
                 )
                 .fix("give the batch the rows and keys of its longest sequence"));
@@ -166,27 +153,13 @@ impl HostMask {
         }
         Self::from_fn(rows, keys, form, |i, j| {
             let bit = i.saturating_mul(keys).saturating_add(j);
-            bitmap
-                .get(bit / 8)
-                .is_some_and(|byte| byte >> (bit % 8) & 1 == 1)
+            bitmap.get(bit / 8).is_some_and(|byte| byte >> (bit % 8) & 1 == 1)
         })
     }
 
     /// Makes a mask of all its elements. Refuses a row that sees nothing in a form with `-inf`.
-    fn whole(
-        form: MaskForm,
-        batch: Option<usize>,
-        rows: usize,
-        keys: usize,
-        bytes: Vec<u8>,
-    ) -> Result<Self> {
-        let mask = Self {
-            form,
-            batch,
-            rows,
-            keys,
-            bytes,
-        };
+    fn whole(form: MaskForm, batch: Option<usize>, rows: usize, keys: usize, bytes: Vec<u8>) -> Result<Self> {
+        let mask = Self { form, batch, rows, keys, bytes };
         if form.is_infinite()
             && let Some((b, i)) = mask.fully_masked_rows().next()
         {
@@ -195,7 +168,8 @@ impl HostMask {
                 format_args!("{form}, and row {i} of sequence {b} sees no key"),
                 "a form whose softmax of such a row is a number: `MaskForm::lowest`, or a one-byte form with corrected \
                  inner_precise",
-            ).fix("use `MaskForm::lowest`, or let each row see a key"));
+            )
+            .fix("use `MaskForm::lowest`, or let each row see a key"));
         }
         Ok(mask)
     }
@@ -236,9 +210,7 @@ impl HostMask {
         let element = row.saturating_mul(self.keys).saturating_add(j);
         let size = self.form.size();
         let at = element.saturating_mul(size);
-        self.bytes
-            .get(at..at.saturating_add(size))
-            .is_none_or(|element| element.iter().any(|&byte| byte != 0))
+        self.bytes.get(at..at.saturating_add(size)).is_none_or(|element| element.iter().any(|&byte| byte != 0))
     }
 
     /// Entry and number of each row that sees no key.
@@ -365,19 +337,15 @@ fn checked_bytes(form: MaskForm, axes: &[usize]) -> Result<usize> {
                     "at most {} bytes; sparse modes 2, 3 and 4 take a template of 4 MiB for every length",
                     HostMask::MAX_BYTES
                 ),
-            ).fix("use a template by `Masks::causal` or `Masks::band`")
+            )
+            .fix("use a template by `Masks::causal` or `Masks::band`")
         })
 }
 
 /// Reserves host memory for a mask.
 pub(crate) fn reserve<T>(bytes: &mut Vec<T>, wanted: usize) -> Result<()> {
     bytes.try_reserve_exact(wanted).map_err(|_| {
-        Error::invalid(
-            "mask",
-            format_args!("{wanted} bytes"),
-            "what fits in the host's memory",
-        )
-        .fix("divide the batch")
+        Error::invalid("mask", format_args!("{wanted} bytes"), "what fits in the host's memory").fix("divide the batch")
     })
 }
 
@@ -387,9 +355,6 @@ fn size(len: u64) -> usize {
 
 impl fmt::Debug for HostMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostMask")
-            .field("form", &self.form)
-            .field("shape", &self.shape())
-            .finish_non_exhaustive()
+        f.debug_struct("HostMask").field("form", &self.form).field("shape", &self.shape()).finish_non_exhaustive()
     }
 }

@@ -54,8 +54,7 @@ impl<'a> Masks<'a> {
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn compressed(&self) -> Result<Tensor<i8>> {
-        self.template(CompressedMask::Causal, MaskForm::INT8)?
-            .typed()
+        self.template(CompressedMask::Causal, MaskForm::INT8)?.typed()
     }
 
     /// A template from which operators read masks of any size: causal `[2048, 2048]` for modes 2, 3, 4, 7 and 8, prefix
@@ -75,10 +74,7 @@ impl<'a> Masks<'a> {
 
     /// A sparse mode with the causal template.
     pub(super) fn mode(&self, mode: SparseMode) -> Result<Mask> {
-        let key = MaskKey {
-            content: Content::Template(CompressedMask::Causal),
-            form: self.form(),
-        };
+        let key = MaskKey { content: Content::Template(CompressedMask::Causal), form: self.form() };
         self.get(key, 0, |template| Mask::compressed(mode, template.clone()))
     }
 
@@ -90,9 +86,7 @@ impl<'a> Masks<'a> {
     pub fn geometry(&self, geometry: MaskGeometry) -> Result<Mask> {
         let content = Content::Geometry(geometry);
         let form = self.form();
-        self.get(MaskKey { content, form }, 0, |tensor| {
-            Mask::all_mask(tensor)
-        })
+        self.get(MaskKey { content, form }, 0, |tensor| Mask::all_mask(tensor))
     }
 
     /// The tensor of the mask of a formula.
@@ -103,21 +97,13 @@ impl<'a> Masks<'a> {
 
     /// Returns `view` of the tensor of a key, which for the causal square has at least `least` rows.
     #[inline]
-    pub(super) fn get<T>(
-        &self,
-        key: MaskKey,
-        least: u64,
-        view: impl FnOnce(&AnyTensor) -> T,
-    ) -> Result<T> {
+    pub(super) fn get<T>(&self, key: MaskKey, least: u64, view: impl FnOnce(&AnyTensor) -> T) -> Result<T> {
         self.cache().get(self.device, &key, least, view)
     }
 }
 
 impl fmt::Debug for Masks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Masks")
-            .field("device", &self.device.id())
-            .field("cache", self.cache())
-            .finish()
+        f.debug_struct("Masks").field("device", &self.device.id()).field("cache", self.cache()).finish()
     }
 }

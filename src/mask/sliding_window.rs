@@ -34,9 +34,7 @@ impl SlidingWindow {
     pub fn new(keys_including_self: usize) -> Result<Self, Violation> {
         let keys = u32::try_from(keys_including_self).ok();
         match keys.and_then(NonZeroU32::new) {
-            Some(keys_including_self) => Ok(Self {
-                keys_including_self,
-            }),
+            Some(keys_including_self) => Ok(Self { keys_including_self }),
             None => Err(Violation::new(
                 &rules::MASK_WINDOW,
                 format_args!("a window of {keys_including_self} keys"),

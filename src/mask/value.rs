@@ -54,12 +54,7 @@ impl Mask {
     }
 
     fn new(sparse_mode: SparseMode, tensor: Option<AnyTensor>) -> Self {
-        Self {
-            sparse_mode,
-            tensor,
-            pre_tokens: Self::ALL_TOKENS,
-            next_tokens: Self::ALL_TOKENS,
-        }
+        Self { sparse_mode, tensor, pre_tokens: Self::ALL_TOKENS, next_tokens: Self::ALL_TOKENS }
     }
 
     pub(super) fn window(mut self, pre_tokens: i64, next_tokens: i64) -> Self {

@@ -26,11 +26,7 @@ impl<T: Element> DeviceBuffer<T> {
     pub(crate) fn alloc(device: &Device, len: usize) -> Result<Self> {
         let bytes = bytes_for::<T>(len)?;
         let memory = Memory::alloc(device.context(), bytes)?;
-        Ok(Self {
-            memory: Arc::new(memory),
-            len,
-            elements: PhantomData,
-        })
+        Ok(Self { memory: Arc::new(memory), len, elements: PhantomData })
     }
 
     /// Wraps memory of another owner, such as another framework. Dropping the buffer does not free the memory.
@@ -42,11 +38,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// # Safety
     /// `address` is device memory of at least `len` elements on this device, aligned to the element. It stays allocated
     /// as long as this object and everything made of it, and until the work queued with them is over.
-    pub unsafe fn from_raw_borrowed(
-        device: &Device,
-        address: *mut c_void,
-        len: usize,
-    ) -> Result<Self> {
+    pub unsafe fn from_raw_borrowed(device: &Device, address: *mut c_void, len: usize) -> Result<Self> {
         let bytes = bytes_for::<T>(len)?;
         if address.is_null() && bytes > 0 {
             return Err(Error::invalid("address", "null", "device memory")
@@ -54,11 +46,7 @@ impl<T: Element> DeviceBuffer<T> {
         }
         // SAFETY: handed on to the caller.
         let memory = unsafe { Memory::borrowed(device.context(), address, bytes) };
-        Ok(Self {
-            memory: Arc::new(memory),
-            len,
-            elements: PhantomData,
-        })
+        Ok(Self { memory: Arc::new(memory), len, elements: PhantomData })
     }
 
     /// Number of elements.
@@ -151,14 +139,8 @@ impl<T: Element> fmt::Debug for DeviceBuffer<T> {
 
 /// Bytes of a number of elements. No object can be larger than `isize::MAX` bytes.
 pub(super) fn bytes_for<T: Element>(len: usize) -> Result<usize> {
-    len.checked_mul(size_of::<T>())
-        .filter(|&bytes| isize::try_from(bytes).is_ok())
-        .ok_or_else(|| {
-            Error::invalid(
-                "len",
-                len,
-                format_args!("at most {}", isize::MAX.unsigned_abs() / size_of::<T>()),
-            )
+    len.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or_else(|| {
+        Error::invalid("len", len, format_args!("at most {}", isize::MAX.unsigned_abs() / size_of::<T>()))
             .fix("allocate several buffers")
-        })
+    })
 }

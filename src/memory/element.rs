@@ -106,10 +106,7 @@ pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
 }
 
 /// A vector of `len` elements, whose bytes `fill` writes.
-pub(crate) fn vec_from<T: Element>(
-    len: usize,
-    fill: impl FnOnce(&mut [u8]) -> Result<()>,
-) -> Result<Vec<T>> {
+pub(crate) fn vec_from<T: Element>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<T>> {
     let mut elements: Vec<T> = room(len)?;
     // SAFETY: the vector has room for `len` elements; zero bits are a value of each; the bytes that `fill` leaves are
     // made valid before the vector counts them as elements.

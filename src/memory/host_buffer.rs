@@ -55,13 +55,7 @@ impl<T: Element> HostBuffer<T> {
             // SAFETY: the memory is new and has `len` elements; CANN aligns it to at least 64 bytes.
             unsafe { start.as_ptr().write_bytes(0, len) };
         }
-        Ok(Self {
-            context: Arc::clone(context),
-            start,
-            len,
-            uses: Uses::default(),
-            elements: PhantomData,
-        })
+        Ok(Self { context: Arc::clone(context), start, len, uses: Uses::default(), elements: PhantomData })
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -86,13 +80,9 @@ impl<T: Element> HostBuffer<T> {
         // SAFETY: this object owns the host memory, hands it out again only after the event below, and its drop waits
         // for the mark.
         let outcome = unsafe { memory.copy_async(offset, self.as_raw(), bytes, to_device, stream) };
-        self.uses
-            .mark(stream.progress(), stream.progress().issued());
+        self.uses.mark(stream.progress(), stream.progress().issued());
         outcome?;
-        Ok(Transfer {
-            event: stream.record_event()?,
-            buffer: self,
-        })
+        Ok(Transfer { event: stream.record_event()?, buffer: self })
     }
 }
 
@@ -131,20 +121,14 @@ impl<T: Element> Drop for HostBuffer<T> {
         if self.len > 0 {
             let at = self.start.as_ptr().cast();
             // SAFETY: this object allocated the memory, and every copy was noted in `uses`.
-            unsafe {
-                self.context
-                    .retire(Resource::HostMemory(at), &mut self.uses)
-            };
+            unsafe { self.context.retire(Resource::HostMemory(at), &mut self.uses) };
         }
     }
 }
 
 impl<T: Element> fmt::Debug for HostBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBuffer")
-            .field("dtype", &T::DTYPE)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("HostBuffer").field("dtype", &T::DTYPE).field("len", &self.len).finish_non_exhaustive()
     }
 }
 

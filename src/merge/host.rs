@@ -27,10 +27,7 @@ pub struct Merged<R> {
 impl<R> Merged<R> {
     /// The result as a part of a further merge.
     pub fn as_part(&self) -> HostPart<'_, R> {
-        HostPart {
-            attention: &self.attention,
-            softmax_lse: LseNat(&self.softmax_lse.0),
-        }
+        HostPart { attention: &self.attention, softmax_lse: LseNat(&self.softmax_lse.0) }
     }
 }
 
@@ -72,10 +69,7 @@ impl HostReal for f64 {
 /// different lengths.
 pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>> {
     let (rows, dim) = sizes(parts)?;
-    let mut merged = Merged {
-        attention: vec![R::default(); rows * dim],
-        softmax_lse: LseNat(vec![R::NO_KEYS; rows]),
-    };
+    let mut merged = Merged { attention: vec![R::default(); rows * dim], softmax_lse: LseNat(vec![R::NO_KEYS; rows]) };
     let mut weights = vec![R::NO_KEYS; parts.len()];
     for (row, lse_out) in merged.softmax_lse.0.iter_mut().enumerate() {
         for (weight, part) in weights.iter_mut().zip(parts) {
@@ -94,9 +88,7 @@ pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>
         let mut sum = vec![R::default(); dim];
         let present: Vec<bool> = weights.iter().map(|&lse| lse != R::NO_KEYS).collect();
         *lse_out = weigh(&mut weights);
-        for ((&weight, part), _) in
-            (weights.iter().zip(parts).zip(&present)).filter(|(_, here)| **here)
-        {
+        for ((&weight, part), _) in (weights.iter().zip(parts).zip(&present)).filter(|(_, here)| **here) {
             let elements = part.attention.iter().skip(row * dim);
             for (sum, &element) in sum.iter_mut().zip(elements) {
                 *sum += weight * element;
@@ -110,8 +102,9 @@ pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>
 /// Returns the number of rows, and of elements in a row.
 fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
     let Some(first) = parts.first() else {
-        return Err(Error::invalid("parts", "none", "at least one")
-            .fix("leave the merge out where nothing was computed"));
+        return Err(
+            Error::invalid("parts", "none", "at least one").fix("leave the merge out where nothing was computed")
+        );
     };
     let (elements, rows) = (first.attention.len(), first.softmax_lse.0.len());
     let dim = match elements.checked_rem(rows) {
@@ -130,11 +123,7 @@ fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
         if (part.attention.len(), part.softmax_lse.0.len()) != (elements, rows) {
             return Err(Error::invalid(
                 "parts",
-                format_args!(
-                    "{} elements and {} log-sum-exps",
-                    part.attention.len(),
-                    part.softmax_lse.0.len()
-                ),
+                format_args!("{} elements and {} log-sum-exps", part.attention.len(), part.softmax_lse.0.len()),
                 format_args!("{elements} and {rows}, as the first part"),
             )
             .fix("merge parts of the same queries"));

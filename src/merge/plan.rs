@@ -33,16 +33,9 @@ impl<'a, T: Element> Part<'a, T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a call that did not compute log-sum-exps.
     pub fn of(output: &'a Output<T>) -> Result<Self> {
         match &output.softmax_lse {
-            Some(lse) => Ok(Self {
-                attention: &output.attention,
-                softmax_lse: LseNat(lse),
-            }),
-            None => Err(Error::invalid(
-                "softmax_lse",
-                "none",
-                "one: ask for it with `softmax_lse(true)`",
-            )
-            .fix("ask for it with `softmax_lse(true)` when the call is planned")),
+            Some(lse) => Ok(Self { attention: &output.attention, softmax_lse: LseNat(lse) }),
+            None => Err(Error::invalid("softmax_lse", "none", "one: ask for it with `softmax_lse(true)`")
+                .fix("ask for it with `softmax_lse(true)` when the call is planned")),
         }
     }
 }
@@ -86,10 +79,7 @@ pub struct MergeState {
 impl MergeState {
     /// A merge of outputs of calls with this layout.
     pub fn new(layout: Layout) -> Self {
-        Self {
-            layout,
-            empty_rows: EmptyRows::default(),
-        }
+        Self { layout, empty_rows: EmptyRows::default() }
     }
 
     /// The layout of the outputs' calls.
@@ -126,11 +116,7 @@ impl MergeState {
             if given != (out.shape, lse_out.shape) {
                 return Err(Error::invalid(
                     "parts",
-                    format_args!(
-                        "{} with {}",
-                        part.attention.desc(),
-                        part.softmax_lse.0.desc()
-                    ),
+                    format_args!("{} with {}", part.attention.desc(), part.softmax_lse.0.desc()),
                     format_args!("{out} with {lse_out}, as the first part"),
                 )
                 .fix("merge parts of the same queries, in one type"));
@@ -143,25 +129,15 @@ impl MergeState {
                 format_args!("{lse_out} for an output {out} in {}", self.layout),
                 "log-sum-exps in the order of the output's rows (BNSD, packed, one head, or one row a sequence), or \
                  EmptyRows::ThroughHost, which puts them in order",
-            ).fix("merge with `EmptyRows::ThroughHost`, or compute the parts in an order that both share"));
+            )
+            .fix("merge with `EmptyRows::ThroughHost`, or compute the parts in an order that both share"));
         }
-        let (lse, local): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) =
-            parts.iter().map(|_| (rows.lse, rows.out)).unzip();
-        let call = UpdateCall {
-            lse: &lse,
-            local_out: &local,
-            update_type: 1,
-            out: Some(rows.out),
-            lse_out: Some(rows.lse),
-        };
+        let (lse, local): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) = parts.iter().map(|_| (rows.lse, rows.out)).unzip();
+        let call =
+            UpdateCall { lse: &lse, local_out: &local, update_type: 1, out: Some(rows.out), lse_out: Some(rows.lse) };
         let planned = call.check(context.target()?).map_err(Error::from);
         let planned = planned.and_then(|problem| {
-            let operation = MergeOperation {
-                merge: self.clone(),
-                problem,
-                out,
-                lse_out,
-            };
+            let operation = MergeOperation { merge: self.clone(), problem, out, lse_out };
             let is_idle = problem.rows == 0;
             let prepared = attention_update::prepare(context, &call, is_idle, first.attention)?;
             Ok(MergePlan::new(prepared, operation))
@@ -191,19 +167,13 @@ impl MergeState {
         let count = lse.elements().and_then(|rows| i64::try_from(rows).ok());
         let count = count.ok_or_else(refused)?;
         let flat = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).ok_or_else(refused);
-        Ok(Rows {
-            out: flat(out.dtype, &[count, extents.dim])?,
-            lse: flat(lse.dtype, &[count])?,
-        })
+        Ok(Rows { out: flat(out.dtype, &[count, extents.dim])?, lse: flat(lse.dtype, &[count])? })
     }
 
     /// The parts as the rows that the operator takes.
     fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<LaunchTensors> {
         let flat = |tensor: &AnyTensor, desc: &TensorDesc| {
-            let shape = desc
-                .shape
-                .iter()
-                .map(|&size| usize::try_from(size).unwrap_or(0));
+            let shape = desc.shape.iter().map(|&size| usize::try_from(size).unwrap_or(0));
             tensor.reshape(shape.collect::<SmallVec<[_; 2]>>())
         };
         let mut tensors = SmallVec::new();
@@ -213,10 +183,7 @@ impl MergeState {
         for part in parts {
             tensors.push(flat(part.attention, &rows.out)?);
         }
-        Ok(LaunchTensors {
-            outputs: 0,
-            tensors,
-        })
+        Ok(LaunchTensors { outputs: 0, tensors })
     }
 
     /// A view of log-sum-exps in the order of the output's rows.
@@ -296,22 +263,13 @@ impl Operation for MergeOperation {
         let attention = TensorDesc::packed(self.out.dtype, self.out.shape);
         // The rows are in the output's order; the view names them as attention does.
         let mut shape = self.lse_out.shape;
-        for (to, &from) in order(self.merge.layout)
-            .unwrap_or_default()
-            .iter()
-            .enumerate()
-        {
+        for (to, &from) in order(self.merge.layout).unwrap_or_default().iter().enumerate() {
             let dim = self.lse_out.shape.get(from).copied().unwrap_or(0);
             shape = shape.with(to, dim);
         }
         let lse = TensorDesc::packed(self.lse_out.dtype, shape);
-        let lse = self
-            .merge
-            .in_order(&AnyTensor::empty(plan.context(), lse)?)?;
-        Ok(Output {
-            attention: AnyTensor::empty(plan.context(), attention)?.typed()?,
-            softmax_lse: Some(lse.typed()?),
-        })
+        let lse = self.merge.in_order(&AnyTensor::empty(plan.context(), lse)?)?;
+        Ok(Output { attention: AnyTensor::empty(plan.context(), attention)?.typed()?, softmax_lse: Some(lse.typed()?) })
     }
 
     fn launch<T: Element>(
@@ -346,8 +304,7 @@ impl Operation for MergeOperation {
     }
 
     fn describe(&self, _: &MergePlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("merge", &self.merge)
-            .field("problem", &self.problem);
+        text.field("merge", &self.merge).field("problem", &self.problem);
     }
 }
 
@@ -388,17 +345,9 @@ impl MergeOperation {
     }
 
     /// Refuses tensors that differ from the planned ones. Returns the output's log-sum-exps.
-    fn check<'o, T: Element>(
-        &self,
-        parts: &[Part<'_, T>],
-        output: &'o Output<T>,
-    ) -> Result<&'o Tensor<f32>> {
+    fn check<'o, T: Element>(&self, parts: &[Part<'_, T>], output: &'o Output<T>) -> Result<&'o Tensor<f32>> {
         if parts.len() != self.problem.parts {
-            return Err(Error::not_as_planned(
-                "parts",
-                parts.len(),
-                self.problem.parts,
-            ));
+            return Err(Error::not_as_planned("parts", parts.len(), self.problem.parts));
         }
         let Some(lse_out) = &output.softmax_lse else {
             return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));
@@ -430,20 +379,13 @@ impl MergeOperation {
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
-        Ok(LaunchTensors {
-            outputs: 2,
-            tensors: given,
-        })
+        Ok(LaunchTensors { outputs: 2, tensors: given })
     }
 
     /// Copies the log-sum-exps through the host, which puts them into the order of the output's rows and sets rows
     /// without keys to -inf. Also returns the rows for which no part has keys; these are 0 in the first part, so that
     /// the operator can compute.
-    fn fetch<T: Element>(
-        &self,
-        stream: &Stream,
-        parts: &[Part<'_, T>],
-    ) -> Result<(Vec<AnyTensor>, Vec<usize>)> {
+    fn fetch<T: Element>(&self, stream: &Stream, parts: &[Part<'_, T>]) -> Result<(Vec<AnyTensor>, Vec<usize>)> {
         let mut all = Vec::with_capacity(parts.len());
         for part in parts {
             let lse: Tensor<f32> = self.merge.in_order(part.softmax_lse.0)?.typed()?;
@@ -453,8 +395,7 @@ impl MergeOperation {
         }
         let none = |row: &usize| {
             let lse_of_row = |lse: &Vec<f32>| lse.get(*row).copied();
-            all.iter()
-                .all(|lse| lse_of_row(lse) == Some(f32::NEG_INFINITY))
+            all.iter().all(|lse| lse_of_row(lse) == Some(f32::NEG_INFINITY))
         };
         let empty: Vec<usize> = (0..self.problem.rows).filter(none).collect();
         if let Some(first) = all.first_mut() {
@@ -480,10 +421,6 @@ pub(super) fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorD
 }
 
 #[cold]
-pub(super) fn not_as_planned(
-    argument: &'static str,
-    given: impl std::fmt::Display,
-    planned: &TensorDesc,
-) -> Error {
+pub(super) fn not_as_planned(argument: &'static str, given: impl std::fmt::Display, planned: &TensorDesc) -> Error {
     Error::not_as_planned(argument, given, planned)
 }

@@ -89,8 +89,9 @@ impl RowMerge<'_> {
     pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
         let Self { merge, rows } = *self;
         let Some(first) = parts.first() else {
-            return Err(Error::invalid("parts", "none", "1 to 16")
-                .fix("leave the merge out where nothing was computed"));
+            return Err(
+                Error::invalid("parts", "none", "1 to 16").fix("leave the merge out where nothing was computed")
+            );
         };
         if !matches!(merge.layout().output(), Axes::Bnsd | Axes::Tnd) {
             return Err(Error::invalid(
@@ -101,30 +102,23 @@ impl RowMerge<'_> {
             .fix("compute the parts in BNSD or TND"));
         }
         let (out, lse_out) = (*first.attention.desc(), *first.softmax_lse.0.desc());
-        let total = rows
-            .iter()
-            .fold(0usize, |sum, run| sum.saturating_add(run.rows));
+        let total = rows.iter().fold(0usize, |sum, run| sum.saturating_add(run.rows));
         let axis = out.shape.first().copied().unwrap_or(0);
         if i64::try_from(total) != Ok(axis) {
-            return Err(
-                Error::invalid("rows", total, format_args!("{axis}, as the parts have"))
-                    .fix("let the runs cover every row of the parts once"),
-            );
+            return Err(Error::invalid("rows", total, format_args!("{axis}, as the parts have"))
+                .fix("let the runs cover every row of the parts once"));
         }
         let known = u16::MAX >> 16usize.saturating_sub(parts.len()).min(15);
         if let Some(run) = rows.iter().find(|run| run.parts & !known != 0) {
             return Err(Error::invalid(
                 "rows",
-                format_args!(
-                    "rows of part {}, with {} parts given",
-                    run.parts.ilog2(),
-                    parts.len()
-                ),
+                format_args!("rows of part {}, with {} parts given", run.parts.ilog2(), parts.len()),
                 format_args!(
                     "rows of parts 0 to {}, or more parts: bit i of `parts` is part i of those given",
                     parts.len() - 1
                 ),
-            ).fix("name parts that are given"));
+            )
+            .fix("name parts that are given"));
         }
         let context = first.attention.memory().context();
         let mut runs = Vec::new();
@@ -143,12 +137,7 @@ impl RowMerge<'_> {
             };
             runs.push(Run { rows, how });
         }
-        let operation = RowMergeOperation {
-            parts: parts.len(),
-            out,
-            lse_out,
-            runs,
-        };
+        let operation = RowMergeOperation { parts: parts.len(), out, lse_out, runs };
         let launches = attention_update::none(context);
         Ok(RowMergePlan::new(launches, operation))
     }
@@ -174,43 +163,25 @@ struct Cut<T: Element> {
 
 impl<T: Element> Cut<T> {
     fn part(&self) -> Part<'_, T> {
-        Part {
-            attention: &self.attention,
-            softmax_lse: super::LseNat(&self.softmax_lse),
-        }
+        Part { attention: &self.attention, softmax_lse: super::LseNat(&self.softmax_lse) }
     }
 }
 
-fn cut<T: Element>(
-    bits: u16,
-    rows: &Range<usize>,
-    parts: &[Part<'_, T>],
-) -> Result<SmallVec<[Cut<T>; 4]>> {
+fn cut<T: Element>(bits: u16, rows: &Range<usize>, parts: &[Part<'_, T>]) -> Result<SmallVec<[Cut<T>; 4]>> {
     let cut = |part: &Part<'_, T>| {
         Ok(Cut {
             attention: part.attention.narrow(0, rows.clone())?,
             softmax_lse: part.softmax_lse.0.narrow(0, rows.clone())?,
         })
     };
-    named(bits)
-        .filter_map(|at| parts.get(at))
-        .map(cut)
-        .collect()
+    named(bits).filter_map(|at| parts.get(at)).map(cut).collect()
 }
 
 /// Makes attention of 0 and log-sum-exps of -inf for `rows` rows without keys.
-fn fill(
-    context: &Arc<Context>,
-    out: &TensorDesc,
-    lse_out: &TensorDesc,
-    rows: usize,
-) -> Result<How> {
+fn fill(context: &Arc<Context>, out: &TensorDesc, lse_out: &TensorDesc, rows: usize) -> Result<How> {
     let tensor = |like: &TensorDesc| {
         let rows = i64::try_from(rows).unwrap_or(i64::MAX);
-        AnyTensor::empty(
-            context,
-            TensorDesc::packed(like.dtype, like.shape.with(0, rows)),
-        )
+        AnyTensor::empty(context, TensorDesc::packed(like.dtype, like.shape.with(0, rows)))
     };
     let (zeros, lse) = (tensor(out)?, tensor(lse_out)?);
     let bytes = zeros.len() * out.dtype.size().unwrap_or(0);
@@ -228,13 +199,8 @@ impl Operation for RowMergeOperation {
     type Parameter = Parameter;
 
     fn output<T: Element>(&self, plan: &RowMergePlan) -> Result<Output<T>> {
-        let new = |like: &TensorDesc| {
-            AnyTensor::empty(plan.context(), TensorDesc::packed(like.dtype, like.shape))
-        };
-        Ok(Output {
-            attention: new(&self.out)?.typed()?,
-            softmax_lse: Some(new(&self.lse_out)?.typed()?),
-        })
+        let new = |like: &TensorDesc| AnyTensor::empty(plan.context(), TensorDesc::packed(like.dtype, like.shape));
+        Ok(Output { attention: new(&self.out)?.typed()?, softmax_lse: Some(new(&self.lse_out)?.typed()?) })
     }
 
     fn workspace_bytes(&self, _: &RowMergePlan) -> usize {
@@ -259,10 +225,8 @@ impl Operation for RowMergeOperation {
         let Some(lse_out) = &output.softmax_lse else {
             return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));
         };
-        for (attention, lse) in parts
-            .iter()
-            .map(|part| (part.attention, part.softmax_lse.0))
-            .chain([(&output.attention, lse_out)])
+        for (attention, lse) in
+            parts.iter().map(|part| (part.attention, part.softmax_lse.0)).chain([(&output.attention, lse_out)])
         {
             super::plan::same("attention", attention, &self.out)?;
             super::plan::same("softmax_lse", lse, &self.lse_out)?;
@@ -274,19 +238,12 @@ impl Operation for RowMergeOperation {
                 How::Merge(bits, plan) => {
                     let cut = cut(*bits, rows, parts)?;
                     let cut: SmallVec<[Part<'_, T>; 4]> = cut.iter().map(Cut::part).collect();
-                    let mut output = Output {
-                        attention,
-                        softmax_lse: Some(lse),
-                    };
+                    let mut output = Output { attention, softmax_lse: Some(lse) };
                     plan.launch_into(queue, cut.as_slice(), &mut output)?;
                 }
                 How::Copy(part) => {
                     let copied = cut(1 << part, rows, parts)?;
-                    for Cut {
-                        attention: from,
-                        softmax_lse,
-                    } in &copied
-                    {
+                    for Cut { attention: from, softmax_lse } in &copied {
                         attention.copy_from(queue, from)?;
                         lse.copy_from(queue, softmax_lse)?;
                     }
@@ -306,7 +263,6 @@ impl Operation for RowMergeOperation {
             How::Copy(part) => (run.rows.clone(), 1 << part),
             How::Fill(..) => (run.rows.clone(), 0),
         };
-        text.field("parts", &self.parts)
-            .field("runs", &self.runs.iter().map(run).collect::<Vec<_>>());
+        text.field("parts", &self.parts).field("runs", &self.runs.iter().map(run).collect::<Vec<_>>());
     }
 }

@@ -33,10 +33,7 @@ impl AllowedLints {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for any other lint, and for one that overruns memory and was
     /// allowed as one that does not.
-    pub(crate) fn ids<I: Iterator<Item = &'static Rule>>(
-        &self,
-        lints: impl Fn() -> I,
-    ) -> Result<SmallVec<[&str; 4]>> {
+    pub(crate) fn ids<I: Iterator<Item = &'static Rule>>(&self, lints: impl Fn() -> I) -> Result<SmallVec<[&str; 4]>> {
         for id in &self.overruns {
             known("allow_overrun", &lints, id)?;
         }
@@ -58,11 +55,7 @@ impl AllowedLints {
 
 /// The lints of the operator with these versions.
 pub(crate) fn lints_of<V: DeclaredVersion>() -> impl Iterator<Item = &'static Rule> {
-    let is_of_operator = |rule: &Rule| {
-        V::ALL
-            .iter()
-            .any(|version| Some(version.info()) == rule.since)
-    };
+    let is_of_operator = |rule: &Rule| V::ALL.iter().any(|version| Some(version.info()) == rule.since);
     every_rule().filter(move |rule| rule.level == Level::Lint && is_of_operator(rule))
 }
 
@@ -74,11 +67,7 @@ fn known<I: Iterator<Item = &'static Rule>>(
 ) -> Result<&'static Rule> {
     lints().find(|lint| lint.id == id).ok_or_else(|| {
         let ids: Vec<_> = lints().map(|lint| lint.id).collect();
-        Error::invalid(
-            argument,
-            format_args!("{id:?}"),
-            format_args!("lints of the operator: {}", ids.join(", ")),
-        )
-        .fix("take the id from the refusal that names the lint")
+        Error::invalid(argument, format_args!("{id:?}"), format_args!("lints of the operator: {}", ids.join(", ")))
+            .fix("take the id from the refusal that names the lint")
     })
 }

@@ -21,21 +21,14 @@ pub trait Parameter: DeclaredParameter {
     /// The refusal of an output because it shares memory with another tensor.
     #[cold]
     fn shares_memory(self, other: Self) -> Error {
-        Error::shared(
-            self.noun(),
-            format_args!("memory that is shared with {}", other.noun()),
-            "memory of its own",
-        )
+        Error::shared(self.noun(), format_args!("memory that is shared with {}", other.noun()), "memory of its own")
     }
 }
 
 /// The tensors of a call or a launch.
 pub(crate) trait Tensors<P> {
     /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
-    fn each<'t>(
-        &'t self,
-        visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()>;
+    fn each<'t>(&'t self, visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>) -> Result<()>;
 }
 
 /// A tensor of a call, and its address.
@@ -50,11 +43,7 @@ pub(crate) struct Addressed<P> {
 pub(crate) fn addressed<P>(tensors: &impl Tensors<P>) -> Result<SmallVec<[Addressed<P>; 8]>> {
     let mut addressed = SmallVec::new();
     tensors.each(|argument, tensor| {
-        addressed.push(Addressed {
-            argument,
-            desc: *tensor.desc(),
-            address: tensor.as_raw(),
-        });
+        addressed.push(Addressed { argument, desc: *tensor.desc(), address: tensor.as_raw() });
         Ok(())
     })?;
     Ok(addressed)
@@ -102,9 +91,7 @@ impl Lengths {
                 "give the lengths of a batch that exists; subtract lengths with saturation",
             )));
         }
-        let counted = lengths
-            .into_iter()
-            .filter_map(|len| i64::try_from(len).ok());
+        let counted = lengths.into_iter().filter_map(|len| i64::try_from(len).ok());
         Self(Ok(counted.collect()))
     }
 
@@ -122,11 +109,6 @@ impl Lengths {
 pub(crate) fn heads(argument: &'static str, given: Option<usize>) -> Result<Option<i64>> {
     let counted = given.map(i64::try_from).transpose();
     counted.map_err(|_| {
-        Error::invalid(
-            argument,
-            given.unwrap_or_default(),
-            format_args!("at most {}", i64::MAX),
-        )
-        .fix("divide the call")
+        Error::invalid(argument, given.unwrap_or_default(), format_args!("at most {}", i64::MAX)).fix("divide the call")
     })
 }

@@ -53,16 +53,9 @@ impl<T: Object> Owned<T> {
     ///
     /// # Safety
     /// `raw` is null, or an object that has no other owner.
-    pub(crate) unsafe fn new(
-        context: &Arc<Context>,
-        function: &'static str,
-        raw: *mut T,
-    ) -> Result<Self> {
+    pub(crate) unsafe fn new(context: &Arc<Context>, function: &'static str, raw: *mut T) -> Result<Self> {
         match NonNull::new(raw) {
-            Some(raw) => Ok(Self {
-                raw,
-                context: Arc::clone(context),
-            }),
+            Some(raw) => Ok(Self { raw, context: Arc::clone(context) }),
             None => Err(null_error(context.runtime().api(), function)),
         }
     }
@@ -92,16 +85,13 @@ impl<T: Object> Drop for Owned<T> {
 unsafe impl<T: Object> Send for Owned<T> {}
 
 /// Makes the descriptor of a tensor at an address.
-pub(crate) fn tensor(
-    context: &Arc<Context>,
-    desc: &TensorDesc,
-    at: *mut c_void,
-) -> Result<Owned<aclTensor>> {
+pub(crate) fn tensor(context: &Arc<Context>, desc: &TensorDesc, at: *mut c_void) -> Result<Owned<aclTensor>> {
     let api = context.runtime().api();
     let (shape, strides) = (&desc.shape, &desc.strides);
     if strides.len() != shape.len() {
-        return Err(Error::invalid("strides", strides, "one for each axis")
-            .fix("give a stride for each axis of the shape"));
+        return Err(
+            Error::invalid("strides", strides, "one for each axis").fix("give a stride for each axis of the shape")
+        );
     }
     let storage = storage(desc);
     // SAFETY: dimensions and strides are arrays of that rank, which the function copies; the address is kept and not
@@ -142,10 +132,7 @@ pub(crate) fn tensor_list(
     members: SmallVec<[Owned<aclTensor>; 1]>,
 ) -> Result<Owned<aclTensorList>> {
     let api = context.runtime().api();
-    let raw: SmallVec<[*const aclTensor; 1]> = members
-        .iter()
-        .map(|tensor| tensor.as_ptr().cast_const())
-        .collect();
+    let raw: SmallVec<[*const aclTensor; 1]> = members.iter().map(|tensor| tensor.as_ptr().cast_const()).collect();
     // SAFETY: the array has `raw.len()` live tensors; the function copies it; the result is new.
     let list = unsafe {
         let list = api.aclCreateTensorList()?(raw.as_ptr(), raw.len() as u64);

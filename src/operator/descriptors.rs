@@ -28,10 +28,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     fn of<P: Parameter>(parameter: P, entry_point: EntryPoint<P>) -> Self {
-        Self {
-            input: entry_point.input_number(parameter),
-            output: entry_point.output_number(parameter),
-        }
+        Self { input: entry_point.input_number(parameter), output: entry_point.output_number(parameter) }
     }
 }
 
@@ -59,20 +56,11 @@ impl<P: Parameter> Descriptors<P> {
     pub(super) fn new(context: &Arc<Context>, given: &[Addressed<P>]) -> Result<Self> {
         let mut tensors = Vec::with_capacity(given.len());
         let mut lists: Vec<(P, Members)> = Vec::new();
-        for Addressed {
-            argument,
-            desc,
-            address,
-        } in given
-        {
+        for Addressed { argument, desc, address } in given {
             let tensor = tensor(context, desc, *address)?;
             let parameter = argument.parameter;
             if parameter.info().kind != Kind::TensorList {
-                tensors.push(Numbered {
-                    parameter,
-                    numbers: Numbers::default(),
-                    raw: tensor,
-                });
+                tensors.push(Numbered { parameter, numbers: Numbers::default(), raw: tensor });
                 continue;
             }
             match lists.iter_mut().find(|(known, _)| *known == parameter) {
@@ -81,11 +69,7 @@ impl<P: Parameter> Descriptors<P> {
             }
         }
         let lists = lists.into_iter().map(|(parameter, members)| {
-            Ok(Numbered {
-                parameter,
-                numbers: Numbers::default(),
-                raw: tensor_list(context, members)?,
-            })
+            Ok(Numbered { parameter, numbers: Numbers::default(), raw: tensor_list(context, members)? })
         });
         Ok(Self {
             context: Arc::clone(context),
@@ -108,23 +92,15 @@ impl<P: Parameter> Descriptors<P> {
 
     /// The numbers of a tensor or a list.
     pub(super) fn numbers(&self, parameter: P) -> Numbers {
-        let tensor = self
-            .tensors
-            .iter()
-            .find(|entry| entry.parameter == parameter);
+        let tensor = self.tensors.iter().find(|entry| entry.parameter == parameter);
         let list = || self.lists.iter().find(|entry| entry.parameter == parameter);
         let numbers = tensor.map(|tensor| tensor.numbers);
-        numbers
-            .or_else(|| Some(list()?.numbers))
-            .unwrap_or_default()
+        numbers.or_else(|| Some(list()?.numbers)).unwrap_or_default()
     }
 
     /// A tensor; null if the call has none.
     pub(crate) fn tensor(&self, parameter: P) -> *mut aclTensor {
-        let given = self
-            .tensors
-            .iter()
-            .find(|entry| entry.parameter == parameter);
+        let given = self.tensors.iter().find(|entry| entry.parameter == parameter);
         given.map_or(ptr::null_mut(), |tensor| tensor.raw.as_ptr())
     }
 
@@ -151,9 +127,8 @@ impl<P: Parameter> Descriptors<P> {
         let Some(text) = text else {
             return Ok(ptr::null_mut());
         };
-        let text = CString::new(text).map_err(|_| {
-            Error::invalid(name, text, "no NUL").fix("remove the NUL from the text")
-        })?;
+        let text =
+            CString::new(text).map_err(|_| Error::invalid(name, text, "no NUL").fix("remove the NUL from the text"))?;
         // The bytes stay where they are when the owner moves.
         let raw = text.as_ptr().cast_mut();
         self.texts.push(text);

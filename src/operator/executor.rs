@@ -39,11 +39,7 @@ impl<P> Executor<P> {
     ) -> Result<Self> {
         let api = context.runtime().api();
         let raw = NonNull::new(raw).ok_or_else(|| null_error(api, function))?;
-        let executor = Self {
-            raw,
-            context: Arc::clone(context),
-            descriptors,
-        };
+        let executor = Self { raw, context: Arc::clone(context), descriptors };
         // SAFETY: the executor is new: phase two has not run.
         unsafe { aclnn!(api, aclSetAclOpExecutorRepeatable(executor.as_ptr())) }?;
         Ok(executor)
@@ -70,10 +66,7 @@ impl<P: Parameter> Executor<P> {
         unsafe {
             if let (Some(input), Kind::TensorList) = (numbers.input, parameter.info().kind) {
                 let list = self.descriptors.list(parameter);
-                return aclnn!(
-                    api,
-                    aclSetDynamicInputTensorAddr(executor, input, index, list, at)
-                );
+                return aclnn!(api, aclSetDynamicInputTensorAddr(executor, input, index, list, at));
             }
             let tensor = self.descriptors.tensor(parameter);
             if let Some(input) = numbers.input {

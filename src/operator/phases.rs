@@ -12,12 +12,8 @@ use crate::error::{Error, Result};
 use super::{Descriptors, Parameter};
 
 /// The function of phase two, alike for all operators.
-pub(super) type PhaseTwo = unsafe extern "C" fn(
-    *mut c_void,
-    u64,
-    *mut aclOpExecutor,
-    sys::aclrtStream,
-) -> sys::aclnnStatus;
+pub(super) type PhaseTwo =
+    unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExecutor, sys::aclrtStream) -> sys::aclnnStatus;
 
 /// What phase one returns.
 pub(crate) struct PhaseOne {
@@ -39,9 +35,7 @@ pub(crate) struct Phases {
 /// # Safety
 /// `phase_one` calls the function of that name in the version's [`Phases`] with pointers of the descriptors, and returns
 /// the executor that this function makes, or null.
-pub(crate) unsafe trait EntryPoints:
-    ArgumentList<Parameter: Parameter, Tensor = TensorDesc>
-{
+pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor = TensorDesc> {
     /// The versions of the operator.
     type Version: Copy;
 
@@ -60,11 +54,7 @@ pub(crate) unsafe trait EntryPoints:
 /// The [`Phases`] of these names.
 macro_rules! phases {
     ($one:ident, $two:ident) => {
-        $crate::operator::Phases {
-            name: stringify!($two),
-            one: |api| api.$one().map(drop),
-            two: |api| api.$two(),
-        }
+        $crate::operator::Phases { name: stringify!($two), one: |api| api.$one().map(drop), two: |api| api.$two() }
     };
 }
 
@@ -171,12 +161,7 @@ impl Phases {
     }
 
     /// Refuses a CANN that lacks the operator; `instead` is the error's advice.
-    pub(crate) fn required(
-        &self,
-        api: &Api,
-        operator: OperatorVersion,
-        instead: &'static str,
-    ) -> Result<()> {
+    pub(crate) fn required(&self, api: &Api, operator: OperatorVersion, instead: &'static str) -> Result<()> {
         if self.are_installed(api) {
             return Ok(());
         }
@@ -202,13 +187,7 @@ mod tests {
         let old = Api::from_functions(Functions::default(), "CANN 8.1");
         let required = phases.required(&old, Version::V1.info(), "do without");
         let missing = required.unwrap_err();
-        assert!(matches!(
-            missing,
-            Error::MissingOperator {
-                operator: "aclnnScatterPaKvCache",
-                ..
-            }
-        ));
+        assert!(matches!(missing, Error::MissingOperator { operator: "aclnnScatterPaKvCache", .. }));
         assert_eq!(
             missing.to_string(),
             "libopapi.so does not export aclnnScatterPaKvCache: it comes with CANN after 8.1; install a newer release, \

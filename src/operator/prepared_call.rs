@@ -50,11 +50,7 @@ struct PlannedTensor<P> {
 
 impl<P> PlannedTensor<P> {
     fn new((argument, desc): (Argument<P>, &TensorDesc)) -> Self {
-        Self {
-            argument,
-            desc: *desc,
-            bytes: reach(desc),
-        }
+        Self { argument, desc: *desc, bytes: reach(desc) }
     }
 }
 
@@ -93,35 +89,21 @@ impl<P: Parameter> PreparedCall<P> {
             address: tensor.as_raw(),
         }));
         let mut descriptors = Descriptors::new(context, &given)?;
-        let PhaseOne {
-            workspace_bytes,
-            executor,
-        } = call.phase_one(api, version, &mut descriptors)?;
+        let PhaseOne { workspace_bytes, executor } = call.phase_one(api, version, &mut descriptors)?;
         // SAFETY: phase one has made the executor of these descriptors, by the contract of `EntryPoints`.
         let executor = unsafe { Executor::new(context, phases.name, executor, descriptors) }?;
-        let planned_tensor =
-            |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
+        let planned_tensor = |tensor: &Addressed<P>| PlannedTensor::new((tensor.argument, &tensor.desc));
         let addresses = tensors.iter().map(|tensor| Some(tensor.address.addr()));
         let addressed = usize::try_from(workspace_bytes);
         Ok(Self {
             context: Arc::clone(context),
             function: phases.name,
             planned: tensors.iter().map(planned_tensor).collect(),
-            fixed: fixed
-                .iter()
-                .map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses()))
-                .collect(),
+            fixed: fixed.iter().map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses())).collect(),
             workspace_bytes: addressed.map_err(|_| {
-                Error::invalid("workspace", workspace_bytes, "bytes that can be addressed")
-                    .fix("divide the call")
+                Error::invalid("workspace", workspace_bytes, "bytes that can be addressed").fix("divide the call")
             })?,
-            work: Some(Work {
-                phase_two,
-                state: Mutex::new(State {
-                    executor,
-                    addresses: addresses.collect(),
-                }),
-            }),
+            work: Some(Work { phase_two, state: Mutex::new(State { executor, addresses: addresses.collect() }) }),
         })
     }
 
@@ -148,17 +130,11 @@ impl<P: Parameter> PreparedCall<P> {
     }
 
     /// A call that has no elements to compute.
-    pub(crate) fn idle<C: EntryPoints<Parameter = P>>(
-        context: &Arc<Context>,
-        call: &C,
-        version: C::Version,
-    ) -> Self {
+    pub(crate) fn idle<C: EntryPoints<Parameter = P>>(context: &Arc<Context>, call: &C, version: C::Version) -> Self {
         Self {
             context: Arc::clone(context),
             function: C::phases(version).name,
-            planned: outputs_first(call.each_tensor())
-                .map(PlannedTensor::new)
-                .collect(),
+            planned: outputs_first(call.each_tensor()).map(PlannedTensor::new).collect(),
             fixed: SmallVec::new(),
             workspace_bytes: 0,
             work: None,
@@ -193,9 +169,7 @@ impl<P: Parameter> PreparedCall<P> {
 
     /// The tensors that stay the same for all launches.
     pub(crate) fn each_fixed(&self) -> impl Iterator<Item = (P, &AnyTensor)> {
-        self.fixed
-            .iter()
-            .map(|(argument, tensor, _)| (*argument, tensor))
+        self.fixed.iter().map(|(argument, tensor, _)| (*argument, tensor))
     }
 
     /// The descriptor of a tensor that launches provide.
@@ -235,11 +209,7 @@ impl<P: Parameter> PreparedCall<P> {
             let parameter = argument.parameter;
             tensor.on(parameter.noun(), &self.context)?;
             let Some(planned) = index.and_then(|index| self.planned.get(index)) else {
-                return Err(not_as_planned(
-                    parameter,
-                    tensor.desc(),
-                    "a call without it",
-                ));
+                return Err(not_as_planned(parameter, tensor.desc(), "a call without it"));
             };
             check_placement(parameter, tensor, &planned.desc)?;
             let start = tensor.as_raw().addr();
@@ -260,11 +230,7 @@ impl<P: Parameter> PreparedCall<P> {
         for (parameter, _, at) in &self.fixed {
             apart(&written, *parameter, at)?;
         }
-        Ok(CheckedLaunch {
-            call: self,
-            queue,
-            tensors,
-        })
+        Ok(CheckedLaunch { call: self, queue, tensors })
     }
 
     /// The error for a launch without a tensor that was planned.
@@ -279,11 +245,7 @@ impl<P: Parameter> PreparedCall<P> {
         let mut planned = self.planned.iter();
         match planned.find(|planned| !given.contains(&planned.argument)) {
             Some(planned) => not_as_planned(planned.argument.parameter, "none", planned.desc),
-            None => Error::not_as_planned(
-                "tensors",
-                format_args!("{} of them", given.len()),
-                self.planned.len(),
-            ),
+            None => Error::not_as_planned("tensors", format_args!("{} of them", given.len()), self.planned.len()),
         }
     }
 }
@@ -292,11 +254,7 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> CheckedLaunch<'_, P, Q, T> {
     /// Queues the launch. Allocates no host memory from the second launch on a stream on.
     #[inline]
     pub(crate) fn launch(self) -> Result<()> {
-        let Self {
-            call,
-            queue,
-            tensors,
-        } = self;
+        let Self { call, queue, tensors } = self;
         let Some(work) = &call.work else {
             return Ok(());
         };
@@ -306,9 +264,7 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> CheckedLaunch<'_, P, Q, T> {
             0 => None,
             bytes => Some(queue.workspace(bytes)?),
         };
-        let scratch = workspace
-            .as_ref()
-            .map_or(ptr::null_mut(), |memory| memory.address());
+        let scratch = workspace.as_ref().map_or(ptr::null_mut(), |memory| memory.address());
         let bytes = call.workspace_bytes as u64;
         let mut state = lock(&work.state);
         let mut at = 0;
@@ -344,13 +300,7 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> CheckedLaunch<'_, P, Q, T> {
 impl<P: Parameter> State<P> {
     /// Gives the executor a tensor's address, unless it has that already.
     #[inline]
-    fn point(
-        &mut self,
-        api: &Api,
-        index: Option<usize>,
-        argument: Argument<P>,
-        tensor: &AnyTensor,
-    ) -> Result<()> {
+    fn point(&mut self, api: &Api, index: Option<usize>, argument: Argument<P>, tensor: &AnyTensor) -> Result<()> {
         let Some(now) = index.and_then(|index| self.addresses.get_mut(index)) else {
             return Ok(());
         };
@@ -366,11 +316,7 @@ impl<P: Parameter> State<P> {
 
 /// Refuses a tensor whose layout in memory differs from the planned one's.
 #[inline]
-fn check_placement<P: Parameter>(
-    parameter: P,
-    tensor: &AnyTensor,
-    planned: &TensorDesc,
-) -> Result<()> {
+fn check_placement<P: Parameter>(parameter: P, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
     match planned.lies_as(tensor.desc()) {
         true => Ok(()),
         false => Err(not_as_planned(parameter, tensor.desc(), planned)),
@@ -385,11 +331,7 @@ pub(crate) fn reach(desc: &TensorDesc) -> usize {
 
 /// Refuses a tensor that shares memory with an output.
 #[inline]
-fn apart<P: Parameter>(
-    outputs: &[(P, Range<usize>)],
-    parameter: P,
-    at: &Range<usize>,
-) -> Result<()> {
+fn apart<P: Parameter>(outputs: &[(P, Range<usize>)], parameter: P, at: &Range<usize>) -> Result<()> {
     match outputs.iter().find(|(_, output)| overlap(output, at)) {
         Some((output, _)) => Err(output.shares_memory(parameter)),
         None => Ok(()),
@@ -397,10 +339,6 @@ fn apart<P: Parameter>(
 }
 
 #[cold]
-fn not_as_planned<P: Parameter>(
-    parameter: P,
-    given: impl std::fmt::Display,
-    planned: impl std::fmt::Display,
-) -> Error {
+fn not_as_planned<P: Parameter>(parameter: P, given: impl std::fmt::Display, planned: impl std::fmt::Display) -> Error {
     Error::not_as_planned(parameter.noun(), given, planned)
 }

@@ -47,13 +47,7 @@ pub(crate) fn prepare(
 
 /// No call of its own, for what launches others.
 pub(crate) fn none(context: &Arc<Context>) -> PreparedCall<Parameter> {
-    let no_tensors = UpdateCall {
-        lse: &[],
-        local_out: &[],
-        update_type: 1,
-        out: None,
-        lse_out: None,
-    };
+    let no_tensors = UpdateCall { lse: &[], local_out: &[], update_type: 1, out: None, lse_out: None };
     PreparedCall::idle(context, &no_tensors, Version::V1)
 }
 
@@ -66,10 +60,7 @@ pub(crate) struct LaunchTensors {
 }
 
 impl Tensors<Parameter> for LaunchTensors {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         let (outputs, parts) = self.tensors.split_at(self.outputs.min(self.tensors.len()));
         for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
             visit(argument.into(), tensor)?;

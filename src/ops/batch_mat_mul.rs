@@ -7,16 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::batch_mat_mul::{
-    Argument, BatchMatMulCall, Parameter, Version, cube_math_type,
-};
+use ascend_spec::ops::batch_mat_mul::{Argument, BatchMatMulCall, Parameter, Version, cube_math_type};
 use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -117,10 +113,7 @@ impl BatchMatMul {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices or products that memory
     /// cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        (self_, mat2): (&Tensor<T>, &Tensor<T>),
-    ) -> Result<BatchMatMulPlan> {
+    pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
         let api = context.runtime().api();
         phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
@@ -185,10 +178,7 @@ struct LaunchTensors<'a> {
 }
 
 impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         let [left, right] = self.factors;
         if let Some(out) = self.out {
             visit(Parameter::Out.into(), out)?;
@@ -218,8 +208,7 @@ impl Operation for BatchMatMulOperation {
     ) -> Result<()> {
         let factors = [self_, mat2].map(|factor| &**factor);
         let out = Some(&**out);
-        plan.queue(queue, &LaunchTensors { out, factors }, || Ok(()))
-            .flatten()
+        plan.queue(queue, &LaunchTensors { out, factors }, || Ok(())).flatten()
     }
 
     fn describe(&self, _: &BatchMatMulPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -8,20 +8,13 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::geometry::BlockMap;
-use ascend_spec::ops::block_sparse_attention::{
-    Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version,
-};
-use ascend_spec::{
-    Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version,
-    block_sparse_attention_arguments,
-};
+use ascend_spec::ops::block_sparse_attention::{Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version};
+use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version, block_sparse_attention_arguments};
 
 use crate::error::{Error, Result};
 use crate::mask;
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -133,10 +126,7 @@ impl BlockSparseAttention {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBlockSparseAttentionGetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(
-        &self,
-        inputs: impl Into<BlockSparseInputs<'a, T>>,
-    ) -> Result<BlockSparsePlan> {
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<BlockSparseInputs<'a, T>>) -> Result<BlockSparsePlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
         phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
@@ -167,15 +157,8 @@ impl BlockSparseAttention {
             ..BlockSparseCall::default()
         };
         let (out, lse) = given.outputs().unzip();
-        let call = BlockSparseCall {
-            attention_out: out,
-            softmax_lse: lse.flatten(),
-            ..given
-        };
-        let tensors = LaunchTensors {
-            inputs: &inputs,
-            outputs: None,
-        };
+        let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
+        let tensors = LaunchTensors { inputs: &inputs, outputs: None };
         let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
         let planned = self.prepare(context, &call, &inputs);
         BlockSparsePlan::recorded(planned, context, recorded, &tensors)
@@ -194,16 +177,11 @@ impl BlockSparseAttention {
         let Some(out) = call.attention_out else {
             return Err(operation::no_elements(stand_in));
         };
-        let operation = BlockSparseOperation {
-            problem,
-            lengths: self.lengths.clone(),
-            out,
-            softmax_lse: call.softmax_lse,
-        };
+        let operation =
+            BlockSparseOperation { problem, lengths: self.lengths.clone(), out, softmax_lse: call.softmax_lse };
         operation.check(inputs.mask)?;
         let is_idle = problem.is_idle();
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(BlockSparsePlan::new(prepared, operation))
     }
 }
@@ -244,11 +222,7 @@ impl BlockMask {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than 4 GiB of blocks; as for [`Stream::upload`].
-    pub fn full_blocks<V: Visibility>(
-        stream: &Stream,
-        maps: &[BlockMap<'_, V>],
-        heads: usize,
-    ) -> Result<Self> {
+    pub fn full_blocks<V: Visibility>(stream: &Stream, maps: &[BlockMap<'_, V>], heads: usize) -> Result<Self> {
         FullBlocks::new(maps)?.upload(stream, heads)
     }
 
@@ -274,9 +248,8 @@ impl FullBlocks {
 
     /// Marks the full blocks of a mask for each sequence.
     pub(crate) fn new<V: Visibility>(maps: &[BlockMap<'_, V>]) -> Result<Self> {
-        let longest = |lengths: &mut dyn Iterator<Item = u64>| {
-            usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX)
-        };
+        let longest =
+            |lengths: &mut dyn Iterator<Item = u64>| usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX);
         let rows = longest(&mut maps.iter().map(|map| map.rows()));
         let columns = longest(&mut maps.iter().map(|map| map.columns()));
         let (sequences, blocks) = (maps.len(), [rows, columns]);
@@ -294,34 +267,20 @@ impl FullBlocks {
                 }
             }
         }
-        Ok(Self {
-            bytes,
-            sequences,
-            blocks,
-        })
+        Ok(Self { bytes, sequences, blocks })
     }
 
     /// Number of bytes for so many sequences and heads of these blocks.
     fn count(sequences_and_heads: usize, blocks: [usize; 2]) -> Result<usize> {
-        let count = blocks
-            .into_iter()
-            .try_fold(sequences_and_heads, usize::checked_mul);
-        count
-            .filter(|count| *count <= Self::MAX_BYTES)
-            .ok_or_else(|| {
-                Error::invalid(
-                    "maps",
-                    format_args!(
-                        "{sequences_and_heads} times {} x {} blocks",
-                        blocks[0], blocks[1]
-                    ),
-                    format_args!(
-                        "at most {} blocks over all sequences and heads",
-                        Self::MAX_BYTES
-                    ),
-                )
-                .fix("make a mask for fewer sequences at a time, or larger blocks")
-            })
+        let count = blocks.into_iter().try_fold(sequences_and_heads, usize::checked_mul);
+        count.filter(|count| *count <= Self::MAX_BYTES).ok_or_else(|| {
+            Error::invalid(
+                "maps",
+                format_args!("{sequences_and_heads} times {} x {} blocks", blocks[0], blocks[1]),
+                format_args!("at most {} blocks over all sequences and heads", Self::MAX_BYTES),
+            )
+            .fix("make a mask for fewer sequences at a time, or larger blocks")
+        })
     }
 
     /// Also marks the first block of keys where none is marked, so that every row of a call is written.
@@ -351,10 +310,7 @@ impl FullBlocks {
 impl From<Tensor<i8>> for BlockMask {
     /// A mask that the host does not know.
     fn from(tensor: Tensor<i8>) -> Self {
-        Self {
-            tensor,
-            bytes: None,
-        }
+        Self { tensor, bytes: None }
     }
 }
 
@@ -372,12 +328,7 @@ type Given<'a, T> = (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>, &'a BlockMask)
 
 impl<'a, T: Element> From<Given<'a, T>> for BlockSparseInputs<'a, T> {
     fn from((query, key, value, mask): Given<'a, T>) -> Self {
-        Self {
-            query,
-            key,
-            value,
-            mask,
-        }
+        Self { query, key, value, mask }
     }
 }
 
@@ -425,11 +376,8 @@ impl BlockSparseOperation {
     /// Refuses a mask by which the device would read keys of other sequences or other memory.
     fn check(&self, mask: &BlockMask) -> Result<()> {
         let [queries, keys] = lengths_of(self.lengths.as_ref());
-        let call = BlockSparseCall {
-            actual_seq_lengths: queries,
-            actual_seq_lengths_kv: keys,
-            ..BlockSparseCall::default()
-        };
+        let call =
+            BlockSparseCall { actual_seq_lengths: queries, actual_seq_lengths_kv: keys, ..BlockSparseCall::default() };
         Ok(self.problem.checked_mask(&call, mask.bytes.as_deref())?)
     }
 }
@@ -447,10 +395,7 @@ struct LaunchTensors<'a, T: Element> {
 }
 
 impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some(outputs) = self.outputs {
             visit(Parameter::AttentionOut.into(), &outputs.out)?;
             if let Some(lse) = &outputs.softmax_lse {
@@ -484,12 +429,8 @@ impl Operation for BlockSparseOperation {
         inputs: &BlockSparseInputs<'_, T>,
         outputs: &mut BlockSparseOutput<T>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            inputs,
-            outputs: Some(outputs),
-        };
-        plan.queue(queue, &given, || self.check(inputs.mask))
-            .flatten()
+        let given = LaunchTensors { inputs, outputs: Some(outputs) };
+        plan.queue(queue, &given, || self.check(inputs.mask)).flatten()
     }
 
     fn describe(&self, _: &BlockSparsePlan, text: &mut fmt::DebugStruct<'_, '_>) {

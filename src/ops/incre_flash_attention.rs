@@ -15,9 +15,7 @@ use crate::mask::Mask;
 use crate::operator;
 use crate::operator::{entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
-use crate::ops::inference_attention::{
-    Described, InferenceCall, InferenceOperator, InferenceParameter,
-};
+use crate::ops::inference_attention::{Described, InferenceCall, InferenceOperator, InferenceParameter};
 use crate::tensor::AnyTensor;
 
 /// A call that was checked and prepared. From [`IncreFlashAttention::plan`].
@@ -101,22 +99,9 @@ impl InferenceParameter for Parameter {
 
 impl InferenceOperator for Parameter {
     fn plan(attention: &IncreFlashAttention, described: &Described<'_, Self>) -> Result<IncrePlan> {
-        let IncreFlashAttention {
-            settings,
-            mask,
-            allowed,
-            ..
-        } = attention;
-        let (key, value) = (
-            described.list(Parameter::Key),
-            described.list(Parameter::Value),
-        );
-        let Numbers {
-            num_heads,
-            num_key_value_heads,
-            scale,
-            inner_precise,
-        } = settings.numbers()?;
+        let IncreFlashAttention { settings, mask, allowed, .. } = attention;
+        let (key, value) = (described.list(Parameter::Key), described.list(Parameter::Value));
+        let Numbers { num_heads, num_key_value_heads, scale, inner_precise } = settings.numbers()?;
         let mut call = IncreCall {
             key: &key,
             value: &value,

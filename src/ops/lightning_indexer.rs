@@ -14,9 +14,7 @@ use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments}
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
 use crate::runtime::{Context, Queue};
@@ -142,11 +140,7 @@ impl LightningIndexer {
             sparse_values: outputs.map(|[_, values]| values),
             ..given
         };
-        let tensors = LaunchTensors {
-            sequences,
-            inputs: [inputs.query, inputs.key, inputs.weights],
-            outputs: None,
-        };
+        let tensors = LaunchTensors { sequences, inputs: [inputs.query, inputs.key, inputs.weights], outputs: None };
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::LightningIndexer(recorded);
@@ -165,25 +159,14 @@ impl LightningIndexer {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let contents = [
-            &rules::CONTENTS,
-            &rules::ROWS_LEFT_OUT,
-            &rules::ROWS_WITHOUT_KEYS,
-        ];
+        let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
         let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
-            return Err(
-                Error::invalid("count", self.count, "rows that memory can hold")
-                    .fix("choose fewer keys"),
-            );
+            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
         };
-        let operation = IndexerOperation {
-            sequences: sequences.clone(),
-            outputs: [indices, values],
-        };
+        let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
         let is_idle = problem.is_idle();
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(IndexerPlan::new(prepared, operation))
     }
 }
@@ -196,16 +179,10 @@ pub struct IndexerInputs<'a, T: Element> {
     weights: &'a AnyTensor,
 }
 
-impl<'a, T: Element, W: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<W>)>
-    for IndexerInputs<'a, T>
-{
+impl<'a, T: Element, W: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<W>)> for IndexerInputs<'a, T> {
     /// Queries, keys and weights.
     fn from((query, key, weights): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<W>)) -> Self {
-        Self {
-            query,
-            key,
-            weights,
-        }
+        Self { query, key, weights }
     }
 }
 
@@ -244,10 +221,7 @@ struct LaunchTensors<'a> {
 }
 
 impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some([indices, values]) = self.outputs {
             visit(Parameter::SparseIndices.into(), indices)?;
             visit(Parameter::SparseValues.into(), values)?;

@@ -23,13 +23,12 @@ pub mod sparse_sequences;
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
-        batch_mat_mul as matmul, block_sparse_attention as block_sparse,
-        flash_attention_score as flash, fused_infer_attention_score as attention,
-        gather_pa_kv_cache as gather, incre_flash_attention as incre,
-        kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer,
-        operation, prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
-        ring_attention_update as ring, rms_norm as norm, scatter_pa_kv_cache as scatter,
-        sparse_flash_attention as sparse_flash, sparse_sequences as sparse,
+        batch_mat_mul as matmul, block_sparse_attention as block_sparse, flash_attention_score as flash,
+        fused_infer_attention_score as attention, gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, operation,
+        prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer, ring_attention_update as ring,
+        rms_norm as norm, scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
+        sparse_sequences as sparse,
     };
 }
 

@@ -21,10 +21,7 @@ use crate::tensor::{AnyTensor, Tensor};
 pub(crate) trait Sealed {}
 
 /// What a [`Plan`] launches: an operator, or merges of rows. Only this crate implements the trait.
-#[allow(
-    private_bounds,
-    reason = "sealed: nobody can implement what they cannot name"
-)]
+#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
 pub trait Operation: Sealed + Sized {
     /// What a launch reads: the tensors that differ from layer to layer. `T` is the element type of the output.
     type Inputs<'a, T: Element>;
@@ -56,10 +53,7 @@ pub trait Operation: Sealed + Sized {
     /// Returns the check that each replay of a captured launch passes, if replays read what may have changed.
     #[doc(hidden)]
     #[inline]
-    fn replay_check<T: Element>(
-        &self,
-        _inputs: &Self::Inputs<'_, T>,
-    ) -> Option<Box<dyn ReplayCheck>> {
+    fn replay_check<T: Element>(&self, _inputs: &Self::Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
         None
     }
 
@@ -99,11 +93,7 @@ struct RecordedCall {
 impl<O: Operation> Plan<O> {
     /// A plan whose launches are not recorded.
     pub(crate) fn new(call: PreparedCall<O::Parameter>, operation: O) -> Self {
-        Self {
-            call,
-            recorded: None,
-            operation,
-        }
+        Self { call, recorded: None, operation }
     }
 
     /// The plan, whose launches are recorded as this call of the operator's version of this number.
@@ -217,12 +207,7 @@ impl<O: Operation> Plan<O> {
         self.add(queue, &inputs.into(), output)
     }
 
-    fn add<T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: &O::Inputs<'_, T>,
-        output: &mut O::Output<T>,
-    ) -> Result<()> {
+    fn add<T: Element>(&self, queue: &impl Queue, inputs: &O::Inputs<'_, T>, output: &mut O::Output<T>) -> Result<()> {
         let outcome = self.operation.launch(self, queue, inputs, output);
         queue.before_replays(|| self.operation.replay_check(inputs));
         queue.note(outcome)
@@ -242,12 +227,10 @@ impl<O: Operation> Plan<O> {
         if !case_file::is_on() || self.call.is_idle() {
             return checked.map(|checked| checked.launch());
         }
-        let live = self
-            .live(tensors)
-            .map(|live| match case_file::keeps_calls() {
-                true => live.keep_contents(queue.stream()),
-                false => live,
-            });
+        let live = self.live(tensors).map(|live| match case_file::keeps_calls() {
+            true => live.keep_contents(queue.stream()),
+            false => live,
+        });
         let outcome = checked.map(|checked| checked.launch());
         match (&outcome, live) {
             (_, None) => {}
@@ -264,13 +247,7 @@ impl<O: Operation> Plan<O> {
     pub(crate) fn live(&self, tensors: &impl Tensors<O::Parameter>) -> Option<LiveCall> {
         let RecordedCall { call, version } = &**self.recorded.as_ref()?;
         let fixed = self.call.each_fixed();
-        Some(LiveCall::new(
-            self.context(),
-            call,
-            *version,
-            tensors,
-            fixed,
-        ))
+        Some(LiveCall::new(self.context(), call, *version, tensors, fixed))
     }
 }
 
@@ -308,7 +285,8 @@ pub(crate) fn new_output<T: Element>(
                  output, as in `Inputs::output_type::<T>`",
                 desc.dtype
             ),
-        ).fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
+        )
+        .fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
     }
     AnyTensor::empty(context, desc)?.typed()
 }
@@ -323,7 +301,8 @@ pub(crate) fn no_scale(dim: i64) -> Error {
             "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / \
              {dim}f64.sqrt())`; `.scale(1.0)` for queries that are scaled already"
         ),
-    ).fix("set the factor by `.scale(..)`")
+    )
+    .fix("set the factor by `.scale(..)`")
 }
 
 /// The refusal of a call whose outputs have no elements.

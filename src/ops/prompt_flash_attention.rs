@@ -15,9 +15,7 @@ use crate::mask::Mask;
 use crate::operator;
 use crate::operator::{entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
-use crate::ops::inference_attention::{
-    Described, InferenceCall, InferenceOperator, InferenceParameter, no_such_input,
-};
+use crate::ops::inference_attention::{Described, InferenceCall, InferenceOperator, InferenceParameter, no_such_input};
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
 pub type PromptPlan = InferencePlan<Parameter>;
@@ -100,22 +98,9 @@ impl InferenceParameter for Parameter {
 }
 
 impl InferenceOperator for Parameter {
-    fn plan(
-        attention: &PromptFlashAttention,
-        described: &Described<'_, Self>,
-    ) -> Result<PromptPlan> {
-        let PromptFlashAttention {
-            settings,
-            mask,
-            allowed,
-            ..
-        } = attention;
-        let Numbers {
-            num_heads,
-            num_key_value_heads,
-            scale,
-            inner_precise,
-        } = settings.numbers()?;
+    fn plan(attention: &PromptFlashAttention, described: &Described<'_, Self>) -> Result<PromptPlan> {
+        let PromptFlashAttention { settings, mask, allowed, .. } = attention;
+        let Numbers { num_heads, num_key_value_heads, scale, inner_precise } = settings.numbers()?;
         let mut call = PromptCall {
             atten_mask: mask.tensor().map(|mask| *mask.desc()),
             actual_seq_lengths: settings.queries()?,

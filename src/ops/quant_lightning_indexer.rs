@@ -8,16 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::quant_lightning_indexer::{
-    Argument, Arguments, Parameter, QuantIndexerCall, Version, rules,
-};
+use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
 use crate::runtime::{Context, Queue};
@@ -81,11 +77,7 @@ impl QuantLightningIndexer {
     /// A call by which each row chooses `count` keys (`sparseCount`), models mostly 2048, among those up to its own
     /// position.
     pub fn new(count: usize) -> Self {
-        Self {
-            count: i64::try_from(count).unwrap_or(i64::MAX),
-            causal: true,
-            allowed: AllowedLints::default(),
-        }
+        Self { count: i64::try_from(count).unwrap_or(i64::MAX), causal: true, allowed: AllowedLints::default() }
     }
 
     /// Sets whether a row chooses only among the keys up to its own position, counted from the end of its sequence
@@ -138,15 +130,8 @@ impl QuantLightningIndexer {
             sparse_mode: if self.causal { 3 } else { 0 },
             ..QuantIndexerCall::default()
         };
-        let call = QuantIndexerCall {
-            sparse_indices: given.output(),
-            ..given
-        };
-        let tensors = LaunchTensors {
-            sequences,
-            inputs: &inputs,
-            indices: None,
-        };
+        let call = QuantIndexerCall { sparse_indices: given.output(), ..given };
+        let tensors = LaunchTensors { sequences, inputs: &inputs, indices: None };
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::QuantLightningIndexer(recorded);
@@ -165,25 +150,14 @@ impl QuantLightningIndexer {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let contents = [
-            &rules::CONTENTS,
-            &rules::ROWS_LEFT_OUT,
-            &rules::ROWS_WITHOUT_KEYS,
-        ];
+        let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
         let Some(indices) = call.sparse_indices else {
-            return Err(
-                Error::invalid("count", self.count, "rows that memory can hold")
-                    .fix("choose fewer keys"),
-            );
+            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
         };
-        let operation = QuantIndexerOperation {
-            sequences: sequences.clone(),
-            indices,
-        };
+        let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
         let is_idle = problem.is_idle();
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(QuantIndexerPlan::new(prepared, operation))
     }
 }
@@ -201,24 +175,14 @@ pub struct QuantIndexerInputs<'a, T: Element> {
 /// A tensor of quantised elements, and their scales.
 type WithScales<'a, T, S> = (&'a Tensor<T>, &'a Tensor<S>);
 
-impl<'a, T: Element, S: Element, W: Element>
-    From<(WithScales<'a, T, S>, WithScales<'a, T, S>, &'a Tensor<W>)>
+impl<'a, T: Element, S: Element, W: Element> From<(WithScales<'a, T, S>, WithScales<'a, T, S>, &'a Tensor<W>)>
     for QuantIndexerInputs<'a, T>
 {
     /// Queries and keys, each with its scales, and weights.
     fn from(
-        ((query, query_scale), (key, key_scale), weights): (
-            WithScales<'a, T, S>,
-            WithScales<'a, T, S>,
-            &'a Tensor<W>,
-        ),
+        ((query, query_scale), (key, key_scale), weights): (WithScales<'a, T, S>, WithScales<'a, T, S>, &'a Tensor<W>),
     ) -> Self {
-        Self {
-            query,
-            key,
-            weights,
-            scales: [query_scale, key_scale],
-        }
+        Self { query, key, weights, scales: [query_scale, key_scale] }
     }
 }
 
@@ -261,10 +225,7 @@ struct LaunchTensors<'a, T: Element> {
 }
 
 impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some(indices) = self.indices {
             visit(Parameter::SparseIndices.into(), indices)?;
         }
@@ -297,11 +258,7 @@ impl Operation for QuantIndexerOperation {
         inputs: &QuantIndexerInputs<'_, T>,
         indices: &mut Tensor<i32>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            inputs,
-            indices: Some(indices),
-        };
+        let given = LaunchTensors { sequences: &self.sequences, inputs, indices: Some(indices) };
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -12,9 +12,7 @@ use ascend_spec::{DType, TensorDesc, arguments_of_version, rms_norm_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -64,10 +62,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// A call that adds `epsilon` to the mean of a row's squares; models name it, usually 1e-5 or 1e-6.
     pub fn new(epsilon: f64) -> Self {
-        Self {
-            epsilon,
-            allowed: AllowedLints::default(),
-        }
+        Self { epsilon, allowed: AllowedLints::default() }
     }
 
     /// Lets a call through that breaks this lint: `rms_norm.finite_epsilon` or `rms_norm.row_bytes`.
@@ -87,10 +82,7 @@ impl RmsNorm {
     /// the call nevertheless.
     #[doc(alias = "aclnnRmsNorm")]
     #[doc(alias = "aclnnRmsNormGetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(
-        &self,
-        inputs: impl Into<RmsNormInputs<'a, T>>,
-    ) -> Result<RmsNormPlan> {
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<RmsNormInputs<'a, T>>) -> Result<RmsNormPlan> {
         let RmsNormInputs { x, gamma } = inputs.into();
         let context = x.memory().context();
         let phases = phases_of(Version::V1);
@@ -171,10 +163,7 @@ pub struct RmsNormOperation {
 struct Launch<'a, const N: usize>([(Parameter, &'a AnyTensor); N]);
 
 impl<const N: usize> Tensors<Parameter> for Launch<'_, N> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         let mut tensors = self.0.iter();
         tensors.try_for_each(|&(parameter, tensor)| visit(parameter.into(), tensor))
     }

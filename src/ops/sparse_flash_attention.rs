@@ -14,9 +14,7 @@ use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_argum
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
 use crate::runtime::{Context, Queue};
@@ -78,13 +76,7 @@ impl SparseFlashAttention {
     /// since heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys
     /// up to the row's own position.
     pub fn new(scale: f64) -> Self {
-        Self {
-            scale,
-            sparse_block_size: 1,
-            causal: true,
-            return_softmax_lse: false,
-            allowed: AllowedLints::default(),
-        }
+        Self { scale, sparse_block_size: 1, causal: true, return_softmax_lse: false, allowed: AllowedLints::default() }
     }
 
     /// Sets how many keys each entry of a list names (`sparseBlockSize`), 1 for the positions that LightningIndexer
@@ -162,11 +154,7 @@ impl SparseFlashAttention {
             softmax_sum: outputs.map(|[_, softmax]| softmax),
             ..given
         };
-        let tensors = LaunchTensors {
-            sequences,
-            inputs: &inputs,
-            outputs: None,
-        };
+        let tensors = LaunchTensors { sequences, inputs: &inputs, outputs: None };
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::SparseFlashAttention(recorded);
@@ -185,23 +173,14 @@ impl SparseFlashAttention {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let contents = [
-            &rules::CONTENTS,
-            &rules::ROWS_LEFT_OUT,
-            &rules::ROWS_WITHOUT_KEYS,
-        ];
+        let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
         let (Some(out), Some(softmax)) = (call.attention_out, call.softmax_max) else {
             return Err(operation::no_elements(stand_in));
         };
-        let operation = SparseFlashOperation {
-            sequences: sequences.clone(),
-            out,
-            softmax,
-        };
+        let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
         let is_idle = problem.is_idle();
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(SparseFlashPlan::new(prepared, operation))
     }
 }
@@ -219,24 +198,12 @@ pub struct SparseFlashInputs<'a, T: Element> {
 /// A tensor without its rotary part, and the rotary part.
 type WithRope<'a, T> = (&'a Tensor<T>, &'a Tensor<T>);
 
-impl<'a, T: Element> From<(WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>)>
-    for SparseFlashInputs<'a, T>
-{
+impl<'a, T: Element> From<(WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>)> for SparseFlashInputs<'a, T> {
     /// Queries and keys, each with its rotary part, and lists.
     fn from(
-        ((query, query_rope), (key, key_rope), indices): (
-            WithRope<'a, T>,
-            WithRope<'a, T>,
-            &'a Tensor<i32>,
-        ),
+        ((query, query_rope), (key, key_rope), indices): (WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>),
     ) -> Self {
-        Self {
-            query,
-            query_rope,
-            key,
-            key_rope,
-            indices,
-        }
+        Self { query, query_rope, key, key_rope, indices }
     }
 }
 
@@ -292,10 +259,7 @@ struct LaunchTensors<'a, T: Element> {
 }
 
 impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some(outputs) = self.outputs {
             visit(Parameter::AttentionOut.into(), &outputs.out)?;
             visit(Parameter::SoftmaxMax.into(), &outputs.softmax_max)?;
@@ -319,8 +283,7 @@ impl Operation for SparseFlashOperation {
     type Parameter = Parameter;
 
     fn output<T: Element>(&self, plan: &SparseFlashPlan) -> Result<SparseAttention<T>> {
-        let softmax =
-            |parameter: Parameter| new_output(plan.context(), parameter.name(), self.softmax);
+        let softmax = |parameter: Parameter| new_output(plan.context(), parameter.name(), self.softmax);
         Ok(SparseAttention {
             out: new_output(plan.context(), Parameter::AttentionOut.name(), self.out)?,
             softmax_max: softmax(Parameter::SoftmaxMax)?,
@@ -335,11 +298,7 @@ impl Operation for SparseFlashOperation {
         inputs: &SparseFlashInputs<'_, T>,
         attention: &mut SparseAttention<T>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            inputs,
-            outputs: Some(attention),
-        };
+        let given = LaunchTensors { sequences: &self.sequences, inputs, outputs: Some(attention) };
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -59,22 +59,16 @@ impl SparseSequences {
         if rows.len() != sequences || columns == 0 {
             let given = format_args!("{} rows, the longest of {columns} blocks", rows.len());
             let allowed = format_args!("a row of blocks for each of {sequences} sequences");
-            return Err(Error::invalid("rows", given, allowed)
-                .fix("make the rows and the lengths from the same batch"));
+            return Err(Error::invalid("rows", given, allowed).fix("make the rows and the lengths from the same batch"));
         }
         let layouts = [self.layouts[0], TokenLayout::PaBsnd];
         let mut paged = Self::new(stream, layouts, [query_lengths, key_lengths])?;
         // An entry that no key reaches is no block.
         let mut table = Vec::new();
-        if table
-            .try_reserve_exact(rows.len().saturating_mul(columns))
-            .is_err()
-        {
+        if table.try_reserve_exact(rows.len().saturating_mul(columns)).is_err() {
             let given = format_args!("a table [{}, {columns}]", rows.len());
-            return Err(
-                Error::invalid("rows", given, "a table that fits in the host's memory")
-                    .fix("give sequences with long rows by themselves"),
-            );
+            return Err(Error::invalid("rows", given, "a table that fits in the host's memory")
+                .fix("give sequences with long rows by themselves"));
         }
         for row in rows {
             let row = row.as_ref();
@@ -98,23 +92,14 @@ impl SparseSequences {
         let [queries, keys] = lengths.map(<[usize]>::len);
         if queries == 0 || queries != keys {
             let given = format_args!("{queries} of queries and {keys} of keys");
-            return Err(
-                Error::invalid("lengths", given, "both for each of at least one sequence")
-                    .fix("make both from the same batch"),
-            );
+            return Err(Error::invalid("lengths", given, "both for each of at least one sequence")
+                .fix("make both from the same batch"));
         }
         let given = |layout: TokenLayout, lengths: &[usize]| {
             let mut end = 0usize;
             let numbers = lengths.iter().map(|&length| {
                 end = end.saturating_add(length);
-                number(
-                    "lengths",
-                    if layout == TokenLayout::Tnd {
-                        end
-                    } else {
-                        length
-                    },
-                )
+                number("lengths", if layout == TokenLayout::Tnd { end } else { length })
             });
             numbers.collect::<Result<Vec<i32>>>()
         };

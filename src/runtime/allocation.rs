@@ -68,11 +68,7 @@ impl Memory {
     ///
     /// # Safety
     /// As for [`DeviceBuffer::from_raw_borrowed`](super::DeviceBuffer::from_raw_borrowed).
-    pub(crate) unsafe fn borrowed(
-        context: &Arc<Context>,
-        address: *mut c_void,
-        bytes: usize,
-    ) -> Self {
+    pub(crate) unsafe fn borrowed(context: &Arc<Context>, address: *mut c_void, bytes: usize) -> Self {
         Self {
             context: Arc::clone(context),
             address,
@@ -113,8 +109,7 @@ impl Memory {
     /// Address of a byte; null if the memory has none.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut c_void {
-        self.address
-            .wrapping_byte_add(if self.address.is_null() { 0 } else { offset })
+        self.address.wrapping_byte_add(if self.address.is_null() { 0 } else { offset })
     }
 
     /// Refuses a range of `len` bytes from an offset on that is not within this memory.
@@ -146,7 +141,8 @@ impl Memory {
              a padding",
             "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` \
              check what they write",
-        ).fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
+        )
+        .fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
     }
 
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.
@@ -167,16 +163,7 @@ impl Memory {
         // SAFETY: source and destination have `bytes.len()` bytes, as checked; the copy is over when the call
         // returns.
         unsafe {
-            acl!(
-                api,
-                aclrtMemcpy(
-                    self.at(offset),
-                    self.bytes - offset,
-                    bytes.as_ptr().cast(),
-                    bytes.len(),
-                    kind,
-                )
-            )
+            acl!(api, aclrtMemcpy(self.at(offset), self.bytes - offset, bytes.as_ptr().cast(), bytes.len(), kind,))
         }
     }
 
@@ -191,18 +178,7 @@ impl Memory {
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST;
         // SAFETY: source and destination have `bytes.len()` bytes, as checked; the copy is over when the call
         // returns.
-        unsafe {
-            acl!(
-                api,
-                aclrtMemcpy(
-                    bytes.as_mut_ptr().cast(),
-                    bytes.len(),
-                    self.at(offset),
-                    bytes.len(),
-                    kind,
-                )
-            )
-        }
+        unsafe { acl!(api, aclrtMemcpy(bytes.as_mut_ptr().cast(), bytes.len(), self.at(offset), bytes.len(), kind,)) }
     }
 
     /// Sets all bytes to 0 and waits for that.
@@ -221,10 +197,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if self.owned && !self.address.is_null() {
             // SAFETY: this object allocated the memory, and every use was noted in `uses`.
-            unsafe {
-                self.context
-                    .retire(Resource::DeviceMemory(self.address), &mut self.uses)
-            };
+            unsafe { self.context.retire(Resource::DeviceMemory(self.address), &mut self.uses) };
         }
     }
 }

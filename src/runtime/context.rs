@@ -58,11 +58,7 @@ impl Context {
         // SAFETY: the text belongs to the library, ends with NUL and is copied here.
         let name = unsafe {
             let name = api.aclrtGetSocName()?();
-            if name.is_null() {
-                String::new()
-            } else {
-                CStr::from_ptr(name).to_string_lossy().into_owned()
-            }
+            if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
         };
         Ok((raw, name))
     }
@@ -93,9 +89,7 @@ impl Context {
 
     /// The chip family, by which the operators' rules go.
     pub(crate) fn soc(&self) -> Result<Soc> {
-        self.soc.ok_or_else(|| Error::UnknownProduct {
-            name: self.soc_name.clone(),
-        })
+        self.soc.ok_or_else(|| Error::UnknownProduct { name: self.soc_name.clone() })
     }
 
     /// What the operators' rules hold for.
@@ -133,10 +127,7 @@ impl Context {
             &crate::rules::ARGUMENT_DEVICE,
             argument,
             format_args!("one of device {}{runtime}", other.id),
-            format_args!(
-                "one of device {} of the same runtime, where the call goes",
-                self.id
-            ),
+            format_args!("one of device {} of the same runtime, where the call goes", self.id),
         )
     }
 
@@ -188,9 +179,6 @@ fn reset(api: &Api, id: i32) {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("device", &self.id)
-            .field("soc_name", &self.soc_name)
-            .finish_non_exhaustive()
+        f.debug_struct("Context").field("device", &self.id).field("soc_name", &self.soc_name).finish_non_exhaustive()
     }
 }

@@ -22,10 +22,7 @@ pub(crate) enum Resource {
     /// A captured graph.
     Graph(sys::aclmdlRI),
     /// A stream that was dropped: the events of its progress, and the stream itself if it is owned.
-    Stream {
-        progress: Arc<StreamProgress>,
-        owned: Option<sys::aclrtStream>,
-    },
+    Stream { progress: Arc<StreamProgress>, owned: Option<sys::aclrtStream> },
 }
 
 // SAFETY: the addresses are handles here; nothing is read or written through them.
@@ -105,9 +102,9 @@ impl DeferredFrees {
         // of the same stream are not queried.
         let mut stuck: Option<Use> = None;
         let mut over = |(progress, number): &Use| {
-            let known = stuck.as_ref().is_some_and(|(of_progress, least)| {
-                Arc::ptr_eq(of_progress, progress) && least <= number
-            });
+            let known = stuck
+                .as_ref()
+                .is_some_and(|(of_progress, least)| Arc::ptr_eq(of_progress, progress) && least <= number);
             let over = !known && progress.is_complete(api, *number);
             if !over && !known {
                 stuck = Some((Arc::clone(progress), *number));
@@ -130,10 +127,7 @@ impl DeferredFrees {
         let mut last: SmallVec<[Use; 4]> = SmallVec::new();
         let entries = lock(&self.deferred);
         for (progress, number) in entries.iter().flat_map(|entry| &entry.uses) {
-            match last
-                .iter_mut()
-                .find(|(of_progress, _)| Arc::ptr_eq(of_progress, progress))
-            {
+            match last.iter_mut().find(|(of_progress, _)| Arc::ptr_eq(of_progress, progress)) {
                 Some((_, known)) => *known = (*known).max(*number),
                 None => last.push((Arc::clone(progress), *number)),
             }

@@ -37,10 +37,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(context: Arc<Context>) -> Self {
-        Self {
-            context,
-            kept: Kept::default(),
-        }
+        Self { context, kept: Kept::default() }
     }
 }
 
@@ -144,10 +141,7 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("id", &self.id())
-            .field("soc_name", &self.soc_name())
-            .finish_non_exhaustive()
+        f.debug_struct("Device").field("id", &self.id()).field("soc_name", &self.soc_name()).finish_non_exhaustive()
     }
 }
 
@@ -165,12 +159,7 @@ impl Kept {
     pub(super) fn of<T: Any + Send + Sync + Default>(&self) -> &T {
         let mut at = self;
         loop {
-            let entry = at.0.get_or_init(|| {
-                Box::new(Entry {
-                    value: Box::new(T::default()),
-                    next: Kept::default(),
-                })
-            });
+            let entry = at.0.get_or_init(|| Box::new(Entry { value: Box::new(T::default()), next: Kept::default() }));
             match entry.value.downcast_ref() {
                 Some(value) => return value,
                 None => at = &entry.next,

@@ -80,13 +80,7 @@ impl Event {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is a place for the result.
         unsafe { acl!(api, aclrtCreateEventExWithFlag(&mut raw, flag)) }?;
-        let event = Self {
-            context: Arc::clone(stream.context()),
-            raw,
-            owned: true,
-            timed,
-            uses: Uses::default(),
-        };
+        let event = Self { context: Arc::clone(stream.context()), raw, owned: true, timed, uses: Uses::default() };
         event.record(stream)?;
         Ok(event)
     }
@@ -97,13 +91,7 @@ impl Event {
     /// `raw` is an event (`aclrtEvent`) of the device's default context, which stays alive as long as this object and
     /// as the work queued with it.
     pub unsafe fn from_raw_borrowed(device: &Device, raw: *mut c_void) -> Self {
-        Self {
-            context: Arc::clone(device.context()),
-            raw,
-            owned: false,
-            timed: true,
-            uses: Uses::default(),
-        }
+        Self { context: Arc::clone(device.context()), raw, owned: false, timed: true, uses: Uses::default() }
     }
 
     /// The raw event (`aclrtEvent`), valid while this object is.
@@ -136,19 +124,11 @@ impl Event {
         })
     }
 
-    fn queue(
-        &self,
-        stream: &Stream,
-        call: impl FnOnce(sys::aclrtStream) -> Result<()>,
-    ) -> Result<()> {
+    fn queue(&self, stream: &Stream, call: impl FnOnce(sys::aclrtStream) -> Result<()>) -> Result<()> {
         stream.context().admits("event", &self.context)?;
-        capturing::refuse(
-            "an event",
-            "what is captured happens in order without events",
-        )?;
+        capturing::refuse("an event", "what is captured happens in order without events")?;
         let outcome = call(stream.as_raw());
-        self.uses
-            .mark(stream.progress(), stream.progress().advance());
+        self.uses.mark(stream.progress(), stream.progress().advance());
         outcome
     }
 
@@ -207,12 +187,8 @@ impl Event {
     #[doc(alias = "aclrtEventElapsedTime")]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         if !self.timed || !start.timed {
-            return Err(Error::invalid(
-                "event",
-                "an event of record_event",
-                "events of record_timing_event",
-            )
-            .fix("record both events by `Stream::record_timing_event`"));
+            return Err(Error::invalid("event", "an event of record_event", "events of record_timing_event")
+                .fix("record both events by `Stream::record_timing_event`"));
         }
         self.context.admits("start", &start.context)?;
         let api = self.context.bind()?;
@@ -227,19 +203,13 @@ impl Drop for Event {
     fn drop(&mut self) {
         if self.owned {
             // SAFETY: this object made the event, and every record and wait was noted in `uses`.
-            unsafe {
-                self.context
-                    .retire(Resource::Event(self.raw), &mut self.uses)
-            };
+            unsafe { self.context.retire(Resource::Event(self.raw), &mut self.uses) };
         }
     }
 }
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("raw", &self.raw)
-            .field("timed", &self.timed)
-            .finish_non_exhaustive()
+        f.debug_struct("Event").field("raw", &self.raw).field("timed", &self.timed).finish_non_exhaustive()
     }
 }

@@ -39,11 +39,7 @@ impl Machine {
 
     /// A chip by its name, such as `Ascend910B3`, with a release.
     pub fn named(soc_name: impl Into<String>, cann: Cann) -> Self {
-        Self {
-            soc_name: soc_name.into(),
-            cann,
-            operator: None,
-        }
+        Self { soc_name: soc_name.into(), cann, operator: None }
     }
 
     /// Gives the machine another newest version of FusedInferAttentionScore than its release has.
@@ -77,9 +73,7 @@ pub(super) fn refused(error: ascend_emu::MachineError) -> crate::Error {
             format_args!("{most}"),
         )
         .fix("drop runtimes that the process no longer needs, or share one"),
-        other => {
-            crate::Error::invalid("machine", other, "a chip of a known product with a release")
-                .fix("choose a chip and release of `Machine`")
-        }
+        other => crate::Error::invalid("machine", other, "a chip of a known product with a release")
+            .fix("choose a chip and release of `Machine`"),
     }
 }

@@ -147,23 +147,15 @@ impl Runtime {
             "emulated" => return Self::emulated(),
             "" | "auto" => {}
             other => {
-                return Err(Error::invalid(
-                    PLATFORM_VARIABLE,
-                    format_args!("{other:?}"),
-                    "auto, npu, emulated",
-                )
-                .fix("set the variable to one of them, or remove it"));
+                return Err(Error::invalid(PLATFORM_VARIABLE, format_args!("{other:?}"), "auto, npu, emulated")
+                    .fix("set the variable to one of them, or remove it"));
             }
         }
         let absent = match Self::npu() {
             Ok(runtime) => match runtime.device_count() {
                 Ok(1..) => return Ok(runtime),
-                Ok(0) => Error::invalid(
-                    "device",
-                    "no NPU on this machine",
-                    "at least one for the platform npu",
-                )
-                .fix("run on a machine with an NPU, or choose the platform emulated"),
+                Ok(0) => Error::invalid("device", "no NPU on this machine", "at least one for the platform npu")
+                    .fix("run on a machine with an NPU, or choose the platform emulated"),
                 Err(error) if is_no_device(&error) => error,
                 Err(error) => return Err(error),
             },
@@ -240,10 +232,7 @@ impl Runtime {
     #[cfg(feature = "emulation")]
     fn emulation(machine: Option<ascend_emu::Machine>) -> Result<Self> {
         let mut known = lock(&EMULATED);
-        if let Some((_, runtime)) = known
-            .iter()
-            .find(|(known_machine, _)| *known_machine == machine)
-        {
+        if let Some((_, runtime)) = known.iter().find(|(known_machine, _)| *known_machine == machine) {
             return Ok(runtime.clone());
         }
         let functions = match &machine {
@@ -281,12 +270,7 @@ impl Runtime {
             sys::ACL_SUCCESS | sys::ACL_ERROR_REPEAT_INITIALIZE => {}
             failed => return Err(acl_error(&api, "aclInit", failed, 0)),
         }
-        Ok(Self(Arc::new(Inner {
-            api,
-            platform,
-            devices: Mutex::default(),
-            installed: OnceLock::new(),
-        })))
+        Ok(Self(Arc::new(Inner { api, platform, devices: Mutex::default(), installed: OnceLock::new() })))
     }
 
     /// A device, by its number from 0. All handles of one device share its context and its mask cache; the device is
@@ -308,10 +292,7 @@ impl Runtime {
             None => Arc::new(Context::open(self.clone(), id)?),
         };
         let shared = Arc::new(Shared::new(Arc::clone(&context)));
-        *known = Known {
-            shared: Arc::downgrade(&shared),
-            context: Arc::downgrade(&context),
-        };
+        *known = Known { shared: Arc::downgrade(&shared), context: Arc::downgrade(&context) };
         Ok(Device(shared))
     }
 
@@ -339,17 +320,8 @@ impl Runtime {
     pub fn version(&self) -> Result<Version> {
         let (mut major, mut minor, mut patch) = (0, 0, 0);
         // SAFETY: the three are places for the results.
-        unsafe {
-            acl!(
-                self.api(),
-                aclrtGetVersion(&mut major, &mut minor, &mut patch)
-            )
-        }?;
-        Ok(Version {
-            major,
-            minor,
-            patch,
-        })
+        unsafe { acl!(self.api(), aclrtGetVersion(&mut major, &mut minor, &mut patch)) }?;
+        Ok(Version { major, minor, patch })
     }
 
     /// The release of CANN that calls are checked for, and why. Where no contract is known for what is installed, the

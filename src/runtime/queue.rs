@@ -15,10 +15,7 @@ use super::{Context, Memory, Stream, capturing};
 ///
 /// Every `launch` and `launch_into` takes either, so that a launch is captured by giving it the other queue. Only
 /// this crate implements the trait.
-#[allow(
-    private_bounds,
-    reason = "sealed: nobody can implement what they cannot name"
-)]
+#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
 pub trait Queue: LaunchQueue {}
 
 impl Queue for Stream {}
@@ -83,10 +80,7 @@ impl LaunchQueue for Stream {
 
     #[inline]
     fn raw(&self) -> Result<sys::aclrtStream> {
-        capturing::refuse(
-            "work on a stream",
-            "give it the `Capturing` in place of the stream",
-        )?;
+        capturing::refuse("work on a stream", "give it the `Capturing` in place of the stream")?;
         Ok(self.as_raw())
     }
 
@@ -131,32 +125,18 @@ impl Memory {
         let api = self.context().bind()?;
         let device = self.at(offset);
         let (from, to, kind) = if to_device {
-            (
-                host,
-                device,
-                sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE,
-            )
+            (host, device, sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE)
         } else {
-            (
-                device,
-                host,
-                sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST,
-            )
+            (device, host, sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST)
         };
         let outcome = if len == 0 {
             Ok(())
         } else {
             // SAFETY: both have `len` bytes: the device's as checked, the host's by the caller, who keeps it; the
             // mark below keeps the device's.
-            unsafe {
-                acl!(
-                    api,
-                    aclrtMemcpyAsync(to, len, from, len, kind, stream.as_raw())
-                )
-            }
+            unsafe { acl!(api, aclrtMemcpyAsync(to, len, from, len, kind, stream.as_raw())) }
         };
-        self.uses()
-            .mark(stream.progress(), stream.progress().advance());
+        self.uses().mark(stream.progress(), stream.progress().advance());
         outcome
     }
 
@@ -180,12 +160,7 @@ impl Memory {
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
         let (to, from) = (self.at(offset), source.at(source_offset));
         // SAFETY: both have `len` bytes, as checked; they are kept below for as long as the copy may use them.
-        let outcome = unsafe {
-            acl!(
-                api,
-                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, raw)
-            )
-        };
+        let outcome = unsafe { acl!(api, aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, raw)) };
         let number = queue.queued();
         queue.keep(number, self);
         queue.keep(number, source);

@@ -38,9 +38,7 @@ impl Installed {
     /// Finds the version by the functions of a table, or else in the files beside the libraries that they come from.
     /// Where neither states one, the newest known release stands in.
     pub(super) fn of(api: &Api) -> Self {
-        let stated = PACKAGES
-            .into_iter()
-            .find_map(|package| stated(api, package));
+        let stated = PACKAGES.into_iter().find_map(|package| stated(api, package));
         let called = stated.map(|version| (version, VersionSource::Call));
         let found = called.or_else(|| {
             let (version, file) = folders(api.origin()).find_map(|at| toolkit_version(&at))?;
@@ -50,11 +48,7 @@ impl Installed {
             Some((version, source)) => (Some(version), source),
             None => (None, VersionSource::Nothing),
         };
-        Self {
-            release: release_of(version.as_deref()),
-            version,
-            source,
-        }
+        Self { release: release_of(version.as_deref()), version, source }
     }
 
     /// Whether the contract is that of the installed release itself.
@@ -71,17 +65,15 @@ impl fmt::Display for Installed {
             f.write_str(", the nearest release whose contract is known")?;
         }
         if self.release.cann().is_preview() {
-            f.write_str(
-                ", a release that was not out when its contract was read and may differ from it",
-            )?;
+            f.write_str(", a release that was not out when its contract was read and may differ from it")?;
         }
         let version = self.version.as_deref().unwrap_or("nothing");
         match &self.source {
             VersionSource::Call => write!(f, ": aclsysGetCANNVersion says {version}"),
             VersionSource::File(file) => write!(f, ": {} says {version}", file.display()),
-            VersionSource::Nothing => f.write_str(
-                ": neither aclsysGetCANNVersion nor a version file says which is installed",
-            ),
+            VersionSource::Nothing => {
+                f.write_str(": neither aclsysGetCANNVersion nor a version file says which is installed")
+            }
         }
     }
 }
@@ -135,10 +127,7 @@ fn folders(origin: &Origin) -> impl Iterator<Item = PathBuf> {
     let around = origin.libraries();
     let around = around.filter_map(|(_, path)| Some(path.parent()?.parent()?.to_owned()));
     let named = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"].map(env::var_os);
-    let named = named
-        .into_iter()
-        .flatten()
-        .filter(|value| !value.is_empty());
+    let named = named.into_iter().flatten().filter(|value| !value.is_empty());
     // What is installed does not matter for functions that a program provides or emulates.
     let installed = !matches!(origin, Origin::Functions(_));
     around.chain(named.filter(move |_| installed).map(PathBuf::from))
@@ -147,16 +136,8 @@ fn folders(origin: &Origin) -> impl Iterator<Item = PathBuf> {
 /// The version that a file in the folder of a toolkit states, and that file.
 pub fn toolkit_version(folder: &Path) -> Option<(String, PathBuf)> {
     let info = format!("{}-linux/ascend_toolkit_install.info", env::consts::ARCH);
-    let files = [
-        info.as_str(),
-        "version.cfg",
-        "compiler/version.info",
-        "runtime/version.info",
-        "opp/version.info",
-    ];
-    files
-        .into_iter()
-        .find_map(|file| file_version(&folder.join(file)))
+    let files = [info.as_str(), "version.cfg", "compiler/version.info", "runtime/version.info", "opp/version.info"];
+    files.into_iter().find_map(|file| file_version(&folder.join(file)))
 }
 
 /// Most bytes of a version file that are read.
@@ -176,11 +157,8 @@ pub fn file_version(file: &Path) -> Option<(String, PathBuf)> {
 /// The version that a version file of CANN states: the first line `version=...` in any case, or, in a `version.cfg`,
 /// the last of `..._running_version=[...:8.1.RC1]`.
 fn version_in(text: &str) -> Option<String> {
-    let entries = || {
-        text.lines()
-            .filter_map(|line| line.split_once('='))
-            .map(|(key, value)| (key.trim(), value.trim()))
-    };
+    let entries =
+        || text.lines().filter_map(|line| line.split_once('=')).map(|(key, value)| (key.trim(), value.trim()));
     let plain = entries().find(|(key, _)| key.eq_ignore_ascii_case("version"));
     let running = || entries().find(|(key, _)| key.ends_with("running_version"));
     let (_, value) = plain.or_else(running)?;
@@ -196,14 +174,8 @@ mod tests {
     #[test]
     fn versions_are_found_in_the_files_that_installers_write() {
         for (text, version) in [
-            (
-                "package_name=Ascend-cann-toolkit\nversion=8.1.RC1\narch=aarch64\n",
-                Some("8.1.RC1"),
-            ),
-            (
-                "Version=24.1.rc2\nascendhal_version=7.35\n",
-                Some("24.1.rc2"),
-            ),
+            ("package_name=Ascend-cann-toolkit\nversion=8.1.RC1\narch=aarch64\n", Some("8.1.RC1")),
+            ("Version=24.1.rc2\nascendhal_version=7.35\n", Some("24.1.rc2")),
             (
                 "# version: 1.0\nruntime_running_version=[7.7.0.1:8.1.RC1]\nruntime_upgrade_version=[x:y]\n",
                 Some("8.1.RC1"),

@@ -58,13 +58,7 @@ impl Stream {
     }
 
     fn new(device: Device, raw: sys::aclrtStream, owned: bool) -> Self {
-        Self {
-            device,
-            raw,
-            owned,
-            progress: Arc::new(StreamProgress::new(raw)),
-            workspace: Mutex::new(None),
-        }
+        Self { device, raw, owned, progress: Arc::new(StreamProgress::new(raw)), workspace: Mutex::new(None) }
     }
 
     /// Wraps a stream of another owner, such as another framework. Dropping it neither waits nor destroys.
@@ -187,9 +181,7 @@ impl Stream {
 
     /// Bytes of scratch memory that this stream keeps for its operators: the most that one of them needed.
     pub fn workspace_bytes(&self) -> usize {
-        lock(&self.workspace)
-            .as_ref()
-            .map_or(0, |memory| memory.bytes())
+        lock(&self.workspace).as_ref().map_or(0, |memory| memory.bytes())
     }
 
     /// Waits for the work of a stream that is being dropped. Returns whether the work is known to be over.
@@ -212,10 +204,7 @@ impl Stream {
         let mut uses = Uses::default();
         uses.mark(&self.progress, number);
         // SAFETY: this object is being dropped, and nothing else ends the stream or frees its markers.
-        unsafe {
-            self.context()
-                .retire(Resource::Stream { progress, owned }, &mut uses)
-        };
+        unsafe { self.context().retire(Resource::Stream { progress, owned }, &mut uses) };
     }
 
     fn destroy(&self, api: &Api) {

@@ -32,11 +32,7 @@ impl Stream {
             Ok(api) => progress.mark(api, number),
             Err(error) => tracing::error!("the end of a step is not marked yet: {error}"),
         }
-        StreamMark {
-            context,
-            progress,
-            number,
-        }
+        StreamMark { context, progress, number }
     }
 }
 
@@ -68,10 +64,7 @@ impl StreamMark {
     /// A mark after everything queued on the stream by now, also of a stream that was dropped.
     #[must_use = "the mark itself stays where it is"]
     pub fn latest(&self) -> Self {
-        Self {
-            number: self.progress.advance(),
-            ..self.clone()
-        }
+        Self { number: self.progress.advance(), ..self.clone() }
     }
 
     /// Whether it is a mark of this stream.
@@ -82,8 +75,6 @@ impl StreamMark {
 
 impl fmt::Debug for StreamMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamMark")
-            .field("number", &self.number)
-            .finish_non_exhaustive()
+        f.debug_struct("StreamMark").field("number", &self.number).finish_non_exhaustive()
     }
 }

@@ -66,13 +66,7 @@ impl StreamProgress {
         Self {
             issued: AtomicU64::new(0),
             completed: AtomicU64::new(0),
-            state: Mutex::new(State {
-                stream,
-                open: true,
-                markers: VecDeque::new(),
-                spare: Vec::new(),
-                fault: None,
-            }),
+            state: Mutex::new(State { stream, open: true, markers: VecDeque::new(), spare: Vec::new(), fault: None }),
             waited_for: RwLock::new(()),
         }
     }
@@ -126,10 +120,7 @@ impl StreamProgress {
     }
 
     fn record_behind(&self, api: &Api, state: &mut State, number: u64) {
-        let marked = state
-            .markers
-            .back()
-            .is_some_and(|&(upto, _)| upto >= number);
+        let marked = state.markers.back().is_some_and(|&(upto, _)| upto >= number);
         if marked || self.passed(number) {
             return;
         }
@@ -171,10 +162,7 @@ impl StreamProgress {
     /// Waits for the stream itself, where no event could be recorded. Returns whether the operation is known to be
     /// over.
     fn wait_for_stream(&self, api: &Api, number: u64) -> bool {
-        let _stays = self
-            .waited_for
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _stays = self.waited_for.read().unwrap_or_else(PoisonError::into_inner);
         let stream = {
             let state = lock(&self.state);
             if !state.open {
@@ -195,11 +183,7 @@ impl StreamProgress {
     /// its owner.
     pub(super) fn seal(&self) {
         lock(&self.state).open = false;
-        drop(
-            self.waited_for
-                .write()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        drop(self.waited_for.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Records events again, for a stream that cannot end yet.
@@ -315,8 +299,7 @@ fn is_reached(api: &Api, event: sys::aclrtEvent) -> bool {
         unsafe { acl!(api, aclrtQueryEventStatus(event, status)) }
     };
     // A query may fail after a fault of the device: not known, so not reached.
-    query(&mut status).is_ok()
-        && status == sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
+    query(&mut status).is_ok() && status == sys::aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
 }
 
 fn destroy(api: &Api, event: sys::aclrtEvent) {
@@ -367,10 +350,7 @@ impl Uses {
 
     fn mark_other(&self, progress: &Arc<StreamProgress>, number: u64) {
         let mut others = lock(&self.others);
-        if let Some((_, known)) = others
-            .iter_mut()
-            .find(|(other, _)| Arc::ptr_eq(other, progress))
-        {
+        if let Some((_, known)) = others.iter_mut().find(|(other, _)| Arc::ptr_eq(other, progress)) {
             *known = number.max(*known);
             return;
         }

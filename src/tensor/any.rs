@@ -37,8 +37,7 @@ impl AnyTensor {
     pub(super) fn new(memory: Arc<Memory>, start: usize, desc: TensorDesc) -> Result<Self> {
         let reach = desc.byte_range().filter(|range| {
             let end = usize::try_from(range.end).ok();
-            end.and_then(|end| end.checked_add(start))
-                .is_some_and(|end| end <= memory.bytes())
+            end.and_then(|end| end.checked_add(start)).is_some_and(|end| end <= memory.bytes())
         });
         if reach.is_none() {
             return Err(Error::invalid(
@@ -48,12 +47,7 @@ impl AnyTensor {
             )
             .fix("make the tensor smaller, or its memory larger"));
         }
-        Ok(Self {
-            memory,
-            start,
-            desc,
-            sizes: Sizes::of(&desc.shape),
-        })
+        Ok(Self { memory, start, desc, sizes: Sizes::of(&desc.shape) })
     }
 
     /// Uninitialised device memory for a contiguous tensor.
@@ -96,19 +90,11 @@ impl AnyTensor {
     }
 
     /// The memory of a contiguous tensor, for work on a stream of the same device, and the byte it starts at.
-    pub(crate) fn packed(
-        &self,
-        argument: &'static str,
-        stream: &Stream,
-    ) -> Result<(&Memory, usize)> {
+    pub(crate) fn packed(&self, argument: &'static str, stream: &Stream) -> Result<(&Memory, usize)> {
         self.on(argument, stream.context())?;
         if !self.desc.is_contiguous() {
-            return Err(Error::invalid(
-                argument,
-                self.desc,
-                "a contiguous tensor: copy it with `contiguous`",
-            )
-            .fix("copy it with `contiguous`"));
+            return Err(Error::invalid(argument, self.desc, "a contiguous tensor: copy it with `contiguous`")
+                .fix("copy it with `contiguous`"));
         }
         Ok((&self.memory, self.start))
     }
@@ -176,11 +162,7 @@ impl AnyTensor {
             return Err(Error::invalid(
                 "shape",
                 desc.shape,
-                format_args!(
-                    "a shape of {} elements, for a contiguous tensor, not {}",
-                    self.len(),
-                    self.desc
-                ),
+                format_args!("a shape of {} elements, for a contiguous tensor, not {}", self.len(), self.desc),
             )
             .fix("give a shape of as many elements, and copy a strided tensor with `contiguous`"));
         }
@@ -215,11 +197,7 @@ impl AnyTensor {
             return Err(Error::invalid(
                 "dtype",
                 dtype,
-                format_args!(
-                    "a type of {} bits, as {} has",
-                    self.desc.dtype.bits(),
-                    self.desc.dtype
-                ),
+                format_args!("a type of {} bits, as {} has", self.desc.dtype.bits(), self.desc.dtype),
             )
             .fix("name a type of the same size"));
         }
@@ -237,12 +215,9 @@ impl AnyTensor {
         let rank = self.desc.shape.rank();
         let mut seen = [false; Dims::MAX_RANK];
         let complete = order.len() == rank
-            && order.iter().all(|&axis| {
-                axis < rank
-                    && seen
-                        .get_mut(axis)
-                        .is_some_and(|seen| !std::mem::replace(seen, true))
-            });
+            && order
+                .iter()
+                .all(|&axis| axis < rank && seen.get_mut(axis).is_some_and(|seen| !std::mem::replace(seen, true)));
         if !complete {
             return Err(Error::invalid(
                 "order",
@@ -268,9 +243,7 @@ impl AnyTensor {
         let dim = usize::try_from(*self.desc.shape.first()?).ok()?;
         let stride = usize::try_from(*self.desc.strides.first()?).ok()?;
         let left = dim.checked_sub(count)?;
-        let bits = count
-            .checked_mul(stride)?
-            .checked_mul(self.desc.dtype.bits() as usize)?;
+        let bits = count.checked_mul(stride)?.checked_mul(self.desc.dtype.bits() as usize)?;
         let mut start = self.start;
         if left > 0 && !self.desc.shape.contains(&0) {
             if !bits.is_multiple_of(8) {
@@ -297,41 +270,26 @@ impl AnyTensor {
         let (dim, stride) = match (self.desc.shape.get(axis), self.desc.strides.get(axis)) {
             (Some(&dim), Some(&stride)) => (dim, stride),
             _ => {
-                return Err(Error::invalid(
-                    "axis",
-                    axis,
-                    format_args!("below {}", self.desc.shape.rank()),
-                )
-                .fix("count the axes from 0"));
+                return Err(Error::invalid("axis", axis, format_args!("below {}", self.desc.shape.rank()))
+                    .fix("count the axes from 0"));
             }
         };
-        let inside =
-            usize::try_from(dim).is_ok_and(|dim| range.start <= range.end && range.end <= dim);
+        let inside = usize::try_from(dim).is_ok_and(|dim| range.start <= range.end && range.end <= dim);
         if !inside {
-            return Err(Error::invalid(
-                "range",
-                format_args!("{range:?}"),
-                format_args!("part of 0..{dim}"),
-            )
-            .fix("stay within the axis"));
+            return Err(Error::invalid("range", format_args!("{range:?}"), format_args!("part of 0..{dim}"))
+                .fix("stay within the axis"));
         }
         let mut desc = self.desc;
         let size = i64::try_from(range.len()).unwrap_or(0);
         desc.shape = desc.shape.with(axis, size);
         let bits = i64::try_from(range.start)
             .ok()
-            .and_then(|first| {
-                first
-                    .checked_mul(stride)?
-                    .checked_mul(i64::from(desc.dtype.bits()))
-            })
+            .and_then(|first| first.checked_mul(stride)?.checked_mul(i64::from(desc.dtype.bits())))
             .and_then(|bits| u64::try_from(bits).ok());
         let skip = match bits {
             // A view without elements begins nowhere.
             _ if desc.is_empty() => Some(0),
-            Some(bits) if bits % 8 == 0 && self.parts_at(bits, &desc) => {
-                usize::try_from(bits / 8).ok()
-            }
+            Some(bits) if bits % 8 == 0 && self.parts_at(bits, &desc) => usize::try_from(bits / 8).ok(),
             _ => None,
         };
         let start = skip.and_then(|skip| self.start.checked_add(skip));
@@ -369,12 +327,8 @@ impl AnyTensor {
                 let desc = TensorDesc::packed(self.desc.dtype, dims(&[elements])?);
                 Self::new(Arc::clone(&self.memory), self.start, desc)
             }
-            _ => Err(Error::invalid(
-                "tensor",
-                self.desc,
-                "a view with elements, and strides of at least 0",
-            )
-            .fix("span a view that begins with its first element in memory")),
+            _ => Err(Error::invalid("tensor", self.desc, "a view with elements, and strides of at least 0")
+                .fix("span a view that begins with its first element in memory")),
         }
     }
 
@@ -405,12 +359,8 @@ impl AnyTensor {
             return Ok(());
         }
         let Some(size) = self.desc.dtype.size() else {
-            return Err(Error::invalid(
-                "tensor",
-                self.desc,
-                "a contiguous tensor, for elements smaller than a byte",
-            )
-            .fix("copy it with `contiguous` before its type is changed"));
+            return Err(Error::invalid("tensor", self.desc, "a contiguous tensor, for elements smaller than a byte")
+                .fix("copy it with `contiguous` before its type is changed"));
         };
         // Copies all bytes between the first and the last element, then picks one element after the other.
         let mut all = zeros(self.addresses().len())?;
@@ -418,9 +368,7 @@ impl AnyTensor {
         let mut index = [0i64; Dims::MAX_RANK];
         for element in bytes.chunks_exact_mut(size) {
             let at: i64 = index.iter().zip(self.strides()).map(|(i, s)| i * s).sum();
-            let at = usize::try_from(at)
-                .unwrap_or(usize::MAX)
-                .saturating_mul(size);
+            let at = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(size);
             if let Some(from) = all.get(at..at.saturating_add(size)) {
                 element.copy_from_slice(from);
             }
@@ -454,28 +402,14 @@ impl AnyTensor {
         source.on("source", queue.context())?;
         let alike = (self.dtype(), self.shape()) == (source.dtype(), source.shape());
         if !alike || !self.is_contiguous() || !source.is_contiguous() {
-            return Err(Error::invalid(
-                "source",
-                source.desc,
-                format_args!("a contiguous tensor like {}", self.desc),
-            )
-            .fix("copy the source with `contiguous`, in the shape and type of the target"));
+            return Err(Error::invalid("source", source.desc, format_args!("a contiguous tensor like {}", self.desc))
+                .fix("copy the source with `contiguous`, in the shape and type of the target"));
         }
         if self.overlaps(source) {
-            return Err(Error::shared(
-                "source",
-                "memory that is shared with the target",
-                "memory of its own",
-            )
-            .fix("copy through a tensor of your own"));
+            return Err(Error::shared("source", "memory that is shared with the target", "memory of its own")
+                .fix("copy through a tensor of your own"));
         }
-        self.memory.copy_from_device(
-            self.start,
-            &source.memory,
-            source.start,
-            bytes_of(&self.desc)?,
-            queue,
-        )
+        self.memory.copy_from_device(self.start, &source.memory, source.start, bytes_of(&self.desc)?, queue)
     }
 
     /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.

@@ -40,14 +40,7 @@ impl RangeReport {
     }
 
     fn over(elements: impl ExactSizeIterator<Item = f64>, limit: f64) -> Self {
-        let mut report = Self {
-            min: None,
-            max: None,
-            nan: 0,
-            inf: 0,
-            over: 0,
-            first: None,
-        };
+        let mut report = Self { min: None, max: None, nan: 0, inf: 0, over: 0, first: None };
         for (place, x) in elements.enumerate() {
             let kind = if x.is_nan() {
                 Some(&mut report.nan)

@@ -19,10 +19,7 @@ impl Sizes {
         for (size, dim) in sizes.iter_mut().zip(shape.iter()) {
             *size = usize::try_from(*dim).unwrap_or(0);
         }
-        Self {
-            sizes,
-            rank: shape.rank(),
-        }
+        Self { sizes, rank: shape.rank() }
     }
 
     #[inline]
@@ -70,11 +67,7 @@ pub(crate) fn has_len(argument: &'static str, given: usize, wanted: usize) -> Re
     if given == wanted {
         Ok(())
     } else {
-        Err(Error::invalid(
-            argument,
-            format_args!("{given}"),
-            format_args!("{wanted}, by the shape"),
-        )
-        .fix("bring as many elements as the shape has"))
+        Err(Error::invalid(argument, format_args!("{given}"), format_args!("{wanted}, by the shape"))
+            .fix("bring as many elements as the shape has"))
     }
 }

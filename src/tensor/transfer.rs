@@ -34,12 +34,7 @@ impl<T: Element> Tensor<T> {
         self.transfer(host, true, stream)
     }
 
-    fn transfer(
-        &self,
-        host: HostBuffer<T>,
-        to_device: bool,
-        stream: &Stream,
-    ) -> Result<Transfer<T>> {
+    fn transfer(&self, host: HostBuffer<T>, to_device: bool, stream: &Stream) -> Result<Transfer<T>> {
         // The uses of this memory are waited for by its own context.
         stream.context().admits("host", host.context())?;
         if host.len() != self.len() {
@@ -66,11 +61,7 @@ impl Stream {
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]
-    pub fn upload<T: Element>(
-        &self,
-        elements: &[T],
-        shape: impl AsRef<[usize]>,
-    ) -> Result<Tensor<T>> {
+    pub fn upload<T: Element>(&self, elements: &[T], shape: impl AsRef<[usize]>) -> Result<Tensor<T>> {
         let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
         let wanted = desc.elements().and_then(|len| usize::try_from(len).ok());
         has_len("elements", elements.len(), wanted.unwrap_or(usize::MAX))?;
@@ -87,12 +78,7 @@ impl Stream {
     /// fixed size.
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]
-    pub fn upload_bytes(
-        &self,
-        dtype: DType,
-        bytes: &[u8],
-        shape: impl AsRef<[usize]>,
-    ) -> Result<AnyTensor> {
+    pub fn upload_bytes(&self, dtype: DType, bytes: &[u8], shape: impl AsRef<[usize]>) -> Result<AnyTensor> {
         let desc = TensorDesc::packed(dtype, dims(shape.as_ref())?);
         has_len("bytes", bytes.len(), bytes_of(&desc)?)?;
         self.upload_desc(bytes, desc)

@@ -32,18 +32,14 @@ impl AnyTensor {
         if self.desc().dtype == T::DTYPE {
             Ok(Tensor::of(self))
         } else {
-            Err(Error::invalid("dtype", T::DTYPE, self.desc().dtype)
-                .fix("name the type of the elements"))
+            Err(Error::invalid("dtype", T::DTYPE, self.desc().dtype).fix("name the type of the elements"))
         }
     }
 }
 
 impl<T: Element> Tensor<T> {
     pub(super) fn of(tensor: AnyTensor) -> Self {
-        Self {
-            tensor,
-            elements: PhantomData,
-        }
+        Self { tensor, elements: PhantomData }
     }
 
     /// A contiguous tensor of uninitialised device memory.
@@ -170,8 +166,7 @@ impl<T: Element> Tensor<T> {
         let (outer, now) = match self.shape() {
             [outer @ .., now] => (outer, *now),
             [] => {
-                return Err(Error::invalid("tensor", self.desc(), "one with axes")
-                    .fix("reshape the tensor"));
+                return Err(Error::invalid("tensor", self.desc(), "one with axes").fix("reshape the tensor"));
             }
         };
         if size < now {
@@ -181,10 +176,7 @@ impl<T: Element> Tensor<T> {
         let mut shape = outer.to_vec();
         shape.push(size);
         let rows = self.len().checked_div(now).unwrap_or(0);
-        let target = Self::of(AnyTensor::empty(
-            stream.context(),
-            TensorDesc::packed(T::DTYPE, dims(&shape)?),
-        )?);
+        let target = Self::of(AnyTensor::empty(stream.context(), TensorDesc::packed(T::DTYPE, dims(&shape)?))?);
         let bytes = self.download_bytes(stream)?;
         let row_bytes = |elements: usize| elements.saturating_mul(size_of::<T>()).max(1);
         let mut padded = zeros(target.len().saturating_mul(size_of::<T>()))?;

@@ -53,9 +53,7 @@ fn another_dtype_is_made_anew_and_never_converted() {
     let stream = device.stream().unwrap();
     let of = |form| {
         let masks = device.masks();
-        let tensor = masks
-            .causal_matrix(CausalOrigin::LeftUp, 2, 2, form)
-            .unwrap();
+        let tensor = masks.causal_matrix(CausalOrigin::LeftUp, 2, 2, form).unwrap();
         (tensor.dtype(), tensor.download_bytes(&stream).unwrap())
     };
     let infinite = MaskForm::infinite(DType::Float16).unwrap();
@@ -65,10 +63,7 @@ fn another_dtype_is_made_anew_and_never_converted() {
         assert_eq!(of(MaskForm::BOOL), (DType::Bool, vec![0, 1, 0, 0]));
         assert_eq!(of(MaskForm::INT8), (DType::Int8, vec![0, 1, 0, 0]));
         // -inf, then 1, of the same type; then 1 of another.
-        assert_eq!(
-            of(infinite),
-            (DType::Float16, vec![0, 0, 0, 0xfc, 0, 0, 0, 0])
-        );
+        assert_eq!(of(infinite), (DType::Float16, vec![0, 0, 0, 0xfc, 0, 0, 0, 0]));
         assert_eq!(of(ones), (DType::Float16, vec![0, 0, 0, 0x3c, 0, 0, 0, 0]));
         assert_eq!(of(bf16), (DType::Bf16, vec![0, 0, 0x80, 0x3f, 0, 0, 0, 0]));
     }
@@ -81,9 +76,7 @@ fn length_is_updated_when_the_causal_mask_grows() {
     let stream = device.stream().unwrap();
     let view = |len: usize| {
         let masks = device.masks();
-        let tensor = masks
-            .causal_view(CausalOrigin::LeftUp, len, len, MaskForm::BOOL)
-            .unwrap();
+        let tensor = masks.causal_view(CausalOrigin::LeftUp, len, len, MaskForm::BOOL).unwrap();
         assert_eq!(tensor.shape(), [len, len]);
         let bytes = tensor.download_bytes(&stream).unwrap();
         for (at, &hidden) in bytes.iter().enumerate() {
@@ -132,9 +125,7 @@ fn rows_behind_a_cache_are_views_of_the_same_square() {
         assert_eq!(view, of(false));
     }
     // More rows than keys: no view of the square, and still right.
-    let tensor = masks
-        .causal_view(CausalOrigin::RightDown, 3, 2, form)
-        .unwrap();
+    let tensor = masks.causal_view(CausalOrigin::RightDown, 3, 2, form).unwrap();
     assert_eq!(tensor.download_bytes(&stream).unwrap(), [1, 1, 0, 1, 0, 0]);
 }
 
@@ -162,22 +153,14 @@ fn many_threads_make_each_mask_once() {
                 addresses
             }
         };
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| scope.spawn(work(thread)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(work(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let counts = device.masks().cache().counts();
     // Window 500 and 501 of 501 keys show the first row the same, the second not: all masks differ.
     assert_eq!(counts.misses, MASKS as u64);
     assert_eq!(counts.hits, (THREADS * MASKS - MASKS) as u64);
-    assert_eq!(
-        (counts.tensors, counts.evictions, counts.unkept),
-        (MASKS, 0, 0)
-    );
+    assert_eq!((counts.tensors, counts.evictions, counts.unkept), (MASKS, 0, 0));
     assert_eq!(counts.bytes, MASKS * 2 * 501);
     assert!(addresses.iter().all(|of| *of == addresses[0]));
     let mut distinct = addresses[0].clone();
@@ -197,9 +180,7 @@ fn threads_that_ask_for_growing_lengths_all_get_enough() {
                     let len = 1 + (thread * 31 + step * 57) % 200;
                     let form = MaskForm::INT8;
                     let masks = device.masks();
-                    let mask = masks
-                        .causal_view(CausalOrigin::LeftUp, len, len, form)
-                        .unwrap();
+                    let mask = masks.causal_view(CausalOrigin::LeftUp, len, len, form).unwrap();
                     assert_eq!(mask.shape(), [len, len]);
                 }
             });
@@ -219,27 +200,15 @@ fn a_hit_allocates_nothing() {
     let ask = || {
         drop(masks.causal(CausalOrigin::RightDown).unwrap());
         drop(masks.sliding_window(window(7)).unwrap());
-        drop(
-            masks
-                .sliding_window_matrix(window(7), 64, 64, MaskForm::BOOL)
-                .unwrap(),
-        );
-        drop(
-            masks
-                .causal_view(CausalOrigin::RightDown, 5, 9, MaskForm::INT8)
-                .unwrap(),
-        );
+        drop(masks.sliding_window_matrix(window(7), 64, 64, MaskForm::BOOL).unwrap());
+        drop(masks.causal_view(CausalOrigin::RightDown, 5, 9, MaskForm::INT8).unwrap());
         drop(masks.causal_full(CausalOrigin::LeftUp, 9, 9).unwrap());
         drop(masks.prefix(3, 8, 8).unwrap());
         drop(masks.local(chunk, 8, 40).unwrap());
         let sizes = TriangleMix::new(2, 4, 8);
         let triangle = sizes.geometry(TrianglePart::Triangle, rows);
         drop(masks.geometry(triangle).unwrap());
-        drop(
-            masks
-                .template(CompressedMask::Prefix, MaskForm::BOOL)
-                .unwrap(),
-        );
+        drop(masks.template(CompressedMask::Prefix, MaskForm::BOOL).unwrap());
     };
     ask();
     let (misses, before) = (masks.cache().counts().misses, allocations());
@@ -262,9 +231,7 @@ fn memory_never_passes_the_bound() {
     cache.set_bound(BOUND);
     let mut seed = 1u64;
     for _ in 0..2000 {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let (rows, keys) = ((seed >> 33) as usize % 60, (seed >> 45) as usize % 60);
         let form = MaskForm::BOOL;
         let origin = CausalOrigin::LeftUp;
@@ -275,41 +242,23 @@ fn memory_never_passes_the_bound() {
         };
         assert_eq!(mask.shape(), [rows, keys]);
         let counts = cache.counts();
-        assert!(
-            counts.bytes <= BOUND && counts.peak_bytes <= BOUND,
-            "{counts:?}"
-        );
+        assert!(counts.bytes <= BOUND && counts.peak_bytes <= BOUND, "{counts:?}");
     }
     let counts = cache.counts();
-    assert!(
-        counts.evictions > 100 && counts.bytes > BOUND / 2,
-        "{counts:?}"
-    );
+    assert!(counts.evictions > 100 && counts.bytes > BOUND / 2, "{counts:?}");
 
     // What was asked for last stays; what was asked for first goes.
     cache.clear();
     assert_eq!((cache.counts().bytes, cache.counts().tensors), (0, 0));
-    let of = |rows| {
-        masks
-            .causal_matrix(CausalOrigin::LeftUp, rows, 100, MaskForm::BOOL)
-            .unwrap()
-    };
+    let of = |rows| masks.causal_matrix(CausalOrigin::LeftUp, rows, 100, MaskForm::BOOL).unwrap();
     drop((of(40), of(41)));
     drop(of(40));
     drop(of(42));
     let misses = cache.counts().misses;
     drop(of(40));
-    assert_eq!(
-        cache.counts().misses,
-        misses,
-        "the mask asked for lately was evicted"
-    );
+    assert_eq!(cache.counts().misses, misses, "the mask asked for lately was evicted");
     drop(of(41));
-    assert_eq!(
-        cache.counts().misses,
-        misses + 1,
-        "the oldest mask was kept"
-    );
+    assert_eq!(cache.counts().misses, misses + 1, "the oldest mask was kept");
 
     // A mask larger than the bound, or without room beside masks that are held, is the caller's alone.
     let unkept = cache.counts().unkept;
@@ -339,27 +288,19 @@ fn a_mask_in_flight_is_never_freed() {
     let [query, key, value] = sample.upload(&stream);
     let full = || {
         let form = MaskForm::INT8;
-        let tensor = masks
-            .causal_matrix(CausalOrigin::LeftUp, rows, rows, form)
-            .unwrap();
+        let tensor = masks.causal_matrix(CausalOrigin::LeftUp, rows, rows, form).unwrap();
         ascend_attention::Mask::all_mask(tensor)
     };
     for round in 0..20 {
-        let plan = Sample::attention(&device)
-            .mask(full())
-            .plan((&query, &key, &value))
-            .unwrap();
+        let plan = Sample::attention(&device).mask(full()).plan((&query, &key, &value)).unwrap();
         let mut output = poisoned(&plan, &stream);
         for _ in 0..3 {
-            plan.launch_into(&stream, (&query, &key, &value), &mut output)
-                .unwrap();
+            plan.launch_into(&stream, (&query, &key, &value), &mut output).unwrap();
         }
         // Nobody holds the mask any more but the cache and the queued work.
         drop(plan);
         let misses = cache.counts().misses;
-        let other = masks
-            .causal_matrix(CausalOrigin::LeftUp, rows, rows - 1, MaskForm::BOOL)
-            .unwrap();
+        let other = masks.causal_matrix(CausalOrigin::LeftUp, rows, rows - 1, MaskForm::BOOL).unwrap();
         assert_eq!(cache.counts().misses, misses + 1);
         assert!(cache.counts().bytes <= cache.bound());
         if round % 2 == 0 {
@@ -370,9 +311,7 @@ fn a_mask_in_flight_is_never_freed() {
         sample.check(&output.attention.download(&stream).unwrap());
         // The work is over: now its mask makes room.
         stream.synchronize().unwrap();
-        let other = masks
-            .causal_matrix(CausalOrigin::LeftUp, rows, rows - 2, MaskForm::BOOL)
-            .unwrap();
+        let other = masks.causal_matrix(CausalOrigin::LeftUp, rows, rows - 2, MaskForm::BOOL).unwrap();
         assert_eq!(cache.counts().tensors, 1);
         drop(other);
     }
@@ -398,11 +337,7 @@ fn a_mask_that_cannot_be_made_leaves_no_trace() {
         drop(fault);
         assert!(error.to_string().contains("507899"), "{error}");
         let counts = masks.cache().counts();
-        assert_eq!(
-            (counts.bytes, counts.tensors, counts.misses),
-            (0, 0, 0),
-            "{site:?}"
-        );
+        assert_eq!((counts.bytes, counts.tensors, counts.misses), (0, 0, 0), "{site:?}");
     }
     assert_eq!(ask().unwrap().shape(), [8, 8]);
     assert_eq!(masks.cache().counts().misses, 1);

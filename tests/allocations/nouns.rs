@@ -27,9 +27,7 @@ fn a_launch_of_prompts_allocates_nothing() {
     let causal = HostMask::from_fn(9, 9, MaskForm::INT8, |row, key| key <= row);
     let masks = stream.device().masks();
     let causal = Mask::all_mask(masks.custom_matrix(&causal.unwrap()).unwrap());
-    let call = PromptFlashAttention::new(Layout::Bnsd)
-        .heads(2)
-        .scale(0.125);
+    let call = PromptFlashAttention::new(Layout::Bnsd).heads(2).scale(0.125);
     let plan = call.mask(causal).plan((&layers[0], &layers[0], &layers[0]));
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
@@ -51,9 +49,7 @@ fn a_launch_of_single_rows_over_a_paged_cache_allocates_nothing() {
         let table = BlockTable::from_rows(&stream, &[[4, 1], [0, 5]], 16).unwrap();
         (query, cache, table)
     });
-    let inputs = layers
-        .each_ref()
-        .map(|(query, cache, table)| Inputs::new(query, cache, cache).paged(table));
+    let inputs = layers.each_ref().map(|(query, cache, table)| Inputs::new(query, cache, cache).paged(table));
     let call = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
     let plan = call.actual_seq_lengths_kv([20, 32]).plan(inputs[0]);
     let plan = plan.unwrap();
@@ -97,19 +93,14 @@ fn a_merge_of_a_ring_allocates_nothing() {
     let stream = harness::stream();
     let x = tensor(&stream, 1, &[9, 2, 64]);
     let call = FlashAttention::new(InputLayout::Tnd).heads(2).scale(0.125);
-    let call = call
-        .actual_seq_lengths([4, 9])
-        .actual_seq_lengths_kv([4, 9]);
+    let call = call.actual_seq_lengths([4, 9]).actual_seq_lengths_kv([4, 9]);
     let plan = call.plan((&x, &x, &x)).unwrap();
     let parts = [(); 3].map(|()| plan.launch(&stream, (&x, &x, &x)).unwrap());
-    let plan = RingUpdate::new()
-        .plan(&stream, (&parts[0], &parts[1]))
-        .unwrap();
+    let plan = RingUpdate::new().plan(&stream, (&parts[0], &parts[1])).unwrap();
     let mut merged = plan.output::<f16>().unwrap();
     let allocated = in_steady_state(|| {
         for part in &parts {
-            plan.launch_into(&stream, (&parts[0], part), &mut merged)
-                .unwrap();
+            plan.launch_into(&stream, (&parts[0], part), &mut merged).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -126,9 +117,7 @@ fn a_launch_of_products_allocates_nothing() {
     });
     let [(left, right), ..] = &layers;
     let plan = BatchMatMul::new().plan((left, right)).unwrap();
-    let mut outputs = layers
-        .each_ref()
-        .map(|(left, right)| plan.launch(&stream, (left, right)).unwrap());
+    let mut outputs = layers.each_ref().map(|(left, right)| plan.launch(&stream, (left, right)).unwrap());
     let allocated = in_steady_state(|| {
         for ((left, right), out) in layers.iter().zip(&mut outputs) {
             plan.launch_into(&stream, (left, right), out).unwrap();

@@ -4,9 +4,7 @@ use crate::allocations;
 use crate::harness;
 
 use allocations::{allocations, in_steady_state};
-use ascend_attention::attention::{
-    Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, Quantisation,
-};
+use ascend_attention::attention::{Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, Quantisation};
 use ascend_attention::{FusedInferAttention, f16};
 use harness::{Sample, halves, poisoned};
 
@@ -21,8 +19,7 @@ fn a_launch_allocates_nothing() {
     let mut outputs: Vec<_> = (0..4).map(|_| poisoned(&plan, &stream)).collect();
     let allocated = in_steady_state(|| {
         for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
-            plan.launch_into(&stream, (query, key, value), output)
-                .unwrap();
+            plan.launch_into(&stream, (query, key, value), output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -38,9 +35,7 @@ fn a_launch_allocates_nothing() {
 fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
     let stream = harness::stream();
     let layer = |seed| {
-        let query = stream
-            .upload(&halves(seed, 2 * 2 * 64), [2, 2, 1, 64])
-            .unwrap();
+        let query = stream.upload(&halves(seed, 2 * 2 * 64), [2, 2, 1, 64]).unwrap();
         let cache: Vec<i8> = (0..6 * 32 * 128).map(|x| (x % 13) as i8).collect();
         let cache = stream.upload(&cache, [6, 32, 128]).unwrap();
         let scales = stream.upload(&[0.01f32; 6 * 32], [6, 32]).unwrap();
@@ -51,16 +46,10 @@ fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
     let inputs = layers.each_ref().map(|(query, cache, scales, table)| {
         let grid = Affine::scale(scales);
         let quantisation = Quantisation::KeyValue {
-            antiquantisation: Antiquantisation::Split {
-                mode: AntiquantMode::PerTokenPaged,
-                key: grid,
-                value: grid,
-            },
+            antiquantisation: Antiquantisation::Split { mode: AntiquantMode::PerTokenPaged, key: grid, value: grid },
             output: None,
         };
-        Inputs::new(query, cache, cache)
-            .paged(table)
-            .quantisation(quantisation)
+        Inputs::new(query, cache, cache).paged(table).quantisation(quantisation)
     });
     let plan = FusedInferAttention::new(ascend_attention::Layout::Bnsd)
         .scale(1.0)

@@ -30,16 +30,9 @@ fn draws() -> impl Strategy<Value = Draw> {
     let layout = prop_oneof![Just(Layout::Tnd), Just(Layout::Bnsd), Just(Layout::Bsnd)];
     let rows = prop_oneof![Just(1usize), Just(16), Just(33), Just(200)];
     let heads = (1usize..4, 1usize..3);
-    (layout, heads, rows, lengths, any::<bool>(), any::<u64>()).prop_map(
-        |(layout, heads, rows, lengths, lse, seed)| Draw {
-            layout,
-            heads: heads.into(),
-            rows,
-            lengths: lengths.into_iter().unzip().into(),
-            lse,
-            seed,
-        },
-    )
+    (layout, heads, rows, lengths, any::<bool>(), any::<u64>()).prop_map(|(layout, heads, rows, lengths, lse, seed)| {
+        Draw { layout, heads: heads.into(), rows, lengths: lengths.into_iter().unzip().into(), lse, seed }
+    })
 }
 
 impl Draw {
@@ -74,10 +67,7 @@ impl Draw {
     }
 
     fn blocks(&self) -> [usize; 2] {
-        [
-            self.most(0).div_ceil(self.rows),
-            self.most(1).div_ceil(KEYS),
-        ]
+        [self.most(0).div_ceil(self.rows), self.most(1).div_ceil(KEYS)]
     }
 
     /// The mask, which names the first block for each block of rows, and none behind the keys of a sequence.
@@ -139,14 +129,9 @@ impl Draw {
                     let highest = highest.unwrap();
                     let total: f64 = seen.iter().map(|(score, _)| (score - highest).exp()).sum();
                     for column in 0..DIM {
-                        let weighed = seen
-                            .iter()
-                            .map(|(score, value)| (score - highest).exp() / total * value[column]);
+                        let weighed = seen.iter().map(|(score, value)| (score - highest).exp() / total * value[column]);
                         let (got, want) = (out[number * DIM + column], weighed.sum::<f64>());
-                        assert!(
-                            (got - want).abs() <= rounding,
-                            "{self:?}: {got} is not {want}"
-                        );
+                        assert!((got - want).abs() <= rounding, "{self:?}: {got} is not {want}");
                     }
                     if let Some(lse) = &lse {
                         let (got, want) = (f64::from(lse[number]), highest + total.ln());
@@ -201,9 +186,7 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let mask = |bytes: [i8; 8]| BlockMask::upload(&stream, &bytes, [2, 1, 2, 2]).unwrap();
     let (query, key) = (half(&[200, 1, DIM]), half(&[300, 1, DIM]));
     let attention = BlockSparseAttention::new(Layout::Tnd, SCALE);
-    let ragged = attention
-        .clone()
-        .actual_seq_lengths(&[150, 50], &[200, 100]);
+    let ragged = attention.clone().actual_seq_lengths(&[150, 50], &[200, 100]);
     let good = mask([1, 1, 0, 1, 1, 0, 1, 1]);
     let inputs = (&query, &key, &key, &good);
     let plan = ragged.plan(inputs).unwrap();
@@ -217,19 +200,13 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let contents = &ascend_attention::spec::ops::block_sparse_attention::rules::CONTENTS;
     let lead_astray = (&query, &key, &key, &beyond);
     assert_eq!(broken(ragged.plan(lead_astray)), contents.id);
-    assert!(
-        plan.launch(&stream, lead_astray)
-            .unwrap_err()
-            .breaks(contents)
-    );
+    assert!(plan.launch(&stream, lead_astray).unwrap_err().breaks(contents));
     // So could a mask that the host does not know, but for sequences with as many blocks.
     let on_device = stream.upload(&[1i8; 8], [2, 1, 2, 2]).unwrap();
     let on_device = BlockMask::from(on_device);
     let unknown = (&query, &key, &key, &on_device);
     assert_eq!(broken(ragged.plan(unknown)), contents.id);
-    let even = attention
-        .clone()
-        .actual_seq_lengths(&[150, 50], &[150, 150]);
+    let even = attention.clone().actual_seq_lengths(&[150, 50], &[150, 150]);
     let plan = even.plan(unknown).unwrap();
     plan.launch(&stream, unknown).unwrap();
 
@@ -244,11 +221,6 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let older = stream_of(Soc::AtlasA2, Cann::V8_5);
     let old = older.upload(&[f16::ONE; DIM], [1, 1, DIM]).unwrap();
     let mask = BlockMask::upload(&older, &[1], [1, 1, 1, 1]).unwrap();
-    let plan = attention
-        .actual_seq_lengths(&[1], &[1])
-        .plan((&old, &old, &old, &mask));
-    assert!(
-        matches!(plan, Err(Error::MissingOperator { .. })),
-        "{plan:?}"
-    );
+    let plan = attention.actual_seq_lengths(&[1], &[1]).plan((&old, &old, &old, &mask));
+    assert!(matches!(plan, Err(Error::MissingOperator { .. })), "{plan:?}");
 }

@@ -6,9 +6,7 @@ use std::ops::Range;
 use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention};
 use ascend_attention::blockwise::{BlockCover, BlockwiseAttention, SIDE};
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::spec::geometry::{
-    BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows,
-};
+use ascend_attention::spec::geometry::{BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc, SparseMode, Visibility};
 use ascend_attention::{Error, Layout, Machine, Runtime, Stream, bf16, f16};
 use proptest::prelude::*;
@@ -91,35 +89,19 @@ impl Sequence {
             AnyMask::Host(mask.unwrap())
         };
         match &self.shown {
-            Shown::Band { keys_before } => AnyMask::Geometry(MaskGeometry::new(
-                SparseMode::Band,
-                true,
-                rows,
-                keys,
-                *keys_before,
-                0,
-            )),
-            Shown::Triangle {
-                sizes: [sinks, window, last],
-                first_row,
-            } => {
-                let rows = TriangleRows {
-                    first_row: *first_row,
-                    rows,
-                    prompt_len: first_row + rows,
-                };
-                AnyMask::Geometry(
-                    TriangleMix::new(*sinks, *window, *last).geometry(TrianglePart::Triangle, rows),
-                )
+            Shown::Band { keys_before } => {
+                AnyMask::Geometry(MaskGeometry::new(SparseMode::Band, true, rows, keys, *keys_before, 0))
+            }
+            Shown::Triangle { sizes: [sinks, window, last], first_row } => {
+                let rows = TriangleRows { first_row: *first_row, rows, prompt_len: first_row + rows };
+                AnyMask::Geometry(TriangleMix::new(*sinks, *window, *last).geometry(TrianglePart::Triangle, rows))
             }
             Shown::Prefix(prefix) => AnyMask::Geometry(MaskGeometry::prefix(rows, keys, *prefix)),
             Shown::Bitmap { share, seed } => {
                 let draws = numbers(*seed, self.rows * self.keys);
                 host(&|row, key| draws[row * self.keys + key].abs() < *share)
             }
-            Shown::Checkered => {
-                host(&|row, key| row == key || (row / SIDE + key / SIDE).is_multiple_of(2))
-            }
+            Shown::Checkered => host(&|row, key| row == key || (row / SIDE + key / SIDE).is_multiple_of(2)),
             Shown::Nothing => host(&|_, _| false),
         }
     }
@@ -128,32 +110,21 @@ impl Sequence {
 fn sequences() -> impl Strategy<Value = Vec<Sequence>> {
     let shown = prop_oneof![
         (0i64..400).prop_map(|keys_before| Shown::Band { keys_before }),
-        (0u64..200, 0u64..300, 0u64..200).prop_map(|(sinks, window, last)| Shown::Triangle {
-            sizes: [sinks, window, last],
-            first_row: 0,
-        }),
+        (0u64..200, 0u64..300, 0u64..200)
+            .prop_map(|(sinks, window, last)| Shown::Triangle { sizes: [sinks, window, last], first_row: 0 }),
         (0u64..500).prop_map(Shown::Prefix),
-        (prop_oneof![Just(0.003f32), Just(0.5)], any::<u64>())
-            .prop_map(|(share, seed)| Shown::Bitmap { share, seed }),
+        (prop_oneof![Just(0.003f32), Just(0.5)], any::<u64>()).prop_map(|(share, seed)| Shown::Bitmap { share, seed }),
         Just(Shown::Checkered),
         Just(Shown::Nothing),
     ];
     let sequence = (1usize..300, 0usize..200, shown).prop_map(|(rows, before, shown)| {
         let shown = match shown {
-            Shown::Triangle { sizes, .. } => Shown::Triangle {
-                sizes,
-                first_row: before as u64,
-            },
+            Shown::Triangle { sizes, .. } => Shown::Triangle { sizes, first_row: before as u64 },
             other => other,
         };
-        Sequence {
-            rows,
-            keys: rows + before,
-            shown,
-        }
+        Sequence { rows, keys: rows + before, shown }
     });
-    let long =
-        |all: &Vec<Sequence>| all.iter().map(|sequence| sequence.keys).sum::<usize>() >= SIDE;
+    let long = |all: &Vec<Sequence>| all.iter().map(|sequence| sequence.keys).sum::<usize>() >= SIDE;
     prop::collection::vec(sequence, 1..4).prop_filter("a page of keys", long)
 }
 
@@ -182,18 +153,12 @@ fn follows<T: Half + std::fmt::Debug>(
     let tensors = logical.each_ref().map(|of| {
         let elements: Vec<T> = of.iter().flat_map(|of| of.packed(0..of.rows)).collect();
         let heads = of[0].heads;
-        stream
-            .upload(&elements, [elements.len() / heads / dim, heads, dim])
-            .unwrap()
+        stream.upload(&elements, [elements.len() / heads / dim, heads, dim]).unwrap()
     });
     let given = tensors.each_ref();
     let cover = BlockCover::new(&masks).unwrap();
-    let plan = BlockwiseAttention::new(heads, kv_heads, SCALE)
-        .plan(stream, &cover, given)
-        .unwrap();
-    let mut out = stream
-        .upload(&vec![T::NAN; tensors[0].len()], tensors[0].shape())
-        .unwrap();
+    let plan = BlockwiseAttention::new(heads, kv_heads, SCALE).plan(stream, &cover, given).unwrap();
+    let mut out = stream.upload(&vec![T::NAN; tensors[0].len()], tensors[0].shape()).unwrap();
     plan.launch_into(stream, given, &mut out).unwrap();
     let out = out.download(stream).unwrap();
     let mut rows = out.chunks(heads * dim);
@@ -286,31 +251,18 @@ proptest! {
 fn masks_of_full_blocks_show_no_hidden_key() {
     let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
     // Each block of rows sees the first block of keys whole.
-    let masks = [
-        MaskGeometry::prefix(300, 300, 128),
-        MaskGeometry::prefix(200, 150, 128),
-    ];
+    let masks = [MaskGeometry::prefix(300, 300, 128), MaskGeometry::prefix(200, 150, 128)];
     let side = NonZeroU64::new(128).unwrap();
     let maps = masks.each_ref().map(|mask| BlockMap::new(mask, side));
     let mask = BlockMask::full_blocks(&stream, &maps, 2).unwrap();
-    let ones = |rows: usize| {
-        stream
-            .upload(&vec![f16::ONE; rows * 2 * 64], [rows, 2, 64])
-            .unwrap()
-    };
+    let ones = |rows: usize| stream.upload(&vec![f16::ONE; rows * 2 * 64], [rows, 2, 64]).unwrap();
     // The value of a key is the number of its block.
-    let values: Vec<f16> = (0..450)
-        .flat_map(|key| [f16::from_f32((key / 128) as f32); 128])
-        .collect();
+    let values: Vec<f16> = (0..450).flat_map(|key| [f16::from_f32((key / 128) as f32); 128]).collect();
     let value = stream.upload(&values, [450, 2, 64]).unwrap();
     let (query, key) = (ones(500), ones(450));
     let inputs = (&query, &key, &value, &mask);
     let plan = BlockSparseAttention::new(Layout::Tnd, 0.0).allow_lint("block_sparse.scale_zero");
-    let plan = plan
-        .actual_seq_lengths(&[300, 200], &[300, 150])
-        .softmax_lse(true)
-        .plan(inputs)
-        .unwrap();
+    let plan = plan.actual_seq_lengths(&[300, 200], &[300, 150]).softmax_lse(true).plan(inputs).unwrap();
     let got = plan.launch(&stream, inputs).unwrap();
     let (out, lse) = (got.out.download(&stream).unwrap(), got.softmax_lse.unwrap());
     let lse = lse.download(&stream).unwrap();
@@ -319,17 +271,11 @@ fn masks_of_full_blocks_show_no_hidden_key() {
         let mean: f32 = (0..keys).map(|key| (key / 128) as f32).sum::<f32>() / keys as f32;
         for head in 0..2 {
             assert_eq!(out[(row * 2 + head) * 64].to_f32(), mean, "row {row}");
-            assert!(
-                (lse[row * 2 + head] - (keys as f32).ln()).abs() < 1e-5,
-                "row {row}"
-            );
+            assert!((lse[row * 2 + head] - (keys as f32).ln()).abs() < 1e-5, "row {row}");
         }
     }
     let refused = BlockMask::full_blocks(&stream, &maps, usize::MAX).unwrap_err();
-    assert!(
-        refused.breaks(&ascend_attention::rules::ARGUMENT_VALUE),
-        "{refused}"
-    );
+    assert!(refused.breaks(&ascend_attention::rules::ARGUMENT_VALUE), "{refused}");
 }
 
 #[test]
@@ -348,44 +294,25 @@ fn what_no_call_computes_is_refused() {
     assert_eq!((cover.full_blocks(), cover.row_pairs()), (1, 0));
 
     let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
-    let half = |stream: &Stream, rows: usize, dim: usize| {
-        stream
-            .upload(&vec![f16::ONE; rows * dim], [rows, 1, dim])
-            .unwrap()
-    };
+    let half =
+        |stream: &Stream, rows: usize, dim: usize| stream.upload(&vec![f16::ONE; rows * dim], [rows, 1, dim]).unwrap();
     let attention = BlockwiseAttention::new(1, 1, SCALE);
     let ones = half(&stream, 100, 64);
     let plan = attention.plan(&stream, &cover, [&ones; 3]).unwrap();
     assert!(plan.part_bytes() > 0 && plan.kept_bytes() == 1);
-    assert_eq!(
-        plan.launch(&stream, [&ones; 3])
-            .unwrap()
-            .download(&stream)
-            .unwrap(),
-        [f16::ONE; 6400]
-    );
+    assert_eq!(plan.launch(&stream, [&ones; 3]).unwrap().download(&stream).unwrap(), [f16::ONE; 6400]);
     let fewer = half(&stream, 99, 64);
     let planned = &ascend_attention::rules::PLAN_TENSORS;
     for given in [[&fewer, &ones, &ones], [&ones, &ones, &fewer]] {
         assert!(plan.launch(&stream, given).unwrap_err().breaks(planned));
     }
     let uncovered = attention.plan(&stream, &cover, [&fewer, &ones, &ones]);
-    assert!(
-        uncovered
-            .unwrap_err()
-            .breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::LENGTH_SUM)
-    );
+    assert!(uncovered.unwrap_err().breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::LENGTH_SUM));
     let wide = half(&stream, 100, 96);
     let wide = attention.plan(&stream, &cover, [&wide; 3]).unwrap_err();
-    assert!(
-        wide.breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::HEAD_DIM),
-        "{wide}"
-    );
+    assert!(wide.breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::HEAD_DIM), "{wide}");
     let older = stream_of(Soc::AtlasA2, Cann::V8_5);
     let old = half(&older, 100, 64);
     let missing = attention.plan(&older, &cover, [&old; 3]);
-    assert!(
-        matches!(missing, Err(Error::MissingOperator { .. })),
-        "{missing:?}"
-    );
+    assert!(matches!(missing, Err(Error::MissingOperator { .. })), "{missing:?}");
 }

@@ -1,9 +1,7 @@
 //! Attention of training and the merge of a ring: what is refused before anything is launched, and what comes out.
 
 use ascend_attention::attention::Distance;
-use ascend_attention::flash::{
-    Dropout, FlashAttention, FlashInputs, FlashMask, FlashPlan, InputLayout, PositionBias,
-};
+use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, FlashMask, FlashPlan, InputLayout, PositionBias};
 use ascend_attention::ring::RingUpdate;
 use ascend_attention::rules;
 use ascend_attention::spec::SparseMode;
@@ -43,15 +41,9 @@ fn calls_of_training_that_break_a_rule_are_refused_by_name() {
     let none = FlashAttention::new(InputLayout::Bsh).heads(0).scale(0.25);
     assert_eq!(violated(none.plan((&rows, &rows, &rows))), "flash.head_num");
     assert_eq!(violated(plan(call.clone().heads(0))), "flash.head_num");
-    assert_eq!(
-        violated(call.plan((&query, &rows, &value))),
-        "flash.key_rank"
-    );
+    assert_eq!(violated(call.plan((&query, &rows, &value))), "flash.key_rank");
     let inference = masks.causal_full(CausalOrigin::RightDown, 5, 7).unwrap();
-    assert_eq!(
-        violated(plan(call.clone().mask(inference))),
-        "flash.atten_mask_dtype"
-    );
+    assert_eq!(violated(plan(call.clone().mask(inference))), "flash.atten_mask_dtype");
 
     // Modes 7 and 8 are for packed sequences, mode 5 for a batch, mode 6 for prefixes within the keys.
     let cut = FlashMask::last_cut(&masks, 7, 0).unwrap();
@@ -62,10 +54,7 @@ fn calls_of_training_that_break_a_rule_are_refused_by_name() {
     let hidden = stream.upload(&[false; 35], [1, 1, 5, 7]).unwrap();
     let dropped = FlashMask::prefix_matrix(hidden, [8]);
     assert_eq!(dropped.sparse_mode(), SparseMode::Prefix);
-    assert_eq!(
-        violated(plan(call.clone().mask(dropped))),
-        "flash.prefix_ignored"
-    );
+    assert_eq!(violated(plan(call.clone().mask(dropped))), "flash.prefix_ignored");
 
     let overrun = plan(call.clone().allow_lint("flash.drop_mask_short")).unwrap_err();
     assert!(overrun.to_string().contains("allow_overrun"), "{overrun}");
@@ -95,10 +84,7 @@ fn packed_calls_of_training_that_break_a_rule_are_refused_by_name() {
     let descends = call.clone().actual_seq_lengths([8, 3]);
     assert_eq!(violated(plan(descends)), "flash.lengths_descend");
     let beyond = plan(call.actual_seq_lengths([3, usize::MAX])).unwrap_err();
-    assert!(
-        beyond.to_string().starts_with("lengths.overflow"),
-        "{beyond}"
-    );
+    assert!(beyond.to_string().starts_with("lengths.overflow"), "{beyond}");
 }
 
 #[test]
@@ -123,8 +109,7 @@ fn calls_without_keys_write_their_outputs_alone() {
     let around = stream.upload(&[7f32; 3 * 640], [3, 2, 5, 64]).unwrap();
     let mut outputs = plan.output::<f32>().unwrap();
     outputs.attention = around.narrow(0, 1..2).unwrap();
-    plan.launch_into(&stream, (&query, &key, &key), &mut outputs)
-        .unwrap();
+    plan.launch_into(&stream, (&query, &key, &key), &mut outputs).unwrap();
     let written = around.download(&stream).unwrap();
     let (before, after) = (&written[..640], &written[1280..]);
     assert!(before.iter().chain(after).all(|&other| other == 7.0));
@@ -156,16 +141,8 @@ fn what_comes_with_query_key_and_value_is_checked() {
     let plan = |inputs: FlashInputs<'_, _>| call.plan(inputs);
 
     let slopes = stream.upload(&[1f32, 0.5], [2]).unwrap();
-    let of_slopes = PositionBias::Slopes {
-        slopes: &slopes,
-        distance: Distance::Linear,
-        query_start: 0,
-        key_start: 0,
-    };
-    assert_eq!(
-        violated(plan(inputs.bias(of_slopes))),
-        "flash.pse_slopes_square"
-    );
+    let of_slopes = PositionBias::Slopes { slopes: &slopes, distance: Distance::Linear, query_start: 0, key_start: 0 };
+    assert_eq!(violated(plan(inputs.bias(of_slopes))), "flash.pse_slopes_square");
     let wide = stream.upload(&[0f32; 70], [1, 2, 5, 7]).unwrap();
     let of_floats = PositionBias::BeforeScale(&wide);
     assert_eq!(violated(plan(inputs.bias(of_floats))), "flash.pse_dtype");
@@ -178,26 +155,17 @@ fn what_comes_with_query_key_and_value_is_checked() {
         assert!(refused.breaks(&rules::ARGUMENT_VALUE), "{refused}");
     }
     let none = Dropout::new(&stream, std::iter::repeat_n(true, 0), 0.5);
-    assert!(
-        none.as_ref()
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE))
-    );
+    assert!(none.as_ref().is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE)));
     let keeps = (0..70).map(|bit| bit % 3 != 0);
     let dropout = Dropout::new(&stream, keeps, 1.0).unwrap();
     let bytes = dropout.mask().download(&stream).unwrap();
     assert_eq!(bytes.len(), 16, "the operator loads 16 bytes at once");
     assert_eq!(bytes[..2], [0b1011_0110, 0b0110_1101]);
-    assert_eq!(
-        violated(plan(inputs.dropout(&dropout))),
-        "flash.drop_mask_unscaled"
-    );
+    assert_eq!(violated(plan(inputs.dropout(&dropout))), "flash.drop_mask_unscaled");
     // As many bits as scores, and less than the operator loads.
     let short = stream.upload(&[u8::MAX; 9], [9]).unwrap();
     let short = Dropout::from_tensor(short, 0.5).unwrap();
-    assert_eq!(
-        violated(plan(inputs.dropout(&short))),
-        "flash.drop_mask_short"
-    );
+    assert_eq!(violated(plan(inputs.dropout(&short))), "flash.drop_mask_short");
 }
 
 #[test]
@@ -263,10 +231,7 @@ fn close(got: &[f32], want: &[f64], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
         let apart = (f64::from(*got) - want).abs();
-        assert!(
-            apart <= 1e-5 * (1.0 + want.abs()),
-            "{what} {at}: {got}, not {want}"
-        );
+        assert!(apart <= 1e-5 * (1.0 + want.abs()), "{what} {at}: {got}, not {want}");
     }
 }
 
@@ -300,8 +265,7 @@ fn packed_sequences_are_attended_to_in_modes_7_and_8() {
             }
             let plan = call.plan((q, k, v)).unwrap();
             let output = plan.launch(&stream, (q, k, v)).unwrap();
-            let (mut want, mut max, mut sum) =
-                (vec![], vec![0.0; 12 * 2 * 8], vec![0.0; 12 * 2 * 8]);
+            let (mut want, mut max, mut sum) = (vec![], vec![0.0; 12 * 2 * 8], vec![0.0; 12 * 2 * 8]);
             for i in 0..12 {
                 let of = (0..3).find(|&of| i < rows[of + 1]).unwrap();
                 let (first_row, first_key) = (rows[of], ends[of]);
@@ -317,10 +281,8 @@ fn packed_sequences_are_attended_to_in_modes_7_and_8() {
                 for head in 0..2 {
                     let row_of_query = query.row(i, head);
                     let of_keys = first_key..first_key + kv_len;
-                    let scores: Vec<f64> = of_keys
-                        .clone()
-                        .map(|j| 0.125 * dot(&row_of_query, &keys.row(j, head)))
-                        .collect();
+                    let scores: Vec<f64> =
+                        of_keys.clone().map(|j| 0.125 * dot(&row_of_query, &keys.row(j, head))).collect();
                     let values: Vec<_> = of_keys.map(|j| values.row(j, head)).collect();
                     let visible = |j: usize| j as i64 <= i_own as i64 + reach;
                     let (out, m, s) = row(&scores, &values, visible, |_| 1.0);
@@ -335,16 +297,8 @@ fn packed_sequences_are_attended_to_in_modes_7_and_8() {
             }
             let what = format!("mode {mode}, next {next}");
             close(&output.attention.download(&stream).unwrap(), &want, &what);
-            close(
-                &output.softmax.max().download(&stream).unwrap(),
-                &max,
-                &what,
-            );
-            close(
-                &output.softmax.sum().download(&stream).unwrap(),
-                &sum,
-                &what,
-            );
+            close(&output.softmax.max().download(&stream).unwrap(), &max, &what);
+            close(&output.softmax.sum().download(&stream).unwrap(), &sum, &what);
         }
     }
 }
@@ -359,25 +313,19 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
     let of = |packed: &Packed| packed.upload(&stream).reshape([1, ROWS, 2, DIM]).unwrap();
     let (q, k, v) = (of(&query), of(&keys), of(&values));
     let keep = |head: usize, i: usize, j: usize| !(head * 7 + i * 3 + j * 5).is_multiple_of(4);
-    let keeps: Vec<bool> = (0..2)
-        .flat_map(|head| (0..ROWS * ROWS).map(move |at| keep(head, at / ROWS, at % ROWS)))
-        .collect();
+    let keeps: Vec<bool> =
+        (0..2).flat_map(|head| (0..ROWS * ROWS).map(move |at| keep(head, at / ROWS, at % ROWS))).collect();
     let dropout = Dropout::new(&stream, keeps.into_iter(), 0.75).unwrap();
     let prefix = FlashMask::prefix(&stream.device().masks(), [4]).unwrap();
     let inputs = FlashInputs::new(&q, &k, &v).dropout(&dropout);
-    let call = FlashAttention::new(InputLayout::Bsnd)
-        .heads(2)
-        .scale(0.2)
-        .mask(prefix);
+    let call = FlashAttention::new(InputLayout::Bsnd).heads(2).scale(0.2).mask(prefix);
     let plan = call.plan(inputs).unwrap();
     let output = plan.launch(&stream, inputs).unwrap();
     let (mut want, mut sums) = (vec![], vec![0.0; 2 * ROWS * 8]);
     for i in 0..ROWS {
         for head in 0..2 {
             let row_of_query = query.row(i, head);
-            let scores: Vec<f64> = (0..ROWS)
-                .map(|j| 0.2 * dot(&row_of_query, &keys.row(j, head)))
-                .collect();
+            let scores: Vec<f64> = (0..ROWS).map(|j| 0.2 * dot(&row_of_query, &keys.row(j, head))).collect();
             let values: Vec<_> = (0..ROWS).map(|j| values.row(j, head)).collect();
             let factor = |j| f64::from(u8::from(keep(head, i, j))) / 0.75;
             let (out, _, sum) = row(&scores, &values, |j| j < 4 || j <= i, factor);
@@ -386,16 +334,8 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
             sums[at..at + 8].fill(sum);
         }
     }
-    close(
-        &output.attention.download(&stream).unwrap(),
-        &want,
-        "attention",
-    );
-    close(
-        &output.softmax.sum().download(&stream).unwrap(),
-        &sums,
-        "sum",
-    );
+    close(&output.attention.download(&stream).unwrap(), &want, "attention");
+    close(&output.softmax.sum().download(&stream).unwrap(), &sums, "sum");
 
     // A launch without the mask, or with another share, is another call.
     let plain = plan.launch(&stream, (&q, &k, &v)).unwrap_err();
@@ -419,9 +359,7 @@ fn merged_parts_equal_attention_over_all_keys() {
         let attend = |first: usize, middle: usize, last: usize| {
             let narrow = |tensor: &Tensor<f32>| tensor.narrow(0, first..last).unwrap();
             let (key, value) = (narrow(&keys), narrow(&values));
-            let call = call
-                .clone()
-                .actual_seq_lengths_kv([middle - first, last - first]);
+            let call = call.clone().actual_seq_lengths_kv([middle - first, last - first]);
             let plan = call.plan((&query, &key, &value)).unwrap();
             plan.launch(&stream, (&query, &key, &value)).unwrap()
         };
@@ -432,17 +370,11 @@ fn merged_parts_equal_attention_over_all_keys() {
             let merged = plan.launch(&stream, (&near, &far)).unwrap();
             let again = plan.launch(&stream, (&far, &near)).unwrap();
             // The keys of each sequence in one call.
-            let order: Vec<usize> = (0..cut / 2)
-                .chain(cut..(cut + 20) / 2)
-                .chain(cut / 2..cut)
-                .chain((cut + 20) / 2..20)
-                .collect();
+            let order: Vec<usize> =
+                (0..cut / 2).chain(cut..(cut + 20) / 2).chain(cut / 2..cut).chain((cut + 20) / 2..20).collect();
             let gathered = |tensor: &Tensor<f32>| {
                 let all = tensor.download(&stream).unwrap();
-                let rows: Vec<f32> = order
-                    .iter()
-                    .flat_map(|row| all[row * 2 * DIM..][..2 * DIM].to_vec())
-                    .collect();
+                let rows: Vec<f32> = order.iter().flat_map(|row| all[row * 2 * DIM..][..2 * DIM].to_vec()).collect();
                 stream.upload(&rows, [20, 2, DIM]).unwrap()
             };
             let (key, value) = (gathered(&keys), gathered(&values));
@@ -476,10 +408,9 @@ fn rows_whose_keys_are_all_hidden_are_zeros_where_the_call_says_so() {
     let mask = stream.upload(&hidden, [1, 1, 3, 4]).unwrap();
     let call = FlashAttention::new(InputLayout::Bnsd).heads(1).scale(1.0);
     let call = call.mask(Mask::all_mask(mask));
-    for (call, row, max, sum) in [
-        (call.clone(), 1.5, f32::MIN, 4.0),
-        (call.zero_masked_rows(), 0.0, f32::MIN, f32::MAX),
-    ] {
+    for (call, row, max, sum) in
+        [(call.clone(), 1.5, f32::MIN, 4.0), (call.zero_masked_rows(), 0.0, f32::MIN, f32::MAX)]
+    {
         let plan = call.plan((&query, &value, &value)).unwrap();
         let output = plan.launch(&stream, (&query, &value, &value)).unwrap();
         let attention = output.attention.download(&stream).unwrap();
@@ -507,17 +438,11 @@ fn parts_without_their_marked_tails_are_merged() {
         panic!("{refused:?}");
     };
     assert_eq!(refused.rule.id, "ring.lengths");
-    assert!(
-        refused.fix.contains("end with the last sequence's rows"),
-        "{refused}"
-    );
+    assert!(refused.fix.contains("end with the last sequence's rows"), "{refused}");
     let whole = part(&rows.narrow(0, 0..9).unwrap(), &[3, 9]);
     let plan = RingUpdate::new().plan(&stream, (&whole, &whole)).unwrap();
     let merged = plan.launch(&stream, (&whole, &whole)).unwrap();
-    assert_eq!(
-        merged.attention.download(&stream).unwrap(),
-        tailed.attention.download(&stream).unwrap()[..9 * 2 * 64]
-    );
+    assert_eq!(merged.attention.download(&stream).unwrap(), tailed.attention.download(&stream).unwrap()[..9 * 2 * 64]);
 }
 
 #[test]
@@ -535,13 +460,8 @@ fn parts_of_other_rows_are_not_merged() {
     };
     let first = part([3, 12], false);
     for other in [part([4, 12], false), part([3, 12], true)] {
-        let refused = RingUpdate::new()
-            .plan(&stream, (&first, &other))
-            .unwrap_err();
-        assert!(
-            refused.to_string().contains("those of the previous part"),
-            "{refused}"
-        );
+        let refused = RingUpdate::new().plan(&stream, (&first, &other)).unwrap_err();
+        assert!(refused.to_string().contains("those of the previous part"), "{refused}");
         let plan = RingUpdate::new().plan(&stream, (&first, &first)).unwrap();
         let refused = plan.launch(&stream, (&first, &other)).unwrap_err();
         assert!(matches!(
@@ -557,8 +477,5 @@ fn parts_of_other_rows_are_not_merged() {
     let plan = call.plan((&batch, &batch, &batch)).unwrap();
     let part = plan.launch(&stream, (&batch, &batch, &batch)).unwrap();
     let refused = RingUpdate::new().plan(&stream, (&part, &part)).unwrap_err();
-    assert!(
-        refused.to_string().contains("in the layout SBH or TND"),
-        "{refused}"
-    );
+    assert!(refused.to_string().contains("in the layout SBH or TND"), "{refused}");
 }

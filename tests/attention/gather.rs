@@ -82,8 +82,7 @@ fn golden_cases_are_gathered_exactly() {
         .map(|entry| entry.unwrap().path())
         .filter(|path| {
             let folder = path.parent().and_then(Path::file_name);
-            folder.is_some_and(|name| name == "gather")
-                || path.to_string_lossy().contains("_gather_")
+            folder.is_some_and(|name| name == "gather") || path.to_string_lossy().contains("_gather_")
         })
         .collect();
     files.sort();
@@ -99,27 +98,13 @@ fn golden_cases_are_gathered_exactly() {
         };
         let of = (order, metadata["is_seq_lens_cumsum"] == "true", true);
         let found = match file.tensor("key_cache").unwrap().dtype() {
-            safetensors::Dtype::F16 => gathered(
-                &stream,
-                &file,
-                of,
-                |bytes| f16::from_le_bytes(bytes.try_into().unwrap()),
-                f16::to_f32,
-            ),
-            safetensors::Dtype::BF16 => gathered(
-                &stream,
-                &file,
-                of,
-                |bytes| bf16::from_le_bytes(bytes.try_into().unwrap()),
-                bf16::to_f32,
-            ),
-            _ => gathered(
-                &stream,
-                &file,
-                of,
-                |bytes| i8::from_le_bytes(bytes.try_into().unwrap()),
-                f32::from,
-            ),
+            safetensors::Dtype::F16 => {
+                gathered(&stream, &file, of, |bytes| f16::from_le_bytes(bytes.try_into().unwrap()), f16::to_f32)
+            }
+            safetensors::Dtype::BF16 => {
+                gathered(&stream, &file, of, |bytes| bf16::from_le_bytes(bytes.try_into().unwrap()), bf16::to_f32)
+            }
+            _ => gathered(&stream, &file, of, |bytes| i8::from_le_bytes(bytes.try_into().unwrap()), f32::from),
         };
         for (name, found) in ["key", "value"].into_iter().zip(found) {
             let want = file.tensor(name).unwrap();
@@ -137,32 +122,23 @@ fn blocks_are_gathered_into_rows() {
     let cache = stream.upload(&numbers, [4, 2, 1, 16]).unwrap();
     let rows = [vec![3, 1], vec![0]];
     let sequences = SequenceBlocks::new(&stream, &rows, &[3, 1], 4, 2).unwrap();
-    let plan = GatherPaKvCache::new()
-        .plan(&sequences, (&cache, &cache))
-        .unwrap();
+    let plan = GatherPaKvCache::new().plan(&sequences, (&cache, &cache)).unwrap();
     for _ in 0..2 {
         let (keys, values) = plan.launch(&stream, (&cache, &cache)).unwrap();
-        let want: Vec<f16> = [6, 7, 2, 0]
-            .iter()
-            .flat_map(|token| numbers[token * 16..(token + 1) * 16].to_vec())
-            .collect();
+        let want: Vec<f16> =
+            [6, 7, 2, 0].iter().flat_map(|token| numbers[token * 16..(token + 1) * 16].to_vec()).collect();
         assert_eq!(keys.download(&stream).unwrap(), want);
         assert_eq!(values.download(&stream).unwrap(), want);
     }
     let other = stream.upload(&numbers, [2, 4, 1, 16]).unwrap();
     let refused = plan.launch(&stream, (&other, &cache));
-    assert!(
-        refused
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::PLAN_TENSORS))
-    );
+    assert!(refused.as_ref().is_err_and(|error| error.breaks(&rules::PLAN_TENSORS)));
 }
 
 #[test]
 fn what_no_cache_holds_is_refused_by_name() {
     let stream = harness::stream();
-    let new =
-        |rows: &[Vec<usize>], lengths: &[usize]| SequenceBlocks::new(&stream, rows, lengths, 4, 2);
+    let new = |rows: &[Vec<usize>], lengths: &[usize]| SequenceBlocks::new(&stream, rows, lengths, 4, 2);
     assert_eq!(violated(new(&[vec![0, 4]], &[3])), "gather.block");
     assert_eq!(violated(new(&[vec![0, 1]], &[5])), "gather.block");
     assert!(new(&[vec![0, 4]], &[2]).is_ok(), "block 4 is not reached");
@@ -177,17 +153,9 @@ fn what_no_cache_holds_is_refused_by_name() {
     };
     assert!(plan([4, 2, 1, 16]).is_ok());
     let smaller = plan([3, 2, 1, 16]);
-    assert!(
-        smaller
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE))
-    );
+    assert!(smaller.as_ref().is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE)));
     let other = plan([4, 4, 1, 16]);
-    assert!(
-        other
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE))
-    );
+    assert!(other.as_ref().is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE)));
     assert_eq!(violated(plan([4, 2, 1, 8])), "gather.unit");
     assert_eq!(violated(plan([4, 2, 128, 600])), "gather.token_bytes");
     let single = stream.upload(&[1.0f32; 128], [4, 2, 1, 16]).unwrap();
@@ -203,13 +171,7 @@ fn a_release_without_the_operator_is_told() {
     let cache = stream.upload(&[f16::ONE; 128], [4, 2, 1, 16]).unwrap();
     let sequences = SequenceBlocks::new(&stream, &[vec![0]], &[2], 4, 2).unwrap();
     let missing = GatherPaKvCache::new().plan(&sequences, (&cache, &cache));
-    assert!(matches!(
-        missing,
-        Err(Error::MissingOperator {
-            operator: "aclnnGatherPaKvCache",
-            ..
-        })
-    ));
+    assert!(matches!(missing, Err(Error::MissingOperator { operator: "aclnnGatherPaKvCache", .. })));
 }
 
 #[test]
@@ -217,9 +179,7 @@ fn sequences_without_tokens_launch_nothing() {
     let stream = harness::stream();
     let cache = stream.upload(&[f16::ONE; 128], [4, 2, 1, 16]).unwrap();
     let sequences = SequenceBlocks::new(&stream, &[Vec::new()], &[0], 4, 2).unwrap();
-    let plan = GatherPaKvCache::new()
-        .plan(&sequences, (&cache, &cache))
-        .unwrap();
+    let plan = GatherPaKvCache::new().plan(&sequences, (&cache, &cache)).unwrap();
     let (keys, _) = plan.launch(&stream, (&cache, &cache)).unwrap();
     assert_eq!(keys.shape(), [0, 1, 16]);
     assert_eq!(plan.workspace_bytes(), 0);

@@ -31,19 +31,10 @@ struct Draw {
 fn draws() -> impl Strategy<Value = Draw> {
     let heads = prop_oneof![Just(8usize), Just(16), Just(24), Just(32), Just(64)];
     let flags = (any::<bool>(), any::<bool>());
-    (batches(), heads, 1usize..90, flags, any::<u64>()).prop_map(
-        |(batch, heads, count, (causal, values), seed)| {
-            let values = values && batch.block_size.is_none();
-            Draw {
-                batch,
-                heads,
-                count,
-                causal,
-                values,
-                seed,
-            }
-        },
-    )
+    (batches(), heads, 1usize..90, flags, any::<u64>()).prop_map(|(batch, heads, count, (causal, values), seed)| {
+        let values = values && batch.block_size.is_none();
+        Draw { batch, heads, count, causal, values, seed }
+    })
 }
 
 /// The tensors of a call, and where the definition finds their rows.
@@ -69,17 +60,11 @@ impl Draw {
         let query_shape = [&placed.query_rows[..], &[self.heads, DIM]].concat();
         let weights_shape = [&placed.query_rows[..], &[self.heads]].concat();
         let key_shape = [&placed.key_rows[..], &[1, DIM]].concat();
-        let weights: Vec<W> = numbers(self.seed ^ 3, weights_shape.iter().product())
-            .into_iter()
-            .map(of_weights)
-            .collect();
+        let weights: Vec<W> =
+            numbers(self.seed ^ 3, weights_shape.iter().product()).into_iter().map(of_weights).collect();
         Call {
-            query: stream
-                .upload(&tensor(1, &query_shape), &query_shape[..])
-                .unwrap(),
-            key: stream
-                .upload(&tensor(2, &key_shape), &key_shape[..])
-                .unwrap(),
+            query: stream.upload(&tensor(1, &query_shape), &query_shape[..]).unwrap(),
+            key: stream.upload(&tensor(2, &key_shape), &key_shape[..]).unwrap(),
             weights: stream.upload(&weights, &weights_shape[..]).unwrap(),
             placed,
         }
@@ -103,9 +88,7 @@ impl Draw {
         let indices = chosen.indices.download(stream).unwrap();
         for (index, (first, places)) in call.placed.places.iter().enumerate() {
             // Rows of a padded sequence behind its end get no key.
-            let written = self
-                .batch
-                .written(&call.placed, self.batch.lengths[index].0);
+            let written = self.batch.written(&call.placed, self.batch.lengths[index].0);
             for row in 0..written {
                 let candidates = self.batch.candidates(index, row, self.causal);
                 let number = first + row;
@@ -121,16 +104,11 @@ impl Draw {
                 let scores: Vec<f64> = places[..candidates].iter().map(score).collect();
                 let got = &indices[number * self.count..][..self.count];
                 let kept = self.count.min(candidates);
-                assert!(
-                    got[kept..].iter().all(|&index| index == -1),
-                    "{self:?}: {got:?}"
-                );
+                assert!(got[kept..].iter().all(|&index| index == -1), "{self:?}: {got:?}");
                 let distinct: BTreeSet<i32> = got[..kept].iter().copied().collect();
                 assert_eq!(distinct.len(), kept, "{self:?}: a key twice");
-                let of_got: Vec<f64> = got[..kept]
-                    .iter()
-                    .map(|&index| scores[usize::try_from(index).unwrap()])
-                    .collect();
+                let of_got: Vec<f64> =
+                    got[..kept].iter().map(|&index| scores[usize::try_from(index).unwrap()]).collect();
                 let mut best = scores;
                 best.sort_by(|a, b| b.total_cmp(a));
                 let mut sorted = of_got.clone();
@@ -145,11 +123,7 @@ impl Draw {
                     for (value, score) in values.iter().zip(&of_got) {
                         assert!((value - score).abs() <= 1e-3 + rounding * score.abs());
                     }
-                    assert!(
-                        values[kept..]
-                            .iter()
-                            .all(|&value| value == f64::NEG_INFINITY)
-                    );
+                    assert!(values[kept..].iter().all(|&value| value == f64::NEG_INFINITY));
                 }
             }
         }
@@ -219,60 +193,30 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let (query, key, weights) = (half(&[3, 8, DIM]), half(&[40, 1, DIM]), half(&[3, 8]));
     let inputs = (&query, &key, &weights);
     let indexer = LightningIndexer::new(16);
-    let packed = |queries: &[usize], keys: &[usize]| {
-        SparseSequences::packed(&stream, queries, keys).unwrap()
-    };
+    let packed = |queries: &[usize], keys: &[usize]| SparseSequences::packed(&stream, queries, keys).unwrap();
     let sequences = packed(&[1, 2], &[20, 20]);
     let plan = indexer.plan(&sequences, inputs).unwrap();
     assert_eq!(plan.operator(), "aclnnLightningIndexer");
     let chosen = plan.launch(&stream, inputs).unwrap();
-    assert_eq!(
-        (chosen.indices.shape(), chosen.values.shape()),
-        (&[3, 1, 16][..], &[0][..])
-    );
+    assert_eq!((chosen.indices.shape(), chosen.values.shape()), (&[3, 1, 16][..], &[0][..]));
     let other = plan.launch(&stream, (&half(&[4, 8, DIM]), &key, &weights));
-    assert!(
-        other
-            .unwrap_err()
-            .breaks(&ascend_attention::rules::PLAN_TENSORS)
-    );
+    assert!(other.unwrap_err().breaks(&ascend_attention::rules::PLAN_TENSORS));
 
     for (queries, keys) in [(&[1, 3], &[20, 20]), (&[1, 2], &[20, 21])] {
-        assert_eq!(
-            broken(indexer.plan(&packed(queries, keys), inputs)),
-            "indexer.contents"
-        );
+        assert_eq!(broken(indexer.plan(&packed(queries, keys), inputs)), "indexer.contents");
     }
     let cache = half(&[4, 16, 1, DIM]);
     let blocks = |rows: &[Vec<usize>]| sequences.paged(&stream, rows).unwrap();
     let paged = (&query, &cache, &weights);
-    indexer
-        .plan(&blocks(&[vec![3, 0], vec![1, 2]]), paged)
-        .unwrap();
-    for rows in [
-        [vec![3, 0], vec![1, 4]],
-        [vec![3, 0], vec![1]],
-        [vec![3], vec![1]],
-    ] {
-        assert_eq!(
-            broken(indexer.plan(&blocks(&rows), paged)),
-            "indexer.contents"
-        );
+    indexer.plan(&blocks(&[vec![3, 0], vec![1, 2]]), paged).unwrap();
+    for rows in [[vec![3, 0], vec![1, 4]], [vec![3, 0], vec![1]], [vec![3], vec![1]]] {
+        assert_eq!(broken(indexer.plan(&blocks(&rows), paged)), "indexer.contents");
     }
-    assert_eq!(
-        broken(LightningIndexer::new(2049).plan(&sequences, inputs)),
-        "indexer.count"
-    );
+    assert_eq!(broken(LightningIndexer::new(2049).plan(&sequences, inputs)), "indexer.count");
     let with_values = indexer.clone().return_values(true);
     let table = blocks(&[vec![3, 0], vec![1, 2]]);
-    assert_eq!(
-        broken(with_values.plan(&table, paged)),
-        "indexer.values_paged"
-    );
-    assert_eq!(
-        broken(LightningIndexer::new(0).plan(&sequences, inputs)),
-        "indexer.none_chosen"
-    );
+    assert_eq!(broken(with_values.plan(&table, paged)), "indexer.values_paged");
+    assert_eq!(broken(LightningIndexer::new(0).plan(&sequences, inputs)), "indexer.none_chosen");
     assert!(SparseSequences::packed(&stream, &[1], &[1, 2]).is_err());
     assert!(SparseSequences::packed(&stream, &[usize::MAX], &[1]).is_err());
     assert!(sequences.paged(&stream, &[vec![0]]).is_err());

@@ -3,13 +3,10 @@
 use crate::harness;
 
 use ascend_attention::attention::{
-    Affine, Arguments, BlockTable, Cache, Inputs, PaddingSize, Parameter, Quantisation,
-    SharedPrefix,
+    Affine, Arguments, BlockTable, Cache, Inputs, PaddingSize, Parameter, Quantisation, SharedPrefix,
 };
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{
-    DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16, rules,
-};
+use ascend_attention::{DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16, rules};
 use harness::reference::{Half, Logical, row};
 use harness::{halves, numbers, still_works, stream, tensor};
 
@@ -21,13 +18,7 @@ const LENGTHS: [usize; 2] = [37, 20];
 
 /// A cache of random keys (or values), and what two sequences with these rows of blocks have in it.
 fn cache(stream: &Stream, seed: u64) -> (Tensor<f16>, Vec<f16>) {
-    let shape = Cache::BnNBsD.shape(
-        DType::Float16,
-        BLOCKS as i64,
-        BLOCK_SIZE as i64,
-        HEADS as i64,
-        DIM as i64,
-    );
+    let shape = Cache::BnNBsD.shape(DType::Float16, BLOCKS as i64, BLOCK_SIZE as i64, HEADS as i64, DIM as i64);
     let shape: Vec<usize> = shape.unwrap().iter().map(|&dim| dim as usize).collect();
     let data = halves(seed, shape.iter().product());
     (stream.upload(&data, shape).unwrap(), data)
@@ -42,13 +33,7 @@ fn rows_of(cache: &[f16], blocks: &[usize], len: usize) -> Logical<f64> {
             data.extend(cache[row * DIM..][..DIM].iter().map(|x| x.to_f64()));
         }
     }
-    Logical {
-        batch: 1,
-        heads: HEADS,
-        rows: len,
-        dim: DIM,
-        data,
-    }
+    Logical { batch: 1, heads: HEADS, rows: len, dim: DIM, data }
 }
 
 fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<usize>]) -> Vec<f64> {
@@ -64,11 +49,7 @@ fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<usize>]) -> V
         let len = LENGTHS[b];
         let (k, v) = (rows_of(key, blocks, len), rows_of(value, blocks, len));
         for head in 0..HEADS {
-            out.extend(
-                row(&query.exact(), &k, &v, (0, 0), head, 0, 0.125, |_| true)
-                    .unwrap()
-                    .0,
-            );
+            out.extend(row(&query.exact(), &k, &v, (0, 0), head, 0, 0.125, |_| true).unwrap().0);
         }
     }
     out
@@ -79,11 +60,7 @@ fn close<T: Half>(got: &[T], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
         let off = (got.to() - want).abs();
-        assert!(
-            off <= tolerance,
-            "element {at}: {} instead of {want}",
-            got.to()
-        );
+        assert!(off <= tolerance, "element {at}: {} instead of {want}", got.to());
     }
 }
 
@@ -94,15 +71,8 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
     let (value, value_data) = cache(&stream, 2);
     let query_data = halves(3, 2 * HEADS * DIM);
     let query = stream.upload(&query_data, [2, HEADS, 1, DIM]).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS)
-        .scale(0.125)
-        .actual_seq_lengths_kv(LENGTHS);
-    let tables = [
-        [vec![4, 7, 2], vec![8, 1]],
-        [vec![0, 3, 6], vec![5, 4]],
-        [vec![7, 8, 1], vec![2, 0]],
-    ];
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(HEADS).scale(0.125).actual_seq_lengths_kv(LENGTHS);
+    let tables = [[vec![4, 7, 2], vec![8, 1]], [vec![0, 3, 6], vec![5, 4]], [vec![7, 8, 1], vec![2, 0]]];
     let first = BlockTable::from_rows(&stream, &tables[0], BLOCK_SIZE).unwrap();
     let other = BlockTable::zeroed(stream.device(), 2, 3, BLOCK_SIZE).unwrap();
     other.overwrite(&stream, &tables[1]).unwrap();
@@ -158,10 +128,7 @@ fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
 fn sizes_beyond_int64_are_refused_and_not_taken_for_its_largest() {
     let stream = stream();
     let beyond = usize::MAX;
-    invalid(
-        BlockTable::from_rows(&stream, &[[1, 2]], beyond),
-        "block_size",
-    );
+    invalid(BlockTable::from_rows(&stream, &[[1, 2]], beyond), "block_size");
     let x = stream.upload(&halves(1, 4 * 64), [1, 1, 4, 64]).unwrap();
     let call = || FusedInferAttention::new(Layout::Bnsd).scale(1.0);
     let plan = |call: FusedInferAttention| call.plan((&x, &x, &x));
@@ -177,10 +144,7 @@ fn wrong_tables_are_named() {
     invalid(table(&[&[1, 1 << 31]]), "block_table");
     invalid(table(&[]), "block_table");
     invalid(table(&[&[], &[]]), "block_table");
-    invalid(
-        BlockTable::with_columns(&stream, &[[1, 2]], 1, 16),
-        "block_table",
-    );
+    invalid(BlockTable::with_columns(&stream, &[[1, 2]], 1, 16), "block_table");
     invalid(BlockTable::from_rows(&stream, &[[1, 2]], 0), "block_size");
     let flat = stream.upload(&[1, 2, 3, 4], [4]).unwrap();
     // SAFETY: neither becomes a table.
@@ -188,10 +152,7 @@ fn wrong_tables_are_named() {
     invalid(from_tensor(flat.clone()), "block_table");
     let turned = flat.reshape([2, 2]).unwrap().permute([1, 0]).unwrap();
     invalid(from_tensor(turned), "block_table");
-    invalid(
-        BlockTable::zeroed(stream.device(), usize::MAX, 2, 16),
-        "block_table",
-    );
+    invalid(BlockTable::zeroed(stream.device(), usize::MAX, 2, 16), "block_table");
     let two = table(&[&[1], &[2]]).unwrap();
     invalid(two.overwrite(&stream, &[[3]]), "block_table");
     invalid(two.overwrite(&stream, &[[3, 4], [5, 6]]), "block_table");
@@ -202,13 +163,8 @@ fn wrong_tables_are_named() {
 /// One query row for each of two sequences over a cache of 9 blocks of 16 tokens.
 fn paged_call(stream: &Stream) -> (FusedInferAttention, Tensor<f16>, Tensor<f16>) {
     let (cache, _) = cache(stream, 1);
-    let query = stream
-        .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
-        .unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .heads(HEADS)
-        .scale(0.125)
-        .actual_seq_lengths_kv(LENGTHS);
+    let query = stream.upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd).heads(HEADS).scale(0.125).actual_seq_lengths_kv(LENGTHS);
     (call, query, cache)
 }
 
@@ -229,30 +185,20 @@ fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
     let launch = |table| plan.launch(&stream, inputs(table));
     let refused = |outcome: Result<_, Error>, id| {
         let error: Error = outcome.err().unwrap();
-        assert!(
-            matches!(&error, Error::Violation(of) if of.rule.id == id),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Violation(of) if of.rule.id == id), "{error}");
     };
     refused(launch(&beyond).map(drop), "block_table.range");
     refused(launch(&short).map(drop), "block_table.row_short");
     launch(&right).unwrap();
     // What is written later is held against the caches of earlier launches: they may still be queued.
-    violates(
-        right.overwrite(&stream, &[vec![0, 1, blocks], vec![2, 3]]),
-        "block_table.range",
-    );
+    violates(right.overwrite(&stream, &[vec![0, 1, blocks], vec![2, 3]]), "block_table.range");
     right.overwrite(&stream, &[vec![0, 1], vec![2, 3]]).unwrap();
     refused(launch(&right).map(drop), "block_table.row_short");
-    right
-        .overwrite(&stream, &[vec![0, 1, last], vec![2, 3]])
-        .unwrap();
+    right.overwrite(&stream, &[vec![0, 1, last], vec![2, 3]]).unwrap();
     launch(&right).unwrap();
     // A table that no launch has used may still become one for a larger cache.
     let other = from(&[vec![0, 1, 2], vec![2, 3]]);
-    other
-        .overwrite(&stream, &[vec![0, 1, 1 << 20], vec![2, 3]])
-        .unwrap();
+    other.overwrite(&stream, &[vec![0, 1, 1 << 20], vec![2, 3]]).unwrap();
     refused(launch(&other).map(drop), "block_table.range");
     // Nothing else writes to its memory.
     invalid(right.tensor().overwrite(&stream, &[1 << 20; 6]), "tensor");
@@ -275,19 +221,13 @@ fn a_part_of_a_table_is_the_same_memory_under_the_same_checks() {
     let plan = call.plan(inputs).unwrap();
     plan.launch(&stream, inputs).unwrap();
     // Both remember which blocks of which rows there are, whichever was filled.
-    violates(
-        all.overwrite(&stream, &[vec![0], vec![1, 2, 9], vec![3]]),
-        "block_table.range",
-    );
+    violates(all.overwrite(&stream, &[vec![0], vec![1, 2, 9], vec![3]]), "block_table.range");
     part.overwrite(&stream, &[vec![1], vec![2, 3, 4]]).unwrap();
     let all_rows = all.tensor().download(&stream).unwrap();
     assert_eq!(all_rows, [0, 1, 2, 1, 0, 0, 2, 3, 4]);
     violates(plan.launch(&stream, inputs), "block_table.row_short");
     invalid(all.rows(2..4), "range");
-    invalid(
-        BlockTable::from_full_rows(&stream, &blocks, 2, BLOCK_SIZE),
-        "elements",
-    );
+    invalid(BlockTable::from_full_rows(&stream, &blocks, 2, BLOCK_SIZE), "elements");
     stream.synchronize().unwrap();
     still_works(&stream);
 }
@@ -318,9 +258,7 @@ fn tables_and_paddings_by_name_are_checked_before_a_launch() {
     violates(by_name([1, 2, 3, 4, -1, 6]), "block_table.range");
     stream.synchronize().unwrap();
 
-    let rows = stream
-        .upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM])
-        .unwrap();
+    let rows = stream.upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM]).unwrap();
     let mut padded = FiaCall::new("BNSD");
     (padded.num_heads, padded.scale) = (HEADS as i64, 0.125);
     padded.actual_seq_lengths = Some(&[10]);
@@ -344,9 +282,7 @@ fn tables_and_paddings_by_name_are_checked_before_a_launch() {
 #[test]
 fn padding_that_leaves_no_room_is_refused() {
     let stream = stream();
-    let rows = stream
-        .upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM])
-        .unwrap();
+    let rows = stream.upload(&halves(1, HEADS * 16 * DIM), [1, HEADS, 16, DIM]).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd)
         .heads(HEADS)
         .scale(0.125)
@@ -361,10 +297,7 @@ fn padding_that_leaves_no_room_is_refused() {
     call.plan(keys(0)).unwrap();
     let plan = call.plan(query(2)).unwrap();
     plan.launch(&stream, query(2)).unwrap();
-    violates(
-        plan.launch(&stream, query(3)).map(drop),
-        "padding_size.range",
-    );
+    violates(plan.launch(&stream, query(3)).map(drop), "padding_size.range");
     invalid(sizes[0].tensor().overwrite(&stream, &[99]), "tensor");
     stream.synchronize().unwrap();
 }
@@ -393,10 +326,7 @@ fn a_forgotten_table_and_one_of_another_block_size_are_named() {
     let coarse = table(256);
     let error = call.plan(inputs.paged(&coarse)).map(drop);
     let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("the table says 256, the cache has 128"),
-        "{error}"
-    );
+    assert!(error.contains("the table says 256, the cache has 128"), "{error}");
     // A wrong call over keys that are none of a cache gets no advice on tables.
     let keys: Tensor<bf16> = Tensor::empty(stream.device(), [16, 2, 32]).unwrap();
     let wrong = call.plan(Inputs::new(&query, &keys, &keys)).map(drop);
@@ -408,34 +338,22 @@ fn a_forgotten_table_and_one_of_another_block_size_are_named() {
 fn a_launch_brings_what_its_plan_was_made_with() {
     let stream = stream();
     let (cache, _) = cache(&stream, 1);
-    let query = stream
-        .upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM])
-        .unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(HEADS);
+    let query = stream.upload(&halves(1, 2 * HEADS * DIM), [2, HEADS, 1, DIM]).unwrap();
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(HEADS);
     let table = BlockTable::from_rows(&stream, &[[1, 2, 3], [4, 5, 6]], BLOCK_SIZE).unwrap();
     let plain = Inputs::new(&query, &cache, &cache);
     let paged = plain.paged(&table);
     violates(call.plan(paged), "actual_seq_lengths_kv.required");
-    let plan = call
-        .clone()
-        .actual_seq_lengths_kv(LENGTHS)
-        .plan(paged)
-        .unwrap();
+    let plan = call.clone().actual_seq_lengths_kv(LENGTHS).plan(paged).unwrap();
 
     let wider = BlockTable::with_columns(&stream, &[[1], [2]], 4, BLOCK_SIZE).unwrap();
     // SAFETY: it has blocks of the cache.
-    let coarser =
-        unsafe { BlockTable::from_tensor(table.tensor().clone(), 2 * BLOCK_SIZE) }.unwrap();
+    let coarser = unsafe { BlockTable::from_tensor(table.tensor().clone(), 2 * BLOCK_SIZE) }.unwrap();
     let launch = |inputs: &Inputs<'_, f16>| plan.launch(&stream, inputs);
     not_as_planned(launch(&plain), "block_table");
     not_as_planned(launch(&plain.paged(&wider)), "block_table");
     not_as_planned(launch(&plain.paged(&coarser)), "block_size");
-    not_as_planned(
-        plan.launch(&stream, (&query, &cache, &cache)),
-        "block_table",
-    );
+    not_as_planned(plan.launch(&stream, (&query, &cache, &cache)), "block_table");
     let prefix = SharedPrefix::new(&cache, &cache);
     not_as_planned(launch(&paged.shared_prefix(prefix)), "key_shared_prefix");
     let scale = stream.upload(&[1f32], [1]).unwrap();
@@ -443,14 +361,8 @@ fn a_launch_brings_what_its_plan_was_made_with() {
     not_as_planned(launch(&paged.quantisation(quantised)), "quant_scale2");
     let sink = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
     not_as_planned(launch(&paged.learnable_sink(&sink)), "learnable_sink");
-    not_as_planned(
-        launch(&Inputs::lists(&query, &[&cache], &[&cache, &cache]).paged(&table)),
-        "value",
-    );
-    invalid(
-        plan.launch(&stream, paged.output_type::<bf16>()),
-        "attention_out",
-    );
+    not_as_planned(launch(&Inputs::lists(&query, &[&cache], &[&cache, &cache]).paged(&table)), "value");
+    invalid(plan.launch(&stream, paged.output_type::<bf16>()), "attention_out");
     launch(&paged).unwrap();
 
     // The other way round: what was planned is missing.
@@ -483,23 +395,13 @@ fn latent_attention_in_int8_is_right() {
     const SIZE: usize = 128;
     const LEN: usize = 150;
     let stream = stream();
-    let bytes = |seed, n: usize| -> Vec<i8> {
-        numbers(seed, n)
-            .into_iter()
-            .map(|x| (x * 127.0) as i8)
-            .collect()
-    };
-    let bf = |seed, n: usize| -> Vec<bf16> {
-        numbers(seed, n).into_iter().map(bf16::from_f32).collect()
-    };
+    let bytes = |seed, n: usize| -> Vec<i8> { numbers(seed, n).into_iter().map(|x| (x * 127.0) as i8).collect() };
+    let bf = |seed, n: usize| -> Vec<bf16> { numbers(seed, n).into_iter().map(bf16::from_f32).collect() };
     // NZ caches: [blocks, 1, D / c, block size, c].
     let query = bytes(1, ROWS * HEADS * 512);
     let latent = bytes(2, BLOCKS * 512 * SIZE);
     let (query_rope, key_rope) = (bf(3, ROWS * HEADS * 64), bf(4, BLOCKS * 64 * SIZE));
-    let query_scale: Vec<f32> = numbers(5, ROWS * HEADS)
-        .iter()
-        .map(|x| 0.01 + 0.005 * x)
-        .collect();
+    let query_scale: Vec<f32> = numbers(5, ROWS * HEADS).iter().map(|x| 0.01 + 0.005 * x).collect();
     let (key_scale, value_scale) = (0.002f32, 0.01f32);
     let scale = 1.0 / 192f64.sqrt();
     let blocks = [2usize, 0];
@@ -513,17 +415,12 @@ fn latent_attention_in_int8_is_right() {
     let (ks, vs) = (one(key_scale), one(value_scale));
     let table = BlockTable::from_rows(&stream, &[[2, 0]], SIZE).unwrap();
     let mask = stream.device().masks();
-    let mask = mask
-        .causal(ascend_attention::CausalOrigin::RightDown)
-        .unwrap();
-    let inputs = Inputs::new(&q, &kv, &kv)
-        .rope(&qr, &kr)
-        .paged(&table)
-        .quantisation(Quantisation::Latent {
-            dequant_scale_query: &factors,
-            key_scale: &ks,
-            value_scale: &vs,
-        });
+    let mask = mask.causal(ascend_attention::CausalOrigin::RightDown).unwrap();
+    let inputs = Inputs::new(&q, &kv, &kv).rope(&qr, &kr).paged(&table).quantisation(Quantisation::Latent {
+        dequant_scale_query: &factors,
+        key_scale: &ks,
+        value_scale: &vs,
+    });
     let plan = FusedInferAttention::new(Layout::Bsnd)
         .heads(HEADS)
         .kv_heads(1)
@@ -536,8 +433,7 @@ fn latent_attention_in_int8_is_right() {
     let mut output = plan.output::<bf16>().unwrap();
     let poison = vec![<bf16 as Half>::NAN; output.attention.len()];
     output.attention.overwrite(&stream, &poison).unwrap();
-    plan.launch_into(&stream, inputs.output_type(), &mut output)
-        .unwrap();
+    plan.launch_into(&stream, inputs.output_type(), &mut output).unwrap();
     let got = output.attention.download(&stream).unwrap();
 
     let mut call = FiaCall::new("BSND");
@@ -570,13 +466,7 @@ fn latent_attention_in_int8_is_right() {
     let at = |token: usize, d: usize, parts: usize, c: usize| {
         ((blocks[token / SIZE] * parts + d / c) * SIZE + token % SIZE) * c + d % c
     };
-    let wide = |rows: usize, heads, dim, data: Vec<f64>| Logical {
-        batch: 1,
-        heads,
-        rows,
-        dim,
-        data,
-    };
+    let wide = |rows: usize, heads, dim, data: Vec<f64>| Logical { batch: 1, heads, rows, dim, data };
     let mut keys = Vec::new();
     let mut values = Vec::new();
     for token in 0..LEN {
@@ -592,18 +482,12 @@ fn latent_attention_in_int8_is_right() {
         for head in 0..HEADS {
             let n = i * HEADS + head;
             let factor = f64::from(query_scale[n]);
-            let part = query[n * 512..][..512]
-                .iter()
-                .map(|&x| f64::from(x) * factor);
+            let part = query[n * 512..][..512].iter().map(|&x| f64::from(x) * factor);
             let rope = query_rope[n * 64..][..64].iter();
             let rope = rope.map(|x| x.to_f64() * factor);
             let q = wide(1, 1, 576, part.chain(rope).collect());
             let sees = |j: usize| j + ROWS <= i + LEN;
-            want.extend(
-                row(&q, &keys, &values, (0, 0), 0, 0, scale, sees)
-                    .unwrap()
-                    .0,
-            );
+            want.extend(row(&q, &keys, &values, (0, 0), 0, 0, scale, sees).unwrap().0);
         }
     }
     close(&got, &want, 1e-2);

@@ -65,14 +65,11 @@ fn multiply<T: Rounded>(left: &Tensor<T>, right: &Tensor<T>, stream: &Stream) {
         elements.into_iter().map(Number::to_f64).collect()
     };
     let (a, b) = (exact(left), exact(right));
-    let (&[p, m, k], &[q, _, n]) = (left.shape(), right.shape()) else {
-        panic!("three axes")
-    };
+    let (&[p, m, k], &[q, _, n]) = (left.shape(), right.shape()) else { panic!("three axes") };
     let plan = BatchMatMul::new().plan((left, right)).unwrap();
     let shape = [p.max(q), m, n];
     let mut out = Tensor::<T>::empty(stream.device(), shape).unwrap();
-    out.overwrite(stream, &vec![T::of(f32::NAN); out.len()])
-        .unwrap();
+    out.overwrite(stream, &vec![T::of(f32::NAN); out.len()]).unwrap();
     plan.launch_into(stream, (left, right), &mut out).unwrap();
     let got = exact(&out);
     for batch in 0..shape[0] {
@@ -87,10 +84,7 @@ fn multiply<T: Rounded>(left: &Tensor<T>, right: &Tensor<T>, stream: &Stream) {
                 }
                 let got = got[(batch * m + row) * n + column];
                 let bound = 1e-6 * size + T::ROUNDING * sum.abs() + 1e-7;
-                assert!(
-                    abs_diff_eq!(got, sum, epsilon = bound),
-                    "{got} is not {sum}"
-                );
+                assert!(abs_diff_eq!(got, sum, epsilon = bound), "{got} is not {sum}");
             }
         }
     }
@@ -139,14 +133,8 @@ fn a_plan_multiplies_other_tensors_laid_out_alike() {
     let second = plan.launch(&stream, (&c, &d)).unwrap();
     let own = BatchMatMul::new().plan((&c, &d)).unwrap();
     let want = own.launch(&stream, (&c, &d)).unwrap();
-    assert_eq!(
-        second.download(&stream).unwrap(),
-        want.download(&stream).unwrap()
-    );
-    assert_ne!(
-        second.download(&stream).unwrap(),
-        first.download(&stream).unwrap()
-    );
+    assert_eq!(second.download(&stream).unwrap(), want.download(&stream).unwrap());
+    assert_ne!(second.download(&stream).unwrap(), first.download(&stream).unwrap());
 }
 
 #[test]
@@ -166,11 +154,7 @@ fn what_is_not_as_planned_is_refused() {
     assert_eq!(refused(plan.launch(&stream, (&a, &longer))), "mat2");
     let mut own = a.clone();
     let shared = plan.launch_into(&stream, (&a, &a), &mut own);
-    assert!(
-        shared
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_MEMORY))
-    );
+    assert!(shared.as_ref().is_err_and(|error| error.breaks(&rules::ARGUMENT_MEMORY)));
     let other: Result<Tensor<bf16>, _> = {
         let b = upload::<bf16>(&stream, 1, [2, 4, 4]);
         plan.launch(&stream, (&b, &b))
@@ -199,11 +183,7 @@ fn calls_that_break_a_rule_are_not_planned() {
     assert_eq!(violated(call.plan((&a, &right))), id);
     assert!(call.allow_lint(id).plan((&a, &right)).is_ok());
     let overrun = BatchMatMul::new().allow_lint("batch_mat_mul.empty_batch");
-    assert!(
-        overrun
-            .plan((&a, &right))
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE))
-    );
+    assert!(overrun.plan((&a, &right)).is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE)));
 }
 
 #[test]
@@ -262,11 +242,7 @@ fn tensors_of_another_device_are_refused() {
     let streams = [0, 1].map(|device| runtime.device(device).unwrap().stream().unwrap());
     let [a, b] = streams.each_ref().map(|of| upload::<f16>(of, 1, [1, 2, 2]));
     let mixed = BatchMatMul::new().plan((&a, &b));
-    assert!(
-        mixed
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::ARGUMENT_DEVICE))
-    );
+    assert!(mixed.as_ref().is_err_and(|error| error.breaks(&rules::ARGUMENT_DEVICE)));
     let plan = BatchMatMul::new().plan((&a, &a)).unwrap();
     assert!(plan.launch(&streams[0], (&a, &b)).is_err());
     assert!(plan.launch(&streams[1], (&a, &a)).is_err());

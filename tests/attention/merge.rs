@@ -3,13 +3,9 @@
 use crate::harness;
 use approx::{abs_diff_eq, assert_abs_diff_eq};
 
-use ascend_attention::merge::{
-    EmptyRows, HostPart, LseLog2, LseNat, MergeState, Merged, Part, merge_on_host,
-};
+use ascend_attention::merge::{EmptyRows, HostPart, LseLog2, LseNat, MergeState, Merged, Part, merge_on_host};
 use ascend_attention::rules;
-use ascend_attention::{
-    Element, Error, FusedInferAttention, Layout, Output, Stream, Tensor, bf16, f16,
-};
+use ascend_attention::{Element, Error, FusedInferAttention, Layout, Output, Stream, Tensor, bf16, f16};
 #[cfg(feature = "emulation")]
 use ascend_attention::{
     Graph, Machine, Runtime,
@@ -22,10 +18,7 @@ use proptest::prelude::*;
 const INF: f64 = f64::INFINITY;
 
 fn part<'a, R>(attention: &'a [R], lse: &'a [R]) -> HostPart<'a, R> {
-    HostPart {
-        attention,
-        softmax_lse: LseNat(lse),
-    }
+    HostPart { attention, softmax_lse: LseNat(lse) }
 }
 
 /// Bits, so that NaN is itself.
@@ -36,9 +29,7 @@ fn bits(merged: &Merged<f64>) -> Vec<u64> {
 
 fn near(one: &Merged<f64>, other: &Merged<f64>) -> bool {
     let pairs = |a: &[f64], b: &[f64]| {
-        a.iter()
-            .zip(b)
-            .all(|(a, b)| a == b || (a - b).abs() < 1e-12 || a.is_nan() && b.is_nan())
+        a.iter().zip(b).all(|(a, b)| a == b || (a - b).abs() < 1e-12 || a.is_nan() && b.is_nan())
     };
     pairs(&one.attention, &other.attention) && pairs(&one.softmax_lse.0, &other.softmax_lse.0)
 }
@@ -54,14 +45,7 @@ fn softmax(scores: &[f64], values: &[[f64; 2]]) -> (Vec<f64>, f64) {
         }
     }
     // As attention writes it.
-    (
-        out,
-        if scores.is_empty() {
-            INF
-        } else {
-            largest + sum.ln()
-        },
-    )
+    (out, if scores.is_empty() { INF } else { largest + sum.ln() })
 }
 
 fn lse_value() -> impl Strategy<Value = f64> {
@@ -185,15 +169,10 @@ fn parts<T: Half>(
         let len = keys.len();
         let k = upload(stream, &key.narrow(keys.clone()), layout);
         let v = upload(stream, &value.narrow(keys), layout);
-        let mut call = FusedInferAttention::new(layout)
-            .heads(query.heads)
-            .kv_heads(key.heads)
-            .scale(SCALE)
-            .softmax_lse(true);
+        let mut call =
+            FusedInferAttention::new(layout).heads(query.heads).kv_heads(key.heads).scale(SCALE).softmax_lse(true);
         if layout == Layout::Tnd {
-            call = call
-                .actual_seq_lengths([query.rows])
-                .actual_seq_lengths_kv([len]);
+            call = call.actual_seq_lengths([query.rows]).actual_seq_lengths_kv([len]);
         }
         let plan = call.plan((&q, &k, &v)).unwrap();
         plan.launch(stream, (&q, &k, &v)).unwrap()
@@ -203,12 +182,7 @@ fn parts<T: Half>(
 
 /// Whether an output is attention over all keys, by the definition.
 #[track_caller]
-fn check<T: Half>(
-    stream: &Stream,
-    layout: Layout,
-    output: &Output<T>,
-    [query, key, value]: [&Logical<T>; 3],
-) {
+fn check<T: Half>(stream: &Stream, layout: Layout, output: &Output<T>, [query, key, value]: [&Logical<T>; 3]) {
     let got = output.attention.download(stream).unwrap();
     let lse = output.softmax_lse.as_ref().unwrap();
     let axes = match layout {
@@ -219,8 +193,7 @@ fn check<T: Half>(
     let (q, k, v) = (query.exact(), key.exact(), value.exact());
     for head in 0..query.heads {
         for i in 0..query.rows {
-            let (want, want_lse) =
-                reference::row(&q, &k, &v, (0, 0), head, i, SCALE, |_| true).unwrap();
+            let (want, want_lse) = reference::row(&q, &k, &v, (0, 0), head, i, SCALE, |_| true).unwrap();
             for (d, want) in want.iter().enumerate() {
                 let got = got[query.index(axes, 0, head, i, d)].to();
                 assert!(
@@ -232,10 +205,7 @@ fn check<T: Half>(
                 Layout::Tnd => i * query.heads + head,
                 _ => head * query.rows + i,
             };
-            assert!(
-                abs_diff_eq!(f64::from(got_lse[at]), want_lse, epsilon = 1e-4),
-                "{layout} {head} {i}"
-            );
+            assert!(abs_diff_eq!(f64::from(got_lse[at]), want_lse, epsilon = 1e-4), "{layout} {head} {i}");
         }
     }
 }
@@ -243,10 +213,7 @@ fn check<T: Half>(
 #[test]
 fn merged_parts_are_attention_over_all_keys() {
     // Packed sequences are BF16.
-    merged_parts::<bf16>(&[
-        (Layout::Tnd, 5, HEADS, true),
-        (Layout::Bnsd, 1, HEADS, true),
-    ]);
+    merged_parts::<bf16>(&[(Layout::Tnd, 5, HEADS, true), (Layout::Bnsd, 1, HEADS, true)]);
     merged_parts::<f16>(&[
         (Layout::Bnsd, 5, HEADS, true),
         (Layout::Bsnd, 3, 1, true),
@@ -261,18 +228,11 @@ fn merged_parts<T: Half>(cases: &[(Layout, usize, usize, bool)]) {
     for &(layout, rows, heads, lined_up) in cases {
         let kv_heads = heads / 2 + heads % 2;
         let query = Logical::<T>::random(1, [1, heads, rows, DIM]);
-        let (key, value) = (
-            Logical::random(2, [1, kv_heads, 70, DIM]),
-            Logical::random(3, [1, kv_heads, 70, DIM]),
-        );
+        let (key, value) = (Logical::random(2, [1, kv_heads, 70, DIM]), Logical::random(3, [1, kv_heads, 70, DIM]));
         let parts = parts(&stream, layout, &query, &key, &value, &[0, 1, 40, 70]);
         let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
         let all = [&query, &key, &value];
-        for empty_rows in [
-            EmptyRows::None,
-            EmptyRows::SomeParts,
-            EmptyRows::ThroughHost,
-        ] {
+        for empty_rows in [EmptyRows::None, EmptyRows::SomeParts, EmptyRows::ThroughHost] {
             let merge = MergeState::new(layout).empty_rows(empty_rows);
             if !lined_up && empty_rows != EmptyRows::ThroughHost {
                 let refused = merge.plan(&parts).unwrap_err().to_string();
@@ -314,12 +274,7 @@ const LSE: [[f32; 7]; 3] = {
 };
 
 /// The first rows of [`LSE`], merged on the device and on the host.
-fn rows_without_keys<T: Half + Element>(
-    stream: &Stream,
-    empty_rows: EmptyRows,
-    rows: usize,
-    tolerance: f64,
-) {
+fn rows_without_keys<T: Half + Element>(stream: &Stream, empty_rows: EmptyRows, rows: usize, tolerance: f64) {
     let made = |p: usize| made(stream, p as u64, &LSE[p][..rows]);
     let outputs: Vec<Output<T>> = (0..3).map(made).collect();
     let parts: Vec<Part<'_, T>> = outputs.iter().map(|part| Part::of(part).unwrap()).collect();
@@ -329,46 +284,19 @@ fn rows_without_keys<T: Half + Element>(
         .map(|part| {
             let out = part.attention.download(stream).unwrap();
             let lse = part.softmax_lse.as_ref().unwrap().download(stream).unwrap();
-            (
-                out.into_iter().map(T::to).collect(),
-                lse.into_iter().map(f64::from).collect(),
-            )
+            (out.into_iter().map(T::to).collect(), lse.into_iter().map(f64::from).collect())
         })
         .collect();
-    let views: Vec<_> = exact
-        .iter()
-        .map(|(out, lse)| part(&out[..], &lse[..]))
-        .collect();
+    let views: Vec<_> = exact.iter().map(|(out, lse)| part(&out[..], &lse[..])).collect();
     let want = merge_on_host(&views).unwrap();
     let close = |got: f64, want: f64, tolerance: f64| {
         got == want || got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance
     };
-    for (i, got) in merged
-        .attention
-        .download(stream)
-        .unwrap()
-        .into_iter()
-        .enumerate()
-    {
-        assert!(
-            close(got.to(), want.attention[i], tolerance),
-            "{i}: {} is not {}",
-            got.to(),
-            want.attention[i]
-        );
+    for (i, got) in merged.attention.download(stream).unwrap().into_iter().enumerate() {
+        assert!(close(got.to(), want.attention[i], tolerance), "{i}: {} is not {}", got.to(), want.attention[i]);
     }
-    for (row, got) in merged
-        .softmax_lse
-        .unwrap()
-        .download(stream)
-        .unwrap()
-        .into_iter()
-        .enumerate()
-    {
-        assert!(
-            close(got.into(), want.softmax_lse.0[row], 1e-5),
-            "{row}: {got}"
-        );
+    for (row, got) in merged.softmax_lse.unwrap().download(stream).unwrap().into_iter().enumerate() {
+        assert!(close(got.into(), want.softmax_lse.0[row], 1e-5), "{row}: {got}");
     }
 }
 
@@ -395,17 +323,13 @@ fn rows_with_keys_in_some_part_are_as_on_the_host() {
             let merge = MergeState::new(Layout::Bnsd).empty_rows(EmptyRows::SomeParts);
             let merge = merge.plan(&parts).unwrap();
             let mut output = merge.output().unwrap();
-            let captured = Graph::capture(stream.device(), (), |capture, ()| {
-                merge.launch_into(capture, &parts, &mut output)
-            });
+            let captured =
+                Graph::capture(stream.device(), (), |capture, ()| merge.launch_into(capture, &parts, &mut output));
             match captured {
                 Ok(_) => assert!(!through_host, "{cann}"),
                 Err(error) => {
                     assert!(through_host, "{cann}: {error}");
-                    assert!(
-                        error.to_string().contains("EmptyRows::SomeParts"),
-                        "{error}"
-                    );
+                    assert!(error.to_string().contains("EmptyRows::SomeParts"), "{error}");
                 }
             }
         }
@@ -421,8 +345,7 @@ fn parts_have_to_fit_each_other_and_the_plan() {
     let of = |output| Part::of(output).unwrap();
     let merge = MergeState::new(Layout::Bnsd);
     let invalid = |outcome: Result<_, Error>| match outcome {
-        Err(Error::Violation(violation))
-            if violation.rule.level == ascend_attention::spec::Level::Library => {}
+        Err(Error::Violation(violation)) if violation.rule.level == ascend_attention::spec::Level::Library => {}
         Err(other) => panic!("{other}"),
         Ok(()) => panic!("accepted"),
     };
@@ -431,22 +354,14 @@ fn parts_have_to_fit_each_other_and_the_plan() {
     // The log-sum-exps of another layout.
     invalid(MergeState::new(Layout::Tnd).plan(&[of(&one)]).map(drop));
     let violation = merge.plan(&[of(&one); 17]).unwrap_err();
-    assert!(
-        matches!(&violation, Error::Violation(v) if v.rule.id == "update.count"),
-        "{violation}"
-    );
+    assert!(matches!(&violation, Error::Violation(v) if v.rule.id == "update.count"), "{violation}");
     let plan = merge.plan(&[of(&one), of(&two)]).unwrap();
     invalid(plan.launch(&stream, &[of(&one)]).map(drop));
     invalid(plan.launch(&stream, &[of(&one), of(&short)]).map(drop));
-    let mut shared = Output {
-        attention: one.attention.clone(),
-        softmax_lse: plan.output::<f16>().unwrap().softmax_lse,
-    };
+    let mut shared =
+        Output { attention: one.attention.clone(), softmax_lse: plan.output::<f16>().unwrap().softmax_lse };
     invalid(plan.launch_into(&stream, &[of(&one), of(&two)], &mut shared));
-    let without = Output {
-        softmax_lse: None,
-        ..one.clone()
-    };
+    let without = Output { softmax_lse: None, ..one.clone() };
     assert!(Part::of(&without).is_err());
     // The device is as good as before.
     let merged = plan.launch(&stream, &[of(&one), of(&two)]).unwrap();

@@ -18,24 +18,16 @@ struct Made {
 }
 
 fn made(seed: u64, part: usize, runs: &[PartsOfRows]) -> Made {
-    let rows: Vec<bool> = runs
-        .iter()
-        .flat_map(|run| std::iter::repeat_n(run.parts >> part & 1 == 1, run.rows * HEADS))
-        .collect();
+    let rows: Vec<bool> =
+        runs.iter().flat_map(|run| std::iter::repeat_n(run.parts >> part & 1 == 1, run.rows * HEADS)).collect();
     let seed = seed * 16 + part as u64;
     let numbers = harness::numbers(seed, rows.len() * DIM);
     let lse = harness::numbers(seed + 1_000_000, rows.len());
     let there = |at: usize, x: f32, garbage: f32| if rows[at] { x } else { garbage };
     let numbers = numbers.iter().enumerate();
     Made {
-        attention: numbers
-            .map(|(i, x)| there(i / DIM, f16::from_f32(*x).to_f32(), f32::NAN))
-            .collect(),
-        lse: lse
-            .iter()
-            .enumerate()
-            .map(|(i, x)| there(i, 5.0 * x, f32::INFINITY))
-            .collect(),
+        attention: numbers.map(|(i, x)| there(i / DIM, f16::from_f32(*x).to_f32(), f32::NAN)).collect(),
+        lse: lse.iter().enumerate().map(|(i, x)| there(i, 5.0 * x, f32::INFINITY)).collect(),
     }
 }
 
@@ -88,44 +80,24 @@ proptest! {
 #[test]
 fn rows_and_parts_that_there_are_not_are_refused() {
     let stream = harness::stream();
-    let runs = [PartsOfRows {
-        rows: 3,
-        parts: 0b11,
-    }];
-    let outputs: Vec<_> = (0..2)
-        .map(|part| upload(&stream, &made(1, part, &runs), Layout::Tnd))
-        .collect();
-    let parts: Vec<_> = outputs
-        .iter()
-        .map(|output| Part::of(output).unwrap())
-        .collect();
+    let runs = [PartsOfRows { rows: 3, parts: 0b11 }];
+    let outputs: Vec<_> = (0..2).map(|part| upload(&stream, &made(1, part, &runs), Layout::Tnd)).collect();
+    let parts: Vec<_> = outputs.iter().map(|output| Part::of(output).unwrap()).collect();
     let merge = MergeState::new(Layout::Tnd);
-    let argument =
-        |rows: &[PartsOfRows], parts: &[Part<'_, f16>]| match merge.rows(rows).plan(parts) {
-            Err(Error::Violation(violation)) if violation.rule == &rules::ARGUMENT_VALUE => {
-                violation.given.split(':').next().unwrap().to_owned()
-            }
-            other => panic!("{other:?}"),
-        };
+    let argument = |rows: &[PartsOfRows], parts: &[Part<'_, f16>]| match merge.rows(rows).plan(parts) {
+        Err(Error::Violation(violation)) if violation.rule == &rules::ARGUMENT_VALUE => {
+            violation.given.split(':').next().unwrap().to_owned()
+        }
+        other => panic!("{other:?}"),
+    };
     assert_eq!(argument(&runs, &[]), "parts");
     assert_eq!(argument(&[], &parts), "rows");
-    assert_eq!(
-        argument(&[PartsOfRows { rows: 4, parts: 1 }], &parts),
-        "rows"
-    );
-    assert_eq!(
-        argument(&[PartsOfRows { rows: 3, parts: 4 }], &parts),
-        "rows"
-    );
-    let short = merge
-        .rows(&[PartsOfRows { rows: 3, parts: 4 }])
-        .plan(&parts);
+    assert_eq!(argument(&[PartsOfRows { rows: 4, parts: 1 }], &parts), "rows");
+    assert_eq!(argument(&[PartsOfRows { rows: 3, parts: 4 }], &parts), "rows");
+    let short = merge.rows(&[PartsOfRows { rows: 3, parts: 4 }]).plan(&parts);
     let said = short.err().unwrap().to_string();
     assert!(said.contains("part 2, with 2 parts given"), "{said}");
-    let endless = [PartsOfRows {
-        rows: usize::MAX,
-        parts: 1,
-    }; 2];
+    let endless = [PartsOfRows { rows: usize::MAX, parts: 1 }; 2];
     assert_eq!(argument(&endless, &parts), "rows");
     let other = MergeState::new(Layout::Bsnd).rows(&runs).plan(&parts);
     assert!(matches!(
@@ -136,16 +108,10 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     ));
     // A launch with other tensors than planned.
     let plan = merge.rows(&runs).plan(&parts).unwrap();
-    let short = [PartsOfRows {
-        rows: 2,
-        parts: 0b11,
-    }];
+    let short = [PartsOfRows { rows: 2, parts: 0b11 }];
     let short = upload(&stream, &made(1, 0, &short), Layout::Tnd);
     let wrong = [parts[0], Part::of(&short).unwrap()];
-    assert!(
-        plan.launch(&stream, &wrong)
-            .is_err_and(|error| error.breaks(&rules::PLAN_TENSORS))
-    );
+    assert!(plan.launch(&stream, &wrong).is_err_and(|error| error.breaks(&rules::PLAN_TENSORS)));
     assert!(matches!(
         plan.launch(&stream, &parts[..1]),
         Err(Error::Violation(violation))
@@ -154,9 +120,6 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     ));
     let mut no_lse = plan.output().unwrap();
     no_lse.softmax_lse = None;
-    assert!(
-        plan.launch_into(&stream, &parts, &mut no_lse)
-            .is_err_and(|error| error.breaks(&rules::PLAN_TENSORS))
-    );
+    assert!(plan.launch_into(&stream, &parts, &mut no_lse).is_err_and(|error| error.breaks(&rules::PLAN_TENSORS)));
     plan.launch(&stream, &parts).unwrap();
 }

@@ -46,10 +46,7 @@ fn compare<T: Number, W: Number>(stream: &Stream, x: &Tensor<T>, gamma: &Tensor<
         for (column, (value, weight)) in elements.iter().zip(&weights).enumerate() {
             let want = value * scale * weight;
             let got = y[row * weights.len() + column];
-            assert!(
-                (got - want).abs() <= rounding * want.abs() + 1e-7,
-                "{got} is not {want}"
-            );
+            assert!((got - want).abs() <= rounding * want.abs() + 1e-7, "{got} is not {want}");
         }
     }
 }
@@ -94,11 +91,7 @@ fn other_tensors_than_planned_and_other_contracts_are_refused() {
     assert_eq!(plan.operator(), "aclnnRmsNorm");
     plan.launch(&stream, (&half(&[2, 3, 4]), &gamma)).unwrap();
     let other = plan.launch(&stream, (&half(&[3, 2, 4]), &gamma));
-    assert!(
-        other
-            .unwrap_err()
-            .breaks(&ascend_attention::rules::PLAN_TENSORS)
-    );
+    assert!(other.unwrap_err().breaks(&ascend_attention::rules::PLAN_TENSORS));
 
     fn broken(plan: Result<RmsNormPlan, Error>) -> &'static str {
         match plan {
@@ -108,21 +101,13 @@ fn other_tensors_than_planned_and_other_contracts_are_refused() {
     }
     let rms = RmsNorm::new(1e-6);
     assert_eq!(broken(rms.plan((&x, &half(&[3])))), "rms_norm.gamma_shape");
-    assert_eq!(
-        broken(RmsNorm::new(-1.0).plan((&x, &gamma))),
-        "rms_norm.epsilon"
-    );
+    assert_eq!(broken(RmsNorm::new(-1.0).plan((&x, &gamma))), "rms_norm.epsilon");
     let nan = RmsNorm::new(f64::NAN);
     assert_eq!(broken(nan.plan((&x, &gamma))), "rms_norm.finite_epsilon");
-    nan.allow_lint("rms_norm.finite_epsilon")
-        .plan((&x, &gamma))
-        .unwrap();
+    nan.allow_lint("rms_norm.finite_epsilon").plan((&x, &gamma)).unwrap();
     let none = half(&[0, 4]);
     let plan = rms.plan((&none, &gamma)).unwrap();
-    assert_eq!(
-        plan.launch(&stream, (&none, &gamma)).unwrap().y.shape(),
-        [0, 4]
-    );
+    assert_eq!(plan.launch(&stream, (&none, &gamma)).unwrap().y.shape(), [0, 4]);
     let wide: Tensor<f32> = stream.upload(&[1.0; 4], [4]).unwrap();
     rms.plan((&x, &wide)).unwrap();
 }

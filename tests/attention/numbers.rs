@@ -5,8 +5,7 @@ use approx::abs_diff_eq;
 
 use ascend_attention::attention::Inputs;
 use ascend_attention::{
-    AnyTensor, CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Stream,
-    Tensor, bf16, f16,
+    AnyTensor, CausalOrigin, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Stream, Tensor, bf16, f16,
 };
 use harness::reference::{Half, Logical, Sees, axes, row};
 use proptest::prelude::*;
@@ -52,11 +51,7 @@ impl Call {
     }
 
     fn q_len(&self, b: usize) -> usize {
-        length(
-            self.q_lens.as_deref().filter(|_| !self.decodes()),
-            b,
-            self.rows,
-        )
+        length(self.q_lens.as_deref().filter(|_| !self.decodes()), b, self.rows)
     }
 
     fn kv_len(&self, b: usize) -> usize {
@@ -90,8 +85,7 @@ fn length(lengths: Option<&[usize]>, b: usize, all: usize) -> usize {
 
 /// Content of a full mask: whether row `i` of entry `b` may not see key `j`.
 fn hides(seed: u64, b: usize, i: usize, j: usize) -> bool {
-    let x =
-        (seed ^ (b as u64) << 40 ^ (i as u64) << 20 ^ j as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let x = (seed ^ (b as u64) << 40 ^ (i as u64) << 20 ^ j as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (x >> 33).is_multiple_of(3)
 }
 
@@ -107,11 +101,7 @@ fn full_mask(call: &Call, stream: &Stream) -> Mask {
         (call.batch, 1, dims)
     } else {
         let rows = call.rows + shape.extra;
-        let batch = if shape.broadcast || shape.rank == 2 {
-            1
-        } else {
-            call.batch
-        };
+        let batch = if shape.broadcast || shape.rank == 2 { 1 } else { call.batch };
         let dims = match shape.rank {
             2 => vec![rows, keys],
             3 => vec![batch, rows, keys],
@@ -130,21 +120,11 @@ fn full_mask(call: &Call, stream: &Stream) -> Mask {
         _ if call.decodes() => Mask::default_mask(tensor, Mask::ALL_TOKENS, Mask::ALL_TOKENS),
         _ => Mask::default_mask(tensor, call.tokens.0, call.tokens.1),
     };
-    let bytes = || {
-        content
-            .iter()
-            .map(|&hidden| u8::from(hidden))
-            .collect::<Vec<_>>()
-    };
+    let bytes = || content.iter().map(|&hidden| u8::from(hidden)).collect::<Vec<_>>();
     match shape.dtype {
         0 => make(stream.upload(&content, dims).unwrap().into()),
         1 => make(stream.upload(&bytes(), dims).unwrap().into()),
-        _ => make(
-            stream
-                .upload(&bytes().iter().map(|&b| b as i8).collect::<Vec<_>>(), dims)
-                .unwrap()
-                .into(),
-        ),
+        _ => make(stream.upload(&bytes().iter().map(|&b| b as i8).collect::<Vec<_>>(), dims).unwrap().into()),
     }
 }
 
@@ -156,13 +136,8 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
     let kv_batch = if call.is_list() { 1 } else { call.batch };
     let kv = |salt: u64| -> Vec<Logical<T>> {
         let each = call.keys.iter().enumerate();
-        each.map(|(b, &rows)| {
-            Logical::random(
-                call.seed + salt + b as u64,
-                [kv_batch, call.kv_heads, rows, call.dim],
-            )
-        })
-        .collect()
+        each.map(|(b, &rows)| Logical::random(call.seed + salt + b as u64, [kv_batch, call.kv_heads, rows, call.dim]))
+            .collect()
     };
     let (k, v) = (kv(100), kv(200));
     let exact = |list: &[Logical<T>]| -> Vec<_> { list.iter().map(Logical::exact).collect() };
@@ -199,11 +174,8 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
     if call.corrected && !call.decodes() {
         attention = attention.inner_precise(InnerPrecise::HighPrecisionCorrected);
     }
-    let (keys, values): (Vec<&AnyTensor>, Vec<&AnyTensor>) = keys
-        .iter()
-        .zip(&values)
-        .map(|(key, value)| (&**key, &**value))
-        .unzip();
+    let (keys, values): (Vec<&AnyTensor>, Vec<&AnyTensor>) =
+        keys.iter().zip(&values).map(|(key, value)| (&**key, &**value)).unzip();
     let inputs = Inputs::lists(&query, &keys, &values);
     let plan = match attention.plan(inputs) {
         Ok(plan) => plan,
@@ -224,22 +196,9 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
         for head in 0..heads {
             for i in 0..sq {
                 let by_mode = |j: usize| j < skv && sees.sees(i, j, sq, skv);
-                let mask_b = if !call.decodes() && (call.mask.broadcast || call.mask.rank == 2) {
-                    0
-                } else {
-                    b
-                };
+                let mask_b = if !call.decodes() && (call.mask.broadcast || call.mask.rank == 2) { 0 } else { b };
                 let shown = |j: usize| by_mode(j) && !(tensor && hides(call.seed, mask_b, i, j));
-                let want = row(
-                    &exact_q,
-                    &exact_k[list],
-                    &exact_v[list],
-                    (b, kv_b),
-                    head,
-                    i,
-                    call.scale,
-                    shown,
-                );
+                let want = row(&exact_q, &exact_k[list], &exact_v[list], (b, kv_b), head, i, call.scale, shown);
                 let masked_by_tensor = want.is_none() && (0..skv).any(by_mode);
                 if masked_by_tensor && (!call.corrected || call.decodes()) {
                     // The operator's additive masking gives such a row some mean of the values.
@@ -256,10 +215,7 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
                 }
                 if let Some(lse) = lse.as_ref().filter(|_| !sum.is_nan()) {
                     let got = f64::from(lse[(b * heads + head) * call.rows + i]);
-                    prop_assert!(
-                        abs_diff_eq!(got, sum, epsilon = 1e-3),
-                        "lse {got}, expected {sum}"
-                    );
+                    prop_assert!(abs_diff_eq!(got, sum, epsilon = 1e-3), "lse {got}, expected {sum}");
                 }
             }
         }
@@ -268,112 +224,53 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
 }
 
 fn calls() -> impl Strategy<Value = Call> {
-    let layouts = prop::sample::select(vec![
-        Layout::Bsh,
-        Layout::Bsnd,
-        Layout::Bnsd,
-        Layout::BnsdBsnd,
-    ]);
-    let sizes = (
-        1usize..4,
-        1usize..4,
-        1usize..5,
-        prop_oneof![Just(1usize), 2usize..40],
-        1usize..80,
-    );
+    let layouts = prop::sample::select(vec![Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::BnsdBsnd]);
+    let sizes = (1usize..4, 1usize..4, 1usize..5, prop_oneof![Just(1usize), 2usize..40], 1usize..80);
     let dims = prop::sample::select(vec![16usize, 32, 48, 64, 80, 128]);
     let masks = (2usize..5, 0u8..3, 0usize..9, any::<bool>());
-    let options = (
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-    );
+    let options = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let tokens = (-6i64..30, -6i64..30);
-    (
-        layouts,
-        sizes,
-        dims,
-        0u8..6,
-        tokens,
-        masks,
-        options,
-        any::<u32>(),
-    )
-        .prop_map(
-            |(
+    (layouts, sizes, dims, 0u8..6, tokens, masks, options, any::<u32>()).prop_map(
+        |(layout, (batch, kv_heads, group, rows, keys), dim, mode, tokens, mask, options, seed)| {
+            let (rank, dtype, extra, broadcast) = mask;
+            let (list, some_q, some_kv, lse, corrected) = options;
+            let rows = if layout == Layout::BnsdBsnd { rows.max(2) } else { rows };
+            // The releases read a compressed mask differently for a single row: it goes without.
+            let mode = match mode {
+                2..=4 if rows == 1 => 0,
+                mode => mode,
+            };
+            let tokens = if rows == 1 { (tokens.0.abs(), tokens.1.abs()) } else { tokens };
+            let seed = u64::from(seed);
+            let vary = |most: usize, b: usize, least: usize| least + (seed as usize + 7 * b) % (most + 1 - least);
+            let keys = if list && batch > 1 { (0..batch).map(|b| vary(keys, b, 1)).collect() } else { vec![keys] };
+            let least = usize::from(mode >= 4);
+            let q_lens = (0..batch).map(|b| vary(rows, b, least)).collect();
+            let kv_lens = (0..batch).map(|b| vary(keys[b.min(keys.len() - 1)], b + 3, least));
+            Call {
                 layout,
-                (batch, kv_heads, group, rows, keys),
+                batch,
+                kv_heads,
+                group,
+                rows,
+                kv_lens: some_kv.then(|| kv_lens.collect()),
+                keys,
                 dim,
                 mode,
                 tokens,
-                mask,
-                options,
+                mask: MaskShape { rank, dtype, extra, broadcast },
+                q_lens: some_q.then_some(q_lens),
+                lse,
+                corrected,
+                scale: 2.0 / (dim as f64).sqrt(),
                 seed,
-            )| {
-                let (rank, dtype, extra, broadcast) = mask;
-                let (list, some_q, some_kv, lse, corrected) = options;
-                let rows = if layout == Layout::BnsdBsnd {
-                    rows.max(2)
-                } else {
-                    rows
-                };
-                // The releases read a compressed mask differently for a single row: it goes without.
-                let mode = match mode {
-                    2..=4 if rows == 1 => 0,
-                    mode => mode,
-                };
-                let tokens = if rows == 1 {
-                    (tokens.0.abs(), tokens.1.abs())
-                } else {
-                    tokens
-                };
-                let seed = u64::from(seed);
-                let vary = |most: usize, b: usize, least: usize| {
-                    least + (seed as usize + 7 * b) % (most + 1 - least)
-                };
-                let keys = if list && batch > 1 {
-                    (0..batch).map(|b| vary(keys, b, 1)).collect()
-                } else {
-                    vec![keys]
-                };
-                let least = usize::from(mode >= 4);
-                let q_lens = (0..batch).map(|b| vary(rows, b, least)).collect();
-                let kv_lens = (0..batch).map(|b| vary(keys[b.min(keys.len() - 1)], b + 3, least));
-                Call {
-                    layout,
-                    batch,
-                    kv_heads,
-                    group,
-                    rows,
-                    kv_lens: some_kv.then(|| kv_lens.collect()),
-                    keys,
-                    dim,
-                    mode,
-                    tokens,
-                    mask: MaskShape {
-                        rank,
-                        dtype,
-                        extra,
-                        broadcast,
-                    },
-                    q_lens: some_q.then_some(q_lens),
-                    lse,
-                    corrected,
-                    scale: 2.0 / (dim as f64).sqrt(),
-                    seed,
-                }
-            },
-        )
+            }
+        },
+    )
 }
 
 fn config() -> Config {
-    Config {
-        cases: 96,
-        failure_persistence: None,
-        ..Config::default()
-    }
+    Config { cases: 96, failure_persistence: None, ..Config::default() }
 }
 
 proptest! {
@@ -401,12 +298,7 @@ fn plain(layout: Layout, rows: usize, keys: usize, dim: usize) -> Call {
         dim,
         mode: 0,
         tokens: (0, 0),
-        mask: MaskShape {
-            rank: 2,
-            dtype: 0,
-            extra: 0,
-            broadcast: false,
-        },
+        mask: MaskShape { rank: 2, dtype: 0, extra: 0, broadcast: false },
         q_lens: None,
         kv_lens: None,
         lse: true,
@@ -443,15 +335,8 @@ fn one_key_head_may_serve_all_query_heads() {
 #[test]
 fn empty_tensors_are_no_work_or_zeros() {
     let stream = harness::stream();
-    let attention = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .softmax_lse(true);
-    let tensor = |rows: usize| {
-        stream
-            .upload(&harness::halves(1, 2 * rows * 16), [1, 2, rows, 16])
-            .unwrap()
-    };
+    let attention = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).softmax_lse(true);
+    let tensor = |rows: usize| stream.upload(&harness::halves(1, 2 * rows * 16), [1, 2, rows, 16]).unwrap();
     let (none, some) = (tensor(0), tensor(8));
     assert!(none.is_empty() && none.as_raw().is_null());
 
@@ -461,12 +346,8 @@ fn empty_tensors_are_no_work_or_zeros() {
 
     let plan = attention.plan((&some, &none, &none)).unwrap();
     let mut output = harness::poisoned::<f16>(&plan, &stream);
-    plan.launch_into(&stream, (&some, &none, &none), &mut output)
-        .unwrap();
-    assert_eq!(
-        output.attention.download(&stream).unwrap(),
-        vec![f16::ZERO; 2 * 8 * 16]
-    );
+    plan.launch_into(&stream, (&some, &none, &none), &mut output).unwrap();
+    assert_eq!(output.attention.download(&stream).unwrap(), vec![f16::ZERO; 2 * 8 * 16]);
     let lse = output.softmax_lse.unwrap().download(&stream).unwrap();
     assert_eq!(lse, vec![f32::INFINITY; 16]);
 }

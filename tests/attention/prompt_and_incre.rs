@@ -42,9 +42,7 @@ fn prompts_that_break_a_rule_are_refused_by_name() {
     let packed = PromptFlashAttention::new(Layout::Tnd).heads(2).scale(0.25);
     assert_eq!(violation(plan(&packed)).rule.id, "prompt.input_layout");
     let floats = stream.upload(&[1f32; 70], [1, 1, 5, 14]).unwrap();
-    let floats = PromptFlashAttention::new(Layout::Bnsd)
-        .scale(0.25)
-        .plan((&floats, &floats, &floats));
+    let floats = PromptFlashAttention::new(Layout::Bnsd).scale(0.25).plan((&floats, &floats, &floats));
     assert_eq!(violation(floats).rule.id, "prompt.dtype");
 
     let table = BlockTable::from_rows(&stream, &[vec![0]], 16).unwrap();
@@ -94,34 +92,21 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
     let with = |rows: &[Vec<usize>]| BlockTable::from_rows(&stream, rows, 16).unwrap();
     let (short, beyond) = (with(&[vec![4], vec![3]]), with(&[vec![4, 6], vec![3]]));
     let call = call.actual_seq_lengths_kv([20, 7]);
-    for (table, rule) in [
-        (&short, "incre.decode_rules"),
-        (&beyond, "block_table.range"),
-    ] {
+    for (table, rule) in [(&short, "incre.decode_rules"), (&beyond, "block_table.range")] {
         let inputs = Inputs::new(&query, &cache, &cache).paged(table);
         assert_eq!(violation(call.plan(inputs)).rule.id, rule);
     }
     // Lengths before the blocks that they would need.
     let inputs = Inputs::new(&query, &cache, &cache).paged(&beyond);
-    for (lengths, rule) in [
-        (&[][..], "actual_seq_lengths_kv.empty"),
-        (&[20, 7, 7], "actual_seq_lengths.surplus"),
-    ] {
+    for (lengths, rule) in [(&[][..], "actual_seq_lengths_kv.empty"), (&[20, 7, 7], "actual_seq_lengths.surplus")] {
         let call = call.clone().actual_seq_lengths_kv(lengths);
         assert_eq!(violation(call.plan(inputs)).rule.id, rule);
     }
     let scale = stream.upload(&[1f32], [1]).unwrap();
-    let latent = Quantisation::Latent {
-        dequant_scale_query: &scale,
-        key_scale: &scale,
-        value_scale: &scale,
-    };
+    let latent = Quantisation::Latent { dequant_scale_query: &scale, key_scale: &scale, value_scale: &scale };
     let latent = call.plan(Inputs::new(&query, &cache, &cache).quantisation(latent));
     let latent = latent.unwrap_err().to_string();
-    assert!(
-        latent.contains("IncreFlashAttention has no such"),
-        "{latent}"
-    );
+    assert!(latent.contains("IncreFlashAttention has no such"), "{latent}");
 }
 
 #[test]
@@ -135,11 +120,7 @@ fn ascend_950_is_told_the_successor() {
     let prompt = PromptFlashAttention::new(Layout::Bsh).scale(1.0);
     let mask = stream.device().masks().causal(CausalOrigin::LeftUp);
     let prompt = violation(prompt.mask(mask.unwrap()).plan((&query, &query, &query)));
-    let incre = violation(
-        IncreFlashAttention::new(Layout::Bsh)
-            .scale(1.0)
-            .plan((&row, &query, &query)),
-    );
+    let incre = violation(IncreFlashAttention::new(Layout::Bsh).scale(1.0).plan((&row, &query, &query)));
     for refused in [prompt, incre] {
         assert!(refused.rule.id.ends_with(".successor"), "{refused}");
         assert!(refused.to_string().contains("FusedInferAttentionScoreV5"));
@@ -185,16 +166,11 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
     // The last row of each head sees every key.
     let last = |all: &[f16], head: usize| all[(head * ROWS + ROWS - 1) * 64..][..64].to_vec();
     let row = [last(&sample.query, 0), last(&sample.query, 1)].concat();
-    let want: Vec<f64> = (0..2)
-        .flat_map(|head| sample.want[(head * ROWS + ROWS - 1) * 64..][..64].to_vec())
-        .collect();
+    let want: Vec<f64> = (0..2).flat_map(|head| sample.want[(head * ROWS + ROWS - 1) * 64..][..64].to_vec()).collect();
     let check = |got: Vec<f16>| {
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
-            assert!(
-                abs_diff_eq!(got.to_f64(), want, epsilon = 1.5e-3),
-                "{got}, not {want}"
-            );
+            assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1.5e-3), "{got}, not {want}");
         }
     };
     // Blocks in another order, token by token with both heads.
@@ -213,11 +189,7 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
     let attend = |stream: &Stream| {
         let [_, key, value] = sample.upload(stream);
         let query = stream.upload(&row, [1, 2, 1, 64]).unwrap();
-        let call = |layout| {
-            IncreFlashAttention::new(layout)
-                .heads(2)
-                .scale(Sample::SCALE)
-        };
+        let call = |layout| IncreFlashAttention::new(layout).heads(2).scale(Sample::SCALE);
         let plan = call(Layout::Bnsd).plan((&query, &key, &value)).unwrap();
         assert_eq!(plan.operator(), "aclnnIncreFlashAttentionV4");
         let dense = plan.launch(stream, (&query, &key, &value)).unwrap();

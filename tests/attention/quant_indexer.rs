@@ -29,15 +29,13 @@ struct Draw {
 
 fn draws() -> impl Strategy<Value = Draw> {
     let heads = prop_oneof![Just(8usize), Just(16), Just(24), Just(64)];
-    (batches(), heads, 1usize..90, any::<bool>(), any::<u64>()).prop_map(
-        |(batch, heads, count, causal, seed)| Draw {
-            batch,
-            heads,
-            count,
-            causal,
-            seed,
-        },
-    )
+    (batches(), heads, 1usize..90, any::<bool>(), any::<u64>()).prop_map(|(batch, heads, count, causal, seed)| Draw {
+        batch,
+        heads,
+        count,
+        causal,
+        seed,
+    })
 }
 
 /// Element types of a call: how numbers between -1 and 1 become elements and what elements are, how weights and scales
@@ -60,24 +58,15 @@ const INT8: Types<i8, f16, f16> = Types {
 };
 
 impl Draw {
-    fn run<Q: Element, W: Number, S: Number>(
-        &self,
-        stream: &Stream,
-        types: &Types<Q, W, S>,
-        best_first: bool,
-    ) {
+    fn run<Q: Element, W: Number, S: Number>(&self, stream: &Stream, types: &Types<Q, W, S>, best_first: bool) {
         let placed = self.batch.place(stream);
         let shape = |rows: &[usize], last: &[usize]| [rows, last].concat();
         let random = |seed: u64, shape: &[usize]| numbers(self.seed ^ seed, shape.iter().product());
         let of_query = shape(&placed.query_rows, &[self.heads, DIM]);
         let of_weights = shape(&placed.query_rows, &[self.heads]);
-        let (of_key, of_scale) = (
-            shape(&placed.key_rows, &[1, DIM]),
-            shape(&placed.key_rows, &[1]),
-        );
-        let elements = |seed, shape: &[usize]| -> Vec<Q> {
-            random(seed, shape).into_iter().map(types.element).collect()
-        };
+        let (of_key, of_scale) = (shape(&placed.key_rows, &[1, DIM]), shape(&placed.key_rows, &[1]));
+        let elements =
+            |seed, shape: &[usize]| -> Vec<Q> { random(seed, shape).into_iter().map(types.element).collect() };
         // Scales are above 0.
         let scales = |seed, shape: &[usize]| -> Vec<S> {
             let scale = |number: f32| (types.scale)((number + 1.5) / 64.0);
@@ -85,19 +74,10 @@ impl Draw {
         };
         let (query, key) = (elements(1, &of_query), elements(2, &of_key));
         let (query_scale, key_scale) = (scales(4, &of_weights), scales(5, &of_scale));
-        let weights: Vec<W> = random(3, &of_weights)
-            .into_iter()
-            .map(types.weight)
-            .collect();
+        let weights: Vec<W> = random(3, &of_weights).into_iter().map(types.weight).collect();
         let inputs = (
-            (
-                &stream.upload(&query, &of_query[..]).unwrap(),
-                &stream.upload(&query_scale, &of_weights[..]).unwrap(),
-            ),
-            (
-                &stream.upload(&key, &of_key[..]).unwrap(),
-                &stream.upload(&key_scale, &of_scale[..]).unwrap(),
-            ),
+            (&stream.upload(&query, &of_query[..]).unwrap(), &stream.upload(&query_scale, &of_weights[..]).unwrap()),
+            (&stream.upload(&key, &of_key[..]).unwrap(), &stream.upload(&key_scale, &of_scale[..]).unwrap()),
             &stream.upload(&weights, &of_weights[..]).unwrap(),
         );
         // Some rows see no key, and some are of no sequence.
@@ -105,11 +85,7 @@ impl Draw {
         let call = call.allow_lint("quant_indexer.rows_without_keys");
         let call = call.allow_lint("quant_indexer.rows_left_out");
         let plan = call.plan(&placed.sequences, inputs).unwrap();
-        let indices = plan
-            .launch(stream, inputs)
-            .unwrap()
-            .download(stream)
-            .unwrap();
+        let indices = plan.launch(stream, inputs).unwrap().download(stream).unwrap();
 
         let value = |element: &Q| f64::from((types.value)(*element));
         for (index, (first, places)) in placed.places.iter().enumerate() {
@@ -125,18 +101,13 @@ impl Draw {
                         weights[head].to_f64() * (scale * dot).max(0.0)
                     };
                     let terms = (0..self.heads).map(of_head);
-                    terms.fold((0.0, 0.0), |(sum, all), term| {
-                        (sum + term, all + term.abs())
-                    })
+                    terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()))
                 };
                 let candidates = self.batch.candidates(index, row, self.causal);
                 let scores: Vec<(f64, f64)> = places[..candidates].iter().map(score).collect();
                 let got = &indices[number * self.count..][..self.count];
                 let kept = self.count.min(candidates);
-                assert!(
-                    got[kept..].iter().all(|&index| index == -1),
-                    "{self:?}: {got:?}"
-                );
+                assert!(got[kept..].iter().all(|&index| index == -1), "{self:?}: {got:?}");
                 let distinct: BTreeSet<i32> = got[..kept].iter().copied().collect();
                 assert_eq!(distinct.len(), kept, "{self:?}: a key twice");
                 let largest = scores.iter().map(|(_, all)| *all).fold(0.0, f64::max);
@@ -206,9 +177,7 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     };
     let (weights, query_scale, key_scale) = (halves(&[3, 8]), halves(&[3, 8]), halves(&[40, 1]));
     let inputs = ((&query, &query_scale), (&key, &key_scale), &weights);
-    let packed = |queries: &[usize], keys: &[usize]| {
-        SparseSequences::packed(&stream, queries, keys).unwrap()
-    };
+    let packed = |queries: &[usize], keys: &[usize]| SparseSequences::packed(&stream, queries, keys).unwrap();
     let call = QuantLightningIndexer::new(16);
     let sequences = packed(&[1, 2], &[20, 20]);
     let plan = call.plan(&sequences, inputs).unwrap();
@@ -226,8 +195,5 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let short = halves(&[39, 1]);
     let plan = call.plan(&sequences, (inputs.0, (&key, &short), &weights));
     assert_eq!(broken(plan), "quant_indexer.key_scale");
-    assert_eq!(
-        broken(QuantLightningIndexer::new(2049).plan(&sequences, inputs)),
-        "quant_indexer.count"
-    );
+    assert_eq!(broken(QuantLightningIndexer::new(2049).plan(&sequences, inputs)), "quant_indexer.count");
 }

@@ -26,49 +26,27 @@ struct Format<Q> {
     value: fn(Q) -> f32,
 }
 
-const INT8: Format<i8> = Format {
-    byte: i8::cast_unsigned,
-    value: f32::from,
-};
-const E4M3: Format<Float8E4M3Fn> = Format {
-    byte: Float8E4M3Fn::to_bits,
-    value: Float8E4M3Fn::to_f32,
-};
-const HIFLOAT8: Format<HiFloat8> = Format {
-    byte: HiFloat8::to_bits,
-    value: HiFloat8::to_f32,
-};
+const INT8: Format<i8> = Format { byte: i8::cast_unsigned, value: f32::from };
+const E4M3: Format<Float8E4M3Fn> = Format { byte: Float8E4M3Fn::to_bits, value: Float8E4M3Fn::to_f32 };
+const HIFLOAT8: Format<HiFloat8> = Format { byte: HiFloat8::to_bits, value: HiFloat8::to_f32 };
 
 /// The elements of a key that a row stands for, by the definition, without its rotary part.
 fn unpacked<T: Number, Q: Copy>(row: &[Q], format: Format<Q>, of: fn(f32) -> T) -> Vec<f64> {
     let bytes: Vec<u8> = row.iter().copied().map(format.byte).collect();
-    let scales: Vec<f32> = bytes[640..]
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|bytes| f32::from_ne_bytes(*bytes))
-        .collect();
+    let scales: Vec<f32> = bytes[640..].as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
     let element = |d: usize| of((format.value)(row[d]) * scales[d / 128]).to_f64();
     (0..DIM).map(element).collect()
 }
 
 /// Runs a call and compares it with the definition.
-fn run<T: Number, Q: RowElement>(
-    draw: &Draw,
-    stream: &Stream,
-    (of, rounding): (fn(f32) -> T, f64),
-    format: Format<Q>,
-) {
+fn run<T: Number, Q: RowElement>(draw: &Draw, stream: &Stream, (of, rounding): (fn(f32) -> T, f64), format: Format<Q>) {
     harness::expect_odd_sparse_lists();
     let placed = draw.batch.place(stream);
     let elements = |seed: u64, count: usize| -> Vec<T> {
         let elements = numbers(draw.seed ^ seed, count);
         elements.into_iter().map(of).collect()
     };
-    let (rows, keys) = (
-        placed.query_rows.iter().product::<usize>(),
-        placed.key_rows.iter().product::<usize>(),
-    );
+    let (rows, keys) = (placed.query_rows.iter().product::<usize>(), placed.key_rows.iter().product::<usize>());
     let query = elements(1, rows * draw.heads * (DIM + ROPE));
     let ropes = elements(4, keys * ROPE);
     let packed: Vec<Q> = packed_rows(&elements(3, keys * DIM), &ropes).unwrap();
@@ -77,45 +55,25 @@ fn run<T: Number, Q: RowElement>(
     let of_queries = shaped(&placed.query_rows, [draw.heads, DIM + ROPE]);
     let inputs = (
         &stream.upload(&query, &of_queries[..]).unwrap(),
-        &stream
-            .upload(&packed, &shaped(&placed.key_rows, [1, ROW])[..])
-            .unwrap(),
-        &stream
-            .upload(&lists, &shaped(&placed.query_rows, [1, draw.entries])[..])
-            .unwrap(),
+        &stream.upload(&packed, &shaped(&placed.key_rows, [1, ROW])[..]).unwrap(),
+        &stream.upload(&lists, &shaped(&placed.query_rows, [1, draw.entries])[..]).unwrap(),
     );
     let call = KvQuantSparseFlashAttention::new(SCALE).sparse_block_size(draw.block);
     // Some rows see no key, and some are of no sequence.
-    let call = call
-        .causal(draw.causal)
-        .allow_lint("quant_sparse_flash.rows_without_keys");
+    let call = call.causal(draw.causal).allow_lint("quant_sparse_flash.rows_without_keys");
     let call = call.allow_lint("quant_sparse_flash.rows_left_out");
     let plan = call.plan(&placed.sequences, inputs).unwrap();
-    let out = plan
-        .launch(stream, inputs)
-        .unwrap()
-        .download(stream)
-        .unwrap();
+    let out = plan.launch(stream, inputs).unwrap().download(stream).unwrap();
 
-    let exact = |elements: &[T]| {
-        elements
-            .iter()
-            .map(|element| element.to_f64())
-            .collect::<Vec<_>>()
-    };
+    let exact = |elements: &[T]| elements.iter().map(|element| element.to_f64()).collect::<Vec<_>>();
     let (query, ropes) = (exact(&query), exact(&ropes));
-    let latents: Vec<Vec<f64>> = (packed.chunks(ROW))
-        .map(|row| unpacked(row, format, of))
-        .collect();
+    let latents: Vec<Vec<f64>> = (packed.chunks(ROW)).map(|row| unpacked(row, format, of)).collect();
     for (index, (first, places)) in placed.places.iter().enumerate() {
         for row in 0..draw.batch.written(&placed, draw.batch.lengths[index].0) {
             let number = first + row;
             let list = &lists[number * draw.entries..][..draw.entries];
             let chosen = draw.chosen(list, draw.batch.candidates(index, row, draw.causal));
-            let keys: Vec<usize> = chosen
-                .into_iter()
-                .map(|position| places[position])
-                .collect();
+            let keys: Vec<usize> = chosen.into_iter().map(|position| places[position]).collect();
             for head in number * draw.heads..(number + 1) * draw.heads {
                 let query = &query[head * (DIM + ROPE)..][..DIM + ROPE];
                 let score = |&key: &usize| {
@@ -126,15 +84,10 @@ fn run<T: Number, Q: RowElement>(
                 let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
                 for (d, got) in out[head * DIM..][..DIM].iter().enumerate() {
-                    let weighted = keys
-                        .iter()
-                        .zip(&scores)
-                        .map(|(&key, score)| (score - highest).exp() / total * latents[key][d]);
+                    let weighted =
+                        keys.iter().zip(&scores).map(|(&key, score)| (score - highest).exp() / total * latents[key][d]);
                     let (got, want) = (got.to_f64(), weighted.sum::<f64>());
-                    assert!(
-                        (got - want).abs() <= rounding,
-                        "{draw:?}: {got} is not {want}"
-                    );
+                    assert!((got - want).abs() <= rounding, "{draw:?}: {got} is not {want}");
                 }
             }
         }
@@ -174,36 +127,21 @@ proptest! {
 
 /// How far elements of packed rows are from those of the key, as parts of their own and of the largest of their tile.
 fn packs_within<Q: RowElement>(format: Format<Q>, of_own: f64, of_largest: f64) {
-    let latents: Vec<bf16> = numbers(5, 3 * DIM)
-        .into_iter()
-        .map(bf16::from_f32)
-        .collect();
-    let ropes: Vec<bf16> = numbers(6, 3 * ROPE)
-        .into_iter()
-        .map(bf16::from_f32)
-        .collect();
+    let latents: Vec<bf16> = numbers(5, 3 * DIM).into_iter().map(bf16::from_f32).collect();
+    let ropes: Vec<bf16> = numbers(6, 3 * ROPE).into_iter().map(bf16::from_f32).collect();
     let rows: Vec<Q> = packed_rows(&latents, &ropes).unwrap();
     assert_eq!(rows.len(), 3 * ROW);
-    for (row, (latent, rope)) in rows
-        .chunks(ROW)
-        .zip(latents.chunks(DIM).zip(ropes.chunks(ROPE)))
-    {
+    for (row, (latent, rope)) in rows.chunks(ROW).zip(latents.chunks(DIM).zip(ropes.chunks(ROPE))) {
         let got = unpacked(row, format, |number| number);
         for (got, want) in got.chunks(128).zip(latent.chunks(128)) {
-            let largest = want
-                .iter()
-                .map(|want| want.to_f64().abs())
-                .fold(0.0, f64::max);
+            let largest = want.iter().map(|want| want.to_f64().abs()).fold(0.0, f64::max);
             for (got, want) in got.iter().zip(want) {
                 let bound = of_own * want.to_f64().abs() + of_largest * largest;
                 assert!((got - want.to_f64()).abs() <= bound, "{got} is not {want}");
             }
         }
         let bytes: Vec<u8> = row[DIM..640].iter().copied().map(format.byte).collect();
-        let raw: Vec<u8> = rope
-            .iter()
-            .flat_map(|element| element.to_bits().to_ne_bytes())
-            .collect();
+        let raw: Vec<u8> = rope.iter().flat_map(|element| element.to_bits().to_ne_bytes()).collect();
         assert_eq!(bytes, raw);
     }
     let zeros: Vec<Q> = packed_rows(&[f16::ZERO; DIM], &[f16::ZERO; ROPE]).unwrap();
@@ -215,20 +153,12 @@ fn packed_elements_are_the_nearest_to_those_of_keys() {
     packs_within(INT8, 1e-6, 0.5 / 127.0);
     packs_within(E4M3, 1.0 / 16.0, 2f64.powi(-10) / 448.0);
     packs_within(HIFLOAT8, 0.25, 2f64.powi(-22));
-    let refused =
-        |latents: &[f16], ropes: &[f16]| packed_rows::<_, i8>(latents, ropes).unwrap_err();
+    let refused = |latents: &[f16], ropes: &[f16]| packed_rows::<_, i8>(latents, ropes).unwrap_err();
     for (latents, ropes) in [(511, 64), (512, 63), (1024, 64)] {
         let error = refused(&vec![f16::ONE; latents], &vec![f16::ONE; ropes]);
-        assert!(
-            error.breaks(&ascend_attention::rules::ARGUMENT_VALUE),
-            "{error}"
-        );
+        assert!(error.breaks(&ascend_attention::rules::ARGUMENT_VALUE), "{error}");
     }
-    assert!(
-        refused(&[f16::INFINITY; DIM], &[f16::ONE; ROPE])
-            .to_string()
-            .contains("inf")
-    );
+    assert!(refused(&[f16::INFINITY; DIM], &[f16::ONE; ROPE]).to_string().contains("inf"));
     assert!(packed_rows::<_, i8>(&[1f32; DIM], &[1f32; ROPE]).is_err());
 }
 
@@ -239,17 +169,13 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
         Err(Error::Violation(violation)) => violation.rule.id,
         other => panic!("{other:?}"),
     };
-    let query = stream
-        .upload(&[f16::ONE; 3 * 8 * 576], [3, 8, 576])
-        .unwrap();
+    let query = stream.upload(&[f16::ONE; 3 * 8 * 576], [3, 8, 576]).unwrap();
     let rows = stream.upload(&[1i8; 40 * ROW], [40, 1, ROW]).unwrap();
     let floats = [Float8E4M3Fn::from_bits(0); 40 * ROW];
     let floats = stream.upload(&floats, [40, 1, ROW]).unwrap();
     let indices = stream.upload(&[-1; 3 * 16], [3, 1, 16]).unwrap();
     let call = KvQuantSparseFlashAttention::new(SCALE);
-    let packed = |queries: &[usize], keys: &[usize]| {
-        SparseSequences::packed(&stream, queries, keys).unwrap()
-    };
+    let packed = |queries: &[usize], keys: &[usize]| SparseSequences::packed(&stream, queries, keys).unwrap();
     let sequences = packed(&[1, 2], &[20, 20]);
     let inputs = (&query, &rows, &indices);
     let plan = call.plan(&sequences, inputs).unwrap();
@@ -267,8 +193,5 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let plan = call.plan(&sequences, (&query, &floats, &indices));
     assert_eq!(broken(plan), "quant_sparse_flash.dtype");
     let blocks_of_32 = call.clone().sparse_block_size(32);
-    assert_eq!(
-        broken(blocks_of_32.plan(&sequences, inputs)),
-        "quant_sparse_flash.sparse_block_size"
-    );
+    assert_eq!(broken(blocks_of_32.plan(&sequences, inputs)), "quant_sparse_flash.sparse_block_size");
 }

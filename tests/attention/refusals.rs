@@ -143,31 +143,18 @@ fn launches_without_what_was_planned_say_what_is_missing() {
     let flash = FlashAttention::new(InputLayout::Bnsd).scale(0.1);
     let plain = FlashInputs::new(&rows, &rows, &rows);
     for (inputs, missing) in [
-        (
-            plain.dropout(&dropout),
-            "drop_mask: none, allowed: UINT8 [16]",
-        ),
+        (plain.dropout(&dropout), "drop_mask: none, allowed: UINT8 [16]"),
         (plain.sink(&sink), "sink: none, allowed: FLOAT [1]"),
     ] {
         let plan = flash.plan(inputs).unwrap();
         let refused = text(plan.launch(&stream, plain));
-        let rest = refused
-            .split_once("given ")
-            .unwrap()
-            .1
-            .strip_prefix(missing);
-        assert_eq!(
-            rest,
-            Some("; fix: launch with what was planned, or plan again"),
-            "{refused}"
-        );
+        let rest = refused.split_once("given ").unwrap().1.strip_prefix(missing);
+        assert_eq!(rest, Some("; fix: launch with what was planned, or plan again"), "{refused}");
         let plan = flash.plan(plain).unwrap();
         let refused = text(plan.launch(&stream, inputs));
         assert!(refused.contains("allowed: a call without it"), "{refused}");
     }
-    let cache = stream
-        .upload(&vec![f16::ONE; 2 * 16 * 64], [2, 16, 64])
-        .unwrap();
+    let cache = stream.upload(&vec![f16::ONE; 2 * 16 * 64], [2, 16, 64]).unwrap();
     let table = BlockTable::from_rows(&stream, &[[1]], 16).unwrap();
     let inputs = Inputs::new(&row, &cache, &cache);
     let plan = IncreFlashAttention::new(Layout::Bnsd)
@@ -176,10 +163,7 @@ fn launches_without_what_was_planned_say_what_is_missing() {
         .plan(inputs.paged(&table))
         .unwrap();
     let refused = text(plan.launch(&stream, inputs));
-    assert!(
-        refused.contains("given block_table: none, allowed: INT32 [1, 1]; fix: launch with"),
-        "{refused}"
-    );
+    assert!(refused.contains("given block_table: none, allowed: INT32 [1, 1]; fix: launch with"), "{refused}");
 }
 
 #[test]
@@ -200,10 +184,7 @@ fn a_dropout_for_another_number_of_scores_is_refused() {
     let (right, wrong) = (of(25), of(30));
     let plan = call.plan(inputs.dropout(&right)).unwrap();
     let refused = text(plan.launch(&stream, inputs.dropout(&wrong)));
-    assert!(
-        refused.contains("30 scores") && refused.contains("25 scores"),
-        "{refused}"
-    );
+    assert!(refused.contains("30 scores") && refused.contains("25 scores"), "{refused}");
     // Bytes of the caller's own do not say what they are for.
     let bytes = Dropout::from_tensor(wrong.mask().clone(), 0.5).unwrap();
     plan.launch(&stream, inputs.dropout(&bytes)).unwrap();
@@ -231,32 +212,20 @@ fn packed_sequences_without_keys_in_a_part_are_not_merged() {
     let (all, one, first) = (attend([3, 6]), attend([3, 3]), attend([0, 3]));
     let merge = |allowed: &[&str], prev, cur| {
         let of = |merge: RingUpdate, id: &&str| merge.allow_lint(id);
-        allowed
-            .iter()
-            .fold(RingUpdate::new(), of)
-            .plan(&stream, (prev, cur))
+        allowed.iter().fold(RingUpdate::new(), of).plan(&stream, (prev, cur))
     };
     assert_eq!(violated(merge(&[], &all, &one)), "ring.one_empty");
     assert_eq!(violated(merge(&[], &first, &all)), "ring.one_empty");
-    assert_eq!(
-        violated(merge(&["ring.one_empty"], &one, &one)),
-        "ring.both_empty"
-    );
+    assert_eq!(violated(merge(&["ring.one_empty"], &one, &one)), "ring.both_empty");
     // Planned with parts that have keys, launched with others.
     let plan = merge(&[], &all, &all).unwrap();
     plan.launch(&stream, (&all, &all)).unwrap();
-    assert_eq!(
-        violated(plan.launch(&stream, (&all, &one))),
-        "ring.one_empty"
-    );
+    assert_eq!(violated(plan.launch(&stream, (&all, &one))), "ring.one_empty");
     // Where maxima are known to be positive nothing is lost, and the merged part has keys for every sequence.
     let allowing = merge(&["ring.one_empty"], &all, &one).unwrap();
     let merged = allowing.launch(&stream, (&all, &one)).unwrap();
     let attention = merged.attention.download(&stream).unwrap();
-    assert!(
-        attention.iter().all(|x| (x - 1.0).abs() < 1e-6),
-        "{attention:?}"
-    );
+    assert!(attention.iter().all(|x| (x - 1.0).abs() < 1e-6), "{attention:?}");
     plan.launch(&stream, (&merged, &all)).unwrap();
     merge(&["ring.one_empty", "ring.both_empty"], &one, &one).unwrap();
     stream.synchronize().unwrap();

@@ -128,30 +128,20 @@ fn the_cache_is_what_attention_reads() {
     let slots = SlotMapping::new(&stream, &[17], 32).unwrap();
     // As attention names the same bytes.
     let cache = nan(&stream, &[blocks, block_size, heads * DIM]);
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &slots, &cache))
-        .unwrap();
+    let plan = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
-    assert_eq!(
-        &cache.download(&stream).unwrap()[17 * heads * DIM..][..heads * DIM],
-        rows
-    );
+    assert_eq!(&cache.download(&stream).unwrap()[17 * heads * DIM..][..heads * DIM], rows);
     // One head: [blocks, N, block size, D] has these bytes too.
     let row = halves(4, DIM);
     let key = upload(&stream, &row, &[1, 1, DIM]);
     let cache = nan(&stream, &[blocks, 1, block_size, DIM]);
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &slots, &cache))
-        .unwrap();
+    let plan = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     assert_eq!(&cache.download(&stream).unwrap()[17 * DIM..][..DIM], row);
     // With two it does not, and the sizes say so.
     let two = upload(&stream, &halves(4, 2 * DIM), &[1, 2, DIM]);
     let cache = nan(&stream, &[blocks, 2, block_size, DIM]);
-    violates(
-        ScatterPaKvCache::new().plan((&two, &slots, &cache)),
-        "key_cache.shape",
-    );
+    violates(ScatterPaKvCache::new().plan((&two, &slots, &cache)), "key_cache.shape");
 }
 
 #[test]
@@ -184,11 +174,7 @@ fn wrong_slots_never_reach_the_device() {
     assert!(text.contains("tokens 0 and 2 go to slot 3"), "{text}");
 
     // Nothing safe lets the device write beyond the cache.
-    let allowed = |lint| {
-        SlotMapping::allowing(&stream, &[1 << 20], 32, &[lint])
-            .unwrap_err()
-            .to_string()
-    };
+    let allowed = |lint| SlotMapping::allowing(&stream, &[1 << 20], 32, &[lint]).unwrap_err().to_string();
     let text = allowed("slot_mapping.range");
     assert!(text.contains("`from_tensor_unchecked` is unsafe"), "{text}");
     assert!(allowed("slot_mapping.unique").starts_with("slot_mapping.range"));
@@ -197,15 +183,9 @@ fn wrong_slots_never_reach_the_device() {
     let cache = nan(&stream, &[2, 4, 1, DIM]);
     let slots = new(&[1, 6]).unwrap();
     let bytes = (1i64 << 20).to_le_bytes().repeat(2);
-    let text = slots
-        .tensor()
-        .overwrite_bytes(&stream, &bytes)
-        .unwrap_err()
-        .to_string();
+    let text = slots.tensor().overwrite_bytes(&stream, &bytes).unwrap_err().to_string();
     assert!(text.contains("`SlotMapping::overwrite`"), "{text}");
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &slots, &cache))
-        .unwrap();
+    let plan = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
     // Checked for a larger cache.
     let larger = SlotMapping::new(&stream, &[1, 6], 100).unwrap();
     let refused = plan.launch(&stream, (&key, &larger, &cache)).unwrap_err();
@@ -218,27 +198,15 @@ fn wrong_slots_never_reach_the_device() {
         ),
         "{refused}"
     );
-    assert!(
-        ScatterPaKvCache::new()
-            .plan((&key, &larger, &cache))
-            .is_err()
-    );
+    assert!(ScatterPaKvCache::new().plan((&key, &larger, &cache)).is_err());
     // Overwritten with wrong ones, the right ones stay.
     violates(slots.overwrite(&stream, &[7, 9]), "slot_mapping.range");
     assert!(slots.overwrite(&stream, &[7]).is_err());
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     slots.overwrite(&stream, &[0, 7]).unwrap();
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
-    let written: Vec<bool> = cache
-        .download(&stream)
-        .unwrap()
-        .chunks(DIM)
-        .map(|row| !row[0].is_nan())
-        .collect();
-    assert_eq!(
-        written,
-        [true, true, false, false, false, false, true, true]
-    );
+    let written: Vec<bool> = cache.download(&stream).unwrap().chunks(DIM).map(|row| !row[0].is_nan()).collect();
+    assert_eq!(written, [true, true, false, false, false, false, true, true]);
     assert_eq!((slots.len(), slots.is_empty()), (2, false));
 }
 
@@ -249,12 +217,8 @@ fn tensors_have_to_be_as_planned() {
     let slots = SlotMapping::new(&stream, &[1, 6], 8).unwrap();
     let cache = nan(&stream, &[2, 4, 1, DIM]);
     let other = nan(&stream, &[2, 4, 1, DIM]);
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &slots, &cache))
-        .unwrap();
-    let refused = plan
-        .launch(&stream, (&key, &key, &slots, &cache, &other))
-        .unwrap_err();
+    let plan = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
+    let refused = plan.launch(&stream, (&key, &key, &slots, &cache, &other)).unwrap_err();
     assert!(refused.to_string().contains("keys alone"), "{refused}");
     let three = upload(&stream, &halves(1, 3 * DIM), &[3, 1, DIM]);
     let refused = plan.launch(&stream, (&three, &slots, &cache)).unwrap_err();
@@ -271,24 +235,15 @@ fn tensors_have_to_be_as_planned() {
     let rows = cache.reshape([8, 1, DIM]).unwrap().narrow(0, 0..2).unwrap();
     let refused = plan.launch(&stream, (&rows, &slots, &cache)).unwrap_err();
     assert!(refused.to_string().contains("shared with key"), "{refused}");
-    violates(
-        ScatterPaKvCache::new().plan((&key, &three, &slots, &cache, &other)),
-        "scatter.value_shape",
-    );
+    violates(ScatterPaKvCache::new().plan((&key, &three, &slots, &cache, &other)), "scatter.value_shape");
     let strided = nan(&stream, &[4, 2, 1, DIM]).permute([1, 0, 2, 3]).unwrap();
-    violates(
-        ScatterPaKvCache::new().plan((&key, &slots, &strided)),
-        "scatter.contiguous",
-    );
+    violates(ScatterPaKvCache::new().plan((&key, &slots, &strided)), "scatter.contiguous");
     assert!(cache.download(&stream).unwrap().iter().all(|x| x.is_nan()));
     // Slots from the device.
     // SAFETY: both slots are the cache's.
-    let unchecked =
-        unsafe { SlotMapping::from_tensor_unchecked(upload(&stream, &[5i32, 2], &[2])) };
+    let unchecked = unsafe { SlotMapping::from_tensor_unchecked(upload(&stream, &[5i32, 2], &[2])) };
     assert!(unchecked.overwrite(&stream, &[1, 2]).is_err());
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &unchecked, &cache))
-        .unwrap();
+    let plan = ScatterPaKvCache::new().plan((&key, &unchecked, &cache)).unwrap();
     plan.launch(&stream, (&key, &unchecked, &cache)).unwrap();
     assert!(!cache.download(&stream).unwrap()[5 * DIM].is_nan());
 }
@@ -299,9 +254,7 @@ fn no_tokens_is_no_work() {
     let key = Tensor::<f16>::empty(stream.device(), [0, 1, DIM]).unwrap();
     let slots = SlotMapping::new(&stream, &[], 8).unwrap();
     let cache = nan(&stream, &[2, 4, 1, DIM]);
-    let plan = ScatterPaKvCache::new()
-        .plan((&key, &slots, &cache))
-        .unwrap();
+    let plan = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     assert_eq!((plan.workspace_bytes(), stream.workspace_bytes()), (0, 0));
     assert!(slots.is_empty());

@@ -122,13 +122,7 @@ impl Draw {
     }
 
     /// Compares attention with the definition. `rounding` is that of an element.
-    fn compare<T: Number>(
-        &self,
-        stream: &Stream,
-        call: &Call<T>,
-        got: &SparseAttention<T>,
-        rounding: f64,
-    ) {
+    fn compare<T: Number>(&self, stream: &Stream, call: &Call<T>, got: &SparseAttention<T>, rounding: f64) {
         fn exact<N: Number>(stream: &Stream, tensor: &Tensor<N>) -> Vec<f64> {
             let elements = tensor.download(stream).unwrap();
             elements.into_iter().map(Number::to_f64).collect()
@@ -138,10 +132,7 @@ impl Draw {
         let out = exact(stream, &got.out);
         let [max, sum] = [&got.softmax_max, &got.softmax_sum].map(|of| exact(stream, of));
         for (index, (first, places)) in call.placed.places.iter().enumerate() {
-            for row in 0..self
-                .batch
-                .written(&call.placed, self.batch.lengths[index].0)
-            {
+            for row in 0..self.batch.written(&call.placed, self.batch.lengths[index].0) {
                 let number = first + row;
                 let list = &call.lists[number * self.entries..][..self.entries];
                 let candidates = self.batch.candidates(index, row, self.causal);
@@ -166,26 +157,13 @@ impl Draw {
                         }
                     }
                     for (got, want) in out[head * DIM..].iter().zip(&want) {
-                        assert!(
-                            (got - want).abs() <= rounding,
-                            "{self:?}: {got} is not {want}"
-                        );
+                        assert!((got - want).abs() <= rounding, "{self:?}: {got} is not {want}");
                     }
                     if self.softmax {
-                        let (highest, total) = if keys.is_empty() {
-                            (0.0, 0.0)
-                        } else {
-                            (highest, total)
-                        };
+                        let (highest, total) = if keys.is_empty() { (0.0, 0.0) } else { (highest, total) };
                         let (max, sum) = (max[head], sum[head]);
-                        assert!(
-                            (max - highest).abs() <= 1e-4,
-                            "{self:?}: {max} is not {highest}"
-                        );
-                        assert!(
-                            (sum - total).abs() <= 1e-4 * total,
-                            "{self:?}: {sum} is not {total}"
-                        );
+                        assert!((max - highest).abs() <= 1e-4, "{self:?}: {max} is not {highest}");
+                        assert!((sum - total).abs() <= 1e-4 * total, "{self:?}: {sum} is not {total}");
                     }
                 }
             }
@@ -200,11 +178,7 @@ impl Draw {
         // Some rows see no key, and some are of no sequence.
         let sparse = sparse.allow_lint("sparse_flash.rows_without_keys");
         let sparse = sparse.allow_lint("sparse_flash.rows_left_out");
-        let inputs = (
-            (&call.query, &call.query_rope),
-            (&call.key, &call.key_rope),
-            &call.indices,
-        );
+        let inputs = ((&call.query, &call.query_rope), (&call.key, &call.key_rope), &call.indices);
         let plan = sparse.plan(&call.placed.sequences, inputs).unwrap();
         let got = plan.launch(stream, inputs).unwrap();
         self.compare(stream, &call, &got, rounding);
@@ -264,9 +238,7 @@ fn rows_attend_to_the_keys_that_the_indexer_chooses() {
     let all = stream.upload(&all, [2, 1, 64]).unwrap();
     for indices in [&chosen, &all] {
         let inputs = ((&query, &query_rope), (&key, &key_rope), indices);
-        let plan = SparseFlashAttention::new(SCALE)
-            .plan(&sequences, inputs)
-            .unwrap();
+        let plan = SparseFlashAttention::new(SCALE).plan(&sequences, inputs).unwrap();
         let out = plan.launch(&stream, inputs).unwrap().out;
         outs.push(out.download(&stream).unwrap());
     }
@@ -291,27 +263,18 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let indices = stream.upload(&[-1; 3 * 16], [3, 1, 16]).unwrap();
     let inputs = ((&query, &query_rope), (&key, &key_rope), &indices);
     let sparse = SparseFlashAttention::new(SCALE);
-    let packed = |queries: &[usize], keys: &[usize]| {
-        SparseSequences::packed(&stream, queries, keys).unwrap()
-    };
+    let packed = |queries: &[usize], keys: &[usize]| SparseSequences::packed(&stream, queries, keys).unwrap();
     let sequences = packed(&[1, 2], &[20, 20]);
     let plan = sparse.plan(&sequences, inputs).unwrap();
     assert_eq!(plan.operator(), "aclnnSparseFlashAttention");
     let got = plan.launch(&stream, inputs).unwrap();
-    let shapes = (
-        got.out.shape(),
-        got.softmax_max.shape(),
-        got.softmax_sum.shape(),
-    );
+    let shapes = (got.out.shape(), got.softmax_max.shape(), got.softmax_sum.shape());
     assert_eq!(shapes, (&[3, 8, DIM][..], &[0][..], &[0][..]));
     let narrow = (&query, &half(&[3, 8, 32]));
     let other = plan.launch(&stream, (narrow, inputs.1, &indices));
     let plan_tensors = &ascend_attention::rules::PLAN_TENSORS;
     assert!(other.unwrap_err().breaks(plan_tensors));
-    assert_eq!(
-        broken(sparse.plan(&sequences, (narrow, inputs.1, &indices))),
-        "sparse_flash.query_rope"
-    );
+    assert_eq!(broken(sparse.plan(&sequences, (narrow, inputs.1, &indices))), "sparse_flash.query_rope");
 
     for (queries, keys) in [(&[1, 3], &[20, 20]), (&[1, 2], &[20, 21])] {
         let plan = sparse.plan(&packed(queries, keys), inputs);
@@ -322,49 +285,22 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let paged = (inputs.0, (&cache, &rope_cache), &indices);
     let table = blocks(&[vec![3, 0], vec![1, 2]]);
     sparse.plan(&table, paged).unwrap();
-    for rows in [
-        [vec![3, 0], vec![1, 4]],
-        [vec![3, 0], vec![1]],
-        [vec![3], vec![1]],
-    ] {
-        assert_eq!(
-            broken(sparse.plan(&blocks(&rows), paged)),
-            "sparse_flash.contents"
-        );
+    for rows in [[vec![3, 0], vec![1, 4]], [vec![3, 0], vec![1]], [vec![3], vec![1]]] {
+        assert_eq!(broken(sparse.plan(&blocks(&rows), paged)), "sparse_flash.contents");
     }
     let with_softmax = sparse.clone().return_softmax_lse(true);
-    assert_eq!(
-        broken(with_softmax.plan(&table, paged)),
-        "sparse_flash.softmax_paged"
-    );
+    assert_eq!(broken(with_softmax.plan(&table, paged)), "sparse_flash.softmax_paged");
     let blocks_of_3 = sparse.clone().sparse_block_size(3);
-    assert_eq!(
-        broken(blocks_of_3.plan(&sequences, inputs)),
-        "sparse_flash.sparse_block_size"
-    );
-    for (of, rule) in [
-        ([&[2], &[6]], "sparse_flash.rows_left_out"),
-        ([&[3], &[2]], "sparse_flash.rows_without_keys"),
-    ] {
+    assert_eq!(broken(blocks_of_3.plan(&sequences, inputs)), "sparse_flash.sparse_block_size");
+    for (of, rule) in [([&[2], &[6]], "sparse_flash.rows_left_out"), ([&[3], &[2]], "sparse_flash.rows_without_keys")] {
         let [queries, keys]: [&[usize; 1]; 2] = of;
         let sequences = SparseSequences::packed(&stream, queries, keys).unwrap();
         assert_eq!(broken(sparse.plan(&sequences, inputs)), rule);
     }
     let none = stream.upload(&[0i32; 0], [3, 1, 0]).unwrap();
     let empty = (inputs.0, inputs.1, &none);
-    assert_eq!(
-        broken(sparse.plan(&sequences, empty)),
-        "sparse_flash.none_chosen"
-    );
-    let zeros = sparse
-        .allow_lint("sparse_flash.none_chosen")
-        .plan(&sequences, empty)
-        .unwrap();
-    let zeros = zeros
-        .launch(&stream, empty)
-        .unwrap()
-        .out
-        .download(&stream)
-        .unwrap();
+    assert_eq!(broken(sparse.plan(&sequences, empty)), "sparse_flash.none_chosen");
+    let zeros = sparse.allow_lint("sparse_flash.none_chosen").plan(&sequences, empty).unwrap();
+    let zeros = zeros.launch(&stream, empty).unwrap().out.download(&stream).unwrap();
     assert!(zeros.iter().all(|&element| element == f16::ZERO));
 }

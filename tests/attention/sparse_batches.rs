@@ -16,21 +16,12 @@ pub(crate) struct Batch {
 
 pub(crate) fn batches() -> impl Strategy<Value = Batch> {
     let lengths = prop::collection::vec((0usize..6, 0usize..200), 1..4);
-    let block_size = prop_oneof![
-        Just(None),
-        Just(Some(16usize)),
-        Just(Some(48)),
-        Just(Some(128))
-    ];
+    let block_size = prop_oneof![Just(None), Just(Some(16usize)), Just(Some(48)), Just(Some(128))];
     (lengths, any::<bool>(), block_size).prop_map(|(mut lengths, packed, block_size)| {
         // A call without rows ends before it is looked at.
         lengths[0].0 += 1;
         lengths[0].1 += 1;
-        Batch {
-            lengths,
-            packed,
-            block_size,
-        }
+        Batch { lengths, packed, block_size }
     })
 }
 
@@ -47,11 +38,7 @@ pub(crate) struct Placed {
 impl Batch {
     /// Rows of outputs that a launch writes for a sequence: padded, those behind its end as well.
     pub(crate) fn written(&self, placed: &Placed, queries: usize) -> usize {
-        if self.packed {
-            queries
-        } else {
-            placed.query_rows[1]
-        }
+        if self.packed { queries } else { placed.query_rows[1] }
     }
 
     /// Number of keys that a row may read or choose.
@@ -86,11 +73,7 @@ impl Batch {
         };
         let (sequences, key_rows, of_keys) = match self.block_size {
             None => {
-                let of_sequence = |index| {
-                    (0..keys[index])
-                        .map(|key| first(&keys, index) + key)
-                        .collect()
-                };
+                let of_sequence = |index| (0..keys[index]).map(|key| first(&keys, index) + key).collect();
                 let of_keys: Vec<Vec<usize>> = (0..batch).map(of_sequence).collect();
                 (sequences, axes(&keys), of_keys)
             }
@@ -118,11 +101,7 @@ impl Batch {
             sequences,
             query_rows: axes(&queries),
             key_rows,
-            places: of_keys
-                .into_iter()
-                .enumerate()
-                .map(|(index, of_keys)| (first(&queries, index), of_keys))
-                .collect(),
+            places: of_keys.into_iter().enumerate().map(|(index, of_keys)| (first(&queries, index), of_keys)).collect(),
         }
     }
 }

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use ascend_attention::attention::{
-    Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, PaddingSize, Parameter as P,
-    PseShift, Quantisation, SharedPrefix,
+    Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, PaddingSize, Parameter as P, PseShift, Quantisation,
+    SharedPrefix,
 };
 use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Verdict};
 use ascend_attention::spec::Level;
 use ascend_attention::spec::ops::fused_infer_attention_score::rules;
 use ascend_attention::{
-    AnyTensor, CausalOrigin, DType, Element, FusedInferAttention, InnerPrecise, Layout, Mask,
-    Output, Stream, Tensor, bf16, f16,
+    AnyTensor, CausalOrigin, DType, Element, FusedInferAttention, InnerPrecise, Layout, Mask, Output, Stream, Tensor,
+    bf16, f16,
 };
 
 /// The tensors of a case on the device.
@@ -32,9 +32,7 @@ struct Uploaded {
 }
 
 fn upload(stream: &Stream, tensor: &CaseTensor) -> AnyTensor {
-    stream
-        .upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
-        .unwrap()
+    stream.upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape()).unwrap()
 }
 
 fn typed<T: Element>(tensor: Option<&AnyTensor>) -> Option<Tensor<T>> {
@@ -52,16 +50,11 @@ impl Uploaded {
             .collect();
         let table = typed::<i32>(tensors.get(&P::BlockTable));
         let block_size = usize::try_from(case.arguments.block_size).unwrap();
-        let latent = [
-            P::DequantScaleQuery,
-            P::KeyAntiquantScale,
-            P::ValueAntiquantScale,
-        ];
+        let latent = [P::DequantScaleQuery, P::KeyAntiquantScale, P::ValueAntiquantScale];
         let is_latent = tensors.contains_key(&P::DequantScaleQuery);
         Self {
             // SAFETY: a golden case names blocks of its cache for every key.
-            block_table: table
-                .map(|table| unsafe { BlockTable::from_tensor(table, block_size) }.unwrap()),
+            block_table: table.map(|table| unsafe { BlockTable::from_tensor(table, block_size) }.unwrap()),
             quant_scale1: typed(tensors.get(&P::QuantScale1)),
             paddings: [P::QueryPaddingSize, P::KvPaddingSize].map(|at| {
                 // SAFETY: the padding of a golden case leaves room for its rows.
@@ -69,10 +62,7 @@ impl Uploaded {
             }),
             sink: typed(tensors.get(&P::LearnableSink)),
             latent: match is_latent {
-                true => latent
-                    .iter()
-                    .map(|at| typed(tensors.get(at)).unwrap())
-                    .collect(),
+                true => latent.iter().map(|at| typed(tensors.get(at)).unwrap()).collect(),
                 false => Vec::new(),
             },
             key: all(&case.arguments.key),
@@ -82,10 +72,7 @@ impl Uploaded {
     }
 
     fn affine(&self, scale: P, offset: P) -> Option<Affine<'_>> {
-        Some(Affine {
-            scale: self.tensors.get(&scale)?,
-            offset: self.tensors.get(&offset),
-        })
+        Some(Affine { scale: self.tensors.get(&scale)?, offset: self.tensors.get(&offset) })
     }
 
     fn quantisation(&self, case: &AttentionCase) -> Quantisation<'_> {
@@ -108,9 +95,7 @@ impl Uploaded {
                 let mode = AntiquantMode::from_acl(of.key_antiquant_mode).unwrap();
                 Antiquantisation::Split { mode, key, value }
             }
-            (None, Some(key), Some(value)) => {
-                Antiquantisation::PerChannelKeyPerTokenValue { key, value }
-            }
+            (None, Some(key), Some(value)) => Antiquantisation::PerChannelKeyPerTokenValue { key, value },
             (None, None, None) => match (&self.quant_scale1, output) {
                 (Some(quant_scale1), output) => {
                     return Quantisation::Int8 {
@@ -125,10 +110,7 @@ impl Uploaded {
             },
             other => panic!("{}: {other:?}", case.name),
         };
-        Quantisation::KeyValue {
-            antiquantisation,
-            output,
-        }
+        Quantisation::KeyValue { antiquantisation, output }
     }
 
     /// Key and value, to be borrowed.
@@ -173,12 +155,7 @@ impl Uploaded {
 
     /// Every tensor but the block table, whose content has to stay one.
     fn spoil(&self, stream: &Stream) {
-        let kept = [
-            P::BlockTable,
-            P::QueryPaddingSize,
-            P::KvPaddingSize,
-            P::AttenMask,
-        ];
+        let kept = [P::BlockTable, P::QueryPaddingSize, P::KvPaddingSize, P::AttenMask];
         let singles = self.tensors.iter().filter(|(at, _)| !kept.contains(at));
         let tensors = singles.map(|(_, tensor)| tensor);
         for tensor in tensors.chain(&self.key).chain(&self.value) {
@@ -200,9 +177,7 @@ fn call(stream: &Stream, case: &AttentionCase, uploaded: &Uploaded) -> FusedInfe
     let full = uploaded.tensors.get(&P::AttenMask);
     let mask = match (of.sparse_mode, case.mask, full) {
         (_, MaskSource::None, None) => Mask::none(),
-        (0, MaskSource::Tensor, Some(full)) => {
-            Mask::default_mask(full.clone(), of.pre_tokens, of.next_tokens)
-        }
+        (0, MaskSource::Tensor, Some(full)) => Mask::default_mask(full.clone(), of.pre_tokens, of.next_tokens),
         (1, MaskSource::Tensor, Some(full)) => Mask::all_mask(full.clone()),
         (2, MaskSource::Compressed, None) => masks.causal(CausalOrigin::LeftUp).unwrap(),
         (3, MaskSource::Compressed, None) => masks.causal(CausalOrigin::RightDown).unwrap(),
@@ -238,10 +213,7 @@ fn call(stream: &Stream, case: &AttentionCase, uploaded: &Uploaded) -> FusedInfe
 fn bytes<T: Element>(stream: &Stream, output: &Output<T>) -> [Option<Vec<u8>>; 2] {
     let attention = output.attention.download_bytes(stream).unwrap();
     let lse = output.softmax_lse.as_ref();
-    [
-        Some(attention),
-        lse.map(|lse| lse.download_bytes(stream).unwrap()),
-    ]
+    [Some(attention), lse.map(|lse| lse.download_bytes(stream).unwrap())]
 }
 
 /// Plans with one copy of the inputs, spoils it, and launches with another: the outputs are those of the second.
@@ -271,10 +243,7 @@ fn kinds(case: &AttentionCase) -> Vec<String> {
         .map(|(of, _)| of.name().to_owned())
         .collect();
     if case.tensor(P::KeyAntiquantScale).is_some() {
-        kinds.push(format!(
-            "modes {} {}",
-            of.key_antiquant_mode, of.value_antiquant_mode
-        ));
+        kinds.push(format!("modes {} {}", of.key_antiquant_mode, of.value_antiquant_mode));
     }
     if case.tensor(P::AntiquantScale).is_some() {
         kinds.push(format!("mode {}", of.antiquant_mode));
@@ -283,10 +252,7 @@ fn kinds(case: &AttentionCase) -> Vec<String> {
         kinds.push("list".to_owned());
     }
     if case.tensor(P::BlockTable).is_some() {
-        kinds.push(format!(
-            "cache of {} axes",
-            case.arguments.key[0].shape().len()
-        ));
+        kinds.push(format!("cache of {} axes", case.arguments.key[0].shape().len()));
     }
     kinds
 }
@@ -306,10 +272,7 @@ fn typed_calls_give_the_bits_of_calls_by_name() {
     let roots = [Some(own), env::var_os("ASCEND_VECTORS").map(PathBuf::from)];
     let mut seen = BTreeSet::new();
     for root in roots.into_iter().flatten() {
-        for path in ["numeric", "quantised"]
-            .iter()
-            .flat_map(|part| cases(&root.join(part)))
-        {
+        for path in ["numeric", "quantised"].iter().flat_map(|part| cases(&root.join(part))) {
             let case = Case::read(&path).unwrap().attention().unwrap();
             if case.expect != Expect::Ok {
                 continue;

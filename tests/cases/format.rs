@@ -49,9 +49,7 @@ fn what_is_written_is_read_back() {
     assert_eq!(case.to_bytes().unwrap(), bytes, "writing is deterministic");
 
     let mut rejected = full();
-    rejected.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    rejected.expect = Expect::Reject { status: Some(561_002) };
     rejected.arguments.atten_mask = None;
     rejected.mask = MaskSource::Compressed;
     rejected.arguments.sparse_mode = 3;
@@ -71,18 +69,12 @@ fn other_readers_of_safetensors_read_what_is_written() {
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let query = read.tensor("query").unwrap();
     assert_eq!(query.shape(), [2, 3]);
-    assert_eq!(
-        query.data(),
-        full().tensor(Parameter::Query).unwrap().bytes()
-    );
+    assert_eq!(query.data(), full().tensor(Parameter::Query).unwrap().bytes());
     assert!(read.tensor("key.1").is_ok() && read.tensor("value").is_ok());
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     let metadata = header.metadata().clone().unwrap();
     assert_eq!(metadata["num_heads"], "4");
-    assert_eq!(
-        metadata["actual_seq_lengths_kv"],
-        "[3, -9223372036854775808]"
-    );
+    assert_eq!(metadata["actual_seq_lengths_kv"], "[3, -9223372036854775808]");
     // The header ends at a multiple of 8 and wide elements come first, so that every tensor is aligned.
     for (name, view) in read.iter() {
         let offset = view.data().as_ptr().addr() - bytes.as_ptr().addr();
@@ -118,16 +110,10 @@ fn a_file_says_which_machine_it_is_for() {
     assert_eq!(case.portable_since, Some(Cann::V8_5));
     assert_eq!(case.soc_name.as_deref(), Some("Ascend910B1"));
     assert_eq!((case.cann, case.op_version), (Some(Cann::V9_1), Some(4)));
-    assert_eq!(
-        (case.out_dtype, case.rms_rtol),
-        (Some(DType::Bf16), Some(0.125))
-    );
+    assert_eq!((case.out_dtype, case.rms_rtol), (Some(DType::Bf16), Some(0.125)));
     assert_eq!(case.arguments.sparse_mode, 9);
     assert_eq!(case.describe().attention_out.unwrap().dtype, DType::Bf16);
-    assert_eq!(
-        case_files::from_bytes(&case.to_bytes().unwrap()).unwrap(),
-        case
-    );
+    assert_eq!(case_files::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
     for (key, value, expected) in [
         ("cann", "9.7", "8.1 to 9.1"),
         ("cann", "newest", "8.1 to 9.1"),
@@ -164,18 +150,12 @@ fn small_types_are_stored_as_bytes() {
         ("dequant_scale_query", "U8", &[4], 4),
         ("atten_mask", "U8", &[4], 4),
     ];
-    let types = [
-        ("dtype.key", "float4_e2m1"),
-        ("dtype.value", "hifloat8"),
-        ("dtype.dequant_scale_query", "float8_e8m0"),
-    ];
+    let types =
+        [("dtype.key", "float4_e2m1"), ("dtype.value", "hifloat8"), ("dtype.dequant_scale_query", "float8_e8m0")];
     let all = [BASE, &types].concat();
     let case = case_files::from_bytes(&file(&all, &small)).unwrap();
     for key in &case.arguments.key {
-        assert_eq!(
-            (key.dtype(), key.shape()),
-            (DType::Float4E2M1, &[1, 2, 6][..])
-        );
+        assert_eq!((key.dtype(), key.shape()), (DType::Float4E2M1, &[1, 2, 6][..]));
     }
     assert_eq!(case.arguments.value[0].dtype(), DType::HiFloat8);
     assert_eq!(case.arguments.value[0].shape(), [1, 2, 3]);
@@ -193,18 +173,13 @@ fn small_types_are_stored_as_bytes() {
     // A key of a tensor that is not there, or is not stored as bytes, says nothing that could be true.
     for wrong in ["dtype.block_table", "dtype.query", "dtype.key.2"] {
         let all = [BASE, &[(wrong, "int4")]].concat();
-        assert!(
-            case_files::from_bytes(&file(&all, &small)).is_err(),
-            "{wrong}"
-        );
+        assert!(case_files::from_bytes(&file(&all, &small)).is_err(), "{wrong}");
     }
     // Half a byte is no row's.
     let odd = CaseTensor::new(DType::Int4, &[2, 3], vec![0; 3]).unwrap();
     let mut case = case;
     case.arguments.set_tensor(Parameter::PseShift, odd);
-    assert!(
-        matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")
-    );
+    assert!(matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift"));
 }
 
 /// Folders of cases that name their product and release: the repository's, and that of a larger collection.
@@ -220,13 +195,8 @@ fn cases_of_all_targets_survive_a_round_trip() {
     for path in targets().flat_map(|folder| fs::read_dir(folder).unwrap()) {
         let path = path.unwrap().path();
         if path.extension().is_some_and(|of| of == "safetensors") {
-            let case = case_files::read(&path)
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert!(
-                case.soc_name.is_some() && case.cann.is_some(),
-                "{}",
-                path.display()
-            );
+            let case = case_files::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(case.soc_name.is_some() && case.cann.is_some(), "{}", path.display());
             let again = case_files::from_bytes(&case.to_bytes().unwrap()).unwrap();
             assert_eq!(again, case, "{}", path.display());
         }
@@ -264,20 +234,12 @@ fn verdicts_are_right(folder: &Path) {
             };
             judged += 1;
             if verdict != expected {
-                wrong.push(format!(
-                    "{file} on {cann}: {:?}, not {expected}",
-                    checked.err()
-                ));
+                wrong.push(format!("{file} on {cann}: {:?}, not {expected}", checked.err()));
             }
         }
     }
     assert!(judged > 50, "{judged}");
-    assert!(
-        wrong.is_empty(),
-        "{} of {judged}:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} of {judged}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
@@ -288,15 +250,7 @@ fn absent_attributes_have_the_operators_defaults() {
     let a = Arguments::<CaseTensor>::default();
     assert_eq!((a.input_layout.as_str(), a.scale), ("BSH", 1.0));
     assert_eq!(
-        [
-            a.num_heads,
-            a.num_key_value_heads,
-            a.sparse_mode,
-            a.pre_tokens,
-            a.next_tokens,
-            a.inner_precise,
-            a.block_size,
-        ],
+        [a.num_heads, a.num_key_value_heads, a.sparse_mode, a.pre_tokens, a.next_tokens, a.inner_precise, a.block_size,],
         [1, 0, 0, 2_147_483_647, 2_147_483_647, 1, 0]
     );
     assert_eq!(case.arguments.actual_seq_lengths, None);
@@ -314,15 +268,8 @@ fn the_mask_kind_follows_from_the_mask_if_it_is_absent() {
 #[test]
 fn list_order_is_by_number_not_by_text() {
     let mut case = full();
-    case.arguments.key = (1..=12)
-        .map(|rows| tensor(DType::Float16, &[rows, 1]))
-        .collect();
+    case.arguments.key = (1..=12).map(|rows| tensor(DType::Float16, &[rows, 1])).collect();
     let read = case_files::from_bytes(&case.to_bytes().unwrap()).unwrap();
-    let rows: Vec<usize> = read
-        .arguments
-        .key
-        .iter()
-        .map(|key| key.shape()[0])
-        .collect();
+    let rows: Vec<usize> = read.arguments.key.iter().map(|key| key.shape()[0]).collect();
     assert_eq!(rows, (1..=12).collect::<Vec<_>>());
 }

@@ -9,60 +9,28 @@ use std::path::Path;
 #[test]
 fn names_that_the_reader_does_not_know_are_errors() {
     for key in ["format", "version", "op"] {
-        let rest: Vec<_> = BASE
-            .iter()
-            .filter(|(name, _)| *name != key)
-            .copied()
-            .collect();
+        let rest: Vec<_> = BASE.iter().filter(|(name, _)| *name != key).copied().collect();
         let error = error(&file(&rest, TENSORS));
-        assert!(
-            matches!(error, CaseError::MissingKey(name) if name == key),
-            "{error}"
-        );
+        assert!(matches!(error, CaseError::MissingKey(name) if name == key), "{error}");
     }
-    assert!(matches!(
-        error(&file(&[], TENSORS)),
-        CaseError::MissingKey("format")
-    ));
+    assert!(matches!(error(&file(&[], TENSORS)), CaseError::MissingKey("format")));
     for (changes, text) in [
         (("format", "other"), "unknown format \"other\""),
         (("version", "2"), "unknown version \"2\""),
         (("op", "flash_attention"), "unknown op \"flash_attention\""),
-        (
-            ("op", "flash_attention_score"),
-            "a case of flash_attention_score",
-        ),
+        (("op", "flash_attention_score"), "a case of flash_attention_score"),
         (("scale_value", "1"), "unknown key \"scale_value\""),
-        (
-            ("Num_heads", "1"),
-            "unknown key \"Num_heads\": did you mean `num_heads`?",
-        ),
-        (
-            ("prefix", "[1]"),
-            "\"prefix\" is no argument of fused_infer_attention_score",
-        ),
+        (("Num_heads", "1"), "unknown key \"Num_heads\": did you mean `num_heads`?"),
+        (("prefix", "[1]"), "\"prefix\" is no argument of fused_infer_attention_score"),
     ] {
         let error = error(&with(&[changes])).to_string();
         assert!(error.contains(text), "{error}");
     }
-    let names: [&'static str; 10] = [
-        "Query",
-        "keys",
-        "key.",
-        "key.x",
-        "key.+1",
-        "key.00",
-        "key.-1",
-        "value.1.0",
-        "softmax_max",
-        "",
-    ];
+    let names: [&'static str; 10] =
+        ["Query", "keys", "key.", "key.x", "key.+1", "key.00", "key.-1", "value.1.0", "softmax_max", ""];
     for name in names {
         let error = error(&with_tensors(&[(name, "F16", &[1], 2)]));
-        assert!(
-            matches!(&error, CaseError::UnknownTensor { name: given, .. } if given == name),
-            "{error}"
-        );
+        assert!(matches!(&error, CaseError::UnknownTensor { name: given, .. } if given == name), "{error}");
     }
 }
 
@@ -102,10 +70,7 @@ fn values_that_cannot_be_read_are_errors() {
         assert_eq!(named, key);
     }
     let long = "9".repeat(10_000);
-    let error = error(&file(
-        &[BASE, &[("num_heads", long.as_str())]].concat(),
-        TENSORS,
-    ));
+    let error = error(&file(&[BASE, &[("num_heads", long.as_str())]].concat(), TENSORS));
     assert!(error.to_string().len() < 200, "{error}");
     let big = with(&[("expect", "reject"), ("expect_status", "4294967296")]);
     assert!(case_files::from_bytes(&big).is_err());
@@ -121,100 +86,46 @@ fn parts_that_exclude_each_other_are_errors() {
         file(&[BASE, metadata].concat(), &[TENSORS, tensors].concat())
     };
     for (bytes, text) in [
-        (
-            build(&[("atten_mask_kind", "none")], &[mask]),
-            "not `tensor`",
-        ),
-        (
-            build(
-                &[("atten_mask_kind", "compressed"), ("sparse_mode", "3")],
-                &[mask],
-            ),
-            "not `tensor`",
-        ),
-        (
-            build(&[("atten_mask_kind", "tensor")], &[]),
-            "`atten_mask` is missing",
-        ),
-        (
-            build(&[("atten_mask_kind", "compressed")], &[]),
-            "no compressed mask",
-        ),
-        (
-            build(&[("expect_status", "561002")], &[]),
-            "`expect` is not `reject`",
-        ),
+        (build(&[("atten_mask_kind", "none")], &[mask]), "not `tensor`"),
+        (build(&[("atten_mask_kind", "compressed"), ("sparse_mode", "3")], &[mask]), "not `tensor`"),
+        (build(&[("atten_mask_kind", "tensor")], &[]), "`atten_mask` is missing"),
+        (build(&[("atten_mask_kind", "compressed")], &[]), "no compressed mask"),
+        (build(&[("expect_status", "561002")], &[]), "`expect` is not `reject`"),
         (build(&[], &[out]), "neither `atol` nor `rtol`"),
-        (
-            build(&[("atol", "0.1")], &[lse]),
-            "`softmax_lse_flag` is not `true`",
-        ),
-        (
-            build(&[("atol", "0.1")], &[half]),
-            "expected outputs are F32",
-        ),
-        (
-            with_tensors(&[("key.0", "F16", &[1], 2)]),
-            "both `key` and `key.0`",
-        ),
-        (
-            with_tensors(&[("value.7", "F16", &[1], 2)]),
-            "both `value` and `value.0`",
-        ),
+        (build(&[("atol", "0.1")], &[lse]), "`softmax_lse_flag` is not `true`"),
+        (build(&[("atol", "0.1")], &[half]), "expected outputs are F32"),
+        (with_tensors(&[("key.0", "F16", &[1], 2)]), "both `key` and `key.0`"),
+        (with_tensors(&[("value.7", "F16", &[1], 2)]), "both `value` and `value.0`"),
     ] {
         let error = error(&bytes).to_string();
         assert!(error.contains(text), "{error}");
     }
     // One of the two tolerances is enough.
     let case = case_files::from_bytes(&build(&[("rtol", "0.5")], &[out])).unwrap();
-    assert_eq!(
-        case.tolerance,
-        Some(Tolerance {
-            atol: 0.0,
-            rtol: 0.5
-        })
-    );
+    assert_eq!(case.tolerance, Some(Tolerance { atol: 0.0, rtol: 0.5 }));
 }
 
 #[test]
 fn required_tensors_and_whole_lists_are_needed() {
     for missing in ["query", "key", "value"] {
-        let rest: Vec<_> = TENSORS
-            .iter()
-            .filter(|(name, ..)| *name != missing)
-            .copied()
-            .collect();
+        let rest: Vec<_> = TENSORS.iter().filter(|(name, ..)| *name != missing).copied().collect();
         let error = error(&file(BASE, &rest));
-        assert!(
-            matches!(&error, CaseError::MissingTensor(name) if name == missing),
-            "{error}"
-        );
+        assert!(matches!(&error, CaseError::MissingTensor(name) if name == missing), "{error}");
         // A call that is to be refused may lack them: that may be why.
         let rejected = file(&[BASE, &[("expect", "reject")]].concat(), &rest);
         assert!(case_files::from_bytes(&rejected).is_ok());
     }
     let list = |places: &[&'static str]| {
-        let tensors: Vec<_> = places
-            .iter()
-            .map(|name| (*name, "F16", &[1u64][..], 2))
-            .collect();
-        file(
-            BASE,
-            &[&[TENSORS[0], TENSORS[2]], tensors.as_slice()].concat(),
-        )
+        let tensors: Vec<_> = places.iter().map(|name| (*name, "F16", &[1u64][..], 2)).collect();
+        file(BASE, &[&[TENSORS[0], TENSORS[2]], tensors.as_slice()].concat())
     };
     let case = case_files::from_bytes(&list(&["key.1", "key.2", "key.0"])).unwrap();
     assert_eq!(case.arguments.key.len(), 3);
-    for (places, missing) in [
-        (&["key.0", "key.2"][..], "key.1"),
-        (&["key.1"], "key.0"),
-        (&["key.18446744073709551615"], "key.0"),
-    ] {
+    for (places, missing) in
+        [(&["key.0", "key.2"][..], "key.1"), (&["key.1"], "key.0"), (&["key.18446744073709551615"], "key.0")]
+    {
         let error = error(&list(places));
-        assert!(
-            matches!(&error, CaseError::MissingTensor(name) if name == missing),
-            "{error}"
-        );
+        assert!(matches!(&error, CaseError::MissingTensor(name) if name == missing), "{error}");
     }
     // The text holds for every operator.
     let text = CaseError::MissingTensor("block_tables".into()).to_string();
@@ -228,16 +139,10 @@ fn required_tensors_and_whole_lists_are_needed() {
 fn names_that_appear_twice_are_errors() {
     for key in ["format", "num_heads"] {
         let error = error(&file(&[BASE, &[(key, "4"), (key, "8")]].concat(), TENSORS));
-        assert!(
-            matches!(&error, CaseError::Duplicate(name) if name == key),
-            "{error}"
-        );
+        assert!(matches!(&error, CaseError::Duplicate(name) if name == key), "{error}");
     }
     let error = error(&with_tensors(&[("query", "F16", &[0], 0)]));
-    assert!(
-        matches!(&error, CaseError::Duplicate(name) if name == "query"),
-        "{error}"
-    );
+    assert!(matches!(&error, CaseError::Duplicate(name) if name == "query"), "{error}");
     let twice = raw(r#"{"__metadata__":{},"__metadata__":{}}"#, 0);
     assert!(
         matches!(case_files::from_bytes(&twice), Err(CaseError::NotSafetensors(text)) if text.contains("duplicate"))
@@ -251,38 +156,23 @@ fn tensors_that_cann_does_not_have_are_errors() {
     let fnuz = with_tensors(&[("pse_shift", "F8_E4M3FNUZ", &[1], 1)]);
     assert!(matches!(error(&fnuz), CaseError::Dtype { tensor, .. } if tensor == "pse_shift"));
     let mut case = full();
-    case.arguments.set_tensor(
-        Parameter::PseShift,
-        CaseTensor::new(DType::Float4E1M2, &[2], vec![0; 1]).unwrap(),
-    );
-    assert!(
-        matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift")
-    );
+    case.arguments.set_tensor(Parameter::PseShift, CaseTensor::new(DType::Float4E1M2, &[2], vec![0; 1]).unwrap());
+    assert!(matches!(case.to_bytes(), Err(CaseError::Dtype { tensor, .. }) if tensor == "pse_shift"));
 }
 
 #[test]
 fn a_case_that_could_not_be_read_back_is_not_written() {
     let mut case = full();
     case.arguments.scale = f64::NAN;
-    assert!(matches!(
-        case.to_bytes(),
-        Err(CaseError::Malformed { key: "scale", .. })
-    ));
+    assert!(matches!(case.to_bytes(), Err(CaseError::Malformed { key: "scale", .. })));
     let mut case = full();
-    case.tolerance = Some(Tolerance {
-        atol: f64::INFINITY,
-        rtol: 0.0,
-    });
-    assert!(matches!(
-        case.to_bytes(),
-        Err(CaseError::Malformed { key: "atol", .. })
-    ));
+    case.tolerance = Some(Tolerance { atol: f64::INFINITY, rtol: 0.0 });
+    assert!(matches!(case.to_bytes(), Err(CaseError::Malformed { key: "atol", .. })));
     let mut case = full();
     case.mask = MaskSource::None;
     assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
     let mut case = full();
-    case.arguments
-        .set_tensor(Parameter::SoftmaxLse, tensor(DType::Float, &[1]));
+    case.arguments.set_tensor(Parameter::SoftmaxLse, tensor(DType::Float, &[1]));
     assert!(matches!(case.to_bytes(), Err(CaseError::Contradiction(_))));
     let mut case = full();
     case.arguments.value.clear();
@@ -292,15 +182,9 @@ fn a_case_that_could_not_be_read_back_is_not_written() {
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    for path in [
-        folder.path().join("absent.safetensors"),
-        folder.path().to_owned(),
-    ] {
+    for path in [folder.path().join("absent.safetensors"), folder.path().to_owned()] {
         let error = case_files::read(&path).unwrap_err();
-        assert!(
-            error.to_string().contains(&path.display().to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     }
 }
 
@@ -327,10 +211,7 @@ fn messages_name_the_value_what_is_expected_and_the_fix_and_repeat_no_hostile_te
         (&b"12345678901"[..], "but only 3 follow"),
         (&cut[..cut.len() - 1], "the file was cut off"),
         (&with(&[("prefix", "[1]")])[..], "leave it out"),
-        (
-            &with(&[("expect_status", "3")])[..],
-            "leave it out, or expect the refusal",
-        ),
+        (&with(&[("expect_status", "3")])[..], "leave it out, or expect the refusal"),
     ] {
         let message = error(bytes).to_string();
         assert!(message.contains(says), "{says}: {message}");
@@ -344,9 +225,7 @@ fn a_line_with_a_name_twice_is_refused() {
         r#"{"id":"d","attrs":{"num_heads":4,"num_heads":8},"expect":"accept"}"#,
         r#"{"id":"d","inputs":{"query":{"shape":[1],"shape":[2],"dtype":"FLOAT16"}}}"#,
     ] {
-        let error = ascend_attention::case::ParameterCase::from_json(line)
-            .unwrap_err()
-            .to_string();
+        let error = ascend_attention::case::ParameterCase::from_json(line).unwrap_err().to_string();
         assert!(error.contains("twice in one object"), "{error}");
     }
     let error = ascend_attention::case::ParameterCase::from_json(r#"{"soc":7}"#).unwrap_err();
@@ -356,20 +235,15 @@ fn a_line_with_a_name_twice_is_refused() {
 #[test]
 fn types_that_end_within_a_byte_are_not_written() {
     let mut case = case_files::read(
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/vectors/numeric/033_decode_bsh_one_len.safetensors"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/numeric/033_decode_bsh_one_len.safetensors"),
     )
     .unwrap();
     for (shape, bytes, whole) in [(&[1, 1][..], 1, false), (&[1, 4], 3, true)] {
         let tensor = CaseTensor::new(DType::Float6E2M3, shape, vec![0; bytes]).unwrap();
-        case.arguments
-            .set_tensor(Parameter::KeySharedPrefix, tensor);
+        case.arguments.set_tensor(Parameter::KeySharedPrefix, tensor);
         match case.to_bytes() {
             Ok(file) => assert!(whole && case_files::from_bytes(&file).is_ok()),
-            Err(error) => assert!(
-                !whole && matches!(error, CaseError::Dtype { .. }),
-                "{error}"
-            ),
+            Err(error) => assert!(!whole && matches!(error, CaseError::Dtype { .. }), "{error}"),
         }
     }
 }

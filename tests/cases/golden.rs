@@ -17,10 +17,7 @@ fn cases(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
         .map(|entry| entry.unwrap().path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "safetensors")
-        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
         .collect();
     files.sort();
     files
@@ -64,11 +61,7 @@ fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
         match outcome.verdict {
             Verdict::Passed => {
                 assert!(
-                    outcome.refusal.is_some()
-                        || outcome
-                            .comparisons
-                            .iter()
-                            .any(|comparison| comparison.compared > 0),
+                    outcome.refusal.is_some() || outcome.comparisons.iter().any(|comparison| comparison.compared > 0),
                     "{name} passed without anything compared"
                 );
                 passed += 1;
@@ -76,24 +69,16 @@ fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
             other => wrong.push(format!("{name}: {other:?}")),
         }
     }
-    println!(
-        "{}: {passed} passed, {} did not",
-        folder.display(),
-        wrong.len()
-    );
+    println!("{}: {passed} passed, {} did not", folder.display(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     if elsewhere > 0 {
-        harness::does_not_apply(&format!(
-            "{elsewhere} cases are for another product or release"
-        ));
+        harness::does_not_apply(&format!("{elsewhere} cases are for another product or release"));
     }
     passed + elsewhere
 }
 
 fn own(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/vectors")
-        .join(folder)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(folder)
 }
 
 /// A folder of the larger collection that `ASCEND_VECTORS` names.
@@ -166,10 +151,7 @@ fn every_expected_number_counts() {
     let stream = stream();
     let path = own("numeric").join("035_decode_mqa_lse.safetensors");
     let good = case_files::read(path).unwrap();
-    assert!(matches!(
-        good.launch(&stream).unwrap().verdict,
-        Verdict::Passed
-    ));
+    assert!(matches!(good.launch(&stream).unwrap().verdict, Verdict::Passed));
 
     // One number of an expected output off: the case fails, and says where.
     for lse in [false, true] {
@@ -178,11 +160,7 @@ fn every_expected_number_counts() {
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
         let outcome = case.launch(&stream).unwrap();
-        assert!(
-            matches!(&outcome.verdict, Verdict::Failed { .. }),
-            "{:?}",
-            outcome.verdict
-        );
+        assert!(matches!(&outcome.verdict, Verdict::Failed { .. }), "{:?}", outcome.verdict);
         let comparison = &outcome.comparisons[usize::from(lse)];
         assert_eq!(comparison.outside, 1);
         assert_eq!(comparison.worst.unwrap().index, last / 4);
@@ -197,19 +175,13 @@ fn every_expected_number_counts() {
         }
     }
     let verdict = case.launch(&stream).unwrap().verdict;
-    assert!(
-        matches!(&verdict, Verdict::Failed { reason } if reason.contains("nothing")),
-        "{verdict:?}"
-    );
+    assert!(matches!(&verdict, Verdict::Failed { reason } if reason.contains("nothing")), "{verdict:?}");
 
     // An expected output of another shape is not compared with part of this one.
     let mut case = good.clone();
     case.expected[0].1 = good.expected[1].1.clone();
     let verdict = case.launch(&stream).unwrap().verdict;
-    assert!(
-        matches!(&verdict, Verdict::Failed { reason } if reason.contains("[2, 16, 1, 1]")),
-        "{verdict:?}"
-    );
+    assert!(matches!(&verdict, Verdict::Failed { reason } if reason.contains("[2, 16, 1, 1]")), "{verdict:?}");
 }
 
 #[test]
@@ -228,11 +200,7 @@ fn outputs_can_be_computed_and_kept() {
     let kept = bare.with_outputs(&outcome).unwrap();
     let kept = case_files::from_bytes(&kept.to_bytes().unwrap()).unwrap();
     let again = kept.launch(&stream).unwrap();
-    assert!(
-        matches!(again.verdict, Verdict::Passed),
-        "{:?}",
-        again.verdict
-    );
+    assert!(matches!(again.verdict, Verdict::Passed), "{:?}", again.verdict);
     let worst = again.comparisons[0].worst.unwrap();
     assert_eq!((worst.error, worst.tolerance), (0.0, 0.0));
 }
@@ -258,13 +226,9 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     let outcome = wrong.launch(&stream).unwrap();
     assert!(matches!(outcome.verdict, Verdict::Passed));
     assert!(outcome.refusal.is_some() && outcome.outputs.is_empty());
-    wrong.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    wrong.expect = Expect::Reject { status: Some(561_002) };
     assert!(matches!(verdict(&wrong), Verdict::Passed));
-    wrong.expect = Expect::Reject {
-        status: Some(161_001),
-    };
+    wrong.expect = Expect::Reject { status: Some(161_001) };
     assert!(matches!(verdict(&wrong), Verdict::Failed { .. }));
 
     // A call that runs although it should not.
@@ -279,9 +243,7 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     // A missing tensor is a null pointer.
     let mut null = good;
     null.arguments.value.clear();
-    null.expect = Expect::Reject {
-        status: Some(161_001),
-    };
+    null.expect = Expect::Reject { status: Some(161_001) };
     assert!(matches!(verdict(&null), Verdict::Passed));
 }
 
@@ -291,8 +253,7 @@ fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let read =
-        |name: &str| case_files::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
+    let read = |name: &str| case_files::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
     let refused = |case: &AttentionCase, id: &str| {
         let outcome = case.launch(&stream).unwrap();
         match &outcome.refusal {
@@ -331,12 +292,7 @@ fn an_operator_that_does_nothing_fails() {
     use ascend_attention::sys::bindings::{aclOpExecutor, aclnnStatus, aclrtStream};
 
     /// Phase two that queues nothing and says that all is well.
-    unsafe extern "C" fn nothing(
-        _: *mut c_void,
-        _: u64,
-        _: *mut aclOpExecutor,
-        _: aclrtStream,
-    ) -> aclnnStatus {
+    unsafe extern "C" fn nothing(_: *mut c_void, _: u64, _: *mut aclOpExecutor, _: aclrtStream) -> aclnnStatus {
         0
     }
     let mut functions = harness::functions();

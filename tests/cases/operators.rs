@@ -4,9 +4,7 @@ use crate::harness;
 
 use std::path::Path;
 
-use ascend_attention::case::{
-    Case, CaseError, CaseTensor, Expect, ParameterCase, Tolerance, Verdict,
-};
+use ascend_attention::case::{Case, CaseError, CaseTensor, Expect, ParameterCase, Tolerance, Verdict};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::operator::{OwnedValue, Value};
@@ -58,14 +56,8 @@ fn a_written_case_is_read_as_it_was() {
     }
     let row = CaseTensor::from_f32(DType::Float, &[1], &[f32::NAN]).unwrap();
     training.expected = vec![("softmax_max", row.clone()), ("attention_out", row)];
-    training.tolerance = Some(Tolerance {
-        atol: 0.5,
-        rtol: 0.0,
-    });
-    training.softmax_tolerance = Some(Tolerance {
-        atol: 0.0,
-        rtol: 1e-4,
-    });
+    training.tolerance = Some(Tolerance { atol: 0.5, rtol: 0.0 });
+    training.softmax_tolerance = Some(Tolerance { atol: 0.0, rtol: 1e-4 });
     training.group = Some(("cut".to_owned(), "piece0".to_owned()));
     training.cann = Some(Cann::V9_1);
     training.soc_name = Some("Ascend910B1".to_owned());
@@ -74,9 +66,7 @@ fn a_written_case_is_read_as_it_was() {
         let tensor = CaseTensor::from_f32(DType::Float16, &[1, 1, 64], &[0.5; 64]).unwrap();
         list.arguments.set_tensor(name, tensor).unwrap();
     }
-    list.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    list.expect = Expect::Reject { status: Some(561_002) };
     for case in [gather(), training, list] {
         let bytes = case.to_bytes().unwrap();
         let read = Case::from_bytes(&bytes).unwrap();
@@ -99,10 +89,7 @@ fn the_flag_of_the_log_sum_exp_is_a_truth_value_in_files_though_an_integer() {
     let flag = "softmax_lse_flag";
     assert_eq!(case.arguments.value(flag), Some(Value::Int(1)));
     assert_eq!(Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
-    assert_eq!(
-        Some(case.tolerance_of("softmax_lse")),
-        case.softmax_tolerance
-    );
+    assert_eq!(Some(case.tolerance_of("softmax_lse")), case.softmax_tolerance);
     let written = |to: &str| edited(&case, &[("\"true\"", &format!("\"{to}\""))]);
     assert_eq!(written("0001").unwrap(), case);
     let refused = written("0000").unwrap_err().to_string();
@@ -115,34 +102,13 @@ fn the_flag_of_the_log_sum_exp_is_a_truth_value_in_files_though_an_integer() {
 fn what_the_operator_does_not_have_is_refused_by_name() {
     let case = gather();
     for (edits, says) in [
-        (
-            ("\"op_version\":\"1\"", "\"op_version\":\"2\""),
-            "op_version",
-        ),
-        (
-            ("\"cache_mode\"", "\"input_layout\""),
-            "\"input_layout\" is no argument of gather_pa_kv_cache",
-        ),
-        (
-            ("\"cache_mode\"", "\"softmax_atol\""),
-            "\"softmax_atol\" is no argument of gather_pa_kv_cache",
-        ),
-        (
-            ("\"cache_mode\"", "\"cash_mode\""),
-            "unknown key \"cash_mode\": did you mean `cache_mode`?",
-        ),
-        (
-            ("\"block_tables\"", "\"block_table\""),
-            "unknown tensor \"block_table\"",
-        ),
-        (
-            ("\"value_cache\"", "\"value_cache.0\""),
-            "unknown tensor \"value_cache.0\"",
-        ),
-        (
-            ("gather_pa_kv_cache", "gather_pa_kv"),
-            "unknown op \"gather_pa_kv\"",
-        ),
+        (("\"op_version\":\"1\"", "\"op_version\":\"2\""), "op_version"),
+        (("\"cache_mode\"", "\"input_layout\""), "\"input_layout\" is no argument of gather_pa_kv_cache"),
+        (("\"cache_mode\"", "\"softmax_atol\""), "\"softmax_atol\" is no argument of gather_pa_kv_cache"),
+        (("\"cache_mode\"", "\"cash_mode\""), "unknown key \"cash_mode\": did you mean `cache_mode`?"),
+        (("\"block_tables\"", "\"block_table\""), "unknown tensor \"block_table\""),
+        (("\"value_cache\"", "\"value_cache.0\""), "unknown tensor \"value_cache.0\""),
+        (("gather_pa_kv_cache", "gather_pa_kv"), "unknown op \"gather_pa_kv\""),
     ] {
         let error = edited(&case, &[edits]).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
@@ -157,10 +123,7 @@ fn what_the_operator_does_not_have_is_refused_by_name() {
     }
     older.op_version = Some(2);
     let error = older.to_bytes().unwrap_err().to_string();
-    assert!(
-        error.contains("version 2") && error.contains("`sink`"),
-        "{error}"
-    );
+    assert!(error.contains("version 2") && error.contains("`sink`"), "{error}");
     older.op_version = Some(3);
     older.to_bytes().unwrap();
 }
@@ -171,11 +134,7 @@ fn every_expected_number_of_an_operator_counts() {
     for output in ["key", "value"] {
         let mut case = gather();
         assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
-        let at = case
-            .expected
-            .iter()
-            .position(|(name, _)| *name == output)
-            .unwrap();
+        let at = case.expected.iter().position(|(name, _)| *name == output).unwrap();
         let bytes = case.expected[at].1.bytes_mut();
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
@@ -201,17 +160,13 @@ fn an_operators_refusal_is_judged_by_status_and_rule() {
     let mode = OwnedValue::Text(Some("Sideways".to_owned()));
     case.arguments.set_value("cache_mode", mode).unwrap();
     assert_eq!(verdict(&case), Verdict::Passed);
-    case.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    case.expect = Expect::Reject { status: Some(561_002) };
     case.expect_rule = Some("gather.cache_mode".to_owned());
     assert_eq!(verdict(&case), Verdict::Passed);
     case.expect_rule = Some("gather.tokens".to_owned());
     assert!(matches!(verdict(&case), Verdict::Failed { .. }));
     case.expect_rule = None;
-    case.expect = Expect::Reject {
-        status: Some(161_001),
-    };
+    case.expect = Expect::Reject { status: Some(161_001) };
     assert!(matches!(verdict(&case), Verdict::Failed { .. }));
     case.expect = Expect::Ok;
     assert!(matches!(verdict(&case), Verdict::Failed { .. }));
@@ -245,29 +200,17 @@ fn a_release_without_the_operator_is_an_error() {
     if harness::not_on_npu("the release is chosen") {
         return;
     }
-    assert!(matches!(
-        case.launch(&stream),
-        Err(Error::MissingOperator { .. })
-    ));
+    assert!(matches!(case.launch(&stream), Err(Error::MissingOperator { .. })));
 }
 
 #[test]
 fn several_tensors_for_one_are_refused_in_the_words_of_the_operator() {
     let desc = r#"{"shape": [4, 16, 1, 64], "dtype": "float16"}"#;
-    let line = |op: &str, name: &str| {
-        format!(r#"{{"id": "two", "op": "{op}", "inputs": {{"{name}": [{desc}, {desc}]}}}}"#)
-    };
+    let line =
+        |op: &str, name: &str| format!(r#"{{"id": "two", "op": "{op}", "inputs": {{"{name}": [{desc}, {desc}]}}}}"#);
     for (op, name, allowed) in [
-        (
-            "fused_infer_attention_score",
-            "query",
-            "the lists of fused_infer_attention_score are key and value",
-        ),
-        (
-            "gather_pa_kv_cache",
-            "key_cache",
-            "gather_pa_kv_cache takes no lists of tensors",
-        ),
+        ("fused_infer_attention_score", "query", "the lists of fused_infer_attention_score are key and value"),
+        ("gather_pa_kv_cache", "key_cache", "gather_pa_kv_cache takes no lists of tensors"),
     ] {
         let error = ParameterCase::from_json(&line(op, name)).unwrap_err();
         assert!(error.to_string().ends_with(allowed), "{error}");

@@ -3,9 +3,7 @@
 use crate::harness;
 
 use ascend_attention::attention::{BlockTable, Inputs};
-use ascend_attention::case::{
-    Case, Expect, MaskSource, Recorded, Tolerance, Verdict, record_calls,
-};
+use ascend_attention::case::{Case, Expect, MaskSource, Recorded, Tolerance, Verdict, record_calls};
 use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, FlashMask, InputLayout};
 use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::incre::IncreFlashAttention;
@@ -15,16 +13,11 @@ use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::ring::RingUpdate;
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::spec::declared::DeclaredOperator;
-use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Graph, Layout, Stream, Tensor, f16,
-};
+use ascend_attention::{CausalOrigin, Error, FusedInferAttention, Graph, Layout, Stream, Tensor, f16};
 use harness::halves;
 
 /// Outputs that come out again bit for bit.
-const EQUAL: Tolerance = Tolerance {
-    atol: 0.0,
-    rtol: 0.0,
-};
+const EQUAL: Tolerance = Tolerance { atol: 0.0, rtol: 0.0 };
 
 fn tensor(stream: &Stream, seed: u64, shape: &[usize]) -> Tensor<f16> {
     let elements = halves(seed, shape.iter().product());
@@ -43,11 +36,7 @@ fn passes(stream: &Stream, call: &Recorded, operator: DeclaredOperator, outputs:
     let expected: Vec<_> = case.expected.iter().map(|(name, _)| *name).collect();
     assert_eq!(expected, outputs);
     let outcome = case.launch(stream).unwrap();
-    assert_eq!(
-        outcome.verdict,
-        Verdict::Passed,
-        "{operator:?}: {outcome:?}"
-    );
+    assert_eq!(outcome.verdict, Verdict::Passed, "{operator:?}: {outcome:?}");
 }
 
 #[test]
@@ -60,17 +49,12 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
     let table = BlockTable::from_rows(&stream, &[[4, 1], [0, 5]], 16).unwrap();
     let caches = cache.reshape([6, 16, 2, 64]).unwrap();
     let packed = tensor(&stream, 4, &[9, 2, 64]);
-    let (written, values) = (
-        tensor(&stream, 5, &[6, 16, 2, 64]),
-        tensor(&stream, 6, &[6, 16, 2, 64]),
-    );
+    let (written, values) = (tensor(&stream, 5, &[6, 16, 2, 64]), tensor(&stream, 6, &[6, 16, 2, 64]));
     let matrices = tensor(&stream, 7, &[2, 16, 16]);
     let dropout = Dropout::new(&stream, (0..162).map(|bit| bit % 3 != 0), 0.5).unwrap();
     let (dropped, calls) = record_calls(EQUAL, || -> Result<(), Error> {
         let causal = masks.causal(CausalOrigin::LeftUp)?;
-        let prompt = PromptFlashAttention::new(Layout::Bnsd)
-            .heads(2)
-            .scale(0.125);
+        let prompt = PromptFlashAttention::new(Layout::Bnsd).heads(2).scale(0.125);
         let prompt = prompt.mask(causal).plan((&x, &x, &x))?;
         prompt.launch(&stream, (&x, &x, &x))?;
 
@@ -128,17 +112,11 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
         (Op::IncreFlashAttention, &["attention_out"]),
         (Op::FlashAttentionScore, &softmax),
         (Op::FlashAttentionVarlenScore, &softmax),
-        (
-            Op::RingAttentionUpdate,
-            &["attn_out", "softmax_max", "softmax_sum"],
-        ),
+        (Op::RingAttentionUpdate, &["attn_out", "softmax_max", "softmax_sum"]),
         (Op::GatherPaKvCache, &["key", "value"]),
         (Op::ScatterPaKvCache, &["key_cache"]),
         (Op::ScatterPaKvCache, &["key_cache", "value_cache"]),
-        (
-            Op::FusedInferAttentionScore,
-            &["attention_out", "softmax_lse"],
-        ),
+        (Op::FusedInferAttentionScore, &["attention_out", "softmax_lse"]),
         (Op::AttentionUpdate, &["out", "lse_out"]),
         (Op::BatchMatMul, &["out"]),
     ];
@@ -156,9 +134,7 @@ fn refused_calls_of_every_operator_are_recorded_with_their_rule() {
     let x = tensor(&stream, 1, &[1, 2, 9, 64]);
     let one = tensor(&stream, 2, &[1, 2, 1, 64]);
     let ((), calls) = record_calls(EQUAL, || {
-        let prompt = PromptFlashAttention::new(Layout::Bnsd)
-            .heads(3)
-            .scale(0.125);
+        let prompt = PromptFlashAttention::new(Layout::Bnsd).heads(3).scale(0.125);
         prompt.plan((&x, &x, &x)).unwrap_err();
         let incre = IncreFlashAttention::new(Layout::Bnsd).heads(2).scale(0.125);
         incre.plan((&x, &x, &x)).unwrap_err();
@@ -171,14 +147,7 @@ fn refused_calls_of_every_operator_are_recorded_with_their_rule() {
         // A launch with other tensors than planned.
         plan.launch(&stream, (&one, &x, &x)).unwrap_err();
     });
-    let rules = [
-        "prompt.prefill_rules",
-        "incre.rows",
-        "flash.query_heads",
-        "recorded",
-        "ring.input_layout",
-        "failed",
-    ];
+    let rules = ["prompt.prefill_rules", "incre.rows", "flash.query_heads", "recorded", "ring.input_layout", "failed"];
     let names = calls.iter().map(|call| match call {
         Recorded::Case(case) => case.name.clone(),
         Recorded::Parameters { call, .. } => call.id.clone(),
@@ -197,15 +166,11 @@ fn refused_calls_of_every_operator_are_recorded_with_their_rule() {
 fn captured_launches_of_every_operator_are_recorded_by_their_shapes() {
     let stream = harness::stream();
     let x = tensor(&stream, 1, &[1, 2, 9, 64]);
-    let call = PromptFlashAttention::new(Layout::Bnsd)
-        .heads(2)
-        .scale(0.125);
+    let call = PromptFlashAttention::new(Layout::Bnsd).heads(2).scale(0.125);
     let plan = call.plan((&x, &x, &x)).unwrap();
     let mut output = plan.output::<f16>().unwrap();
     let (graph, calls) = record_calls(EQUAL, || {
-        Graph::capture(stream.device(), (), |capture, ()| {
-            plan.launch_into(capture, (&x, &x, &x), &mut output)
-        })
+        Graph::capture(stream.device(), (), |capture, ()| plan.launch_into(capture, (&x, &x, &x), &mut output))
     });
     graph.unwrap();
     let [Recorded::Parameters { call, why }] = &calls[..] else {

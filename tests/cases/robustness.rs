@@ -11,13 +11,7 @@ fn files_that_are_no_safetensors_are_errors() {
     let good = file(BASE, TENSORS);
     assert!(case_files::from_bytes(&good).is_ok());
     let offsets = |a: u64, b: u64| {
-        raw(
-            &format!(
-                r#"{{"query":{{"dtype":"U8","shape":[{}],"data_offsets":[{a},{b}]}}}}"#,
-                b.wrapping_sub(a)
-            ),
-            4,
-        )
+        raw(&format!(r#"{{"query":{{"dtype":"U8","shape":[{}],"data_offsets":[{a},{b}]}}}}"#, b.wrapping_sub(a)), 4)
     };
     let huge = format!(
         r#"{{"query":{{"dtype":"U8","shape":[2305843009213693951],"data_offsets":[0,2305843009213693951]}},{}}}"#,
@@ -47,26 +41,11 @@ fn files_that_are_no_safetensors_are_errors() {
         raw(r#"{"__metadata__":3}"#, 0),
         raw(r#"{"__metadata__":{"format":1}}"#, 0),
         raw(r#"{"query":{}}"#, 0),
-        raw(
-            r#"{"query":{"dtype":"F12","shape":[],"data_offsets":[0,0]}}"#,
-            0,
-        ),
-        raw(
-            r#"{"query":{"dtype":"F16","shape":[-1],"data_offsets":[0,0]}}"#,
-            0,
-        ),
-        raw(
-            r#"{"query":{"dtype":"F16","shape":[2],"data_offsets":[0,3]}}"#,
-            3,
-        ),
-        raw(
-            r#"{"query":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}"#,
-            1,
-        ),
-        raw(
-            r#"{"query":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
-            0,
-        ),
+        raw(r#"{"query":{"dtype":"F12","shape":[],"data_offsets":[0,0]}}"#, 0),
+        raw(r#"{"query":{"dtype":"F16","shape":[-1],"data_offsets":[0,0]}}"#, 0),
+        raw(r#"{"query":{"dtype":"F16","shape":[2],"data_offsets":[0,3]}}"#, 3),
+        raw(r#"{"query":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}"#, 1),
+        raw(r#"{"query":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#, 0),
         raw(&huge, 0),
         offsets(0, 5),
         offsets(1, 4),

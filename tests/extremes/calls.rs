@@ -28,11 +28,7 @@ pub const CALLS: &[Call] = &[
         let _ = CaptureEstimate::most_graphs(draw.usize(), draw.usize());
     }),
     ("KeyLimits", |draw| {
-        let limits = KeyLimits {
-            keys: draw.usize(),
-            blocks: draw.usize(),
-            block_size: draw.usize(),
-        };
+        let limits = KeyLimits { keys: draw.usize(), blocks: draw.usize(), block_size: draw.usize() };
         let _ = limits.admits(&draw.few(Draw::usize));
     }),
     ("RangeReport", |draw| {
@@ -45,13 +41,9 @@ pub const CALLS: &[Call] = &[
         if let Ok(mapping) = SlotMapping::new(&stream, &slots, of) {
             let _ = mapping.overwrite(&stream, &draw.few(Draw::i64));
             let cache = stream.upload(&[f16::ONE; 16], [2, 2, 1, 4]).unwrap();
-            let rows = stream
-                .upload(&vec![f16::ONE; slots.len() * 4], [slots.len(), 1, 4])
-                .unwrap();
+            let rows = stream.upload(&vec![f16::ONE; slots.len() * 4], [slots.len(), 1, 4]).unwrap();
             let order = draw.of(&[CacheOrder::Norm, CacheOrder::PaNz]);
-            let _ = ScatterPaKvCache::new()
-                .cache_order(order)
-                .plan((&rows, &mapping, &cache));
+            let _ = ScatterPaKvCache::new().cache_order(order).plan((&rows, &mapping, &cache));
         }
     }),
 ];

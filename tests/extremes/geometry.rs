@@ -4,8 +4,7 @@ use std::num::NonZeroU64;
 
 use ascend_attention::SparseMode;
 use ascend_attention::spec::geometry::{
-    CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity,
-    TokenTree, Visibility,
+    CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity, TokenTree, Visibility,
 };
 use ascend_attention::spec::ops::scatter_pa_kv_cache::slot_faults;
 
@@ -31,9 +30,7 @@ pub fn local(draw: &mut Draw) -> LocalChunks {
 
 pub fn rank_rows(draw: &mut Draw) -> RankRows {
     let (ranks, run, rank) = (nonzero(draw), nonzero(draw), draw.u64());
-    let shard = ContextShard::new(ranks, run, rank)
-        .or_else(|| ContextShard::new(ranks, run, rank % ranks))
-        .unwrap();
+    let shard = ContextShard::new(ranks, run, rank).or_else(|| ContextShard::new(ranks, run, rank % ranks)).unwrap();
     let _ = shard.local_len(draw.u64());
     shard.rows(draw.u64(), draw.u64())
 }
@@ -73,12 +70,7 @@ pub const CALLS: &[Call] = &[
         let parents = draw.few(|draw| draw.of(&[-1, 0, 1, i64::MIN, i64::MAX]));
         if let Ok(tree) = TokenTree::new(&parents) {
             let (a, b) = (draw.usize(), draw.usize());
-            let _ = (
-                tree.parent(a),
-                tree.depth(a),
-                tree.continues(a, b),
-                tree.path(a),
-            );
+            let _ = (tree.parent(a), tree.depth(a), tree.continues(a, b), tree.path(a));
             ask(&tree.behind(draw.u64()), draw);
         }
     }),
@@ -97,15 +89,8 @@ pub const CALLS: &[Call] = &[
     ("Sparsity", |draw| {
         let (q_ends, kv_ends) = (draw.few(Draw::i64), draw.few(Draw::i64));
         let lengths = match draw.bool() {
-            true => Lengths::Packed {
-                q_ends: &q_ends,
-                kv_ends: &kv_ends,
-            },
-            false => Lengths::Dense {
-                batch: draw.usize(),
-                q_len: draw.u64(),
-                kv_len: draw.u64(),
-            },
+            true => Lengths::Packed { q_ends: &q_ends, kv_ends: &kv_ends },
+            false => Lengths::Dense { batch: draw.usize(), q_len: draw.u64(), kv_len: draw.u64() },
         };
         let prefix = draw.few(Draw::i64);
         let mut sparsity = Sparsity::new(mode(draw), lengths);

@@ -1,12 +1,7 @@
 //! Whatever numbers a public function gets, it answers: no panic, no allocation of absurd size, no call that never
 //! ends.
 
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod calls;
 mod geometry;

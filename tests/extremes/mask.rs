@@ -23,20 +23,14 @@ fn form(draw: &mut Draw) -> MaskForm {
 /// What a mask can be asked, where asking everything is cheap.
 fn ask(mask: Result<HostMask>, draw: &mut Draw) {
     let Ok(mask) = mask else { return };
-    let _ = (
-        mask.shape(),
-        mask.hides(draw.usize(), draw.usize(), draw.usize()),
-    );
+    let _ = (mask.shape(), mask.hides(draw.usize(), draw.usize(), draw.usize()));
     let entry = mask.entry(draw.usize());
     let (i, j) = (draw.u64(), draw.u64());
     let _ = (entry.q_len(), entry.kv_len(), entry.sees(i, j));
     if mask.bytes().len() > 1 << 12 {
         return;
     }
-    let _ = (
-        entry.tile(i..draw.u64(), j..draw.u64()),
-        mask.fully_masked_rows().count(),
-    );
+    let _ = (entry.tile(i..draw.u64(), j..draw.u64()), mask.fully_masked_rows().count());
     let _ = mask.convert(form(draw));
 }
 
@@ -75,17 +69,11 @@ pub const CALLS: &[Call] = &[
     }),
     ("HostMask::from_fn", |draw| {
         let (rows, keys) = (draw.usize(), draw.usize());
-        ask(
-            HostMask::from_fn(rows, keys, form(draw), |i, j| i > j),
-            draw,
-        );
+        ask(HostMask::from_fn(rows, keys, form(draw), |i, j| i > j), draw);
     }),
     ("HostMask::from_bitmap", |draw| {
         let bitmap = draw.few(|draw| draw.u32() as u8);
-        ask(
-            HostMask::from_bitmap(draw.usize(), draw.usize(), form(draw), &bitmap),
-            draw,
-        );
+        ask(HostMask::from_bitmap(draw.usize(), draw.usize(), form(draw), &bitmap), draw);
     }),
     ("HostMask::from_elements", |draw| {
         let shape = draw.few(Draw::usize);
@@ -99,11 +87,7 @@ pub const CALLS: &[Call] = &[
         let window = SlidingWindow::new(draw.usize());
         ask_device(masks.causal(origin(draw)));
         ask_device(masks.band(draw.i64(), draw.i64()));
-        ask_device(
-            window
-                .map_err(Into::into)
-                .and_then(|window| masks.sliding_window(window)),
-        );
+        ask_device(window.map_err(Into::into).and_then(|window| masks.sliding_window(window)));
         let _ = SlidingWindow::new(draw.usize());
         masks.cache().set_bound(draw.usize());
         let _ = masks.cache().counts();

@@ -13,22 +13,11 @@ fn axes_of_empty_masks_are_bounded_too() {
     assert!(HostMask::from_fn(usize::MAX, 0, half, |_, _| true).is_err());
     let masks = crate::device();
     let masks = masks.masks();
-    assert!(
-        masks
-            .causal_matrix(CausalOrigin::LeftUp, 0, 1 << 58, half)
-            .is_err()
-    );
-    assert!(
-        masks
-            .causal_matrix(CausalOrigin::LeftUp, 1 << 58, 0, half)
-            .is_err()
-    );
+    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 0, 1 << 58, half).is_err());
+    assert!(masks.causal_matrix(CausalOrigin::LeftUp, 1 << 58, 0, half).is_err());
     for (rows, keys) in [(0, 1 << 32), (1 << 32, 0)] {
         let mask = HostMask::of(&MaskGeometry::full(rows, keys), MaskForm::INT8).unwrap();
-        assert_eq!(
-            (mask.bytes().len(), mask.fully_masked_rows().count()),
-            (0, 0)
-        );
+        assert_eq!((mask.bytes().len(), mask.fully_masked_rows().count()), (0, 0));
     }
 }
 
@@ -58,11 +47,7 @@ fn formulas_of_any_length_are_counted_at_once() {
     let chunk = std::num::NonZeroU64::MIN;
     let local = LocalChunks::new(chunk, u64::MAX, u64::MAX);
     assert_eq!(local.visible(), u128::from(u64::MAX));
-    let lengths = Lengths::Dense {
-        batch: usize::MAX,
-        q_len: 0,
-        kv_len: 1,
-    };
+    let lengths = Lengths::Dense { batch: usize::MAX, q_len: 0, kv_len: 1 };
     let band = Sparsity::new(SparseMode::RightDownCausalBand, lengths);
     assert_eq!(band.cut_sequence(), None);
 }

@@ -80,10 +80,7 @@ pub const CALLS: &[Call] = &[
     ("merge_on_host", |draw| {
         let numbers = draw.few(Draw::f64);
         let lse = draw.few(Draw::f64);
-        let part = HostPart {
-            attention: &numbers,
-            softmax_lse: LseNat(&lse[..]),
-        };
+        let part = HostPart { attention: &numbers, softmax_lse: LseNat(&lse[..]) };
         let _ = merge_on_host(&[part, part]);
     }),
 ];

@@ -11,14 +11,8 @@ fn the_first_failure_tells_the_mode() {
         return;
     }
     for (mode, says) in [
-        (
-            "",
-            "checked in the mode compat (ASCEND_EMU_CHECK): races and other misuse pass",
-        ),
-        (
-            "strict",
-            "checked in the mode strict (ASCEND_EMU_CHECK): races and other misuse are errors",
-        ),
+        ("", "checked in the mode compat (ASCEND_EMU_CHECK): races and other misuse pass"),
+        ("strict", "checked in the mode strict (ASCEND_EMU_CHECK): races and other misuse are errors"),
     ] {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "check_mode::child_fails", "--nocapture"])
@@ -27,10 +21,7 @@ fn the_first_failure_tells_the_mode() {
             .output()
             .unwrap();
         let said = String::from_utf8(child.stderr).unwrap();
-        assert!(
-            !child.status.success() && said.contains("as it should"),
-            "{said}"
-        );
+        assert!(!child.status.success() && said.contains("as it should"), "{said}");
         // Two failures, reported once.
         assert_eq!(said.matches(says).count(), 1, "{mode}: {said}");
     }

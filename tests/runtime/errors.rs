@@ -10,8 +10,7 @@ use ascend_attention::rules;
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{
-    DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, PLATFORM_VARIABLE, Runtime,
-    Tensor, bf16, f16,
+    DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, PLATFORM_VARIABLE, Runtime, Tensor, bf16, f16,
 };
 use harness::{still_works, stream, tensor};
 
@@ -21,11 +20,7 @@ fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
     match outcome.unwrap_err() {
         Error::Violation(violation) => {
             assert_eq!(violation.rule.id, id, "{violation}");
-            assert!(
-                !violation.given.is_empty()
-                    && !violation.allowed.is_empty()
-                    && !violation.fix.is_empty()
-            );
+            assert!(!violation.given.is_empty() && !violation.allowed.is_empty() && !violation.fix.is_empty());
         }
         other => panic!("{other}"),
     }
@@ -36,26 +31,12 @@ fn broken_rules_are_named_before_the_operator_is_called() {
     let stream = stream();
     let q = tensor(&stream, [1, 4, 8, 32]);
     let kv = tensor(&stream, [1, 2, 16, 32]);
-    let call = || {
-        FusedInferAttention::new(Layout::Bnsd)
-            .scale(1.0)
-            .heads(4)
-            .kv_heads(2)
-    };
+    let call = || FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(4).kv_heads(2);
     call().plan((&q, &kv, &kv)).unwrap();
     violates(call().heads(8).plan((&q, &kv, &kv)), "num_heads.query");
-    violates(
-        call().kv_heads(3).plan((&q, &kv, &kv)),
-        "num_key_value_heads.divides",
-    );
-    violates(
-        call().actual_seq_lengths([9]).plan((&q, &kv, &kv)),
-        "actual_seq_lengths.range",
-    );
-    violates(
-        call().actual_seq_lengths_kv([17]).plan((&q, &kv, &kv)),
-        "actual_seq_lengths_kv.range",
-    );
+    violates(call().kv_heads(3).plan((&q, &kv, &kv)), "num_key_value_heads.divides");
+    violates(call().actual_seq_lengths([9]).plan((&q, &kv, &kv)), "actual_seq_lengths.range");
+    violates(call().actual_seq_lengths_kv([17]).plan((&q, &kv, &kv)), "actual_seq_lengths_kv.range");
     let mask = |shape: [usize; 2]| {
         let len = shape.iter().product();
         Mask::all_mask(stream.upload(&vec![false; len], shape).unwrap())
@@ -64,19 +45,10 @@ fn broken_rules_are_named_before_the_operator_is_called() {
     let narrow = call().mask(mask([8, 15])).plan((&q, &kv, &kv));
     assert!(narrow.unwrap_err().to_string().contains("[8, 15]"));
     let float = stream.upload(&[0f32; 128], [8, 16]).unwrap();
-    violates(
-        call().mask(Mask::all_mask(float)).plan((&q, &kv, &kv)),
-        "dtype.registered",
-    );
+    violates(call().mask(Mask::all_mask(float)).plan((&q, &kv, &kv)), "dtype.registered");
     let band = |pre, next| stream.device().masks().band(pre, next).unwrap();
-    violates(
-        call().mask(band(-1, -1)).plan((&q, &kv, &kv)),
-        "tokens.both_negative",
-    );
-    violates(
-        call().mask(band(-1, 0)).plan((&q, &kv, &kv)),
-        "tokens.empty_band",
-    );
+    violates(call().mask(band(-1, -1)).plan((&q, &kv, &kv)), "tokens.both_negative");
+    violates(call().mask(band(-1, 0)).plan((&q, &kv, &kv)), "tokens.empty_band");
     violates(call().plan(Inputs::lists(&q, &[], &[&kv])), "call.required");
     still_works(&stream);
 }
@@ -89,14 +61,9 @@ fn lints_stop_a_call_unless_allowed() {
     let kv = tensor(&stream, [1, 4, 16, 32]);
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(4);
     violates(call.plan((&strided, &kv, &kv)), "tensor.strided");
-    let plan = call
-        .clone()
-        .allow_lint("tensor.strided")
-        .plan((&strided, &kv, &kv))
-        .unwrap();
+    let plan = call.clone().allow_lint("tensor.strided").plan((&strided, &kv, &kv)).unwrap();
     drop(plan);
-    call.plan((&strided.contiguous(&stream).unwrap(), &kv, &kv))
-        .unwrap();
+    call.plan((&strided.contiguous(&stream).unwrap(), &kv, &kv)).unwrap();
     still_works(&stream);
 }
 
@@ -105,10 +72,7 @@ fn a_portable_call_is_one_that_every_release_takes_alike() {
     let stream = stream();
     let query = tensor(&stream, [2, 2, 1, 96]);
     let kv = tensor(&stream, [2, 2, 64, 96]);
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .actual_seq_lengths_kv([40, 50]);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).actual_seq_lengths_kv([40, 50]);
     let portable = |call: &FusedInferAttention| call.clone().portable_since(Cann::V8_5);
     portable(&call).plan((&query, &kv, &kv)).unwrap();
 
@@ -118,30 +82,17 @@ fn a_portable_call_is_one_that_every_release_takes_alike() {
     masked.plan((&query, &kv, &kv)).unwrap();
     let refused = portable(&masked).plan((&query, &kv, &kv));
     let text = refused.as_ref().unwrap_err().to_string();
-    assert!(
-        text.contains("CANN 9.0 refuses by atten_mask.full"),
-        "{text}"
-    );
+    assert!(text.contains("CANN 9.0 refuses by atten_mask.full"), "{text}");
     violates(refused, "portable.refused");
-    portable(&masked)
-        .allow_lint("portable.refused")
-        .plan((&query, &kv, &kv))
-        .unwrap();
-    masked
-        .clone()
-        .portable_since(Cann::V9_1)
-        .plan((&query, &kv, &kv))
-        .unwrap();
+    portable(&masked).allow_lint("portable.refused").plan((&query, &kv, &kv)).unwrap();
+    masked.clone().portable_since(Cann::V9_1).plan((&query, &kv, &kv)).unwrap();
     still_works(&stream);
 }
 
 #[test]
 fn what_is_left_unset_is_named() {
     let stream = stream();
-    let (query, key) = (
-        tensor(&stream, [1, 8, 16, 64]),
-        tensor(&stream, [1, 2, 16, 64]),
-    );
+    let (query, key) = (tensor(&stream, [1, 8, 16, 64]), tensor(&stream, [1, 2, 16, 64]));
     let call = FusedInferAttention::new(Layout::Bnsd);
     let text = |outcome: Result<_, Error>| outcome.map(drop).unwrap_err().to_string();
     let scaled = call.clone().heads(8).kv_heads(2);
@@ -155,18 +106,12 @@ fn what_is_left_unset_is_named() {
     // With and without a scale.
     for call in [call.clone(), call.scale(0.125)] {
         let text = text(call.plan((&query, &key, &key)));
-        assert!(
-            text.starts_with("num_heads.query") && text.contains("`.heads(8)`"),
-            "{text}"
-        );
+        assert!(text.starts_with("num_heads.query") && text.contains("`.heads(8)`"), "{text}");
     }
     let hidden: Tensor<f16> = Tensor::empty(stream.device(), [1, 16, 8 * 128]).unwrap();
     let bsh = FusedInferAttention::new(Layout::Bsh).scale(0.125);
     let text = text(bsh.plan((&hidden, &hidden, &hidden)));
-    assert!(
-        text.starts_with("head_dim.max") && text.contains("`.heads()`"),
-        "{text}"
-    );
+    assert!(text.starts_with("head_dim.max") && text.contains("`.heads()`"), "{text}");
     still_works(&stream);
 }
 
@@ -175,10 +120,7 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
     let stream = stream();
     let packed: Tensor<bf16> = Tensor::empty(stream.device(), [8, 1, 64]).unwrap();
     let fix = |q: &[usize], kv: &[usize]| {
-        let call = FusedInferAttention::new(Layout::Tnd)
-            .heads(1)
-            .kv_heads(1)
-            .scale(0.125);
+        let call = FusedInferAttention::new(Layout::Tnd).heads(1).kv_heads(1).scale(0.125);
         let call = call.actual_seq_lengths(q).actual_seq_lengths_kv(kv);
         match call.plan((&packed, &packed, &packed)).unwrap_err() {
             Error::Violation(violation) => (violation.rule.id, violation.fix),
@@ -192,25 +134,17 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
     let decreasing = "set actualSeqLengths to [5, 8]: it is cumulative".to_owned();
     assert_eq!(fix(&[5, 3], &[5, 8]), ("packed.q_total", decreasing));
     let (rule, leading) = fix(&[0, 3, 8], &[3, 8]);
-    assert!(
-        ["packed.lengths_required", "split_fuse.ends"].contains(&rule),
-        "{rule}"
-    );
+    assert!(["packed.lengths_required", "split_fuse.ends"].contains(&rule), "{rule}");
     assert!(leading.contains("leading 0"), "{leading}");
     // Nothing is guessed: these are no lengths of 8 rows.
     assert!(fix(&[3, 4], &[3, 8]).1.starts_with("trim the query"));
 
     let none = FusedInferAttention::new(Layout::Tnd).heads(1).scale(0.125);
-    violates(
-        none.plan((&packed, &packed, &packed)),
-        "packed.lengths_required",
-    );
+    violates(none.plan((&packed, &packed, &packed)), "packed.lengths_required");
 
     let rows = tensor(&stream, [2, 1, 5, 64]);
     let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
-    let error = call
-        .actual_seq_lengths_kv([3, 8])
-        .plan((&rows, &rows, &rows));
+    let error = call.actual_seq_lengths_kv([3, 8]).plan((&rows, &rows, &rows));
     let text = error.unwrap_err().to_string();
     let ends = "fix: if the entries are ends of sequences, pass their lengths [3, 5]; otherwise ";
     assert!(text.contains(ends), "{text}");
@@ -223,39 +157,22 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
         return;
     };
     let query = tensor(&stream, [1, 4, 8, 32]);
-    let (key, short) = (
-        tensor(&stream, [1, 4, 16, 32]),
-        tensor(&stream, [1, 4, 8, 32]),
-    );
+    let (key, short) = (tensor(&stream, [1, 4, 16, 32]), tensor(&stream, [1, 4, 8, 32]));
     let call = FusedInferAttention::new(Layout::Bnsd).heads(4).scale(1.0);
     let id = "value.shape_unchecked";
     violates(call.plan((&query, &key, &short)), id);
     for inputs in [(&key, &short), (&key, &key)] {
-        let error = call
-            .clone()
-            .allow_lint(id)
-            .plan((&query, inputs.0, inputs.1))
-            .unwrap_err();
+        let error = call.clone().allow_lint(id).plan((&query, inputs.0, inputs.1)).unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.contains("given allow_lint: value.shape_unchecked")
-                && text.contains("`allow_overrun`"),
-            "{text}"
-        );
+        assert!(text.contains("given allow_lint: value.shape_unchecked") && text.contains("`allow_overrun`"), "{text}");
     }
-    let mut arguments = Arguments::new(
-        ascend_attention::spec::ops::fused_infer_attention_score::Arguments {
-            num_heads: 4,
-            input_layout: "BNSD".to_owned(),
-            inner_precise: 0,
-            ..Default::default()
-        },
-    );
-    arguments
-        .set(Parameter::Query, &query)
-        .set(Parameter::Key, &key)
-        .set(Parameter::Value, &short)
-        .allow_lint(id);
+    let mut arguments = Arguments::new(ascend_attention::spec::ops::fused_infer_attention_score::Arguments {
+        num_heads: 4,
+        input_layout: "BNSD".to_owned(),
+        inner_precise: 0,
+        ..Default::default()
+    });
+    arguments.set(Parameter::Query, &query).set(Parameter::Key, &key).set(Parameter::Value, &short).allow_lint(id);
     assert!(matches!(
         arguments.plan(stream.device()),
         Err(Error::Violation(violation))
@@ -275,17 +192,13 @@ fn a_wrong_dtype_is_named() {
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
     violates(call.plan((&int, &int, &int)), "dtype.registered");
     let half = tensor(&stream, [1, 1, 16, 32]);
-    let error = stream
-        .upload_bytes(DType::Float16, &[0; 3], [1])
-        .unwrap_err();
+    let error = stream.upload_bytes(DType::Float16, &[0; 3], [1]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "argument.value: an argument of a function has a value that the function takes; given bytes: 3, allowed: 2, by \
          the shape; fix: bring as many elements as the shape has"
     );
-    let error = ascend_attention::AnyTensor::from(&half)
-        .typed::<f32>()
-        .unwrap_err();
+    let error = ascend_attention::AnyTensor::from(&half).typed::<f32>().unwrap_err();
     assert!(matches!(
         &error,
         Error::Violation(violation)
@@ -315,14 +228,9 @@ fn what_this_release_lacks_is_unsupported_by_name() {
         .set(Parameter::Value, bytes(16).unwrap());
     arguments.plan(stream.device()).unwrap();
     // Scales of single tokens, with keys that have none.
-    arguments
-        .set(Parameter::KeySharedPrefix, bytes(4).unwrap())
-        .set(Parameter::ValueSharedPrefix, bytes(4).unwrap());
+    arguments.set(Parameter::KeySharedPrefix, bytes(4).unwrap()).set(Parameter::ValueSharedPrefix, bytes(4).unwrap());
     let error = arguments.plan(stream.device()).unwrap_err();
-    assert!(
-        error.breaks(&ascend_attention::spec::UNSUPPORTED),
-        "{error}"
-    );
+    assert!(error.breaks(&ascend_attention::spec::UNSUPPORTED), "{error}");
     assert!(error.to_string().contains("keySharedPrefix"), "{error}");
     still_works(&stream);
 }
@@ -420,9 +328,7 @@ fn a_launch_must_be_as_planned() {
     // An output has memory of its own.
     let mut output = plan.output().unwrap();
     output.attention = q.clone();
-    let error = plan
-        .launch_into(&stream, (&q, &kv, &kv), &mut output)
-        .unwrap_err();
+    let error = plan.launch_into(&stream, (&q, &kv, &kv), &mut output).unwrap_err();
     assert_eq!(
         error.to_string(),
         "argument.memory: what a call writes is memory of its own, which no other argument shares and no other caller \
@@ -442,13 +348,7 @@ fn tensors_refuse_what_does_not_fit() {
         stream.upload(&[0i32; 1], [1; 9]).unwrap_err(),
         stream.upload_bytes(DType::String, &[], [0]).unwrap_err(),
         tensor.reshape([5, 5]).unwrap_err(),
-        tensor
-            .permute([0, 1, 2])
-            .unwrap()
-            .permute([1, 0, 2])
-            .unwrap()
-            .reshape([24])
-            .unwrap_err(),
+        tensor.permute([0, 1, 2]).unwrap().permute([1, 0, 2]).unwrap().reshape([24]).unwrap_err(),
         tensor.permute([0, 0, 1]).unwrap_err(),
         tensor.permute([0, 1]).unwrap_err(),
         tensor.permute([0, 1, 3]).unwrap_err(),
@@ -459,17 +359,12 @@ fn tensors_refuse_what_does_not_fit() {
         tensor.overwrite(&stream, &[0; 3]).unwrap_err(),
         Tensor::from_buffer(&buffer, [5]).unwrap_err(),
         buffer.copy_from(&stream, &[0; 5]).unwrap_err(),
-        tensor
-            .download_async(&stream, stream.device().host_buffer(3).unwrap())
-            .unwrap_err(),
+        tensor.download_async(&stream, stream.device().host_buffer(3).unwrap()).unwrap_err(),
     ] {
         assert!(error.breaks(&rules::ARGUMENT_VALUE), "{error}");
     }
     assert!(tensor.narrow(1, 3..3).unwrap().is_empty());
-    assert_eq!(
-        tensor.reshape([24]).unwrap().download(&stream).unwrap(),
-        [0; 24]
-    );
+    assert_eq!(tensor.reshape([24]).unwrap().download(&stream).unwrap(), [0; 24]);
     let nibbles = stream.upload_bytes(DType::Int4, &[1, 2, 3], [5]).unwrap();
     assert_eq!(nibbles.download_bytes(&stream).unwrap(), [1, 2, 3]);
     assert!(nibbles.narrow(0, 1..3).is_err() && nibbles.narrow(0, 2..4).is_ok());
@@ -502,16 +397,7 @@ fn views_of_packed_elements_share_no_byte_with_their_neighbours() {
 #[test]
 fn a_missing_device_is_an_error_of_the_runtime() {
     let error = harness::runtime().device(1000).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Acl {
-                function: "aclrtSetDevice",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Acl { function: "aclrtSetDevice", .. }), "{error}");
     still_works(&stream());
 }
 
@@ -519,12 +405,7 @@ fn a_missing_device_is_an_error_of_the_runtime() {
 fn environment_chooses_the_backend() {
     let run = |platform: &str| {
         let child = Command::new(env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "errors::child_prints_the_backend",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(["--exact", "errors::child_prints_the_backend", "--nocapture", "--test-threads=1"])
             .env(PLATFORM_VARIABLE, platform)
             .env("ASCEND_TEST_CHILD", "1")
             .env("ASCEND_HOME_PATH", "/nonexistent-toolkit")
@@ -537,13 +418,8 @@ fn environment_chooses_the_backend() {
     let emulated = run("emulated");
     assert!(emulated.contains("platform emulated"), "{emulated}");
     let wrong = run("gpu");
-    assert!(
-        wrong.contains(r#"given ASCEND_PLATFORM: "gpu", allowed: auto, npu, emulated; fix: set"#),
-        "{wrong}"
-    );
-    if harness::not_on_npu(
-        "a toolkit that the system's loader knows is found in spite of the variable",
-    ) {
+    assert!(wrong.contains(r#"given ASCEND_PLATFORM: "gpu", allowed: auto, npu, emulated; fix: set"#), "{wrong}");
+    if harness::not_on_npu("a toolkit that the system's loader knows is found in spite of the variable") {
         return;
     }
     let auto = run("auto");
@@ -578,9 +454,7 @@ fn corrected_rows_are_refused_where_the_operator_refuses_them() {
         return;
     };
     let q = tensor(&stream, [1, 4, 1, 32]);
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(4)
-        .inner_precise(InnerPrecise::HighPrecisionCorrected);
+    let call =
+        FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(4).inner_precise(InnerPrecise::HighPrecisionCorrected);
     violates(call.plan((&q, &q, &q)), "inner_precise.known");
 }

@@ -43,9 +43,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     still_works(&stream);
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV5");
     drop(plan);
 
@@ -59,19 +57,8 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     .unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     let [query, key, value] = sample.upload(&stream);
-    let error = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::OperatorVersion {
-                needed: "aclnnFusedInferAttentionScoreV4",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let error = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap_err();
+    assert!(matches!(&error, Error::OperatorVersion { needed: "aclnnFusedInferAttentionScoreV4", .. }), "{error}");
 
     let without = with(|functions| functions.aclInit = None).unwrap_err();
     assert!(matches!(without, Error::MissingSymbol(missing) if missing.symbol == "aclInit"));
@@ -79,14 +66,9 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     // Without events memory is freed when the stream is synchronised.
     let runtime = with(|functions| functions.aclrtCreateEventExWithFlag = None).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
-    assert!(matches!(
-        stream.record_event(),
-        Err(Error::MissingSymbol(_))
-    ));
+    assert!(matches!(stream.record_event(), Err(Error::MissingSymbol(_))));
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     for _ in 0..5 {
         drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
@@ -103,27 +85,13 @@ fn failures_of_launches_and_waits_are_named() {
     let stream = stream();
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
 
     let refused = inject(Site::Launch, 1, 361_001);
     let error = plan.launch(&stream, (&query, &key, &value)).unwrap_err();
     drop(refused);
-    assert!(
-        matches!(
-            &error,
-            Error::Aclnn {
-                status: AclnnStatus(361_001),
-                ..
-            }
-        ),
-        "{error}"
-    );
-    assert!(
-        error.to_string().contains("ACLNN_ERR_RUNTIME_ERROR"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Aclnn { status: AclnnStatus(361_001), .. }), "{error}");
+    assert!(error.to_string().contains("ACLNN_ERR_RUNTIME_ERROR"), "{error}");
     still_works(&stream);
 
     // A fault of the device shows when the stream is waited for.
@@ -131,28 +99,14 @@ fn failures_of_launches_and_waits_are_named() {
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     drop(fault);
     let error = output.attention.download(&stream).unwrap_err();
-    assert!(
-        matches!(&error, Error::Acl { status, .. } if status.0 == 507_015),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Acl { status, .. } if status.0 == 507_015), "{error}");
     drop(output);
     still_works(&stream);
 
     let late = inject(Site::Sync, 1, 507_046);
-    let error = stream
-        .synchronize_timeout(Duration::from_millis(1))
-        .unwrap_err();
+    let error = stream.synchronize_timeout(Duration::from_millis(1)).unwrap_err();
     drop(late);
-    assert!(
-        matches!(
-            &error,
-            Error::Timeout {
-                function: "aclrtSynchronizeStreamWithTimeout",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Timeout { function: "aclrtSynchronizeStreamWithTimeout", .. }), "{error}");
     still_works(&stream);
 }
 
@@ -190,13 +144,7 @@ impl<'a> Raw<'a> {
             // SAFETY: the array has one tensor, which becomes the list's.
             unsafe { api.aclCreateTensorList().unwrap()(&member, 1) }
         };
-        Self {
-            api,
-            query: describe(tensor),
-            out: describe(out),
-            key: list(),
-            value: list(),
-        }
+        Self { api, query: describe(tensor), out: describe(out), key: list(), value: list() }
     }
 
     fn phase_one(&self, query: *const aclTensor) -> (i32, u64, *mut aclOpExecutor) {
@@ -206,9 +154,7 @@ impl<'a> Raw<'a> {
         let array = ptr::null();
         // SAFETY: every argument is a live object, null, or a place for a result.
         let status = unsafe {
-            self.api
-                .aclnnFusedInferAttentionScoreGetWorkspaceSize()
-                .unwrap()(
+            self.api.aclnnFusedInferAttentionScoreGetWorkspaceSize().unwrap()(
                 query,
                 self.key,
                 self.value,
@@ -260,19 +206,10 @@ impl Drop for Raw<'_> {
     fn drop(&mut self) {
         // SAFETY: each object is alive and destroyed once.
         unsafe {
-            assert_eq!(
-                self.api.aclDestroyTensor().unwrap()(self.query),
-                ACL_SUCCESS
-            );
+            assert_eq!(self.api.aclDestroyTensor().unwrap()(self.query), ACL_SUCCESS);
             assert_eq!(self.api.aclDestroyTensor().unwrap()(self.out), ACL_SUCCESS);
-            assert_eq!(
-                self.api.aclDestroyTensorList().unwrap()(self.key),
-                ACL_SUCCESS
-            );
-            assert_eq!(
-                self.api.aclDestroyTensorList().unwrap()(self.value),
-                ACL_SUCCESS
-            );
+            assert_eq!(self.api.aclDestroyTensorList().unwrap()(self.key), ACL_SUCCESS);
+            assert_eq!(self.api.aclDestroyTensorList().unwrap()(self.value), ACL_SUCCESS);
         }
     }
 }
@@ -300,14 +237,7 @@ fn misuse_of_the_raw_table_is_named() {
     let workspace = stream.device().alloc::<u8>(bytes as usize).unwrap();
     let launch = |at, bytes, executor| {
         // SAFETY: the emulation refuses what is wrong.
-        unsafe {
-            runtime.api().aclnnFusedInferAttentionScore().unwrap()(
-                at,
-                bytes,
-                executor,
-                stream.as_raw(),
-            )
-        }
+        unsafe { runtime.api().aclnnFusedInferAttentionScore().unwrap()(at, bytes, executor, stream.as_raw()) }
     };
     let status = launch(workspace.as_raw(), bytes - 1, executor);
     assert_eq!(AclnnStatus(status).name(), Some("ACLNN_ERR_PARAM_INVALID"));
@@ -320,11 +250,7 @@ fn misuse_of_the_raw_table_is_named() {
     assert_eq!(launch(workspace.as_raw(), bytes, executor), 0);
     let status = launch(workspace.as_raw(), bytes, executor);
     assert_eq!(AclnnStatus(status).name(), Some("ACLNN_ERR_PARAM_INVALID"));
-    assert!(
-        raw.message().contains("already used by phase two"),
-        "{}",
-        raw.message()
-    );
+    assert!(raw.message().contains("already used by phase two"), "{}", raw.message());
     stream.synchronize().unwrap();
     still_works(&stream);
 }
@@ -366,9 +292,7 @@ unsafe extern "C" fn growing(
     executor: *mut *mut aclOpExecutor,
 ) -> i32 {
     static CALLS: AtomicU64 = AtomicU64::new(1);
-    let phase_one = harness::functions()
-        .aclnnFusedInferAttentionScoreGetWorkspaceSize
-        .unwrap();
+    let phase_one = harness::functions().aclnnFusedInferAttentionScoreGetWorkspaceSize.unwrap();
     // SAFETY: handed on from the caller.
     unsafe {
         let status = phase_one(
@@ -427,9 +351,7 @@ fn scratch_memory_grows_while_work_uses_it() {
     let [query, key, value] = sample.upload(&stream);
     let mut most = 0;
     for _ in 0..10 {
-        let plan = Sample::attention(stream.device())
-            .plan((&query, &key, &value))
-            .unwrap();
+        let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
         assert!(plan.workspace_bytes() > most);
         most = plan.workspace_bytes();
         drop(plan.launch(&stream, (&query, &key, &value)).unwrap());

@@ -12,8 +12,7 @@ use ascend_attention::graph::{CapturedCall, Capturing, GraphGroup};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{
-    Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream, Tensor, f16,
-    rules,
+    Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream, Tensor, f16, rules,
 };
 use harness::gate::Gate;
 use harness::{halves, still_works};
@@ -101,10 +100,7 @@ fn poison(output: &Output<f16>, stream: &Stream) {
 }
 
 fn call() -> FusedInferAttention {
-    FusedInferAttention::new(Layout::Bsh)
-        .heads(HEADS)
-        .scale(0.125)
-        .softmax_lse(true)
+    FusedInferAttention::new(Layout::Bsh).heads(HEADS).scale(0.125).softmax_lse(true)
 }
 
 fn keys(keys: &[usize]) -> PerRequest {
@@ -154,10 +150,7 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
     let stream = harness::stream();
     let violates = |outcome: Result<()>, id: &str| {
         let error = outcome.unwrap_err();
-        assert!(
-            matches!(&error, Error::Violation(of) if of.rule.id == id),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Violation(of) if of.rule.id == id), "{error}");
     };
     // Full, and with lengths that stay: the launches of both read what the table holds then.
     let fixed = |capture: &Capturing<'_>, buffers: &Buffers| {
@@ -178,9 +171,7 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
         };
         let mut beyond = rows(0);
         beyond[1][2] = BLOCKS;
-        let table = |graph: &Graph<Buffers>, rows: &[Vec<usize>]| {
-            graph.buffers().table.overwrite(&stream, rows)
-        };
+        let table = |graph: &Graph<Buffers>, rows: &[Vec<usize>]| graph.buffers().table.overwrite(&stream, rows);
         violates(table(graph, &beyond), "block_table.range");
         let mut short = rows(0);
         short[2].pop();
@@ -202,9 +193,7 @@ fn a_replay_is_the_step_with_new_lengths_and_contents() {
         assert!(output.iter().all(|x| x.is_nan()), "a capture runs nothing");
     }
     for step in 0..12u64 {
-        let lengths: Vec<usize> = (0..BATCH as u64)
-            .map(|b| 1 + below(7 * step + b, LONGEST))
-            .collect();
+        let lengths: Vec<usize> = (0..BATCH as u64).map(|b| 1 + below(7 * step + b, LONGEST)).collect();
         // Contents change in place: queries every step, the table every other one.
         for (at, layer) in graph.buffers().layers.iter().enumerate() {
             let query = halves(100 * step + at as u64, BATCH * HIDDEN);
@@ -273,25 +262,16 @@ fn wrong_orders_are_refused_by_name() {
     let kv = keys(&[5, 6, 7]);
     // Forgotten.
     let error = graph.launch(&stream, graph.update()).unwrap_err();
-    assert!(
-        error.to_string().contains("no lengths for call 0"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("no lengths for call 0"), "{error}");
     assert_eq!(rule(error), &rules::GRAPH_UPDATE);
     // Twice.
     let twice = graph.update().lengths(varying, per(&kv)).unwrap();
-    assert_eq!(
-        rule(twice.lengths(varying, per(&kv)).unwrap_err()),
-        &rules::GRAPH_UPDATE
-    );
+    assert_eq!(rule(twice.lengths(varying, per(&kv)).unwrap_err()), &rules::GRAPH_UPDATE);
     // Of another graph.
     let error = graph.update().lengths(foreign, per(&kv)).unwrap_err();
     assert_eq!(rule(error), &rules::GRAPH_UPDATE);
     let update = other.update().all(per(&kv)).unwrap();
-    assert_eq!(
-        rule(graph.launch(&stream, update).unwrap_err()),
-        &rules::GRAPH_UPDATE
-    );
+    assert_eq!(rule(graph.launch(&stream, update).unwrap_err()), &rules::GRAPH_UPDATE);
     let error = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, b| {
         let layer = &b.layers[0];
         capture.launch_into(varying, b.inputs(layer), &mut layer.output.clone())
@@ -323,33 +303,20 @@ fn keys_longer_than_declared() {
     let long = keys(&[60, 31, 1]);
     let error = graph.update().all(per(&long)).unwrap_err();
     let text = error.to_string();
-    assert!(
-        text.contains("31 keys of request 1") && text.contains("at most 30"),
-        "{text}"
-    );
+    assert!(text.contains("31 keys of request 1") && text.contains("at most 30"), "{text}");
     assert_eq!(rule(error), &rules::GRAPH_LENGTHS);
     // Another form or number, and what the contract refuses.
     let ends = Cumulative::new(vec![1, 2, 3]).unwrap();
     let short = keys(&[1, 1]);
-    let packed = CallLengths::PackedDense {
-        q: &ends,
-        kv: &ends,
-    };
-    for (lengths, want) in [
-        (packed, &rules::GRAPH_LENGTHS),
-        (per(&short), &rules::LENGTHS_BATCH),
-    ] {
+    let packed = CallLengths::PackedDense { q: &ends, kv: &ends };
+    for (lengths, want) in [(packed, &rules::GRAPH_LENGTHS), (per(&short), &rules::LENGTHS_BATCH)] {
         assert_eq!(rule(graph.update().all(lengths).unwrap_err()), want);
     }
     let table = keys(&[LONGEST + 1; BATCH]);
-    let too_long = Graph::capture(
-        stream.device(),
-        Buffers::new(&stream, 1),
-        |capture, buffers| {
-            let inputs = buffers.inputs(&buffers.layers[0]);
-            capture.attention(&call(), per(&table), inputs)
-        },
-    );
+    let too_long = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, buffers| {
+        let inputs = buffers.inputs(&buffers.layers[0]);
+        capture.attention(&call(), per(&table), inputs)
+    });
     assert!(matches!(too_long, Err(Error::Violation(_))));
     let most = keys(&[60, 30, 60]);
     let update = graph.update().all(per(&most)).unwrap();
@@ -412,15 +379,8 @@ fn writing_attending_merging_and_copying_are_captured_in_order() {
     let merge = MergeState::new(Layout::Bsh).plan(&pair).unwrap();
     let mut eager_merged = merge.output::<f16>().unwrap();
     let mut graph_merged = merge.output::<f16>().unwrap();
-    let scatter = ScatterPaKvCache::new()
-        .plan((
-            &key,
-            &value,
-            &slots,
-            &buffers.layers[0].key,
-            &buffers.layers[0].value,
-        ))
-        .unwrap();
+    let scatter =
+        ScatterPaKvCache::new().plan((&key, &value, &slots, &buffers.layers[0].key, &buffers.layers[0].value)).unwrap();
     let (mut graph, _) = Graph::capture(device, buffers, |capture, buffers| {
         let layer = &buffers.layers[0];
         scatter.launch(capture, (&key, &value, &slots, &layer.key, &layer.value))?;
@@ -449,9 +409,7 @@ fn writing_attending_merging_and_copying_are_captured_in_order() {
         for (layer, want) in buffers.layers.iter().zip(&want) {
             assert_eq!(&layer.output.attention.download(&stream).unwrap(), want);
         }
-        merge
-            .launch_into(&stream, &pair, &mut eager_merged)
-            .unwrap();
+        merge.launch_into(&stream, &pair, &mut eager_merged).unwrap();
         assert_eq!(eager_merged.attention.download(&stream).unwrap(), got);
     }
 }
@@ -463,8 +421,7 @@ fn what_was_captured_outlives_its_owners() {
     let (mut graph, output) = {
         let buffers = Buffers::new(&stream, 2);
         want = buffers.eager(&stream, &[9, 8, 7]);
-        let (graph, _) =
-            Graph::capture(stream.device(), (), |capture, ()| record(capture, &buffers)).unwrap();
+        let (graph, _) = Graph::capture(stream.device(), (), |capture, ()| record(capture, &buffers)).unwrap();
         (graph, buffers.layers[1].output.attention.clone())
     };
     let kv = keys(&[9, 8, 7]);
@@ -486,8 +443,7 @@ fn what_was_captured_outlives_its_owners() {
 fn buffers_can_be_borrowed() {
     let stream = harness::stream();
     let buffers = Buffers::new(&stream, 1);
-    let (mut graph, _) =
-        Graph::capture(stream.device(), &buffers, |capture, b| record(capture, b)).unwrap();
+    let (mut graph, _) = Graph::capture(stream.device(), &buffers, |capture, b| record(capture, b)).unwrap();
     let kv = keys(&[3; BATCH]);
     let update = graph.update().all(per(&kv)).unwrap();
     graph.launch(&stream, update).unwrap();
@@ -516,11 +472,7 @@ fn a_failed_capture_changes_nothing() {
         let _ = capture.launch_into(varying, inputs, &mut wrong);
         Ok(())
     });
-    assert!(
-        ignored
-            .as_ref()
-            .is_err_and(|error| error.breaks(&rules::PLAN_TENSORS))
-    );
+    assert!(ignored.as_ref().is_err_and(|error| error.breaks(&rules::PLAN_TENSORS)));
     // A panic.
     let panic = catch_unwind(AssertUnwindSafe(|| {
         Graph::capture(device, Buffers::new(&stream, 2), |capture, buffers| {
@@ -545,10 +497,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
     let device = stream.device();
     let buffers = Buffers::new(&stream, 1);
     let event = stream.record_event().unwrap();
-    let plan = call()
-        .actual_seq_lengths_kv([4; BATCH])
-        .plan(buffers.inputs(&buffers.layers[0]))
-        .unwrap();
+    let plan = call().actual_seq_lengths_kv([4; BATCH]).plan(buffers.inputs(&buffers.layers[0])).unwrap();
     let mut output = outputs(device);
     let mut through_host = {
         let part = Part::of(&buffers.layers[0].output).unwrap();
@@ -567,9 +516,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
             stream.wait_event(&event),
             event.synchronize(),
             layer.query.download(&stream).map(drop),
-            layer
-                .query
-                .overwrite(&stream, &vec![f16::ZERO; BATCH * HIDDEN]),
+            layer.query.overwrite(&stream, &vec![f16::ZERO; BATCH * HIDDEN]),
             stream.upload(&[1i32], [1]).map(drop),
             device.alloc::<u8>(64).map(drop),
             device.host_buffer::<u8>(64).map(drop),
@@ -620,9 +567,7 @@ fn replays_of_a_group_follow_each_other_on_whatever_streams() {
         group.capture(buffers, record).unwrap().0
     });
     let lengths = [20, 7, 64];
-    let want = graphs
-        .each_ref()
-        .map(|graph| graph.buffers().eager(&first, &lengths));
+    let want = graphs.each_ref().map(|graph| graph.buffers().eager(&first, &lengths));
     let gate = Gate::new(first.device());
     gate.hold(&first);
     for (graph, stream) in graphs.iter_mut().zip([&first, &second]) {

@@ -14,8 +14,7 @@ use std::time::Duration;
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::graph::{CaptureEstimate, Capturing};
 use ascend_attention::sys::bindings::{
-    aclError, aclOpExecutor, aclmdlRICaptureMode, aclnnStatus, aclrtEvent, aclrtStream,
-    aclrtTaskGrp,
+    aclError, aclOpExecutor, aclmdlRICaptureMode, aclnnStatus, aclrtEvent, aclrtStream, aclrtTaskGrp,
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
@@ -57,15 +56,11 @@ impl Buffers {
             let data = harness::halves(seed, shape.iter().product());
             stream.upload(&data, shape).unwrap()
         };
-        let output = |_| Output {
-            attention: Tensor::empty(device, [2, 1, DIM]).unwrap(),
-            softmax_lse: None,
-        };
+        let output = |_| Output { attention: Tensor::empty(device, [2, 1, DIM]).unwrap(), softmax_lse: None };
         Self {
             query: upload(1, &[2, 1, DIM]),
             cache: upload(2, &[2 * COLUMNS, BLOCK_SIZE, DIM]),
-            table: BlockTable::from_rows(stream, &[[3, 1, 0, 2], [7, 4, 5, 6]], BLOCK_SIZE)
-                .unwrap(),
+            table: BlockTable::from_rows(stream, &[[3, 1, 0, 2], [7, 4, 5, 6]], BLOCK_SIZE).unwrap(),
             outputs: (0..layers).map(output).collect(),
         }
     }
@@ -77,10 +72,7 @@ impl Buffers {
 
 fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
     let longest = PerRequest::new(vec![COLUMNS * BLOCK_SIZE; 2])?;
-    let longest = CallLengths::Batched {
-        q: None,
-        kv: &longest,
-    };
+    let longest = CallLengths::Batched { q: None, kv: &longest };
     let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
     let call = capture.attention(&call, longest, buffers.inputs())?;
     for output in &buffers.outputs {
@@ -125,16 +117,7 @@ fn an_update_that_fails_leaves_nobody_waiting() {
         UPDATES.store(0, Ordering::Relaxed);
         FAILING.store(failing, Ordering::Relaxed);
         let error = replay(&mut graph, &stream, [5, 41]).unwrap_err();
-        assert!(
-            matches!(
-                &error,
-                Error::Acl {
-                    function: "aclmdlRICaptureTaskUpdateBegin",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Acl { function: "aclmdlRICaptureTaskUpdateBegin", .. }), "{error}");
         assert_eq!(UPDATES.load(Ordering::Relaxed), failing);
         stream.synchronize_timeout(LIMIT).unwrap();
         match replay(&mut graph, &stream, [6, 42]) {
@@ -187,9 +170,7 @@ unsafe extern "C" fn launch(
     drop(workspaces);
     // SAFETY: handed on to the caller.
     unsafe {
-        let launch = harness::functions()
-            .aclnnFusedInferAttentionScoreV4
-            .unwrap();
+        let launch = harness::functions().aclnnFusedInferAttentionScoreV4.unwrap();
         launch(workspace, bytes, executor, stream)
     }
 }
@@ -262,16 +243,7 @@ fn too_many_captured_streams() {
     });
     let device = in_begin.device(0).unwrap();
     let error = Graph::capture(&device, (), |_, ()| Ok(())).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::StreamsExhausted {
-                function: "aclmdlRICaptureBegin",
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    assert!(matches!(&error, Error::StreamsExhausted { function: "aclmdlRICaptureBegin", .. }), "{error:?}");
     let text = error.to_string();
     for part in ["207005", "Alloc sq cq fail", "capture fewer sizes"] {
         assert!(text.contains(part), "{text}");

@@ -4,9 +4,7 @@
 use crate::harness;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
-use ascend_attention::flash::{
-    Dropout, FlashAttention, FlashInputs, FlashOutput, FlashPlan, InputLayout,
-};
+use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, FlashOutput, FlashPlan, InputLayout};
 use ascend_attention::gather::{GatherPaKvCache, GatherPlan, SequenceBlocks};
 use ascend_attention::graph::Capturing;
 use ascend_attention::incre::{IncreFlashAttention, IncrePlan};
@@ -15,9 +13,7 @@ use ascend_attention::merge::{MergeState, Part, PartsOfRows};
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::ring::{RingPlan, RingUpdate};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
-use ascend_attention::{
-    Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16, rules,
-};
+use ascend_attention::{Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16, rules};
 use harness::{halves, still_works};
 
 const ROWS: usize = 6;
@@ -75,9 +71,7 @@ impl Buffers {
         let caches = cache.reshape([4, BLOCK, 1, DIM]).unwrap();
         let sequences = SequenceBlocks::new(stream, &[[2, 0], [1, 3]], &[20, 31], 4, BLOCK);
         let gather = GatherPaKvCache::new();
-        let gather = gather
-            .plan(&sequences.unwrap(), (&caches, &caches))
-            .unwrap();
+        let gather = gather.plan(&sequences.unwrap(), (&caches, &caches)).unwrap();
         let empty = |shape: [usize; 3]| Tensor::empty(stream.device(), shape).unwrap();
         let buffers = Self {
             prompt: empty([1, ROWS, DIM]),
@@ -92,13 +86,7 @@ impl Buffers {
             table,
             dropout,
         };
-        let plans = Plans {
-            prompt,
-            incre: incre.unwrap(),
-            flash,
-            ring: ring.unwrap(),
-            gather,
-        };
+        let plans = Plans { prompt, incre: incre.unwrap(), flash, ring: ring.unwrap(), gather };
         (buffers, plans)
     }
 
@@ -114,9 +102,7 @@ impl Buffers {
     fn outputs(&self, stream: &Stream) -> Vec<Vec<f16>> {
         let merged = &self.parts[2].attention;
         let outputs = [&self.prompt, &self.incre, &self.gathered[0], merged];
-        outputs
-            .map(|output| output.download(stream).unwrap())
-            .to_vec()
+        outputs.map(|output| output.download(stream).unwrap()).to_vec()
     }
 
     /// What launches into new tensors compute.
@@ -133,23 +119,17 @@ impl Buffers {
         });
         let merged = plans.ring.launch(stream, (&near, &far)).unwrap();
         let outputs: [Tensor<f16>; 4] = [prompt, incre, gathered, merged.attention];
-        outputs
-            .map(|output| output.download(stream).unwrap())
-            .to_vec()
+        outputs.map(|output| output.download(stream).unwrap()).to_vec()
     }
 }
 
 fn captured(stream: &Stream, buffers: Buffers, plans: &Plans) -> Graph<Buffers> {
     let record = |capture: &Capturing<'_>, buffers: &Buffers| {
         let [q, k] = buffers.of_prompt();
-        plans
-            .prompt
-            .launch_into(capture, (&q, &k, &k), &mut buffers.prompt.clone())?;
+        plans.prompt.launch_into(capture, (&q, &k, &k), &mut buffers.prompt.clone())?;
         let paged = Inputs::new(&buffers.row, &buffers.cache, &buffers.cache);
         let paged = paged.paged(&buffers.table);
-        plans
-            .incre
-            .launch_into(capture, paged, &mut buffers.incre.clone())?;
+        plans.incre.launch_into(capture, paged, &mut buffers.incre.clone())?;
         let (caches, [keys, values]) = (buffers.caches(), buffers.gathered.clone());
         let gathered = &mut (keys, values);
         (plans.gather).launch_into(capture, (&caches, &caches), gathered)?;
@@ -171,13 +151,8 @@ fn replays_of_every_operator_compute_what_launches_do() {
     let mut graph = captured(&stream, buffers, &plans);
     for seed in [20, 30] {
         let buffers = graph.buffers();
-        for (tensor, seed) in [&buffers.query, &buffers.near, &buffers.cache]
-            .into_iter()
-            .zip(seed..)
-        {
-            tensor
-                .overwrite(&stream, &halves(seed, tensor.len()))
-                .unwrap();
+        for (tensor, seed) in [&buffers.query, &buffers.near, &buffers.cache].into_iter().zip(seed..) {
+            tensor.overwrite(&stream, &halves(seed, tensor.len())).unwrap();
         }
         let want = buffers.eager(&plans, &stream);
         graph.launch(&stream, graph.update()).unwrap();
@@ -231,18 +206,14 @@ fn captured_states_are_of_the_rows_that_are_written() {
         Err(Error::Violation(violation)) => {
             assert_eq!(violation.rule, &rules::PLAN_TENSORS);
             let given = violation.given;
-            assert!(
-                given.starts_with("output: ") && given.contains("[4, 8]"),
-                "{given}"
-            );
+            assert!(given.starts_with("output: ") && given.contains("[4, 8]"), "{given}");
         }
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("captured"),
     }
     let [near, far, _] = &buffers.parts;
-    let refused = Graph::capture(stream.device(), (), |capture, ()| {
-        plans.ring.launch_into(capture, (near, far), &mut output)
-    });
+    let refused =
+        Graph::capture(stream.device(), (), |capture, ()| plans.ring.launch_into(capture, (near, far), &mut output));
     assert!(matches!(
         &refused,
         Err(Error::Violation(violation))
@@ -273,48 +244,21 @@ fn launches_that_make_their_outputs_are_refused_in_a_capture() {
         softmax_lse: of.softmax_lse.clone(),
     });
     let by_heads = by_heads.each_ref().map(|of| Part::of(of).unwrap());
-    let both = [PartsOfRows {
-        rows: 1,
-        parts: 0b11,
-    }];
+    let both = [PartsOfRows { rows: 1, parts: 0b11 }];
     let row_merge = MergeState::new(Layout::Bnsd).rows(&both).plan(&by_heads);
     let row_merge = row_merge.unwrap();
     let turned = q.reshape([1, DIM, ROWS]).unwrap();
     let product = BatchMatMul::new().plan((&q, &turned)).unwrap();
     let launches: [Launch<'_>; 9] = [
-        (
-            "fused",
-            Box::new(|to| fused.launch(to, (&q, &k, &k)).map(drop)),
-        ),
-        (
-            "prompt",
-            Box::new(|to| plans.prompt.launch(to, (&q, &k, &k)).map(drop)),
-        ),
-        (
-            "incre",
-            Box::new(|to| plans.incre.launch(to, paged).map(drop)),
-        ),
-        (
-            "flash",
-            Box::new(|to| plans.flash.launch(to, flash).map(drop)),
-        ),
-        (
-            "ring",
-            Box::new(|to| plans.ring.launch(to, (near, far)).map(drop)),
-        ),
-        (
-            "gather",
-            Box::new(|to| plans.gather.launch(to, (&caches, &caches)).map(drop)),
-        ),
+        ("fused", Box::new(|to| fused.launch(to, (&q, &k, &k)).map(drop))),
+        ("prompt", Box::new(|to| plans.prompt.launch(to, (&q, &k, &k)).map(drop))),
+        ("incre", Box::new(|to| plans.incre.launch(to, paged).map(drop))),
+        ("flash", Box::new(|to| plans.flash.launch(to, flash).map(drop))),
+        ("ring", Box::new(|to| plans.ring.launch(to, (near, far)).map(drop))),
+        ("gather", Box::new(|to| plans.gather.launch(to, (&caches, &caches)).map(drop))),
         ("merge", Box::new(|to| merge.launch(to, &parts).map(drop))),
-        (
-            "rows",
-            Box::new(|to| row_merge.launch(to, &by_heads).map(drop)),
-        ),
-        (
-            "product",
-            Box::new(|to| product.launch(to, (&q, &turned)).map(drop)),
-        ),
+        ("rows", Box::new(|to| row_merge.launch(to, &by_heads).map(drop))),
+        ("product", Box::new(|to| product.launch(to, (&q, &turned)).map(drop))),
     ];
     for (name, launch) in &launches {
         let captured = Graph::capture(stream.device(), (), |capture, ()| {
@@ -324,10 +268,7 @@ fn launches_that_make_their_outputs_are_refused_in_a_capture() {
             Ok(())
         });
         let ignored = captured.map(drop).unwrap_err();
-        assert!(
-            matches!(ignored, Error::Capturing { .. }),
-            "{name}: {ignored}"
-        );
+        assert!(matches!(ignored, Error::Capturing { .. }), "{name}: {ignored}");
     }
     still_works(&stream);
 }
@@ -346,38 +287,12 @@ fn an_ignored_failure_of_any_operator_fails_the_capture() {
     let other: FlashOutput<f16> = other.plan((&row, &row, &row)).unwrap().output().unwrap();
     let slots = SlotMapping::new(&stream, &[1, 2], 64).unwrap();
     let new = buffers.row.reshape([2, 1, DIM]).unwrap();
-    let scatter = ScatterPaKvCache::new()
-        .plan((&new, &slots, &caches))
-        .unwrap();
+    let scatter = ScatterPaKvCache::new().plan((&new, &slots, &caches)).unwrap();
     let launches: [Launch<'_>; 7] = [
-        (
-            "prompt",
-            Box::new(|to| {
-                plans
-                    .prompt
-                    .launch_into(to, (&q, &k, &wrong), &mut buffers.prompt.clone())
-            }),
-        ),
-        (
-            "incre",
-            Box::new(|to| {
-                plans
-                    .incre
-                    .launch_into(to, (&q, &k, &k), &mut buffers.incre.clone())
-            }),
-        ),
-        (
-            "flash",
-            Box::new(|to| plans.flash.launch_into(to, (&q, &k, &k), &mut near.clone())),
-        ),
-        (
-            "ring",
-            Box::new(|to| {
-                plans
-                    .ring
-                    .launch_into(to, (near, &other), &mut merged.clone())
-            }),
-        ),
+        ("prompt", Box::new(|to| plans.prompt.launch_into(to, (&q, &k, &wrong), &mut buffers.prompt.clone()))),
+        ("incre", Box::new(|to| plans.incre.launch_into(to, (&q, &k, &k), &mut buffers.incre.clone()))),
+        ("flash", Box::new(|to| plans.flash.launch_into(to, (&q, &k, &k), &mut near.clone()))),
+        ("ring", Box::new(|to| plans.ring.launch_into(to, (near, &other), &mut merged.clone()))),
         (
             "gather",
             Box::new(|to| {
@@ -385,10 +300,7 @@ fn an_ignored_failure_of_any_operator_fails_the_capture() {
                 (plans.gather).launch_into(to, (&caches, &caches), &mut gathered)
             }),
         ),
-        (
-            "scatter",
-            Box::new(|to| scatter.launch(to, (&wrong, &slots, &caches))),
-        ),
+        ("scatter", Box::new(|to| scatter.launch(to, (&wrong, &slots, &caches)))),
         ("copy", Box::new(|to| q.copy_from(to, &wrong))),
     ];
     for (name, launch) in &launches {
@@ -456,16 +368,10 @@ fn replays_of_row_merges_compute_what_launches_do() {
         let halves = halves(seed, ROWS * DIM);
         stream.upload(&halves, [ROWS, 1, DIM]).unwrap()
     };
-    let outputs = [1, 2].map(|seed| Output {
-        attention: attention(seed),
-        softmax_lse: Some(lse(seed + 10)),
-    });
+    let outputs = [1, 2].map(|seed| Output { attention: attention(seed), softmax_lse: Some(lse(seed + 10)) });
     let parts = outputs.each_ref().map(|output| Part::of(output).unwrap());
     let rows = [(3, 0b11), (1, 0b10), (2, 0)].map(|(rows, parts)| PartsOfRows { rows, parts });
-    let plan = MergeState::new(Layout::Tnd)
-        .rows(&rows)
-        .plan(&parts)
-        .unwrap();
+    let plan = MergeState::new(Layout::Tnd).rows(&rows).plan(&parts).unwrap();
     let merged = plan.output::<f16>().unwrap();
     let (mut graph, ()) = Graph::capture(stream.device(), merged, |capture, merged| {
         plan.launch_into(capture, &parts, &mut merged.clone())

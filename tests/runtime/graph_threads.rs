@@ -32,10 +32,7 @@ impl Buffers {
             query: upload(1, &[2, 1, DIM]),
             cache: upload(2, &[8, 16, DIM]),
             table: BlockTable::with_columns(stream, &[vec![4, 1], vec![3]], 4, 16).unwrap(),
-            output: Output {
-                attention: Tensor::empty(stream.device(), [2, 1, DIM]).unwrap(),
-                softmax_lse: None,
-            },
+            output: Output { attention: Tensor::empty(stream.device(), [2, 1, DIM]).unwrap(), softmax_lse: None },
         }
     }
 
@@ -50,10 +47,7 @@ fn call() -> FusedInferAttention {
 
 fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
     let longest = PerRequest::new(vec![64, 64])?;
-    let longest = CallLengths::Batched {
-        q: None,
-        kv: &longest,
-    };
+    let longest = CallLengths::Batched { q: None, kv: &longest };
     let call = capture.attention(&call(), longest, buffers.inputs())?;
     capture.launch_into(call, buffers.inputs(), &mut buffers.output.clone())
 }

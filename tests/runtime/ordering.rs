@@ -15,28 +15,20 @@ fn an_event_orders_two_streams() {
     let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&first);
-    let plan = Sample::attention(&device)
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(&device).plan((&query, &key, &value)).unwrap();
     for _ in 0..20 {
         // The second stream's query is what the first computes.
         let mut middle = poisoned(&plan, &first);
         for _ in 0..3 {
-            plan.launch_into(&first, (&query, &key, &value), &mut middle)
-                .unwrap();
+            plan.launch_into(&first, (&query, &key, &value), &mut middle).unwrap();
         }
         let event = first.record_event().unwrap();
         second.wait_event(&event).unwrap();
         drop(event);
-        let last = plan
-            .launch(&second, (&middle.attention, &key, &value))
-            .unwrap();
+        let last = plan.launch(&second, (&middle.attention, &key, &value)).unwrap();
         let got = last.attention.download(&second).unwrap();
         sample.check(&middle.attention.download(&first).unwrap());
-        assert_eq!(
-            got,
-            again(&sample, &middle.attention.download(&first).unwrap())
-        );
+        assert_eq!(got, again(&sample, &middle.attention.download(&first).unwrap()));
     }
 }
 
@@ -45,9 +37,7 @@ fn again(sample: &Sample, query: &[f16]) -> Vec<f16> {
     let stream = harness::stream();
     let [_, key, value] = sample.upload(&stream);
     let query = stream.upload(query, Sample::SHAPE).unwrap();
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     output.attention.download(&stream).unwrap()
 }
@@ -88,11 +78,7 @@ fn work_on_one_stream_is_done_in_order() {
         copies.push(tensor.overwrite_async(&stream, host).unwrap());
     }
     let host = stream.device().host_buffer(1 << 16).unwrap();
-    let last = tensor
-        .download_async(&stream, host)
-        .unwrap()
-        .wait()
-        .unwrap();
+    let last = tensor.download_async(&stream, host).unwrap().wait().unwrap();
     assert!(last.iter().all(|&x| x == 9));
     for (copy, i) in copies.into_iter().zip(0..) {
         assert!(copy.is_complete().unwrap());
@@ -106,9 +92,7 @@ fn events_tell_completion_and_time() {
     let start = stream.record_timing_event().unwrap();
     let sample = Sample::new(2);
     let [query, key, value] = sample.upload(&stream);
-    let plan = Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     for _ in 0..3 {
         plan.launch(&stream, (&query, &key, &value)).unwrap();
     }
@@ -116,10 +100,7 @@ fn events_tell_completion_and_time() {
     end.synchronize_timeout(Duration::from_secs(60)).unwrap();
     assert!(start.is_complete().unwrap() && end.is_complete().unwrap());
     let elapsed = end.elapsed_since(&start).unwrap();
-    assert!(
-        elapsed > Duration::ZERO && elapsed < Duration::from_secs(60),
-        "{elapsed:?}"
-    );
+    assert!(elapsed > Duration::ZERO && elapsed < Duration::from_secs(60), "{elapsed:?}");
     stream.synchronize_timeout(Duration::from_secs(60)).unwrap();
     assert!(stream.is_idle().unwrap());
 

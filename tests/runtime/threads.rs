@@ -7,8 +7,8 @@ use std::thread;
 
 use ascend_attention::rules;
 use ascend_attention::{
-    AnyTensor, Device, DeviceBuffer, Error, Event, FusedInferAttention, HostBuffer, Mask, Output,
-    Plan, Runtime, Stream, Tensor, Transfer, f16,
+    AnyTensor, Device, DeviceBuffer, Error, Event, FusedInferAttention, HostBuffer, Mask, Output, Plan, Runtime,
+    Stream, Tensor, Transfer, f16,
 };
 use harness::{Sample, device, runtime};
 
@@ -38,9 +38,7 @@ fn threads_share_a_plan_each_with_a_stream() {
     let plan = {
         let stream = device.stream().unwrap();
         let [query, key, value] = samples[0].upload(&stream);
-        Sample::attention(&device)
-            .plan((&query, &key, &value))
-            .unwrap()
+        Sample::attention(&device).plan((&query, &key, &value)).unwrap()
     };
     thread::scope(|scope| {
         for sample in &samples {
@@ -67,9 +65,7 @@ fn threads_share_a_stream() {
             scope.spawn(move || {
                 for _ in 0..5 {
                     let [query, key, value] = sample.upload(stream);
-                    let plan = Sample::attention(stream.device())
-                        .plan((&query, &key, &value))
-                        .unwrap();
+                    let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
                     let output = plan.launch(stream, (&query, &key, &value)).unwrap();
                     drop((query, key, value, plan));
                     sample.check(&output.attention.download(stream).unwrap());
@@ -85,9 +81,7 @@ fn handles_are_dropped_on_other_threads() {
         let sample = Sample::new(9);
         let stream = harness::stream();
         let [query, key, value] = sample.upload(&stream);
-        let plan = Sample::attention(stream.device())
-            .plan((&query, &key, &value))
-            .unwrap();
+        let plan = Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
         let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
         let event = stream.record_event().unwrap();
         let threads = [
@@ -100,9 +94,7 @@ fn handles_are_dropped_on_other_threads() {
             thread.join().unwrap();
         }
         sample.check(&output.attention.download(&stream).unwrap());
-        thread::spawn(move || drop((stream, output)))
-            .join()
-            .unwrap();
+        thread::spawn(move || drop((stream, output))).join().unwrap();
     }
 }
 
@@ -111,9 +103,7 @@ fn devices_are_separate_and_shared_by_number() {
     let runtime = runtime();
     let count = runtime.device_count().unwrap();
     assert!(count >= 1);
-    let devices: Vec<_> = (0..count as i32)
-        .map(|id| runtime.device(id).unwrap())
-        .collect();
+    let devices: Vec<_> = (0..count as i32).map(|id| runtime.device(id).unwrap()).collect();
     assert_eq!(devices[0], runtime.device(0).unwrap());
     thread::scope(|scope| {
         for device in &devices {
@@ -121,9 +111,7 @@ fn devices_are_separate_and_shared_by_number() {
                 let sample = Sample::new(device.id() as u64);
                 let stream = device.stream().unwrap();
                 let [query, key, value] = sample.upload(&stream);
-                let plan = Sample::attention(device)
-                    .plan((&query, &key, &value))
-                    .unwrap();
+                let plan = Sample::attention(device).plan((&query, &key, &value)).unwrap();
                 for _ in 0..5 {
                     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
                     sample.check(&output.attention.download(&stream).unwrap());
@@ -140,14 +128,10 @@ fn devices_are_separate_and_shared_by_number() {
     let sample = Sample::new(3);
     let [query, key, value] = sample.upload(&one);
     let [other, ..] = sample.upload(&two);
-    let plan = Sample::attention(first)
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = Sample::attention(first).plan((&query, &key, &value)).unwrap();
     let output = plan.launch(&one, (&query, &key, &value)).unwrap();
     for error in [
-        Sample::attention(first)
-            .plan((&query, &other, &value))
-            .unwrap_err(),
+        Sample::attention(first).plan((&query, &other, &value)).unwrap_err(),
         plan.launch(&one, (&other, &key, &value)).unwrap_err(),
         plan.launch(&two, (&query, &key, &value)).unwrap_err(),
         other.download(&one).unwrap_err(),

@@ -10,15 +10,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ascend_attention::attention::{
-    Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation,
-    SharedPrefix,
+    Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation, SharedPrefix,
 };
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    Error, FusedInferAttention, Layout, Machine, PLATFORM_VARIABLE, Result, Runtime, Stream,
-    Tensor, bf16, f16,
+    Error, FusedInferAttention, Layout, Machine, PLATFORM_VARIABLE, Result, Runtime, Stream, Tensor, bf16, f16,
 };
 use harness::still_works;
 
@@ -47,26 +45,18 @@ fn halves(stream: &Stream, shape: &[usize]) -> Tensor<f16> {
 }
 
 fn packed(stream: &Stream, dim: usize) -> Tensor<bf16> {
-    stream
-        .upload(&vec![bf16::ONE; 8 * 2 * dim], [8, 2, dim])
-        .unwrap()
+    stream.upload(&vec![bf16::ONE; 8 * 2 * dim], [8, 2, dim]).unwrap()
 }
 
 fn plain(stream: &Stream) -> Result<Plan> {
     let x = halves(stream, &[1, 2, 16, 32]);
-    FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .plan((&x, &x, &x))
+    FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).plan((&x, &x, &x))
 }
 
 fn prefixed(stream: &Stream) -> Result<Plan> {
     let x = halves(stream, &[1, 2, 16, 32]);
     let inputs = Inputs::new(&x, &x, &x).shared_prefix(SharedPrefix::new(&x, &x));
-    FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .plan(inputs)
+    FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).plan(inputs)
 }
 
 fn split(stream: &Stream) -> Result<Plan> {
@@ -75,17 +65,10 @@ fn split(stream: &Stream) -> Result<Plan> {
     let scale = halves(stream, &[1]);
     let grid = Affine::scale(&scale);
     let inputs = Inputs::new(&query, &key, &key).quantisation(Quantisation::KeyValue {
-        antiquantisation: Antiquantisation::Split {
-            mode: AntiquantMode::PerChannel,
-            key: grid,
-            value: grid,
-        },
+        antiquantisation: Antiquantisation::Split { mode: AntiquantMode::PerChannel, key: grid, value: grid },
         output: None,
     });
-    FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .plan(inputs)
+    FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).plan(inputs)
 }
 
 fn of_two_sequences() -> FusedInferAttention {
@@ -117,10 +100,7 @@ fn with_slopes(stream: &Stream) -> Result<Plan> {
         query_start: 0,
         key_start: 0,
     });
-    FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .plan(inputs)
+    FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).plan(inputs)
 }
 
 /// In the emulation's release, from which on V1 to V3 are deprecated.
@@ -173,14 +153,7 @@ fn a_sink_on_an_older_cann_names_what_it_needs() {
     });
     let error = with_sink(&stream).unwrap_err();
     assert!(
-        matches!(
-            error,
-            Error::OperatorVersion {
-                needed: "aclnnFusedInferAttentionScoreV4",
-                since: "8.5",
-                ..
-            }
-        ),
+        matches!(error, Error::OperatorVersion { needed: "aclnnFusedInferAttentionScoreV4", since: "8.5", .. }),
         "{error:?}"
     );
     let text = error.to_string();
@@ -210,14 +183,7 @@ fn calls_on_ascend_950_name_its_version() {
     });
     let error = plain(&stream).unwrap_err();
     assert!(
-        matches!(
-            error,
-            Error::OperatorVersion {
-                needed: "aclnnFusedInferAttentionScoreV5",
-                since: "9.0",
-                ..
-            }
-        ),
+        matches!(error, Error::OperatorVersion { needed: "aclnnFusedInferAttentionScoreV5", since: "9.0", .. }),
         "{error:?}"
     );
 
@@ -246,11 +212,7 @@ fn child_plans_learnable_sinks() {
 fn an_older_release_can_be_emulated() {
     let run = |variable: &str, value: &str| {
         let child = Command::new(env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "versions::child_plans_learnable_sinks",
-                "--nocapture",
-            ])
+            .args(["--exact", "versions::child_plans_learnable_sinks", "--nocapture"])
             .env("ASCEND_TEST_CHILD", "1")
             .env(PLATFORM_VARIABLE, "emulated")
             // The shared library exports every version, whatever the release: what is missing shows in process alone.
@@ -265,22 +227,13 @@ fn an_older_release_can_be_emulated() {
     let kept = "plain by aclnnFusedInferAttentionScoreV4\n";
     for (variable, value) in [("ASCEND_EMU_OPERATOR", "V3"), ("ASCEND_EMU_CANN", "8.1")] {
         let old = run(variable, value);
-        assert!(
-            old.contains("no sinks: ") && old.contains("aclnnFusedInferAttentionScoreV4"),
-            "{old}"
-        );
+        assert!(old.contains("no sinks: ") && old.contains("aclnnFusedInferAttentionScoreV4"), "{old}");
         assert!(old.contains("install CANN 8.5 or newer"), "{old}");
         assert!(old.contains(first), "{old}");
     }
-    for (variable, value, plain) in [
-        ("ASCEND_EMU_OPERATOR", "V4", kept),
-        ("ASCEND_EMU_CANN", "8.5", first),
-    ] {
+    for (variable, value, plain) in [("ASCEND_EMU_OPERATOR", "V4", kept), ("ASCEND_EMU_CANN", "8.5", first)] {
         let new = run(variable, value);
-        assert!(
-            new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain),
-            "{new}"
-        );
+        assert!(new.contains("sinks by aclnnFusedInferAttentionScoreV4\n") && new.contains(plain), "{new}");
     }
 }
 
@@ -306,10 +259,7 @@ fn machines_of_several_releases_live_side_by_side() {
             let runtime = Runtime::emulated_as(&machine).unwrap();
             let device = runtime.device(0).unwrap();
             assert_eq!(device.target().unwrap(), Target::new(soc, cann));
-            assert_eq!(
-                Runtime::emulated_as(&machine).unwrap().device(0).unwrap(),
-                device
-            );
+            assert_eq!(Runtime::emulated_as(&machine).unwrap().device(0).unwrap(), device);
             devices.push((cann, device));
         }
     }
@@ -325,10 +275,7 @@ fn machines_of_several_releases_live_side_by_side() {
     }
     for name in ["Kunpeng920", "Ascend9500000", ""] {
         let unknown = Machine::named(name, Cann::V9_1);
-        assert!(matches!(
-            Runtime::emulated_as(&unknown),
-            Err(Error::UnknownProduct { .. })
-        ));
+        assert!(matches!(Runtime::emulated_as(&unknown), Err(Error::UnknownProduct { .. })));
     }
 }
 

@@ -100,82 +100,22 @@ fn extra(call: &mut Call, random: &mut Random) -> String {
     let desc = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape);
     let plain = &mut call.plain;
     let (name, slot, wanted) = match random.below(16) {
-        0 => (
-            "pse_shift",
-            &mut plain.pse_shift,
-            desc(half, &[1, n, 300, 300]),
-        ),
-        1 => (
-            "atten_mask",
-            &mut plain.atten_mask,
-            desc(DType::Bool, &[2048, 2048]),
-        ),
-        2 => (
-            "deq_scale1",
-            &mut plain.deq_scale1,
-            desc(DType::Float, &[1]),
-        ),
-        3 => (
-            "quant_scale1",
-            &mut plain.quant_scale1,
-            desc(DType::Float, &[1]),
-        ),
-        4 => (
-            "quant_scale2",
-            &mut plain.quant_scale2,
-            desc(DType::Float, &[1]),
-        ),
-        5 => (
-            "quant_offset2",
-            &mut plain.quant_offset2,
-            desc(DType::Float, &[1]),
-        ),
-        6 => (
-            "antiquant_scale",
-            &mut plain.antiquant_scale,
-            desc(half, &[2, n, 1, d]),
-        ),
-        7 => (
-            "block_table",
-            &mut plain.block_table,
-            desc(DType::Int32, &[1, 1]),
-        ),
-        8 => (
-            "query_padding_size",
-            &mut plain.query_padding_size,
-            desc(DType::Int64, &[1]),
-        ),
-        9 => (
-            "kv_padding_size",
-            &mut plain.kv_padding_size,
-            desc(DType::Int64, &[1]),
-        ),
-        10 => (
-            "key_antiquant_scale",
-            &mut plain.key_antiquant_scale,
-            desc(half, &[1]),
-        ),
-        11 => (
-            "value_antiquant_offset",
-            &mut plain.value_antiquant_offset,
-            desc(half, &[1]),
-        ),
-        12 => (
-            "key_shared_prefix",
-            &mut plain.key_shared_prefix,
-            Some(call.key[0]),
-        ),
+        0 => ("pse_shift", &mut plain.pse_shift, desc(half, &[1, n, 300, 300])),
+        1 => ("atten_mask", &mut plain.atten_mask, desc(DType::Bool, &[2048, 2048])),
+        2 => ("deq_scale1", &mut plain.deq_scale1, desc(DType::Float, &[1])),
+        3 => ("quant_scale1", &mut plain.quant_scale1, desc(DType::Float, &[1])),
+        4 => ("quant_scale2", &mut plain.quant_scale2, desc(DType::Float, &[1])),
+        5 => ("quant_offset2", &mut plain.quant_offset2, desc(DType::Float, &[1])),
+        6 => ("antiquant_scale", &mut plain.antiquant_scale, desc(half, &[2, n, 1, d])),
+        7 => ("block_table", &mut plain.block_table, desc(DType::Int32, &[1, 1])),
+        8 => ("query_padding_size", &mut plain.query_padding_size, desc(DType::Int64, &[1])),
+        9 => ("kv_padding_size", &mut plain.kv_padding_size, desc(DType::Int64, &[1])),
+        10 => ("key_antiquant_scale", &mut plain.key_antiquant_scale, desc(half, &[1])),
+        11 => ("value_antiquant_offset", &mut plain.value_antiquant_offset, desc(half, &[1])),
+        12 => ("key_shared_prefix", &mut plain.key_shared_prefix, Some(call.key[0])),
         13 => ("query_rope", &mut plain.query_rope, Some(query)),
-        14 => (
-            "learnable_sink",
-            &mut plain.learnable_sink,
-            desc(DType::Bf16, &[n]),
-        ),
-        _ => (
-            "dequant_scale_query",
-            &mut plain.dequant_scale_query,
-            desc(DType::Float, &[1]),
-        ),
+        14 => ("learnable_sink", &mut plain.learnable_sink, desc(DType::Bf16, &[n])),
+        _ => ("dequant_scale_query", &mut plain.dequant_scale_query, desc(DType::Float, &[1])),
     };
     if slot.is_none() {
         *slot = wanted;

@@ -23,12 +23,7 @@ const INNER: i32 = 561_000;
 
 fn plain(layout: Layout, heads: i64, rows: i64, dim: i64) -> Call {
     let batch = if layout.is_packed() { 1 } else { 3 };
-    let of = Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    };
+    let of = Extents { batch, heads, rows, dim };
     let mut call = Call::new(layout, DType::Bf16, of, 7);
     call.keys(DType::Bf16, of, dim);
     if layout.is_packed() {
@@ -40,12 +35,7 @@ fn plain(layout: Layout, heads: i64, rows: i64, dim: i64) -> Call {
 /// Decode over an NZ cache of INT8 keys, with packed rows.
 fn nz() -> Call {
     let (heads, rows) = (8, 3);
-    let of = Extents {
-        batch: 1,
-        heads,
-        rows,
-        dim: 128,
-    };
+    let of = Extents { batch: 1, heads, rows, dim: 128 };
     let mut call = Call::new(Layout::Tnd, DType::Bf16, of, 8);
     call.q_lens = Some(vec![1, rows]);
     let dims = [1, 128, 128, 128];
@@ -59,12 +49,7 @@ fn nz() -> Call {
 
 fn crashes() -> Vec<Crash> {
     use Cann::{V8_5, V9_0, V9_1};
-    let crash = |rule, on, survivor, call| Crash {
-        rule,
-        call,
-        on,
-        survivor,
-    };
+    let crash = |rule, on, survivor, call| Crash { rule, call, on, survivor };
     let without_heads = |mut call: Call| {
         call.plain.num_heads = 0;
         call
@@ -89,20 +74,12 @@ fn crashes() -> Vec<Crash> {
         all.push(crash("split_fuse.kv_heads_zero", &[V9_0, V9_1], 0, call));
     }
     type Leave = fn(&mut Call);
-    let without: [Leave; 3] = [
-        |call| call.q_lens = None,
-        |call| call.kv_lens = None,
-        |call| call.plain.block_table = None,
-    ];
+    let without: [Leave; 3] =
+        [|call| call.q_lens = None, |call| call.kv_lens = None, |call| call.plain.block_table = None];
     for leave in without {
         let mut call = nz();
         leave(&mut call);
-        all.push(crash(
-            "antiquant.packed_nz_null",
-            &[V9_0, V9_1],
-            REFUSED,
-            call,
-        ));
+        all.push(crash("antiquant.packed_nz_null", &[V9_0, V9_1], REFUSED, call));
     }
     for layout in [Layout::Bnsd, Layout::BnsdBsnd] {
         let mut call = plain(layout, 2, 4, 64);
@@ -170,11 +147,7 @@ fn one(stream: &Stream, target: Target, crash: Crash) {
     let (status, message) = raw_call(&call, target);
     assert_eq!(found(before, rule), usize::from(dies), "{context}");
     if dies {
-        let survivor = if crash.survivor == REFUSED {
-            refused
-        } else {
-            crash.survivor
-        };
+        let survivor = if crash.survivor == REFUSED { refused } else { crash.survivor };
         assert_eq!(status, survivor, "{context}: {message}");
     }
 }
@@ -190,11 +163,6 @@ fn raw_call(call: &Call, target: Target) -> (i32, String) {
     if prepared.status != 0 {
         return (prepared.status, raw::message());
     }
-    assert_eq!(
-        prepared.run(std::ptr::null_mut()),
-        (0, 0),
-        "{}",
-        raw::message()
-    );
+    assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0), "{}", raw::message());
     (0, String::new())
 }

@@ -22,18 +22,9 @@ const INNER_NULL: i32 = 561_103;
 fn call(target: Target, layout: Layout, dtype: DType, [heads, dim]: [i64; 2]) -> Call {
     let packed = layout.is_packed();
     let rows = if packed { 9 } else { 4 };
-    let of = Extents {
-        batch: if packed { 1 } else { 2 },
-        heads,
-        rows,
-        dim,
-    };
+    let of = Extents { batch: if packed { 1 } else { 2 }, heads, rows, dim };
     let mut call = Call::new(layout, dtype, of, 21);
-    let keys = Extents {
-        heads: 2,
-        rows: rows + 8,
-        ..of
-    };
+    let keys = Extents { heads: 2, rows: rows + 8, ..of };
     call.keys(dtype, keys, dim);
     if packed {
         (call.q_lens, call.kv_lens) = (Some(vec![4, 9]), Some(vec![5, 17]));
@@ -53,12 +44,7 @@ fn answer(call: &Call, version: Version, measure: bool) -> (i32, String) {
         return (prepared.status, raw::message());
     }
     assert_eq!(prepared.workspace_bytes, 16 << 20);
-    assert_eq!(
-        prepared.run(std::ptr::null_mut()),
-        (0, 0),
-        "{}",
-        raw::message()
-    );
+    assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0), "{}", raw::message());
     (0, String::new())
 }
 
@@ -79,14 +65,8 @@ fn taken(call: &Call, version: Version) {
 
 #[test]
 fn each_release_answers_by_the_versions_that_it_has() {
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let products = [
-        (Soc::AtlasA2, &Cann::ALL[..]),
-        (Soc::AtlasA3, &Cann::ALL),
-        (Soc::Ascend950, &[V9_0, V9_1, V9_2]),
-    ];
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let products = [(Soc::AtlasA2, &Cann::ALL[..]), (Soc::AtlasA3, &Cann::ALL), (Soc::Ascend950, &[V9_0, V9_1, V9_2])];
     for (soc, releases) in products {
         for &cann in releases {
             let target = Target::new(soc, cann);
@@ -94,8 +74,7 @@ fn each_release_answers_by_the_versions_that_it_has() {
             let stream = runtime.device(0).unwrap().stream().unwrap();
             let call = call(target, Layout::Bnsd, DType::Float16, [2, 64]);
             for version in Version::ALL {
-                let there = version <= Version::newest_of(cann)
-                    && (soc != Soc::Ascend950 || version == Version::V5);
+                let there = version <= Version::newest_of(cann) && (soc != Soc::Ascend950 || version == Version::V5);
                 for measure in [false, true] {
                     if measure && version == Version::V1 {
                         continue;
@@ -112,11 +91,8 @@ fn each_release_answers_by_the_versions_that_it_has() {
 
 #[test]
 fn a_measurement_takes_any_lengths_and_is_not_launched() {
-    for target in [
-        Target::new(Soc::AtlasA2, V8_5),
-        Target::new(Soc::AtlasA2, V9_1),
-        Target::new(Soc::Ascend950, V9_1),
-    ] {
+    for target in [Target::new(Soc::AtlasA2, V8_5), Target::new(Soc::AtlasA2, V9_1), Target::new(Soc::Ascend950, V9_1)]
+    {
         strictly_on(target, |_, _| {
             let newest = Version::newest_of(target.cann);
             let mut call = call(target, Layout::Bnsd, DType::Float16, [2, 64]);
@@ -173,10 +149,7 @@ fn apart(desc: TensorDesc) -> TensorDesc {
         let room = if axis + 2 == rank { 16 } else { 0 };
         strides[axis] = strides[axis + 1] * desc.shape[axis + 1] + room;
     }
-    TensorDesc {
-        strides: Dims::new(&strides).unwrap(),
-        ..desc
-    }
+    TensorDesc { strides: Dims::new(&strides).unwrap(), ..desc }
 }
 
 #[test]
@@ -223,10 +196,7 @@ fn keys_and_values_with_gaps_are_refused_by_9_1_and_later_by_v5() {
         scales.plain.key_antiquant_scale = Some(scale);
         scales.plain.value_antiquant_scale = Some(scale);
         taken(&scales, Version::V5);
-        scales.plain.value_antiquant_scale = Some(TensorDesc {
-            strides: Dims::of([128, 128, 1]),
-            ..scale
-        });
+        scales.plain.value_antiquant_scale = Some(TensorDesc { strides: Dims::of([128, 128, 1]), ..scale });
         refused(&scales, Version::V5, TILING, RULE);
     });
 }
@@ -238,12 +208,7 @@ fn child_passes_keys_with_gaps_to_9_1() {
         return;
     };
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let _stream = Runtime::emulated()
-        .unwrap()
-        .device(0)
-        .unwrap()
-        .stream()
-        .unwrap();
+    let _stream = Runtime::emulated().unwrap().device(0).unwrap().stream().unwrap();
     let target = Target::new(Soc::AtlasA2, V9_1);
     let mut keys = call(target, Layout::Bnsd, DType::Bf16, [2, 64]);
     keys.key = vec![apart(keys.key[0])];
@@ -321,12 +286,7 @@ fn sinks_have_the_types_of_release_and_checker() {
 
 #[test]
 fn v5_does_on_a2_and_a3_what_v4_does() {
-    for (soc, cann) in [
-        (Soc::AtlasA2, V9_0),
-        (Soc::AtlasA2, V9_1),
-        (Soc::AtlasA3, V9_1),
-        (Soc::AtlasA3, V9_2),
-    ] {
+    for (soc, cann) in [(Soc::AtlasA2, V9_0), (Soc::AtlasA2, V9_1), (Soc::AtlasA3, V9_1), (Soc::AtlasA3, V9_2)] {
         let target = Target::new(soc, cann);
         strictly_on(target, |_, _| {
             for (layout, dim) in [(Layout::Bnsd, 64), (Layout::Tnd, 96)] {
@@ -336,7 +296,8 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
                     let prepared = raw::prepare(&call, version, &memory);
                     assert_eq!(prepared.status, 0, "{}", raw::message());
                     assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0));
-                    let out = &memory[&ascend_attention::spec::ops::fused_infer_attention_score::Parameter::AttentionOut.into()];
+                    let out = &memory
+                        [&ascend_attention::spec::ops::fused_infer_attention_score::Parameter::AttentionOut.into()];
                     assert!(!out.is_untouched());
                     out.written().unwrap()
                 });
@@ -373,16 +334,10 @@ fn entry_points_written_by_hand_answer_with_statuses_of_their_own() {
         let tiling = changed(&|call| call.plain.inner_precise = 9);
         let flagged = changed(&|call| call.plain.softmax_lse_flag = true);
         let uneven = changed(&|call| call.key.push(call.key[0]));
-        for (call, status, of_v5) in [
-            (&tiling, INNER_NULL, TILING),
-            (&flagged, NULL, TILING),
-            (&uneven, INVALID, TILING),
-        ] {
-            for (version, want) in [
-                (Version::V3, status),
-                (Version::V4, status),
-                (Version::V5, of_v5),
-            ] {
+        for (call, status, of_v5) in
+            [(&tiling, INNER_NULL, TILING), (&flagged, NULL, TILING), (&uneven, INVALID, TILING)]
+        {
+            for (version, want) in [(Version::V3, status), (Version::V4, status), (Version::V5, of_v5)] {
                 let (got, message) = answer(call, version, false);
                 assert_eq!(got, want, "{}: {message}", version.symbol());
             }
@@ -394,12 +349,7 @@ fn entry_points_written_by_hand_answer_with_statuses_of_their_own() {
         let memory = upload(&empty, None).unwrap();
         let prepared = raw::prepare(&empty, Version::V4, &memory);
         assert_eq!(prepared.status, 0, "{}", raw::message());
-        assert_eq!(
-            prepared.run(std::ptr::null_mut()),
-            (0, 0),
-            "{}",
-            raw::message()
-        );
+        assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0), "{}", raw::message());
         let (status, message) = answer(&empty, Version::V5, false);
         assert_eq!(status, TILING, "{message}");
     });

@@ -26,9 +26,7 @@ use ascend_attention::spec::attention_problem::{AttentionProblem, Rows, Work};
 use ascend_attention::spec::ops::fused_infer_attention_score::{
     Argument, Cache, CheckedCall, Parameter, Version, rules,
 };
-use ascend_attention::spec::{
-    Cann, DType, Extents, Format, Layout, Level, Soc, Target, TensorDesc,
-};
+use ascend_attention::spec::{Cann, DType, Extents, Format, Layout, Level, Soc, Target, TensorDesc};
 use ascend_attention::{Error, Machine, Runtime, Stream};
 use ascend_emu::kernel::reference::{Inputs, attention};
 use calls::compare::Written;
@@ -83,10 +81,7 @@ fn upload(call: &Call, checked: Option<&CheckedCall<'_>>) -> Option<Memory> {
     for argument in arguments_of(&described) {
         let desc = described.tensor(argument)?;
         let bytes = raw::reach(desc)?;
-        let output = matches!(
-            argument.parameter,
-            Parameter::AttentionOut | Parameter::SoftmaxLse
-        );
+        let output = matches!(argument.parameter, Parameter::AttentionOut | Parameter::SoftmaxLse);
         let mut contents = match output {
             true => vec![0xff; bytes],
             // A changed call may look up any entry: let it name a block.
@@ -99,10 +94,7 @@ fn upload(call: &Call, checked: Option<&CheckedCall<'_>>) -> Option<Memory> {
         if let Some(checked) = checked {
             poison(checked, call, argument, &mut contents);
         }
-        memory.insert(
-            argument,
-            Guarded::new(contents, if output { 0xa5 } else { 0xff }),
-        );
+        memory.insert(argument, Guarded::new(contents, if output { 0xa5 } else { 0xff }));
     }
     Some(memory)
 }
@@ -120,10 +112,7 @@ fn poison(checked: &CheckedCall<'_>, call: &Call, argument: Argument, contents: 
         _ => return,
     };
     let mut used = HashSet::new();
-    let table = call
-        .contents
-        .iter()
-        .find(|(of, _)| of.parameter == Parameter::BlockTable);
+    let table = call.contents.iter().find(|(of, _)| of.parameter == Parameter::BlockTable);
     let mut rows: Option<Rows> = None;
     let mut batches = 0;
     for b in 0..problem.batch {
@@ -158,18 +147,11 @@ fn poison(checked: &CheckedCall<'_>, call: &Call, argument: Argument, contents: 
         Some(pages) => pages.block_size,
         None => {
             let shape = described.tensor(argument).unwrap().shape;
-            let extents = checked
-                .layout
-                .input()
-                .extents(&shape, problem.kv_heads as i64);
+            let extents = checked.layout.input().extents(&shape, problem.kv_heads as i64);
             extents.unwrap().rows as usize
         }
     };
-    let dim = if is_key {
-        problem.head_dim
-    } else {
-        problem.value_dim
-    };
+    let dim = if is_key { problem.head_dim } else { problem.value_dim };
     for batch in 0..batches {
         for row in (0..count).filter(|&row| !used.contains(&(batch, row))) {
             for head in 0..problem.kv_heads {
@@ -196,9 +178,7 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
         }
         let bytes = raw::reach(desc)?;
         let shape: Vec<usize> = desc.shape.iter().map(|&dim| dim as usize).collect();
-        let tensor = stream
-            .upload_bytes(desc.dtype, &vec![0; bytes], shape)
-            .unwrap();
+        let tensor = stream.upload_bytes(desc.dtype, &vec![0; bytes], shape).unwrap();
         arguments.set(argument.parameter, tensor);
     }
     if lints {
@@ -209,9 +189,7 @@ fn safe_layer(stream: &Stream, call: &Call, lints: bool) -> Option<Result<(), Er
         }
     }
     // What is not given, the safe layer makes itself.
-    if described.attention_out.is_none()
-        || described.softmax_lse_flag && described.softmax_lse.is_none()
-    {
+    if described.attention_out.is_none() || described.softmax_lse_flag && described.softmax_lse.is_none() {
         return None;
     }
     Some(arguments.plan(stream.device()).map(drop))
@@ -247,12 +225,7 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
     let status = prepared.status;
     match &verdict {
         Ok(checked) => {
-            prop_assert_eq!(
-                status,
-                0,
-                "the emulation refuses what the contract takes: {}",
-                raw::message()
-            );
+            prop_assert_eq!(status, 0, "the emulation refuses what the contract takes: {}", raw::message());
             let (mut lints, mut bad) = (Vec::new(), Vec::new());
             checked.each_lint(&mut |lint| {
                 lints.push(lint.rule.id);
@@ -265,25 +238,10 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
                 bad.extend((!fine).then_some(lint.rule.id));
             });
             prop_assert!(bad.is_empty(), "{:?}", bad);
-            accepted(
-                stream,
-                &checked.problem,
-                &memory,
-                prepared,
-                lints.is_empty() || right,
-                findings,
-            )?;
-            count(if lints.is_empty() {
-                &ends.computed
-            } else {
-                &ends.linted
-            });
+            accepted(stream, &checked.problem, &memory, prepared, lints.is_empty() || right, findings)?;
+            count(if lints.is_empty() { &ends.computed } else { &ends.linted });
             if let Some(plan) = safe_layer(stream, call, true) {
-                prop_assert!(
-                    plan.is_ok(),
-                    "the safe layer refuses what the contract takes: {:?}",
-                    plan
-                );
+                prop_assert!(plan.is_ok(), "the safe layer refuses what the contract takes: {:?}", plan);
                 count(&ends.safe);
                 let strict = safe_layer(stream, call, false).unwrap();
                 match strict {
@@ -297,22 +255,12 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
         }
         Err(refusal) => {
             prop_assert!(!right, "{}", refusal);
-            prop_assert_eq!(
-                status,
-                refusal.status(),
-                "{} but {}",
-                refusal,
-                raw::message()
-            );
+            prop_assert_eq!(status, refusal.status(), "{} but {}", refusal, raw::message());
             prop_assert_eq!(prepared.workspace_bytes, UNSET);
             prop_assert!(!raw::message().is_empty());
             match safe_layer(stream, call, true) {
                 None => {}
-                Some(Ok(())) => prop_assert!(
-                    false,
-                    "the safe layer takes what the contract refuses: {}",
-                    refusal
-                ),
+                Some(Ok(())) => prop_assert!(false, "the safe layer takes what the contract refuses: {}", refusal),
                 Some(Err(error)) => {
                     count(&ends.safe);
                     match &error {
@@ -327,16 +275,9 @@ fn check(stream: &Stream, call: &Call, made: Made, ends: &Ends) -> Failure {
                     }
                 }
             }
-            count(if refusal.is_unsupported() {
-                &ends.unsupported
-            } else {
-                &ends.refused
-            });
+            count(if refusal.is_unsupported() { &ends.unsupported } else { &ends.refused });
             raw::ok(unsafe_sync(stream));
-            prop_assert!(
-                memory.values().all(Guarded::is_untouched),
-                "a refused call wrote"
-            );
+            prop_assert!(memory.values().all(Guarded::is_untouched), "a refused call wrote");
         }
     }
     drop(memory);
@@ -359,14 +300,7 @@ fn accepted(
             let tensor = Argument::of_role(role).and_then(|of| memory.get(&of));
             tensor.map_or(&[][..], Guarded::contents)
         };
-        attention(
-            problem,
-            &Inputs {
-                dtype: problem.dtype(),
-                bytes: &bytes,
-                geometry: None,
-            },
-        )
+        attention(problem, &Inputs { dtype: problem.dtype(), bytes: &bytes, geometry: None })
     });
     let statuses = prepared.run(stream.as_raw());
     let found = ascend_emu::findings();
@@ -378,11 +312,7 @@ fn accepted(
         match argument.parameter {
             Parameter::AttentionOut | Parameter::SoftmaxLse => {
                 // With a lint the operator writes what it takes the output for.
-                prop_assert!(
-                    tensor.written().is_some() || !clean,
-                    "bytes around {:?} changed",
-                    argument
-                );
+                prop_assert!(tensor.written().is_some() || !clean, "bytes around {:?} changed", argument);
             }
             _ => prop_assert!(tensor.is_untouched(), "{:?} changed", argument),
         }
@@ -391,21 +321,10 @@ fn accepted(
     if problem.work == Work::Nothing {
         return Ok(());
     }
-    let bytes = |parameter: Parameter| {
-        memory
-            .get(&parameter.into())
-            .and_then(Guarded::written)
-            .unwrap_or_default()
-    };
+    let bytes = |parameter: Parameter| memory.get(&parameter.into()).and_then(Guarded::written).unwrap_or_default();
     let (out, lse) = (bytes(Parameter::AttentionOut), bytes(Parameter::SoftmaxLse));
-    let written = Written {
-        dtype: problem.dtype(),
-        attention_out: &out,
-        softmax_lse: &lse,
-    };
-    written
-        .compare(problem, &want.attention, &want.lse)
-        .map_err(TestCaseError::fail)
+    let written = Written { dtype: problem.dtype(), attention_out: &out, softmax_lse: &lse };
+    written.compare(problem, &want.attention, &want.lse).map_err(TestCaseError::fail)
 }
 
 fn unsafe_sync(stream: &Stream) -> i32 {
@@ -416,12 +335,7 @@ fn unsafe_sync(stream: &Stream) -> i32 {
 /// A call takes a while: half as many as `PROPTEST_CASES` says.
 fn config() -> Config {
     let default = Config::default();
-    Config {
-        cases: (default.cases / 2).max(1),
-        failure_persistence: None,
-        max_shrink_iters: 0,
-        ..default
-    }
+    Config { cases: (default.cases / 2).max(1), failure_persistence: None, max_shrink_iters: 0, ..default }
 }
 
 /// The stream of a test in strict mode, while no other test runs.
@@ -489,10 +403,7 @@ fn calls_that_each_release_accepts_are_computed() {
                 check(stream, &call, Made::Taken, ends).map_err(|error| context(error, &call, ""))?;
             });
         });
-        println!(
-            "{cann}: {cases} computed, of which the snapshot refuses {}",
-            new.get()
-        );
+        println!("{cann}: {cases} computed, of which the snapshot refuses {}", new.get());
         let least = if cann > Cann::V8_1 { cases / 3 } else { 0 };
         assert!(new.get() >= least);
     }
@@ -535,40 +446,26 @@ fn masks_whose_size_nobody_checks_are_not_read_beyond_their_memory() {
     strictly_on(target, |stream, _| {
         let shrink = |call: &mut Call, shape: &[i64]| {
             call.plain.atten_mask = Some(calls::desc(DType::Bool, shape));
-            call.contents
-                .retain(|(of, _)| of.parameter != Parameter::AttenMask);
+            call.contents.retain(|(of, _)| of.parameter != Parameter::AttenMask);
         };
         let large = |call: &Call, least: i64| {
             let query = call.plain.query.unwrap().shape;
             call.plain.query_rope.is_some() && query[call.layout.input().row_axis()] >= least
         };
         let tree = |call: &Call, packed: bool| {
-            let reads = call
-                .describe()
-                .check(call.version, target)
-                .unwrap()
-                .problem
-                .mask_bytes();
+            let reads = call.describe().check(call.version, target).unwrap().problem.mask_bytes();
             call.plain.sparse_mode == 9
                 && call.layout.is_packed() == packed
                 && reads.is_some_and(|bytes| bytes.end > 400)
         };
         for packed in [false, true] {
             let all = (0..).map(|seed| releases::accepted(seed, target));
-            let mut call = all
-                .filter(|call| large(call, 9))
-                .find(|call| tree(call, packed))
-                .unwrap();
+            let mut call = all.filter(|call| large(call, 9)).find(|call| tree(call, packed)).unwrap();
             shrink(&mut call, &[1]);
             reads_beyond(stream, &call);
         }
         // One row a sequence, a mask of two axes with one row: the second sequence has none.
-        let of = |rows| Extents {
-            batch: 9,
-            heads: 1,
-            rows,
-            dim: 64,
-        };
+        let of = |rows| Extents { batch: 9, heads: 1, rows, dim: 64 };
         let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1), 3);
         (call.target, call.version) = (target, Version::V4);
         call.keys(DType::Float16, of(100), 64);
@@ -581,31 +478,17 @@ fn masks_whose_size_nobody_checks_are_not_read_beyond_their_memory() {
 fn lengths_beyond_the_block_table_are_found() {
     let target = Target::new(Soc::AtlasA2, Cann::V9_1);
     strictly_on(target, |stream, _| {
-        let of = Extents {
-            batch: 1,
-            heads: 4,
-            rows: 2,
-            dim: 80,
-        };
+        let of = Extents { batch: 1, heads: 4, rows: 2, dim: 80 };
         let mut call = Call::new(Layout::Tnd, DType::Float16, of, 5);
         (call.target, call.version) = (target, Version::V4);
         call.q_lens = Some(vec![1, 2]);
-        call.pages(
-            Cache::BnBsH,
-            DType::Float16,
-            [2, 16, 80, 80],
-            &[20, 30],
-            &mut Random(1),
-        );
+        call.pages(Cache::BnBsH, DType::Float16, [2, 16, 80, 80], &[20, 30], &mut Random(1));
         let columns = call.plain.block_table.unwrap().shape[1];
         call.kv_lens = Some(vec![20, columns * 16 + 1]);
         call.plain.inner_precise = 0;
         reads_beyond(stream, &call);
         let found = ascend_emu::findings();
-        assert_eq!(
-            found.last().unwrap().kind,
-            ascend_emu::FindingKind::BlockTable
-        );
+        assert_eq!(found.last().unwrap().kind, ascend_emu::FindingKind::BlockTable);
     });
 }
 
@@ -665,9 +548,7 @@ fn calls_that_this_release_does_not_compute_are_refused_by_type() {
         // Scales of single tokens, and a shared prefix that has none.
         let by_token = |call: &Call| {
             let plain = &call.plain;
-            plain.block_table.is_none()
-                && plain.key_antiquant_scale.is_some()
-                && plain.key_antiquant_mode == 1
+            plain.block_table.is_none() && plain.key_antiquant_scale.is_some() && plain.key_antiquant_mode == 1
         };
         let mut call = (0..).map(quantised::antiquant).find(by_token).unwrap();
         let prefix = TensorDesc::packed(call.key[0].dtype, call.key[0].shape.with(0, 1));

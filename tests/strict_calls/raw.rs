@@ -2,13 +2,11 @@
 
 use super::calls::Call;
 use super::calls::contents::arguments_of;
-use ascend_attention::spec::ops::fused_infer_attention_score::{
-    Argument, FiaCall, Parameter, Version,
-};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
 use ascend_attention::spec::{DType, TensorDesc};
 use ascend_attention::sys::bindings::{
-    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
-    aclrtMemMallocPolicy, aclrtMemcpyKind, aclrtStream,
+    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList, aclrtMemMallocPolicy,
+    aclrtMemcpyKind, aclrtStream,
 };
 use ascend_emu::abi::*;
 use std::collections::HashMap;
@@ -53,11 +51,7 @@ impl Guarded {
         let mut address = null_mut();
         // SAFETY: `address` is valid for writing; the copy stays within both memories.
         unsafe {
-            ok(aclrtMalloc(
-                &mut address,
-                before.len(),
-                aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST,
-            ));
+            ok(aclrtMalloc(&mut address, before.len(), aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST));
             ok(aclrtMemcpy(
                 address,
                 before.len(),
@@ -66,11 +60,7 @@ impl Guarded {
                 aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE,
             ));
         }
-        Self {
-            address,
-            before,
-            bytes: contents.len(),
-        }
+        Self { address, before, bytes: contents.len() }
     }
 
     fn tensor(&self) -> *mut c_void {
@@ -164,20 +154,12 @@ impl Descriptors {
         };
         let key = list(
             (0..call.key.len())
-                .map(|i| {
-                    of.remove(&Argument::element(Parameter::Key, i))
-                        .unwrap()
-                        .cast_const()
-                })
+                .map(|i| of.remove(&Argument::element(Parameter::Key, i)).unwrap().cast_const())
                 .collect(),
         );
         let value = list(
             (0..call.value.len())
-                .map(|i| {
-                    of.remove(&Argument::element(Parameter::Value, i))
-                        .unwrap()
-                        .cast_const()
-                })
+                .map(|i| of.remove(&Argument::element(Parameter::Value, i)).unwrap().cast_const())
                 .collect(),
         );
         let array = |values: Option<&[i64]>| match values {
@@ -201,9 +183,7 @@ impl Descriptors {
     }
 
     fn get(&self, parameter: Parameter) -> *const aclTensor {
-        self.of
-            .get(&parameter.into())
-            .map_or(null(), |tensor| tensor.cast_const())
+        self.of.get(&parameter.into()).map_or(null(), |tensor| tensor.cast_const())
     }
 }
 
@@ -211,11 +191,7 @@ impl Drop for Descriptors {
     fn drop(&mut self) {
         // SAFETY: each was created by `new` and is destroyed once; lists destroy their members.
         let statuses = unsafe {
-            let mut statuses: Vec<i32> = self
-                .of
-                .values()
-                .map(|&tensor| aclDestroyTensor(tensor))
-                .collect();
+            let mut statuses: Vec<i32> = self.of.values().map(|&tensor| aclDestroyTensor(tensor)).collect();
             for list in [self.key, self.value] {
                 if !list.is_null() {
                     statuses.push(aclDestroyTensorList(list));
@@ -228,11 +204,7 @@ impl Drop for Descriptors {
             }
             statuses
         };
-        assert!(
-            std::thread::panicking() || statuses.iter().all(|&status| status == 0),
-            "{}",
-            message()
-        );
+        assert!(std::thread::panicking() || statuses.iter().all(|&status| status == 0), "{}", message());
     }
 }
 
@@ -376,12 +348,7 @@ fn phase_one(call: &FiaCall<'_>, version: Version, memory: &Memory, max: bool) -
         ),
     };
     assert_eq!(status != 0, executor.is_null());
-    Prepared {
-        status,
-        workspace_bytes,
-        executor,
-        version,
-    }
+    Prepared { status, workspace_bytes, executor, version }
 }
 
 impl Prepared {
@@ -392,11 +359,7 @@ impl Prepared {
         // SAFETY: the executor is alive and used once; workspace and tensors live until the stream was waited for.
         unsafe {
             if bytes > 0 {
-                ok(aclrtMalloc(
-                    &mut at,
-                    bytes as usize,
-                    aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST,
-                ));
+                ok(aclrtMalloc(&mut at, bytes as usize, aclrtMemMallocPolicy::ACL_MEM_MALLOC_HUGE_FIRST));
             }
             let status = match self.version {
                 Version::V1 => aclnnFusedInferAttentionScore(at, bytes, self.executor, stream),

@@ -43,19 +43,12 @@ fn version_of(case: &ParameterCase, call: &FiaCall<'_>, target: Target) -> Versi
 
 /// Whether `aclCreateTensor` takes the tensors: it refuses negative sizes, which then no operator sees.
 fn is_sendable(call: &FiaCall<'_>) -> bool {
-    let mut descs = arguments_of(call)
-        .into_iter()
-        .filter_map(|argument| call.tensor(argument));
+    let mut descs = arguments_of(call).into_iter().filter_map(|argument| call.tensor(argument));
     descs.all(|desc| desc.shape.elements().is_some())
 }
 
 /// What is wrong with an answer, if anything is.
-fn wrong(
-    status: i32,
-    accepted: bool,
-    certain: Option<i64>,
-    contract: &Result<(), Violation>,
-) -> Option<String> {
+fn wrong(status: i32, accepted: bool, certain: Option<i64>, contract: &Result<(), Violation>) -> Option<String> {
     let by_contract = match contract {
         Ok(()) => 0,
         Err(violation) => violation.status(),
@@ -96,10 +89,7 @@ fn phase_one_answers_recorded_calls_with_the_operators_status() {
             for &(release, _) in &case.accepted {
                 let target = Target::new(soc, release.or(case.release).unwrap());
                 let machine = (target.cann, soc == Soc::Ascend950);
-                lines
-                    .entry(machine)
-                    .or_default()
-                    .push((target, case.clone()));
+                lines.entry(machine).or_default().push((target, case.clone()));
             }
         }
     }
@@ -130,16 +120,12 @@ fn phase_one_answers_recorded_calls_with_the_operators_status() {
                 }
                 certain += usize::from(of_file.is_some());
                 let is_known = DIFFERENT.contains(&(case.id.as_str(), *cann));
-                if let Some(why) = wrong(status, accepts, of_file, &contract).filter(|_| !is_known)
-                {
+                if let Some(why) = wrong(status, accepts, of_file, &contract).filter(|_| !is_known) {
                     found.push(format!("{} {target} {version}: {why}", case.id));
                 }
             }
         });
-        println!(
-            "{}: {accepted} accepted, {refused} refused, {certain} with a certain status",
-            cases[0].0
-        );
+        println!("{}: {accepted} accepted, {refused} refused, {certain} with a certain status", cases[0].0);
         assert!(accepted > 0 && refused > 0, "nothing was judged");
     }
     assert!(found.is_empty(), "{}:\n{}", found.len(), found.join("\n"));

@@ -16,18 +16,9 @@ const HEADS: i64 = 2;
 
 fn call(layout: Layout, heads: i64, rows: i64, dim: i64) -> Call {
     let batch = if layout.is_packed() { 1 } else { 2 };
-    let of = Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    };
+    let of = Extents { batch, heads, rows, dim };
     let mut call = Call::new(layout, DType::Bf16, of, 11);
-    let keys = Extents {
-        heads: HEADS,
-        rows: rows + 8,
-        ..of
-    };
+    let keys = Extents { heads: HEADS, rows: rows + 8, ..of };
     call.keys(DType::Bf16, keys, dim);
     call
 }
@@ -41,18 +32,9 @@ fn packed() -> Call {
 
 /// Packed rows of query heads that are no multiple of the key heads.
 fn grouped(heads: i64, kv_heads: i64) -> Call {
-    let of = Extents {
-        batch: 1,
-        heads,
-        rows: 9,
-        dim: 80,
-    };
+    let of = Extents { batch: 1, heads, rows: 9, dim: 80 };
     let mut call = Call::new(Layout::Tnd, DType::Bf16, of, 11);
-    let keys = Extents {
-        heads: kv_heads,
-        rows: 17,
-        ..of
-    };
+    let keys = Extents { heads: kv_heads, rows: 17, ..of };
     call.keys(DType::Bf16, keys, 80);
     (call.q_lens, call.kv_lens) = (Some(vec![4, 9]), Some(vec![5, 17]));
     call
@@ -98,18 +80,10 @@ fn unchecked() -> Vec<Unchecked> {
     let sunk = || with(single(), |c| c.plain.learnable_sink = Some(sink()));
     vec![
         (ENDS, ALL, with(packed(), |c| c.q_lens = Some(vec![11, 9]))),
-        (
-            ENDS,
-            ALL,
-            with(packed(), |c| c.kv_lens = Some(vec![19, 17])),
-        ),
+        (ENDS, ALL, with(packed(), |c| c.kv_lens = Some(vec![19, 17]))),
         (ENDS, ALL, with(packed(), |c| c.q_lens = Some(vec![-1, 9]))),
         (ENDS, ALL, with(packed(), |c| c.kv_lens = Some(vec![17]))),
-        (
-            ENDS,
-            ALL,
-            with(packed_pages(8), |c| c.kv_lens = Some(vec![5, 3000])),
-        ),
+        (ENDS, ALL, with(packed_pages(8), |c| c.kv_lens = Some(vec![5, 3000]))),
         (
             "split_fuse.causal_rows",
             ALL,
@@ -118,11 +92,7 @@ fn unchecked() -> Vec<Unchecked> {
                 c.kv_lens = Some(vec![2, 17]);
             }),
         ),
-        (
-            "split_fuse.kv_heads",
-            ALL,
-            with(packed(), |c| c.plain.num_key_value_heads = 1),
-        ),
+        ("split_fuse.kv_heads", ALL, with(packed(), |c| c.plain.num_key_value_heads = 1)),
         ("split_fuse.heads_divide", ALL, grouped(5, 2)),
         ("split_fuse.heads_divide", ALL, grouped(4, 3)),
         ("split_fuse.heads_divide", ALL, grouped(3, 2)),
@@ -166,11 +136,7 @@ fn unchecked() -> Vec<Unchecked> {
             }),
         ),
         // 9.1 takes two axes as well.
-        (
-            "sparse_mode.single_row",
-            &[V9_1],
-            with(single(), |c| c.masked(SparseMode::RightDownCausal)),
-        ),
+        ("sparse_mode.single_row", &[V9_1], with(single(), |c| c.masked(SparseMode::RightDownCausal))),
         (
             SINK,
             FROM_9_0,
@@ -246,10 +212,7 @@ fn one(stream: &Stream, lint: &str, call: &Call) {
     assert!(found.contains(&lint), "{context}: {found:?}");
 
     let error = planned(stream, call, Some(lint)).unwrap_err();
-    assert!(
-        matches!(&error, Error::Violation(violation) if violation.rule.id == lint),
-        "{context}: {error}"
-    );
+    assert!(matches!(&error, Error::Violation(violation) if violation.rule.id == lint), "{context}: {error}");
     planned(stream, call, None).unwrap_or_else(|error| panic!("{context}: {error}"));
 
     let memory = upload(call, None).unwrap();
@@ -257,16 +220,8 @@ fn one(stream: &Stream, lint: &str, call: &Call) {
     assert_eq!(prepared.status, 0, "{context}: {}", raw::message());
     let statuses = prepared.run(stream.as_raw());
     // A device that leaves the tensors may be stopped.
-    assert!(
-        overruns || statuses == (0, 0),
-        "{context}: {statuses:?} {}",
-        raw::message()
-    );
-    assert!(
-        !raw::message().contains("internal error"),
-        "{context}: {}",
-        raw::message()
-    );
+    assert!(overruns || statuses == (0, 0), "{context}: {statuses:?} {}", raw::message());
+    assert!(!raw::message().contains("internal error"), "{context}: {}", raw::message());
 }
 
 /// Whether the safe layer plans the call with every lint allowed but one.

@@ -29,10 +29,7 @@ fn source(missing: &BTreeSet<String>) -> String {
     let mut text = "int ascend_emu_not_emulated(const char *name);\n".to_owned();
     for name in missing {
         let operator = name.strip_suffix("GetWorkspaceSize").unwrap_or(name);
-        let _ = writeln!(
-            text,
-            "int {name}(void) {{ return ascend_emu_not_emulated(\"{operator}\"); }}"
-        );
+        let _ = writeln!(text, "int {name}(void) {{ return ascend_emu_not_emulated(\"{operator}\"); }}");
     }
     text
 }
@@ -60,10 +57,7 @@ pub(crate) fn write(folder: &Path, clients: &[&str]) -> Result<String, String> {
     fs::write(&code, source(&missing)).map_err(failed)?;
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
-    command
-        .args(["-shared", "-fPIC", "-o"])
-        .arg(&library)
-        .arg(&code);
+    command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code);
     let status = command.status();
     let _ = fs::remove_file(&code);
     let status = status.map_err(|error| format!("cc: {error}"))?;

@@ -59,11 +59,7 @@ fn symbols(elf: &[u8]) -> Option<Vec<(usize, String)>> {
             continue;
         }
         let (start, bytes) = (place(elf, header + 24, 8)?, place(elf, header + 32, 8)?);
-        let texts = place(
-            elf,
-            section(place(elf, header + 40, 4)?)?.checked_add(24)?,
-            8,
-        )?;
+        let texts = place(elf, section(place(elf, header + 40, 4)?)?.checked_add(24)?, 8)?;
         let end = start.checked_add(bytes)?;
         elf.get(start..end)?;
         for at in (start..end).step_by(SYMBOL) {
@@ -81,12 +77,7 @@ fn place(elf: &[u8], at: usize, size: usize) -> Option<usize> {
 
 fn number(elf: &[u8], at: usize, size: usize) -> Option<u64> {
     let bytes = elf.get(at..at.checked_add(size)?)?;
-    Some(
-        bytes
-            .iter()
-            .rev()
-            .fold(0, |value, &byte| value << 8 | u64::from(byte)),
-    )
+    Some(bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
 }
 
 #[cfg(test)]

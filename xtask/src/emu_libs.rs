@@ -33,12 +33,7 @@ const NAMES: [&str; 14] = [
 
 /// Makes `folder` a toolkit with the shared library, for `ASCEND_HOME_PATH` to name. With `cann`, the toolkit exports
 /// only the entry points of that release.
-pub(crate) fn lay_out(
-    root: &Path,
-    folder: &Path,
-    library: &Path,
-    cann: Option<Cann>,
-) -> Result<String, String> {
+pub(crate) fn lay_out(root: &Path, folder: &Path, library: &Path, cann: Option<Cann>) -> Result<String, String> {
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     place(library, &folder.join("lib64")).map_err(failed)?;
     copy_folder(&root.join("include"), &folder.join("include")).map_err(failed)?;
@@ -68,8 +63,7 @@ pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
     let failed = |error: io::Error| format!("{}: {error}", file.display());
     let mut elf = fs::read(&file).map_err(failed)?;
     let newer = |name: &str| !is_exported(name, cann);
-    let hidden = dynamic_symbols::hide(&mut elf, newer)
-        .map_err(|error| format!("{}: {error}", file.display()))?;
+    let hidden = dynamic_symbols::hide(&mut elf, newer).map_err(|error| format!("{}: {error}", file.display()))?;
     fs::write(&file, elf).map_err(failed)?;
     Ok(hidden)
 }
@@ -80,17 +74,10 @@ pub(crate) fn build(root: &Path, release: bool) -> Result<PathBuf, String> {
     let mut command = Command::new(cargo);
     command
         .current_dir(root)
-        .args([
-            "build",
-            "-p",
-            "ascend-emu-c",
-            "--message-format=json-render-diagnostics",
-        ])
+        .args(["build", "-p", "ascend-emu-c", "--message-format=json-render-diagnostics"])
         .args(release.then_some("--release"))
         .stderr(Stdio::inherit());
-    let output = command
-        .output()
-        .map_err(|error| format!("cargo: {error}"))?;
+    let output = command.output().map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {
         return Err(format!("cargo build -p ascend-emu-c: {}", output.status));
     }
@@ -146,10 +133,7 @@ fn link(folder: &Path, name: &str) -> io::Result<()> {
 
 #[cfg(not(unix))]
 fn link(_folder: &Path, _name: &str) -> io::Result<()> {
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "the libraries exist on Linux only",
-    ))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "the libraries exist on Linux only"))
 }
 
 #[cfg(all(test, unix))]
@@ -167,10 +151,7 @@ mod tests {
         let moved = home.path().join("c");
         fs::rename(&folder, &moved).unwrap();
         for name in NAMES {
-            assert_eq!(
-                fs::canonicalize(moved.join(name)).unwrap(),
-                moved.canonicalize().unwrap().join(FILE)
-            );
+            assert_eq!(fs::canonicalize(moved.join(name)).unwrap(), moved.canonicalize().unwrap().join(FILE));
             assert_eq!(fs::read_to_string(moved.join(name)).unwrap(), "new");
         }
     }
@@ -179,10 +160,7 @@ mod tests {
     fn the_library_is_found_in_cargo_s_messages() {
         let messages = r#"{"reason":"compiler-artifact","filenames":["/t/debug/libother.rlib"]}
 {"reason":"compiler-artifact","filenames":["/t/debug/libascend_emu_c.so"],"executable":null}"#;
-        assert_eq!(
-            built_file(messages),
-            Some("/t/debug/libascend_emu_c.so".into())
-        );
+        assert_eq!(built_file(messages), Some("/t/debug/libascend_emu_c.so".into()));
         assert_eq!(built_file(""), None);
     }
 }

@@ -5,11 +5,7 @@ use ascend_sys::{VARIABLES, VariableReader};
 use std::fmt::Write as _;
 use std::path::Path;
 
-const TABLES: Marked<'_> = Marked {
-    page: "docs/src/environment.md",
-    name: "variables",
-    task: "environment",
-};
+const TABLES: Marked<'_> = Marked { page: "docs/src/environment.md", name: "variables", task: "environment" };
 
 /// The readers of variables, in the order of the page.
 const READERS: [(VariableReader, &str); 4] = [
@@ -32,14 +28,8 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
 fn tables() -> String {
     let mut text = String::new();
     for (reader, title) in READERS {
-        let _ = writeln!(
-            text,
-            "\n## {title}\n\n| variable | values | default | what it decides |\n|---|---|---|---|"
-        );
-        for variable in VARIABLES
-            .iter()
-            .filter(|variable| variable.reader == reader)
-        {
+        let _ = writeln!(text, "\n## {title}\n\n| variable | values | default | what it decides |\n|---|---|---|---|");
+        for variable in VARIABLES.iter().filter(|variable| variable.reader == reader) {
             let _ = writeln!(
                 text,
                 "| `{}` | {} | {} | {} |",

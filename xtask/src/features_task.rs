@@ -7,11 +7,7 @@ use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use std::fmt::Write as _;
 use std::path::Path;
 
-const TABLE: Marked<'_> = Marked {
-    page: "docs/src/features.md",
-    name: "features",
-    task: "features",
-};
+const TABLE: Marked<'_> = Marked { page: "docs/src/features.md", name: "features", task: "features" };
 
 const HEAD: &str = "
 | | A2, A3: 8.1 | 8.5 | 9.0 | 9.1 | 9.2 preview | Ascend 950: 9.0, 9.1 | 9.2 preview |
@@ -37,18 +33,14 @@ fn table() -> Result<String, String> {
             let on = |soc| row.answer(Target::new(soc, cann));
             let (a2, a3) = (on(Soc::AtlasA2)?, on(Soc::AtlasA3)?);
             if a2 != a3 {
-                return Err(format!(
-                    "{feature}: Atlas A2 and A3 differ, which the table cannot show"
-                ));
+                return Err(format!("{feature}: Atlas A2 and A3 differ, which the table cannot show"));
             }
             let _ = write!(text, " {a2} |");
         }
         let on = |cann| row.answer(Target::new(Soc::Ascend950, cann));
         let (old, new) = (on(Cann::V9_0)?, on(Cann::V9_1)?);
         if old != new {
-            return Err(format!(
-                "{feature}: 9.0 and 9.1 differ on Ascend 950, which the table cannot show"
-            ));
+            return Err(format!("{feature}: 9.0 and 9.1 differ on Ascend 950, which the table cannot show"));
         }
         let _ = writeln!(text, " {new} | {} |", on(Cann::V9_2)?);
     }
@@ -89,10 +81,9 @@ impl Row {
         let first = answers.next().unwrap_or("–");
         match answers.all(|answer| answer == first) {
             true => Ok(first),
-            false => Err(format!(
-                "{}: {target} takes some of the calls only, which the table cannot show",
-                self.feature
-            )),
+            false => {
+                Err(format!("{}: {target} takes some of the calls only, which the table cannot show", self.feature))
+            }
         }
     }
 }
@@ -124,32 +115,16 @@ fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
 
 /// BF16, 8 heads over 2 of 128 channels.
 fn probe(layout: &'static str, rows: i64) -> Probe {
-    Probe {
-        layout,
-        dtype: DType::Bf16,
-        heads: 8,
-        kv_heads: 2,
-        rows,
-        dim: 128,
-        value_dim: 128,
-    }
+    Probe { layout, dtype: DType::Bf16, heads: 8, kv_heads: 2, rows, dim: 128, value_dim: 128 }
 }
 
 impl Probe {
     fn dims(self, dim: i64, value_dim: i64) -> Probe {
-        Probe {
-            dim,
-            value_dim,
-            ..self
-        }
+        Probe { dim, value_dim, ..self }
     }
 
     fn heads(self, heads: i64, kv_heads: i64) -> Probe {
-        Probe {
-            heads,
-            kv_heads,
-            ..self
-        }
+        Probe { heads, kv_heads, ..self }
     }
 
     fn of_dtype(self, dtype: DType) -> Probe {
@@ -165,12 +140,7 @@ impl Probe {
             true => (1, BATCH * rows),
             false => (BATCH, rows),
         };
-        Extents {
-            batch,
-            heads,
-            rows,
-            dim,
-        }
+        Extents { batch, heads, rows, dim }
     }
 
     fn input(self, heads: i64, rows: i64, dim: i64) -> TensorDesc {
@@ -266,11 +236,7 @@ impl Probe {
     }
 
     fn quantised_out(self, dtype: DType, scale: &[i64]) -> FiaCall<'static> {
-        FiaCall {
-            attention_out: self.out(dtype),
-            quant_scale2: of(DType::Float, scale),
-            ..self.dense()
-        }
+        FiaCall { attention_out: self.out(dtype), quant_scale2: of(DType::Float, scale), ..self.dense() }
     }
 
     /// A query of the absorbed form in the dtype of the keys.
@@ -290,19 +256,11 @@ impl Probe {
 }
 
 fn causal(call: FiaCall<'static>) -> FiaCall<'static> {
-    FiaCall {
-        sparse_mode: 3,
-        atten_mask: of(DType::Bool, &[2048, 2048]),
-        ..call
-    }
+    FiaCall { sparse_mode: 3, atten_mask: of(DType::Bool, &[2048, 2048]), ..call }
 }
 
 fn sink(call: FiaCall<'static>, dtype: DType) -> FiaCall<'static> {
-    FiaCall {
-        learnable_sink: of(dtype, &[call.num_heads]),
-        inner_precise: 0,
-        ..call
-    }
+    FiaCall { learnable_sink: of(dtype, &[call.num_heads]), inner_precise: 0, ..call }
 }
 
 /// Packed BF16 rows over INT8 keys in an NZ cache.
@@ -351,11 +309,7 @@ fn mxfp8() -> FiaCall<'static> {
 fn rows() -> Vec<Row> {
     let half = |layout| probe(layout, 16).of_dtype(DType::Float16);
     let latent = |rows| probe("BSND", rows).heads(32, 1).dims(512, 512);
-    let tree = FiaCall {
-        sparse_mode: 9,
-        atten_mask: of(DType::Bool, &[BATCH, 4, 4]),
-        ..probe("BSND", 4).rope()
-    };
+    let tree = FiaCall { sparse_mode: 9, atten_mask: of(DType::Bool, &[BATCH, 4, 4]), ..probe("BSND", 4).rope() };
     let plain = || probe("BNSD", 16).dense();
     let each = |feature, calls: &[FiaCall<'static>]| Row {
         feature,
@@ -364,115 +318,52 @@ fn rows() -> Vec<Row> {
     let feature = |feature, call| each(feature, &[call]);
     let entry = |feature, versions: &[Version]| Row {
         feature,
-        calls: versions
-            .iter()
-            .map(|&version| (Some(version), plain()))
-            .collect(),
+        calls: versions.iter().map(|&version| (Some(version), plain())).collect(),
     };
     let classic = ["BSH", "BSND", "BNSD", "BNSD_BSND"];
     let reordered = ["NTD", "BSH_BNSD", "BSND_BNSD"];
     let prefix = Some(TensorDesc::packed(DType::Bf16, Dims::of([1, 2, 16, 128])));
     vec![
-        entry(
-            "entry points V1 to V3",
-            &[Version::V1, Version::V2, Version::V3],
-        ),
+        entry("entry points V1 to V3", &[Version::V1, Version::V2, Version::V3]),
         entry("entry point V4", &[Version::V4]),
         entry("entry point V5", &[Version::V5]),
-        each(
-            "BSH, BSND, BNSD, BNSD_BSND",
-            &classic.map(|layout| half(layout).dense()),
-        ),
+        each("BSH, BSND, BNSD, BNSD_BSND", &classic.map(|layout| half(layout).dense())),
         feature("BNSD_BSND of single rows", probe("BNSD_BSND", 1).dense()),
         feature("TND, BF16", probe("TND", 16).dense()),
         feature("TND, FLOAT16", half("TND").dense()),
-        feature(
-            "TND, 256 channels a head",
-            FiaCall {
-                inner_precise: 0,
-                ..half("TND").dims(256, 256).dense()
-            },
-        ),
-        each(
-            "NTD, BSH_BNSD, BSND_BNSD",
-            &reordered.map(|layout| half(layout).dense()),
-        ),
-        feature(
-            "more than 64 query heads a key head",
-            probe("BNSD", 16).heads(130, 1).dense(),
-        ),
-        feature(
-            "values narrower than keys",
-            half("BSND").dims(128, 64).dense(),
-        ),
+        feature("TND, 256 channels a head", FiaCall { inner_precise: 0, ..half("TND").dims(256, 256).dense() }),
+        each("NTD, BSH_BNSD, BSND_BNSD", &reordered.map(|layout| half(layout).dense())),
+        feature("more than 64 query heads a key head", probe("BNSD", 16).heads(130, 1).dense()),
+        feature("values narrower than keys", half("BSND").dims(128, 64).dense()),
         each(
             "left padding, shared prefix, position bias",
             &[
-                FiaCall {
-                    kv_padding_size: of(DType::Int64, &[1]),
-                    actual_seq_lengths_kv: Some(&[60, 90]),
-                    ..plain()
-                },
-                FiaCall {
-                    key_shared_prefix: prefix,
-                    value_shared_prefix: prefix,
-                    ..plain()
-                },
-                FiaCall {
-                    pse_shift: of(DType::Bf16, &[1, 8, 16, KEYS]),
-                    ..plain()
-                },
+                FiaCall { kv_padding_size: of(DType::Int64, &[1]), actual_seq_lengths_kv: Some(&[60, 90]), ..plain() },
+                FiaCall { key_shared_prefix: prefix, value_shared_prefix: prefix, ..plain() },
+                FiaCall { pse_shift: of(DType::Bf16, &[1, 8, 16, KEYS]), ..plain() },
             ],
         ),
-        feature(
-            "cache blocks of 16 under several rows",
-            probe("BSND", 16).paged(16, 3),
-        ),
+        feature("cache blocks of 16 under several rows", probe("BSND", 16).paged(16, 3)),
         feature("BnNBsD cache under BSND", probe("BSND", 16).paged(128, 4)),
-        feature(
-            "NZ cache of 16 bits under BSND",
-            probe("BSND", 16).paged(128, 5),
-        ),
+        feature("NZ cache of 16 bits under BSND", probe("BSND", 16).paged(128, 5)),
         feature("rotary parts, 128 + 64, BSND", probe("BSND", 16).rope()),
-        feature(
-            "192 channels with values of 128, BSND",
-            probe("BSND", 16).dims(192, 128).dense(),
-        ),
+        feature("192 channels with values of 128, BSND", probe("BSND", 16).dims(192, 128).dense()),
         feature("absorbed MLA over a cache", latent(1).paged_rope(128, 3)),
         feature("absorbed MLA, dense", latent(1).rope()),
-        feature(
-            "absorbed MLA with log-sum-exp",
-            latent(1).lse(latent(1).paged_rope(128, 3)),
-        ),
-        feature(
-            "absorbed MLA of more than 16 rows",
-            causal(latent(20).paged_rope(128, 3)),
-        ),
+        feature("absorbed MLA with log-sum-exp", latent(1).lse(latent(1).paged_rope(128, 3))),
+        feature("absorbed MLA of more than 16 rows", causal(latent(20).paged_rope(128, 3))),
         feature("tree mask (sparse mode 9) with rotary parts", tree),
-        feature(
-            "BF16 sink, packed",
-            sink(probe("TND", 16).dense(), DType::Bf16),
-        ),
-        feature(
-            "BF16 sink, BSND",
-            sink(probe("BSND", 16).dense(), DType::Bf16),
-        ),
-        feature(
-            "FLOAT16 sink, packed",
-            sink(half("TND").dense(), DType::Float16),
-        ),
-        feature(
-            "INT8 output",
-            probe("BNSD", 16).quantised_out(DType::Int8, &[1]),
-        ),
+        feature("BF16 sink, packed", sink(probe("TND", 16).dense(), DType::Bf16)),
+        feature("BF16 sink, BSND", sink(probe("BSND", 16).dense(), DType::Bf16)),
+        feature("FLOAT16 sink, packed", sink(half("TND").dense(), DType::Float16)),
+        feature("INT8 output", probe("BNSD", 16).quantised_out(DType::Int8, &[1])),
         feature("INT8 output, a scale a channel, log-sum-exp", {
             let p = probe("BNSD", 16);
             p.lse(p.quantised_out(DType::Int8, &[8, 128]))
         }),
         each(
             "E4M3 and HIF8 output",
-            &[DType::Float8E4M3Fn, DType::HiFloat8]
-                .map(|dtype| probe("BNSD", 16).quantised_out(dtype, &[1])),
+            &[DType::Float8E4M3Fn, DType::HiFloat8].map(|dtype| probe("BNSD", 16).quantised_out(dtype, &[1])),
         ),
         feature("INT8 keys, single rows", probe("BNSD", 1).over(DType::Int8)),
         feature("INT8 keys in an NZ cache, TND", packed_nz()),
@@ -480,18 +371,9 @@ fn rows() -> Vec<Row> {
         feature("E4M3 keys", probe("BNSD", 16).over(DType::Float8E4M3Fn)),
         feature("HIF8 keys", probe("BNSD", 16).over(DType::HiFloat8)),
         feature("FP4 keys", fp4_keys()),
-        feature(
-            "INT8 query of absorbed MLA",
-            latent(1).fully_quantised(DType::Int8),
-        ),
-        feature(
-            "INT8 query of absorbed MLA, 32 rows",
-            causal(latent(32).fully_quantised(DType::Int8)),
-        ),
-        feature(
-            "E4M3 query of absorbed MLA",
-            latent(1).fully_quantised(DType::Float8E4M3Fn),
-        ),
+        feature("INT8 query of absorbed MLA", latent(1).fully_quantised(DType::Int8)),
+        feature("INT8 query of absorbed MLA, 32 rows", causal(latent(32).fully_quantised(DType::Int8))),
+        feature("E4M3 query of absorbed MLA", latent(1).fully_quantised(DType::Float8E4M3Fn)),
         feature("MXFP8", mxfp8()),
     ]
 }

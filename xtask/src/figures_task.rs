@@ -15,11 +15,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     for (name, arguments) in &figures {
         draw(root, arguments, &folder.join(format!("{name}.svg")))?;
     }
-    Ok(format!(
-        "drew {} figures in {}",
-        figures.len(),
-        folder.display()
-    ))
+    Ok(format!("drew {} figures in {}", figures.len(), folder.display()))
 }
 
 /// Draws every figure into another folder and compares, and reports figures that no page shows or that no entry
@@ -53,20 +49,14 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
         }
     }
     let summary = read(&root.join("docs/src/SUMMARY.md"))?;
-    let chapters = summary
-        .split("](")
-        .skip(1)
-        .filter_map(|rest| rest.split(')').next());
+    let chapters = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     for chapter in chapters {
         read(&root.join("docs/src").join(chapter))?;
     }
     let unseen = |name: &&String| !pages.contains(&format!("(figures/{name}.svg)"));
     match names.iter().find(unseen) {
         Some(name) => Err(format!("no page of the book shows the figure {name}")),
-        None => Ok(format!(
-            "{} figures are what the program draws",
-            names.len()
-        )),
+        None => Ok(format!("{} figures are what the program draws", names.len())),
     }
 }
 
@@ -74,9 +64,7 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
 fn list(root: &Path) -> Result<Vec<(String, Vec<String>)>, String> {
     let text = read(&root.join(LIST))?;
     let figure = |line: &str| {
-        let (name, arguments) = line
-            .split_once(": ")
-            .ok_or_else(|| format!("{LIST}: no `: ` in `{line}`"))?;
+        let (name, arguments) = line.split_once(": ").ok_or_else(|| format!("{LIST}: no `: ` in `{line}`"))?;
         let arguments = arguments.split_whitespace().map(str::to_owned).collect();
         Ok((name.to_owned(), arguments))
     };
@@ -93,24 +81,14 @@ fn draw(root: &Path, arguments: &[String], to: &Path) -> Result<(), String> {
         .arg(to)
         .status()
         .map_err(|error| format!("cargo: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("`mask {}` failed: {status}", arguments.join(" ")))
-    }
+    if status.success() { Ok(()) } else { Err(format!("`mask {}` failed: {status}", arguments.join(" "))) }
 }
 
 fn entries(folder: &Path) -> Result<Vec<String>, String> {
     let trouble = |error: std::io::Error| format!("{}: {error}", folder.display());
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(trouble)? {
-        names.push(
-            entry
-                .map_err(trouble)?
-                .file_name()
-                .to_string_lossy()
-                .into_owned(),
-        );
+        names.push(entry.map_err(trouble)?.file_name().to_string_lossy().into_owned());
     }
     Ok(names)
 }

@@ -72,9 +72,7 @@ fn main() -> ExitCode {
         ["figures", "--check"] => figures_task::check(&root()),
         ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),
         ["module-cycles", crates @ ..] => module_cycles::check(&root(), crates, false),
-        ["absent", folder, clients @ ..] if !clients.is_empty() => {
-            absent_operators::write(Path::new(folder), clients)
-        }
+        ["absent", folder, clients @ ..] if !clients.is_empty() => absent_operators::write(Path::new(folder), clients),
         ["emu-libs", rest @ ..] => emulator(rest),
         _ => Err(USAGE.to_owned()),
     };
@@ -120,8 +118,7 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
     if !toolkit {
         return Ok(laid_out);
     }
-    let furnished = toolkit_folder::furnish(folder, cann)
-        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    let furnished = toolkit_folder::furnish(folder, cann).map_err(|error| format!("{}: {error}", folder.display()))?;
     Ok(format!("{laid_out}\n{furnished}"))
 }
 

@@ -37,10 +37,8 @@ impl Marked<'_> {
     /// The page as it is, and the page with `part` between the marks.
     fn renewed(&self, root: &Path, part: &str) -> Result<(String, String), String> {
         let Self { page, name, task } = self;
-        let old =
-            fs::read_to_string(root.join(page)).map_err(|error| format!("{page}: {error}"))?;
-        let begin =
-            format!("<!-- {name}: made by `cargo run -p xtask -- {task}`; do not edit -->\n");
+        let old = fs::read_to_string(root.join(page)).map_err(|error| format!("{page}: {error}"))?;
+        let begin = format!("<!-- {name}: made by `cargo run -p xtask -- {task}`; do not edit -->\n");
         let end = format!("<!-- end of {name} -->\n");
         let between = || {
             let (before, rest) = old.split_once(&begin)?;

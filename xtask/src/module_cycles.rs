@@ -37,20 +37,12 @@ pub(crate) fn check(root: &Path, crates: &[&str], nested: bool) -> Result<String
         if !members.iter().any(|member| member.package == *name) {
             let known: BTreeSet<&str> = members.iter().map(|of| of.package.as_str()).collect();
             let known: Vec<&str> = known.into_iter().collect();
-            return Err(format!(
-                "no crate is called {name}; there are {}",
-                known.join(", ")
-            ));
+            return Err(format!("no crate is called {name}; there are {}", known.join(", ")));
         }
     }
     let mut report = String::new();
     let (mut clean, mut found) = (Vec::new(), 0);
-    for Member {
-        package,
-        name,
-        file,
-    } in &members
-    {
+    for Member { package, name, file } in &members {
         if !crates.is_empty() && !crates.contains(&package.as_str()) {
             continue;
         }
@@ -67,14 +59,8 @@ pub(crate) fn check(root: &Path, crates: &[&str], nested: bool) -> Result<String
     if found == 0 {
         return Ok(format!("no module cycles in {}", clean.join(", ")));
     }
-    let number = if found == 1 {
-        "one module cycle".to_owned()
-    } else {
-        format!("{found} module cycles")
-    };
-    Err(format!(
-        "{report}{number}: move what the modules share to a module that depends on none of them"
-    ))
+    let number = if found == 1 { "one module cycle".to_owned() } else { format!("{found} module cycles") };
+    Err(format!("{report}{number}: move what the modules share to a module that depends on none of them"))
 }
 
 /// The libraries and programs of the workspace with their root files.
@@ -86,13 +72,9 @@ fn members(root: &Path) -> Result<Vec<Member>, String> {
         .output()
         .map_err(|error| format!("cargo metadata: {error}"))?;
     if !output.status.success() {
-        return Err(format!(
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)));
     }
-    let metadata: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
     Ok(crates_of(&metadata))
 }
 
@@ -107,12 +89,8 @@ fn crates_of(metadata: &Value) -> Vec<Member> {
             let kinds = array(&target["kind"]).iter().filter_map(Value::as_str);
             kinds.map(str::to_owned).collect()
         };
-        let is_library = |kind: &String| {
-            matches!(
-                kind.as_str(),
-                "lib" | "rlib" | "cdylib" | "staticlib" | "proc-macro"
-            )
-        };
+        let is_library =
+            |kind: &String| matches!(kind.as_str(), "lib" | "rlib" | "cdylib" | "staticlib" | "proc-macro");
         let targets = array(&package["targets"]);
         let has_library = targets.iter().any(|of| kinds(of).iter().any(is_library));
         for target in targets {
@@ -121,9 +99,7 @@ fn crates_of(metadata: &Value) -> Vec<Member> {
             if !library && !kinds.iter().any(|kind| kind == "bin") {
                 continue;
             }
-            let (Some(program), Some(file)) =
-                (target["name"].as_str(), target["src_path"].as_str())
-            else {
+            let (Some(program), Some(file)) = (target["name"].as_str(), target["src_path"].as_str()) else {
                 continue;
             };
             members.push(Member {
@@ -148,11 +124,7 @@ fn cycles(references: &[Reference], nested: bool) -> Vec<Cycle> {
     let mut levels: BTreeMap<&[String], Dependencies> = BTreeMap::new();
     for reference in references {
         let (from, to) = (&reference.from, &reference.to);
-        let shared = from
-            .iter()
-            .zip(to)
-            .take_while(|(from, to)| from == to)
-            .count();
+        let shared = from.iter().zip(to).take_while(|(from, to)| from == to).count();
         if let (Some(child), Some(sibling)) = (from.get(shared), to.get(shared))
             && (nested || shared == 0)
         {
@@ -167,30 +139,18 @@ fn cycles(references: &[Reference], nested: bool) -> Vec<Cycle> {
     levels
         .into_iter()
         .flat_map(|(parent, dependencies)| {
-            components(dependencies.keys())
-                .into_iter()
-                .map(move |modules| {
-                    let inside = |(from, to): &(String, String)| {
-                        modules.contains(from) && modules.contains(to)
-                    };
-                    let dependencies = dependencies.iter().filter(|(ends, _)| inside(ends));
-                    let dependencies = dependencies
-                        .map(|(ends, places)| (ends.clone(), places.clone()))
-                        .collect();
-                    Cycle {
-                        parent: parent.to_vec(),
-                        modules: modules.clone(),
-                        dependencies,
-                    }
-                })
+            components(dependencies.keys()).into_iter().map(move |modules| {
+                let inside = |(from, to): &(String, String)| modules.contains(from) && modules.contains(to);
+                let dependencies = dependencies.iter().filter(|(ends, _)| inside(ends));
+                let dependencies = dependencies.map(|(ends, places)| (ends.clone(), places.clone())).collect();
+                Cycle { parent: parent.to_vec(), modules: modules.clone(), dependencies }
+            })
         })
         .collect()
 }
 
 /// The strongly connected components of more than one module.
-fn components<'a>(
-    dependencies: impl Iterator<Item = &'a (String, String)>,
-) -> Vec<BTreeSet<String>> {
+fn components<'a>(dependencies: impl Iterator<Item = &'a (String, String)>) -> Vec<BTreeSet<String>> {
     let mut successors: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (from, to) in dependencies {
         successors.entry(from).or_default().insert(to);
@@ -214,11 +174,8 @@ fn components<'a>(
         .iter()
         .filter(|(module, reached)| reached.contains(*module))
         .map(|(module, reached)| {
-            let mutual = reached.iter().filter(|other| {
-                reachable
-                    .get(*other)
-                    .is_some_and(|reached| reached.contains(module))
-            });
+            let mutual =
+                reached.iter().filter(|other| reachable.get(*other).is_some_and(|reached| reached.contains(module)));
             mutual.map(|&other| other.to_owned()).collect()
         })
         .collect();
@@ -226,9 +183,7 @@ fn components<'a>(
 }
 
 fn describe(report: &mut String, root: &Path, name: &str, cycle: &Cycle) {
-    let place = [name]
-        .into_iter()
-        .chain(cycle.parent.iter().map(String::as_str));
+    let place = [name].into_iter().chain(cycle.parent.iter().map(String::as_str));
     let place: Vec<&str> = place.collect();
     let modules: Vec<&str> = cycle.modules.iter().map(String::as_str).collect();
     // Writing to a string cannot fail.
@@ -262,19 +217,11 @@ mod tests {
 
     fn reference(from: &str, to: &str) -> Reference {
         let path = |text: &str| text.split("::").map(str::to_owned).collect();
-        Reference {
-            from: path(from),
-            to: path(to),
-            file: PathBuf::from("f.rs"),
-            line: 7,
-        }
+        Reference { from: path(from), to: path(to), file: PathBuf::from("f.rs"), line: 7 }
     }
 
     fn found(dependencies: &[(&str, &str)], nested: bool) -> Vec<String> {
-        let references: Vec<Reference> = dependencies
-            .iter()
-            .map(|(from, to)| reference(from, to))
-            .collect();
+        let references: Vec<Reference> = dependencies.iter().map(|(from, to)| reference(from, to)).collect();
         cycles(&references, nested)
             .iter()
             .map(|cycle| {
@@ -291,25 +238,13 @@ mod tests {
 
     #[test]
     fn two_cycles_that_share_no_module_are_two() {
-        let dependencies = [
-            ("a", "b"),
-            ("b", "a"),
-            ("b", "c"),
-            ("c", "d"),
-            ("d", "e"),
-            ("e", "c"),
-        ];
+        let dependencies = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "c")];
         assert_eq!(found(&dependencies, false), ["[a b]", "[c d e]"]);
     }
 
     #[test]
     fn files_inside_a_module_count_for_it_and_for_their_own_level_only_if_asked() {
-        let dependencies = [
-            ("a::x", "b::y"),
-            ("b", "a"),
-            ("a::x", "a::z"),
-            ("a::z", "a::x"),
-        ];
+        let dependencies = [("a::x", "b::y"), ("b", "a"), ("a::x", "a::z"), ("a::z", "a::x")];
         assert_eq!(found(&dependencies, false), ["[a b]"]);
         assert_eq!(found(&dependencies, true), ["[a b]", "a[x z]"]);
     }
@@ -328,33 +263,14 @@ mod tests {
         ] });
         let members = crates_of(&metadata);
         let names: Vec<_> = members.iter().map(|of| (&*of.package, &*of.name)).collect();
-        assert_eq!(
-            names,
-            [
-                ("both", "both"),
-                ("both", "both (program tool)"),
-                ("alone", "alone")
-            ]
-        );
+        assert_eq!(names, [("both", "both"), ("both", "both (program tool)"), ("alone", "alone")]);
     }
 
     #[test]
     fn the_report_names_the_dependencies_and_their_places() {
-        let references = [
-            reference("a", "b"),
-            reference("b::inner", "a"),
-            reference("a", "c"),
-        ];
+        let references = [reference("a", "b"), reference("b::inner", "a"), reference("a", "c")];
         let mut report = String::new();
-        describe(
-            &mut report,
-            Path::new("/"),
-            "some-crate",
-            &cycles(&references, false)[0],
-        );
-        assert_eq!(
-            report,
-            "some-crate: 2 modules depend on each other: a, b\n  a -> b: f.rs:7\n  b -> a: f.rs:7\n"
-        );
+        describe(&mut report, Path::new("/"), "some-crate", &cycles(&references, false)[0]);
+        assert_eq!(report, "some-crate: 2 modules depend on each other: a, b\n  a -> b: f.rs:7\n  b -> a: f.rs:7\n");
     }
 }

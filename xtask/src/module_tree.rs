@@ -57,20 +57,12 @@ impl ModuleTree {
 
     /// Reads one source file, the body of `module`, whose child modules are in `folder`.
     fn read_file(&mut self, file: &Path, module: ModulePath, folder: &Path) -> Result<(), String> {
-        let text =
-            fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        let parsed =
-            syn::parse_file(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let parsed = syn::parse_file(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         self.read_items(&parsed.items, file, module, folder)
     }
 
-    fn read_items(
-        &mut self,
-        items: &[Item],
-        file: &Path,
-        module: ModulePath,
-        folder: &Path,
-    ) -> Result<(), String> {
+    fn read_items(&mut self, items: &[Item], file: &Path, module: ModulePath, folder: &Path) -> Result<(), String> {
         self.modules.entry(module.clone()).or_default();
         for item in items {
             if item_attributes(item).iter().any(only_for_tests) {
@@ -93,13 +85,7 @@ impl ModuleTree {
         Ok(())
     }
 
-    fn read_module(
-        &mut self,
-        child: &ItemMod,
-        file: &Path,
-        parent: &[String],
-        folder: &Path,
-    ) -> Result<(), String> {
+    fn read_module(&mut self, child: &ItemMod, file: &Path, parent: &[String], folder: &Path) -> Result<(), String> {
         let name = child.ident.to_string();
         if name == "tests" {
             return Ok(());
@@ -115,11 +101,7 @@ impl ModuleTree {
         }
         let own_folder = folder.join(&name);
         let beside = folder.join(format!("{name}.rs"));
-        let target = if beside.exists() {
-            beside
-        } else {
-            own_folder.join("mod.rs")
-        };
+        let target = if beside.exists() { beside } else { own_folder.join("mod.rs") };
         self.read_file(&target, module, &own_folder)
     }
 
@@ -201,10 +183,7 @@ impl ModuleTree {
             if depth < 16
                 && let Some(target) = self.imported(&module, segment, depth)
             {
-                let target: Vec<String> = target
-                    .into_iter()
-                    .chain(path[index + 1..].to_vec())
-                    .collect();
+                let target: Vec<String> = target.into_iter().chain(path[index + 1..].to_vec()).collect();
                 return self.declaring_module(&target, depth + 1);
             }
             break;
@@ -256,11 +235,7 @@ fn from_root(path: &[String], module: &[String]) -> Option<Vec<String>> {
 }
 
 /// Calls `found` with each path of a `use` and the name that it imports, or none for `*`.
-fn flatten(
-    tree: &UseTree,
-    path: &mut Vec<String>,
-    found: &mut impl FnMut(&[String], Option<String>),
-) {
+fn flatten(tree: &UseTree, path: &mut Vec<String>, found: &mut impl FnMut(&[String], Option<String>)) {
     match tree {
         UseTree::Path(step) => {
             path.push(step.ident.to_string());
@@ -348,11 +323,7 @@ fn is_punctuation(token: &TokenTree, character: char) -> bool {
 }
 
 fn is_path_separator(tokens: &[TokenTree], at: usize) -> bool {
-    [at, at + 1].iter().all(|&at| {
-        tokens
-            .get(at)
-            .is_some_and(|token| is_punctuation(token, ':'))
-    })
+    [at, at + 1].iter().all(|&at| tokens.get(at).is_some_and(|token| is_punctuation(token, ':')))
 }
 
 fn only_for_tests(attribute: &Attribute) -> bool {
@@ -365,13 +336,14 @@ fn meta_only_for_tests(meta: &Meta) -> bool {
     if !list.path.is_ident("cfg") && !list.path.is_ident("all") {
         return false;
     }
-    list.parse_args_with(syn::punctuated::Punctuated::<Meta, syn::Token![,]>::parse_terminated)
-        .is_ok_and(|conditions| {
+    list.parse_args_with(syn::punctuated::Punctuated::<Meta, syn::Token![,]>::parse_terminated).is_ok_and(
+        |conditions| {
             conditions.iter().any(|condition| {
                 condition.path().is_ident("test")
                     || (condition.path().is_ident("all") && meta_only_for_tests(condition))
             })
-        })
+        },
+    )
 }
 
 /// The file that `#[path = "..."]` states.
@@ -442,13 +414,7 @@ mod tests {
         let mut arrows: Vec<String> = tree
             .references()
             .iter()
-            .map(|reference| {
-                format!(
-                    "{} -> {}",
-                    reference.from.join("::"),
-                    reference.to.join("::")
-                )
-            })
+            .map(|reference| format!("{} -> {}", reference.from.join("::"), reference.to.join("::")))
             .collect();
         arrows.dedup();
         arrows
@@ -514,10 +480,7 @@ mod tests {
     #[test]
     fn modules_are_found_in_files_folders_and_stated_paths() {
         let found = arrows(&[
-            (
-                "lib.rs",
-                "mod a; mod b; #[path = \"elsewhere/other.rs\"] mod c;",
-            ),
+            ("lib.rs", "mod a; mod b; #[path = \"elsewhere/other.rs\"] mod c;"),
             ("a.rs", "mod inner;"),
             ("a/inner.rs", "\nuse crate::b;"),
             ("b/mod.rs", "mod deep;"),
@@ -533,9 +496,6 @@ mod tests {
             "lib.rs",
             "mod a { pub use crate::b::X; } mod b { pub use crate::a::X; } mod c { use crate::a::X; }",
         )]);
-        assert!(
-            found.iter().any(|arrow| arrow.starts_with("c -> ")),
-            "{found:?}"
-        );
+        assert!(found.iter().any(|arrow| arrow.starts_with("c -> ")), "{found:?}");
     }
 }

@@ -53,29 +53,18 @@ fn operators(table: &str) -> Result<Vec<Operator<'_>>, String> {
         let comment = before.trim_end().lines().next_back().unwrap_or_default();
         let caller = comment.trim().trim_start_matches('/').trim();
         let text = line.strip_prefix("fn aclnn").unwrap_or_default();
-        let parts = text
-            .split_once('(')
-            .and_then(|(name, rest)| Some((name, rest.split_once(')')?)));
+        let parts = text.split_once('(').and_then(|(name, rest)| Some((name, rest.split_once(')')?)));
         let Some((name, (parameters, after))) = parts else {
-            return Err(format!(
-                "{TABLE}: the parameters of aclnn{text:.30} have no end"
-            ));
+            return Err(format!("{TABLE}: the parameters of aclnn{text:.30} have no end"));
         };
-        let parameters = parameters
-            .split(',')
-            .map(str::trim)
-            .filter(|parameter| !parameter.is_empty())
-            .map(|parameter| {
+        let parameters =
+            parameters.split(',').map(str::trim).filter(|parameter| !parameter.is_empty()).map(|parameter| {
                 let pair = parameter.split_once(':');
                 let (parameter, kind) =
                     pair.ok_or_else(|| format!("{TABLE}: aclnn{name}: `{parameter}` has no type"))?;
                 Ok((parameter.trim().trim_end_matches('_'), kind.trim()))
             });
-        operators.push(Operator {
-            name,
-            caller,
-            parameters: parameters.collect::<Result<_, String>>()?,
-        });
+        operators.push(Operator { name, caller, parameters: parameters.collect::<Result<_, String>>()? });
         rest = after;
     }
     Ok(operators)
@@ -109,8 +98,8 @@ fn snake(name: &str) -> String {
     for (at, letter) in letters.iter().enumerate() {
         let before = at.checked_sub(1).and_then(|before| letters.get(before));
         let after = letters.get(at + 1);
-        let starts = before.is_some_and(|c| !c.is_uppercase())
-            || (before.is_some() && after.is_some_and(|c| c.is_lowercase()));
+        let starts =
+            before.is_some_and(|c| !c.is_uppercase()) || (before.is_some() && after.is_some_and(|c| c.is_lowercase()));
         if letter.is_uppercase() && starts {
             text.push('_');
         }
@@ -136,17 +125,10 @@ fn stem(name: &str, all: &BTreeSet<&str>) -> String {
 
 /// The declarations of both phases of an operator.
 fn declarations(operator: &Operator<'_>) -> Result<String, String> {
-    let Operator {
-        name,
-        caller,
-        parameters,
-    } = operator;
-    let mut text = format!(
-        "\n/** Phase one; what calls it: {caller} */\naclnnStatus aclnn{name}GetWorkspaceSize(\n"
-    );
+    let Operator { name, caller, parameters } = operator;
+    let mut text = format!("\n/** Phase one; what calls it: {caller} */\naclnnStatus aclnn{name}GetWorkspaceSize(\n");
     for (parameter, kind) in parameters {
-        let c = c_type(kind)
-            .ok_or_else(|| format!("{TABLE}: aclnn{name}: {parameter}: no C type for `{kind}`"))?;
+        let c = c_type(kind).ok_or_else(|| format!("{TABLE}: aclnn{name}: {parameter}: no C type for `{kind}`"))?;
         let _ = writeln!(text, "    {c}{parameter},");
     }
     let _ = write!(
@@ -191,10 +173,7 @@ pub(crate) fn write(root: &Path, include: &Path) -> Result<usize, String> {
     for (name, text) in &headers {
         let own = root.join("include/aclnnop").join(name);
         if own.exists() {
-            return Err(format!(
-                "{TABLE}: an operator's header is {name}, which {} is already",
-                own.display()
-            ));
+            return Err(format!("{TABLE}: an operator's header is {name}, which {} is already", own.display()));
         }
         let file = folder.join(name);
         fs::write(&file, text).map_err(|error| failed(&file, error))?;
@@ -247,9 +226,6 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         let unknown = super::headers("/// x\nfn aclnnNew(self_: Inn) = new;").unwrap_err();
-        assert!(
-            unknown.ends_with("aclnnNew: self: no C type for `Inn`"),
-            "{unknown}"
-        );
+        assert!(unknown.ends_with("aclnnNew: self: no C type for `Inn`"), "{unknown}");
     }
 }

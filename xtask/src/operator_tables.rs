@@ -34,18 +34,15 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
 /// Calls `act` with the generated part of each page, and the text that belongs there.
 fn each(act: impl Fn(Marked<'_>, &str) -> Result<String, String>) -> Result<(), String> {
     for (page, operators) in pages() {
-        let part = Marked {
-            page: &format!("docs/src/{page}.md"),
-            name: "tables",
-            task: "rules",
-        };
+        let part = Marked { page: &format!("docs/src/{page}.md"), name: "tables", task: "rules" };
         act(part, &tables(&operators))?;
     }
     Ok(())
 }
 
 fn tables(operators: &[DeclaredOperator]) -> String {
-    let mut text = "\n## Entry points\n\n| function | `op`, `op_version` in case files | CANN |\n|---|---|---|\n".to_owned();
+    let mut text =
+        "\n## Entry points\n\n| function | `op`, `op_version` in case files | CANN |\n|---|---|---|\n".to_owned();
     for operator in operators {
         for (number, version) in (1..).zip(operator.versions()) {
             let _ = writeln!(
@@ -84,11 +81,7 @@ fn tables(operators: &[DeclaredOperator]) -> String {
         }
     }
     text.push_str("\n## Rules\n\n");
-    let is_of = |rule: &&Rule| {
-        operators
-            .iter()
-            .any(|&operator| is_of(operator, rule.since))
-    };
+    let is_of = |rule: &&Rule| operators.iter().any(|&operator| is_of(operator, rule.since));
     let rules: Vec<&Rule> = every_rule().filter(is_of).collect();
     for rules in rules.chunk_by(|one, next| operator_name(one) == operator_name(next)) {
         let name = operator_name(rules[0]);
@@ -104,10 +97,7 @@ fn tables(operators: &[DeclaredOperator]) -> String {
 
 /// Names of an operator's arguments.
 fn names(operator: DeclaredOperator) -> Vec<&'static str> {
-    operator
-        .parameters()
-        .map(|parameter| parameter.name)
-        .collect()
+    operator.parameters().map(|parameter| parameter.name).collect()
 }
 
 /// Whether a rule that holds since a version belongs to the operator.

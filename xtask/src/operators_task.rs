@@ -7,11 +7,7 @@ use std::fs;
 use std::path::Path;
 
 const TABLE: &str = "ascend-emu/src/glue/table.rs";
-const LIST: Marked<'_> = Marked {
-    page: "docs/src/python.md",
-    name: "operators",
-    task: "operators",
-};
+const LIST: Marked<'_> = Marked { page: "docs/src/python.md", name: "operators", task: "operators" };
 
 /// Writes the list.
 pub(crate) fn write(root: &Path) -> Result<String, String> {
@@ -68,12 +64,8 @@ mod tests {
     fn operators_without_a_caller_are_named() {
         let table = "// Sums.\n/// `torch.sum`.\nfn aclnnReduceSum(out: Out) = sum;\nfn aclnnMean(out: Out) = mean;";
         let error = list(table).unwrap_err();
-        assert!(
-            error.ends_with("nothing says what calls aclnnMean(out: Out) = mean;"),
-            "{error}"
-        );
-        let callers =
-            list("// Sums.\n/// `torch.sum`.\nfn aclnnReduceSum(out: Out) = sum;").unwrap();
+        assert!(error.ends_with("nothing says what calls aclnnMean(out: Out) = mean;"), "{error}");
+        let callers = list("// Sums.\n/// `torch.sum`.\nfn aclnnReduceSum(out: Out) = sum;").unwrap();
         assert_eq!(callers, "\n*Sums*: `torch.sum`.\n\n");
     }
 }

@@ -77,13 +77,7 @@ fn tables(all: &[&Rule]) -> String {
             }
         });
         for rule in rules {
-            let Rule {
-                id,
-                holds,
-                fix,
-                source,
-                ..
-            } = rule;
+            let Rule { id, holds, fix, source, .. } = rule;
             let Some(since) = rule.since else {
                 let _ = writeln!(text, "| `{id}` | {holds} | {fix} | `{source}` |");
                 continue;

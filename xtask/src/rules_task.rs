@@ -46,10 +46,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     let path = root.join(PATH);
     fs::write(&path, table()).map_err(|error| format!("{}: {error}", path.display()))?;
     operator_tables::write(root)?;
-    Ok(format!(
-        "wrote {} and the tables of the operators' pages",
-        path.display()
-    ))
+    Ok(format!("wrote {} and the tables of the operators' pages", path.display()))
 }
 
 /// Compares the table with the one in the tree.
@@ -60,9 +57,7 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
         operator_tables::check(root)?;
         Ok("the tables of rules and arguments are what the code says".to_owned())
     } else {
-        Err(format!(
-            "{PATH} is out of date: run `cargo run -p xtask -- rules` and commit the result"
-        ))
+        Err(format!("{PATH} is out of date: run `cargo run -p xtask -- rules` and commit the result"))
     }
 }
 
@@ -91,11 +86,7 @@ mod tests {
             let title: String = title.to_lowercase().chars().filter(kept).collect();
             format!("hardware.md#{}", title.replace(' ', "-"))
         };
-        let parts: Vec<String> = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("## "))
-            .map(part)
-            .collect();
+        let parts: Vec<String> = page.lines().filter_map(|line| line.strip_prefix("## ")).map(part).collect();
         let pointed = every_rule().filter_map(|rule| rule.hardware_reports());
         for target in pointed {
             assert!(parts.contains(&target), "{target}: {parts:?}");

@@ -42,10 +42,7 @@ pub(crate) fn furnish(folder: &Path, chosen: Option<Cann>) -> io::Result<String>
     let script = format!("{SET_ENV}{}", release.unwrap_or_default());
     fs::write(folder.join("set_env.sh"), script)?;
     let folder = fs::canonicalize(folder)?;
-    Ok(format!(
-        "PyTorch:  source {}/set_env.sh && python -c 'import torch, torch_npu'",
-        folder.display()
-    ))
+    Ok(format!("PyTorch:  source {}/set_env.sh && python -c 'import torch, torch_npu'", folder.display()))
 }
 
 #[cfg(test)]
@@ -69,10 +66,7 @@ mod tests {
             .unwrap();
         let moved = moved.canonicalize().unwrap();
         let moved = moved.display();
-        assert_eq!(
-            String::from_utf8(output.stdout).unwrap(),
-            format!("{moved}|{moved}/opp|{moved}/lib64|8.5\n")
-        );
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{moved}|{moved}/opp|{moved}/lib64|8.5\n"));
     }
 
     #[test]
@@ -81,12 +75,7 @@ mod tests {
         furnish(home.path(), None).unwrap();
         let stated = format!("{}.0", Cann::NEWEST.name());
         let info = format!("{ARCH}-linux/ascend_toolkit_install.info");
-        for file in [
-            "opp/version.info",
-            "runtime/version.info",
-            "compiler/version.info",
-            &info,
-        ] {
+        for file in ["opp/version.info", "runtime/version.info", "compiler/version.info", &info] {
             let text = fs::read_to_string(home.path().join(file)).unwrap();
             let version = text.lines().find_map(|line| {
                 let (key, value) = line.split_once('=')?;

@@ -37,15 +37,11 @@ fn the_chinese_readme_shows_what_the_english_one_shows() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let english = fs::read_to_string(root.join("README.md")).unwrap();
     let chinese = fs::read_to_string(root.join("README.zh-CN.md")).unwrap();
-    for (name, text, other) in [
-        ("README.md", &english, "(README.zh-CN.md)"),
-        ("README.zh-CN.md", &chinese, "(README.md)"),
-    ] {
+    for (name, text, other) in
+        [("README.md", &english, "(README.zh-CN.md)"), ("README.zh-CN.md", &chinese, "(README.md)")]
+    {
         let first = text.lines().next().unwrap_or_default();
-        assert!(
-            first.contains(other),
-            "{name}: its first line does not link to {other}: {first}"
-        );
+        assert!(first.contains(other), "{name}: its first line does not link to {other}: {first}");
     }
     let (english, chinese) = (outline(&english), outline(&chinese));
     assert_eq!(

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, BatchedQueries, CascadePrefill,
-    ChunkedLocalAttention, FusedAttention, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch,
-    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls, compare_backends,
+    AttentionShape, BackendComparison, BackendTrial, Backends, BatchedQueries, CascadePrefill, ChunkedLocalAttention,
+    FusedAttention, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SharedPrefixThresholds,
+    SplitDecode, TwoFusedCalls, compare_backends,
 };
 use clap::ValueEnum;
 
@@ -113,17 +113,9 @@ const NAMES: [(&str, &str, Name); 8] = [
     ("paged_decode", "PagedDecode", Name::PagedDecode),
     ("batched_queries", "BatchedQueries", Name::BatchedQueries),
     ("cascade_prefill", "CascadePrefill", Name::CascadePrefill),
-    (
-        "shared_prefix_decode",
-        "SharedPrefixDecode",
-        Name::SharedPrefixDecode,
-    ),
+    ("shared_prefix_decode", "SharedPrefixDecode", Name::SharedPrefixDecode),
     ("prompt_and_incre", "PromptAndIncre", Name::PromptAndIncre),
-    (
-        "chunked_local",
-        "ChunkedLocalAttention",
-        Name::ChunkedLocalAttention,
-    ),
+    ("chunked_local", "ChunkedLocalAttention", Name::ChunkedLocalAttention),
 ];
 
 /// Parses the name of a backend.
@@ -132,9 +124,8 @@ fn name(text: &str) -> Result<Name, String> {
         return Ok(*name);
     }
     if let Some(("split_decode", keys)) = text.split_once(':') {
-        let keys = keys.parse().map_err(|_| {
-            format!("{keys:?} keys of a part: a number from 1 on, as in split_decode:256")
-        })?;
+        let keys =
+            keys.parse().map_err(|_| format!("{keys:?} keys of a part: a number from 1 on, as in split_decode:256"))?;
         return Ok(Name::SplitDecode(keys));
     }
     let known = NAMES.map(|(known, ..)| known).join(", ");
@@ -151,9 +142,7 @@ fn distance(text: &str) -> Result<f64, String> {
 /// The serving layer's text on a backend that would serve a step, in the words of the command line.
 fn as_flag(why: &str) -> String {
     let names = NAMES.iter();
-    names.fold(why.to_owned(), |why, (name, of, _)| {
-        why.replace(&format!("`.with({of})`"), &format!("the name {name}"))
-    })
+    names.fold(why.to_owned(), |why, (name, of, _)| why.replace(&format!("`.with({of})`"), &format!("the name {name}")))
 }
 
 /// The memory layout of a cache.
@@ -176,9 +165,10 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             if json.trim().is_empty() {
                 continue;
             }
-            steps.push(RecordedBatch::from_json(json).map_err(|error| {
-                Stop::Trouble(format!("{}:{}: {error}", file.display(), line + 1))
-            })?);
+            steps.push(
+                RecordedBatch::from_json(json)
+                    .map_err(|error| Stop::Trouble(format!("{}:{}: {error}", file.display(), line + 1)))?,
+            );
         }
     }
     let runtime = arguments.platform.runtime()?;
@@ -213,9 +203,7 @@ fn compare<T: Number>(
     stream: &Stream,
     steps: &[RecordedBatch],
 ) -> ascend_serving::Result<BackendComparison> {
-    let Arguments {
-        heads, head_dim, ..
-    } = *arguments;
+    let Arguments { heads, head_dim, .. } = *arguments;
     let kv_heads = arguments.kv_heads.unwrap_or(heads);
     let shape = AttentionShape::new(heads, kv_heads, head_dim);
     let format = match arguments.format {
@@ -223,10 +211,7 @@ fn compare<T: Number>(
         Format::Bnnbsd => Cache::BnNBsD,
         Format::Nz => Cache::Nz,
     };
-    let trial = BackendTrial::new(shape, arguments.layers)
-        .seed(arguments.seed)
-        .runs(arguments.runs)
-        .format(format);
+    let trial = BackendTrial::new(shape, arguments.layers).seed(arguments.seed).runs(arguments.runs).format(format);
     let sides = [&arguments.first, &arguments.second].map(|names| backends::<T>(names));
     compare_backends(stream, &trial, sides, steps)
 }
@@ -238,14 +223,10 @@ fn backends<T: Number>(names: &[Name]) -> Backends<T> {
         Name::PagedDecode => backends.with(PagedDecode),
         Name::BatchedQueries => backends.with(BatchedQueries),
         Name::CascadePrefill => backends.with(CascadePrefill),
-        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode {
-            thresholds: SharedPrefixThresholds::ALWAYS,
-        }),
+        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS }),
         Name::PromptAndIncre => backends.with(PromptAndIncre),
         Name::ChunkedLocalAttention => backends.with(ChunkedLocalAttention),
-        Name::SplitDecode(keys) => backends.with(SplitDecode {
-            split: KeySplit::Tiles(*keys),
-        }),
+        Name::SplitDecode(keys) => backends.with(SplitDecode { split: KeySplit::Tiles(*keys) }),
     };
     names.iter().fold(Backends::none(), add)
 }

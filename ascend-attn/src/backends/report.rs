@@ -13,19 +13,10 @@ pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
         Err(why) => format!("refused ({})", super::as_flag(&why.to_string())),
     };
     let [first, second] = &step.sides;
-    let mut line = format!(
-        "step {at}, {:?}: {} and {}: ",
-        step.state,
-        side(first),
-        side(second)
-    );
+    let mut line = format!("step {at}, {:?}: {} and {}: ", step.state, side(first), side(second));
     line += &match step.elements {
         0 => "not compared".to_owned(),
-        elements => format!(
-            "{} of {} equal",
-            step.equal,
-            counted(elements, "element", "elements")
-        ),
+        elements => format!("{} of {} equal", step.equal, counted(elements, "element", "elements")),
     };
     if let Some(furthest) = &step.furthest {
         line += &format!("; furthest apart by {}", place(furthest));
@@ -36,11 +27,7 @@ pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
 pub(super) fn sum_text(found: &BackendComparison) -> String {
     let [first, second] = found.times().map(milliseconds);
     let share = match found.equal_share() {
-        Some(share) => format!(
-            "{:.2} % of {} elements equal",
-            share * 100.0,
-            found.elements()
-        ),
+        Some(share) => format!("{:.2} % of {} elements equal", share * 100.0, found.elements()),
         None => "nothing was compared".to_owned(),
     };
     let mut line = format!(
@@ -49,11 +36,7 @@ pub(super) fn sum_text(found: &BackendComparison) -> String {
         compared(found)
     );
     if let Some(furthest) = found.furthest() {
-        line += &format!(
-            "; furthest apart in step {} by {}",
-            furthest.step,
-            place(furthest)
-        );
+        line += &format!("; furthest apart in step {} by {}", furthest.step, place(furthest));
     }
     line
 }
@@ -93,12 +76,7 @@ fn place(deviation: &BackendDeviation) -> String {
     let [first, second] = deviation.values;
     format!(
         "{:.2e} in layer {}, request {}, token {}, head {}, element {}: {first} and {second}",
-        deviation.distance,
-        deviation.layer,
-        deviation.request,
-        deviation.token,
-        deviation.head,
-        deviation.element
+        deviation.distance, deviation.layer, deviation.request, deviation.token, deviation.head, deviation.element
     )
 }
 

@@ -3,12 +3,8 @@
 use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall, SoftmaxOrder};
-use ascend_attention::spec::ops::fused_infer_attention_score::{
-    Argument, FiaCall, Parameter, Version,
-};
-use ascend_attention::spec::{
-    DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc, Violation,
-};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
+use ascend_attention::spec::{DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc, Violation};
 use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Buffers, RunOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,101 +44,27 @@ pub(crate) struct Case {
     training: bool,
 }
 
-const fn case(
-    name: &'static str,
-    [batch, heads, kv_heads, rows, keys, dim]: [i64; 6],
-    sight: Sight,
-) -> Case {
-    Case {
-        name,
-        batch,
-        heads,
-        kv_heads,
-        rows,
-        keys,
-        dim,
-        rope: 0,
-        sight,
-        paged: false,
-        stored: false,
-        training: false,
-    }
+const fn case(name: &'static str, [batch, heads, kv_heads, rows, keys, dim]: [i64; 6], sight: Sight) -> Case {
+    Case { name, batch, heads, kv_heads, rows, keys, dim, rope: 0, sight, paged: false, stored: false, training: false }
 }
 
 /// All cases.
 pub(crate) const CASES: &[Case] = &[
-    case(
-        "causal_1024_h8_d128",
-        [1, 8, 8, 1024, 1024, 128],
-        Sight::Causal,
-    ),
-    case(
-        "causal_2048_h8_d128",
-        [1, 8, 8, 2048, 2048, 128],
-        Sight::Causal,
-    ),
-    case(
-        "causal_4096_h8_d128",
-        [1, 8, 8, 4096, 4096, 128],
-        Sight::Causal,
-    ),
-    Case {
-        training: true,
-        ..case("flash_causal_4k", [1, 8, 8, 4096, 4096, 128], Sight::Causal)
-    },
-    case(
-        "causal_2048_h32kv8_d128",
-        [1, 32, 8, 2048, 2048, 128],
-        Sight::Causal,
-    ),
+    case("causal_1024_h8_d128", [1, 8, 8, 1024, 1024, 128], Sight::Causal),
+    case("causal_2048_h8_d128", [1, 8, 8, 2048, 2048, 128], Sight::Causal),
+    case("causal_4096_h8_d128", [1, 8, 8, 4096, 4096, 128], Sight::Causal),
+    Case { training: true, ..case("flash_causal_4k", [1, 8, 8, 4096, 4096, 128], Sight::Causal) },
+    case("causal_2048_h32kv8_d128", [1, 32, 8, 2048, 2048, 128], Sight::Causal),
     case("full_2048_h8_d64", [1, 8, 8, 2048, 2048, 64], Sight::All),
-    case(
-        "mask_2048_h8_d128",
-        [1, 8, 8, 2048, 2048, 128],
-        Sight::Random,
-    ),
-    case(
-        "tril_mask_2048_h8_d128",
-        [1, 8, 8, 2048, 2048, 128],
-        Sight::Triangular,
-    ),
-    case(
-        "decode_b16_h32kv8_4096_d128",
-        [16, 32, 8, 1, 4096, 128],
-        Sight::All,
-    ),
-    Case {
-        paged: true,
-        ..case(
-            "decode_paged_b16_h32kv8_4096_d128",
-            [16, 32, 8, 1, 4096, 128],
-            Sight::All,
-        )
-    },
-    Case {
-        stored: true,
-        ..case(
-            "decode_int8_b16_h32kv8_4096_d128",
-            [16, 32, 8, 1, 4096, 128],
-            Sight::All,
-        )
-    },
-    case(
-        "swa512_8192_h4_d128",
-        [1, 4, 4, 8192, 8192, 128],
-        Sight::Window(512),
-    ),
-    case(
-        "triangle_32k",
-        LONG,
-        Sight::Triangle(TriangleMix::GUIDE_LONG_CONTEXT),
-    ),
+    case("mask_2048_h8_d128", [1, 8, 8, 2048, 2048, 128], Sight::Random),
+    case("tril_mask_2048_h8_d128", [1, 8, 8, 2048, 2048, 128], Sight::Triangular),
+    case("decode_b16_h32kv8_4096_d128", [16, 32, 8, 1, 4096, 128], Sight::All),
+    Case { paged: true, ..case("decode_paged_b16_h32kv8_4096_d128", [16, 32, 8, 1, 4096, 128], Sight::All) },
+    Case { stored: true, ..case("decode_int8_b16_h32kv8_4096_d128", [16, 32, 8, 1, 4096, 128], Sight::All) },
+    case("swa512_8192_h4_d128", [1, 4, 4, 8192, 8192, 128], Sight::Window(512)),
+    case("triangle_32k", LONG, Sight::Triangle(TriangleMix::GUIDE_LONG_CONTEXT)),
     case("dense_32k", LONG, Sight::Causal),
-    Case {
-        paged: true,
-        rope: 64,
-        ..case("mla_decode_8x4k", [8, 32, 1, 1, 4096, 512], Sight::All)
-    },
+    Case { paged: true, rope: 64, ..case("mla_decode_8x4k", [8, 32, 1, 1, 4096, 512], Sight::All) },
 ];
 
 /// Sizes of a long prompt.
@@ -183,10 +105,7 @@ impl Case {
     }
 
     fn triangle(&self, mix: TriangleMix) -> MaskGeometry {
-        mix.geometry(
-            TrianglePart::Triangle,
-            TriangleRows::whole(self.rows.unsigned_abs()),
-        )
+        mix.geometry(TrianglePart::Triangle, TriangleRows::whole(self.rows.unsigned_abs()))
     }
 
     /// Floating-point operations of both products over the visible scores.
@@ -215,15 +134,9 @@ impl Case {
             half => half,
         };
         let layout = Layout::Bnsd;
-        let extents = |heads, rows, dim| Extents {
-            batch: self.batch,
-            heads,
-            rows,
-            dim,
-        };
-        let desc = |dtype, shape: &[i64]| {
-            TensorDesc::contiguous(dtype, shape).ok_or_else(|| format!("no shape {shape:?}"))
-        };
+        let extents = |heads, rows, dim| Extents { batch: self.batch, heads, rows, dim };
+        let desc =
+            |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).ok_or_else(|| format!("no shape {shape:?}"));
         let query = extents(self.heads, self.rows, self.dim);
         let mut plain = FiaCall::new(layout.as_str());
         plain.query = Some(TensorDesc::packed(described, layout.input().shape(query)));
@@ -264,9 +177,7 @@ impl Case {
         plain.sparse_mode = mode.acl();
         plain.atten_mask = match self.sight {
             Sight::All | Sight::Triangle(_) => None,
-            Sight::Causal | Sight::Window(_) => {
-                Some(desc(DType::Bool, &[SparseMode::COMPRESSED_MASK_SIZE; 2])?)
-            }
+            Sight::Causal | Sight::Window(_) => Some(desc(DType::Bool, &[SparseMode::COMPRESSED_MASK_SIZE; 2])?),
             Sight::Random | Sight::Triangular => Some(desc(DType::Bool, &[self.rows, self.keys])?),
         };
         let mut prepared = Prepared {
@@ -300,12 +211,7 @@ impl Prepared {
 
     /// This call as a call of FlashAttentionScore, which takes `FLOAT`.
     fn training_call<'a>(&self, call: &FiaCall<'_>) -> Result<FlashAttentionCall<'a>, String> {
-        let rows = [
-            self.case.batch,
-            self.case.heads,
-            self.case.rows,
-            SoftmaxOrder::COPIES as i64,
-        ];
+        let rows = [self.case.batch, self.case.heads, self.case.rows, SoftmaxOrder::COPIES as i64];
         let softmax = TensorDesc::contiguous(DType::Float, &rows).ok_or("no softmax outputs")?;
         let held = |desc: Option<TensorDesc>| {
             let dtype = self.held;
@@ -447,11 +353,8 @@ impl Ready<'_> {
 
     /// Computes the call once on the current pool.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        let base: Vec<(Argument, *mut u8)> = self
-            .tensors
-            .iter_mut()
-            .map(|(argument, words)| (*argument, words.as_mut_ptr().cast()))
-            .collect();
+        let base: Vec<(Argument, *mut u8)> =
+            self.tensors.iter_mut().map(|(argument, words)| (*argument, words.as_mut_ptr().cast())).collect();
         let softmax = self.softmax.each_mut().map(Vec::as_mut_ptr);
         let base = |role: TensorRole| {
             match role {
@@ -527,11 +430,7 @@ fn each<T: Bits>(words: &mut [u64], mut number: impl FnMut(usize) -> T) {
     for (index, word) in words.iter_mut().enumerate() {
         *word = 0;
         for lane in 0..lanes {
-            let place = if cfg!(target_endian = "little") {
-                lane
-            } else {
-                lanes - 1 - lane
-            };
+            let place = if cfg!(target_endian = "little") { lane } else { lanes - 1 - lane };
             *word |= number(index * lanes + lane).widen() << (8 * T::SIZE * place);
         }
     }

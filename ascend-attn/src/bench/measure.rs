@@ -53,15 +53,8 @@ pub(crate) struct Measured {
 
 impl Bench {
     pub(crate) fn new(threads: usize) -> Result<Self, String> {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|error| error.to_string())?;
-        Ok(Self {
-            pool,
-            threads,
-            memory: vec![1.0; MEMORY],
-        })
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| error.to_string())?;
+        Ok(Self { pool, threads, memory: vec![1.0; MEMORY] })
     }
 
     /// Operations a second, all threads at once.
@@ -105,12 +98,7 @@ impl Bench {
     }
 
     /// Measures one case.
-    pub(crate) fn measure(
-        &mut self,
-        case: &Case,
-        held: DType,
-        ready: &mut Ready<'_>,
-    ) -> Result<Measured, String> {
+    pub(crate) fn measure(&mut self, case: &Case, held: DType, ready: &mut Ready<'_>) -> Result<Measured, String> {
         let (flops, bytes) = (case.flops(), case.bytes(held));
         let copy = self.copy();
         let (mut peak, mut read) = (self.peak(), self.read());

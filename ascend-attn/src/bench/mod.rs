@@ -40,11 +40,7 @@ pub(super) struct Arguments {
 }
 
 /// Element types, by the names of the command line.
-const TYPES: [(&str, DType); 3] = [
-    ("f16", DType::Float16),
-    ("bf16", DType::Bf16),
-    ("f32", DType::Float),
-];
+const TYPES: [(&str, DType); 3] = [("f16", DType::Float16), ("bf16", DType::Bf16), ("f32", DType::Float)];
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let chosen = choose(arguments)?;
@@ -87,10 +83,8 @@ fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
         Some(filter) => filter.split(',').any(|part| case.name.contains(part)),
         None => true,
     };
-    let types: Vec<_> = TYPES
-        .into_iter()
-        .filter(|(name, _)| arguments.dtype.as_deref().is_none_or(|it| it == *name))
-        .collect();
+    let types: Vec<_> =
+        TYPES.into_iter().filter(|(name, _)| arguments.dtype.as_deref().is_none_or(|it| it == *name)).collect();
     if types.is_empty() {
         let given = arguments.dtype.as_deref().unwrap_or_default();
         let message = format!("--dtype {given}: allowed are f16, bf16 and f32");
@@ -107,9 +101,7 @@ fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
         }
     }
     let cases = CASES.iter().filter(wanted);
-    Ok(cases
-        .flat_map(|case| types.iter().map(move |dtype| (case, *dtype)))
-        .collect())
+    Ok(cases.flat_map(|case| types.iter().map(move |dtype| (case, *dtype))).collect())
 }
 
 /// A progress bar on standard error; hidden if that is no terminal.

@@ -58,11 +58,7 @@ pub(super) fn verdict(
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
         lints.join(", "),
-        if checked.taken_for.is_some() {
-            "; "
-        } else {
-            ""
-        },
+        if checked.taken_for.is_some() { "; " } else { "" },
         checked.taken_for.unwrap_or_default(),
     ))
 }
@@ -111,13 +107,7 @@ pub(super) fn areas(totals: &Totals, json: bool, output: &mut Output) -> Result<
         ))?;
     }
     for (area, counts) in &totals.areas {
-        let Counts {
-            accepted_right,
-            accepted_wrong,
-            rejected_right,
-            rejected_wrong,
-            ..
-        } = counts;
+        let Counts { accepted_right, accepted_wrong, rejected_right, rejected_wrong, .. } = counts;
         if json {
             output.line(json!({
                 "area": area.name(),

@@ -28,9 +28,7 @@ pub(super) fn chunk(
 /// Refuses a chunk whose rows see other keys than in the whole call.
 fn sees_the_same(whole: &Sequences, cut: &Sequences, chunk: Range<usize>) -> Result<(), String> {
     let (before, after) = (whole.problem.geometry(0), cut.problem.geometry(0));
-    let other = (chunk.start as u64..)
-        .zip(0..after.q_len())
-        .find(|&(i, row)| before.runs(i) != after.runs(row));
+    let other = (chunk.start as u64..).zip(0..after.q_len()).find(|&(i, row)| before.runs(i) != after.runs(row));
     if let Some((i, _)) = other {
         return Err(format!("row {i} of a sequence sees other keys in a chunk"));
     }
@@ -54,8 +52,7 @@ fn chunk_of(sequences: &Sequences, chunk: Range<usize>) -> Result<AttentionCase,
     let behind = at.q_len - chunk.end;
     let mut case = sequences.case().clone();
     let cut = |parameter, tensor: &CaseTensor| cut(sequences, parameter, tensor, &chunk);
-    case.arguments =
-        (case.arguments).try_map(|argument, tensor| cut(argument.parameter, tensor))?;
+    case.arguments = (case.arguments).try_map(|argument, tensor| cut(argument.parameter, tensor))?;
     let rows = chunk.len() as i64;
     let lengths = &mut case.arguments.actual_seq_lengths;
     if sequences.problem.packed || lengths.is_some() {
@@ -76,18 +73,11 @@ fn chunk_of(sequences: &Sequences, chunk: Range<usize>) -> Result<AttentionCase,
             }
         }
         SparseMode::RightDownCausal => {
-            causal(
-                sequences,
-                &mut case,
-                &chunk,
-                at.kv_len.saturating_sub(behind),
-            )?;
+            causal(sequences, &mut case, &chunk, at.kv_len.saturating_sub(behind))?;
         }
         SparseMode::Band => shift(&mut case, -(behind as i64)),
         other => {
-            return Err(format!(
-                "{other}: what its rows see is not stated row by row"
-            ));
+            return Err(format!("{other}: what its rows see is not stated row by row"));
         }
     }
     Ok(case)
@@ -108,8 +98,7 @@ fn cut(
         }
         Parameter::AttenMask | Parameter::PseShift
             if tensor.shape().len() >= 2
-                && (parameter == Parameter::PseShift
-                    || sequences.case().mask == MaskSource::Tensor)
+                && (parameter == Parameter::PseShift || sequences.case().mask == MaskSource::Tensor)
                 && !compressed(sequences, parameter) =>
         {
             let axis = tensor.shape().len() - 2;
@@ -141,12 +130,7 @@ fn shift(case: &mut AttentionCase, rows: i64) {
 }
 
 /// Keeps the first `keys` keys, the last of which is the last that the chunk's last row sees.
-fn causal(
-    sequences: &Sequences,
-    case: &mut AttentionCase,
-    chunk: &Range<usize>,
-    keys: usize,
-) -> Result<(), String> {
+fn causal(sequences: &Sequences, case: &mut AttentionCase, chunk: &Range<usize>, keys: usize) -> Result<(), String> {
     case.arguments.sparse_mode = SparseMode::RightDownCausal.acl();
     if chunk.len() == 1 {
         // A single row sees all keys that are left, and the operator takes no compressed mask for it.
@@ -166,9 +150,7 @@ fn keep_keys(sequences: &Sequences, case: &mut AttentionCase, count: usize) -> R
         let axis = sequences.layout.input().row_axis();
         let keys = 0..count.min(sequences.rows(0).kv_len);
         case.arguments = (case.arguments).try_map(|argument, tensor| match argument.parameter {
-            Parameter::Key | Parameter::Value | Parameter::KeyRope => {
-                take(tensor, axis, std::slice::from_ref(&keys))
-            }
+            Parameter::Key | Parameter::Value | Parameter::KeyRope => take(tensor, axis, std::slice::from_ref(&keys)),
             _ => Ok(tensor.clone()),
         })?;
         case.arguments.actual_seq_lengths_kv = Some(ends([keys.len()].into_iter()));

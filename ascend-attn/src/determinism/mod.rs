@@ -90,9 +90,8 @@ fn examine(file: &Path, stream: &Stream, target: Target) -> CaseReport {
     let case = match Case::read(file).and_then(Case::attention) {
         Ok(case) => case,
         Err(CaseError::OtherOp(operator)) => {
-            report.skipped = Some(format!(
-                "a case of {operator}; only those of FusedInferAttentionScore are taken apart"
-            ));
+            report.skipped =
+                Some(format!("a case of {operator}; only those of FusedInferAttentionScore are taken apart"));
             return report;
         }
         Err(error) => {
@@ -122,12 +121,7 @@ impl From<String> for Why {
     }
 }
 
-fn vary(
-    case: AttentionCase,
-    stream: &Stream,
-    target: Target,
-    report: &mut CaseReport,
-) -> Result<(), Why> {
+fn vary(case: AttentionCase, stream: &Stream, target: Target, report: &mut CaseReport) -> Result<(), Why> {
     let original = Sequences::of(case, target)?;
     let outputs = computed(original.case(), stream)?;
     let before = ComputedRows::of(&original, &outputs)?;
@@ -151,9 +145,7 @@ fn vary(
             }
             Ok(difference)
         });
-        report
-            .found
-            .push(Found::new(format!("threads: {count}"), found));
+        report.found.push(Found::new(format!("threads: {count}"), found));
     }
     Ok(())
 }

@@ -12,11 +12,7 @@ use super::sequences::Sequences;
 ///
 /// # Errors
 /// The part of the case that cannot be stored in pages.
-pub(super) fn paged(
-    original: &Sequences,
-    block_size: usize,
-    reverse: bool,
-) -> Result<AttentionCase, String> {
+pub(super) fn paged(original: &Sequences, block_size: usize, reverse: bool) -> Result<AttentionCase, String> {
     let problem = &original.problem;
     if problem.key_padding.is_some() || problem.query_padding.is_some() {
         return Err("the sequences are left padded".to_owned());
@@ -29,14 +25,11 @@ pub(super) fn paged(
         use AntiquantMode::{PerTokenHeadPaged, PerTokenPaged};
         matches!(mode, Some(PerTokenPaged | PerTokenHeadPaged))
     };
-    let scales = (arguments.each_tensor())
-        .find(|(argument, _)| in_pages(original.antiquant_mode(argument.parameter)));
+    let scales = (arguments.each_tensor()).find(|(argument, _)| in_pages(original.antiquant_mode(argument.parameter)));
     if let Some((argument, _)) = scales {
         return Err(format!("{} lies in pages, too", argument.name()));
     }
-    let lengths: Vec<usize> = (0..original.count())
-        .map(|b| original.rows(b).kv_len)
-        .collect();
+    let lengths: Vec<usize> = (0..original.count()).map(|b| original.rows(b).kv_len).collect();
     let counts = lengths.iter().map(|len| len.div_ceil(block_size));
     let columns = counts.clone().max().unwrap_or(0).max(1);
     let total: usize = counts.clone().sum();
@@ -50,13 +43,7 @@ pub(super) fn paged(
             next += 1;
         }
     }
-    let pages = Pages {
-        block_size,
-        blocks,
-        columns,
-        table: &table,
-        lengths: &lengths,
-    };
+    let pages = Pages { block_size, blocks, columns, table: &table, lengths: &lengths };
     let mut case = original.case().clone();
     let new = &mut case.arguments;
     new.key = vec![pages.filled(original, Parameter::Key)?];
@@ -101,10 +88,8 @@ impl Pages<'_> {
         let heads = problem.kv_heads;
         let first = original.case().arguments.tensor(parameter);
         let dtype = first.map_or(DType::Undefined, CaseTensor::dtype);
-        let size = dtype
-            .size()
-            .filter(|_| dtype != DType::Int32)
-            .ok_or_else(|| format!("{dtype} elements share bytes"))?;
+        let size =
+            dtype.size().filter(|_| dtype != DType::Int32).ok_or_else(|| format!("{dtype} elements share bytes"))?;
         let row = heads * dim * size;
         let mut bytes = vec![0; self.blocks * self.block_size * row];
         for (b, &len) in self.lengths.iter().enumerate() {
@@ -135,8 +120,7 @@ impl Pages<'_> {
                 }
             }
         }
-        CaseTensor::new(dtype, &[self.blocks, self.block_size, heads * dim], bytes)
-            .map_err(|error| error.to_string())
+        CaseTensor::new(dtype, &[self.blocks, self.block_size, heads * dim], bytes).map_err(|error| error.to_string())
     }
 }
 

@@ -77,28 +77,14 @@ impl fmt::Display for Found {
         write!(
             f,
             "; first: {} of sequence {}, token {}, head {}, element {}: {} became {}",
-            first.output,
-            first.sequence,
-            first.token,
-            first.head,
-            first.element,
-            first.before,
-            first.after
+            first.output, first.sequence, first.token, first.head, first.element, first.before, first.after
         )
     }
 }
 
 impl CaseReport {
     pub(super) fn new(file: &Path, stem: String) -> Self {
-        Self {
-            file: file.to_owned(),
-            stem,
-            sequences: 0,
-            heads: 0,
-            found: Vec::new(),
-            failure: None,
-            skipped: None,
-        }
+        Self { file: file.to_owned(), stem, sequences: 0, heads: 0, found: Vec::new(), failure: None, skipped: None }
     }
 
     /// The name of an earlier variation that is impossible for the same reason as this one.
@@ -129,19 +115,11 @@ impl fmt::Display for CaseReport {
         if let Some(skipped) = &self.skipped {
             return write!(f, "{}  skipped: {skipped}", self.stem);
         }
-        write!(
-            f,
-            "{}  sequences: {}, heads: {}",
-            self.stem, self.sequences, self.heads
-        )?;
+        write!(f, "{}  sequences: {}, heads: {}", self.stem, self.sequences, self.heads)?;
         for (at, found) in self.found.iter().enumerate() {
             writeln!(f)?;
             match self.said_at(at) {
-                Some(before) => write!(
-                    f,
-                    "  {:<26}impossible for the same reason as {before}",
-                    found.name
-                )?,
+                Some(before) => write!(f, "  {:<26}impossible for the same reason as {before}", found.name)?,
                 None => found.fmt(f)?,
             }
         }

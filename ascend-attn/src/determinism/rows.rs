@@ -25,10 +25,7 @@ impl ComputedRows {
     ///
     /// # Errors
     /// An output that is missing or cannot be read.
-    pub(super) fn of(
-        sequences: &Sequences,
-        outputs: &[(&'static str, CaseTensor)],
-    ) -> Result<Self, String> {
+    pub(super) fn of(sequences: &Sequences, outputs: &[(&'static str, CaseTensor)]) -> Result<Self, String> {
         let problem = &sequences.problem;
         let lse = problem.lse.map(|rows| ("softmax_lse", rows, 1));
         let written = [Some(("attention_out", problem.out, problem.value_dim)), lse];
@@ -38,24 +35,14 @@ impl ComputedRows {
             let (_, tensor) = tensor.ok_or_else(missing)?;
             let values = tensor.to_f32().ok_or_else(missing)?;
             Self::read(sequences, &values, rows, dim)
-                .map(|sequences| OutputRows {
-                    output,
-                    dtype: tensor.dtype(),
-                    dim,
-                    sequences,
-                })
+                .map(|sequences| OutputRows { output, dtype: tensor.dtype(), dim, sequences })
                 .ok_or_else(missing)
         };
         let outputs = written.into_iter().flatten().map(read);
         Ok(Self(outputs.collect::<Result<_, _>>()?))
     }
 
-    fn read(
-        sequences: &Sequences,
-        values: &[f32],
-        rows: Rows,
-        dim: usize,
-    ) -> Option<Vec<Vec<f32>>> {
+    fn read(sequences: &Sequences, values: &[f32], rows: Rows, dim: usize) -> Option<Vec<Vec<f32>>> {
         let problem = &sequences.problem;
         let of_sequence = |b: usize| {
             let at = sequences.rows(b);
@@ -116,32 +103,15 @@ impl Difference {
         other: usize,
         heads: usize,
     ) -> Result<(), String> {
-        let outputs = |rows_computed: &ComputedRows| {
-            rows_computed
-                .0
-                .iter()
-                .map(|rows| rows.output)
-                .collect::<Vec<_>>()
-        };
+        let outputs = |rows_computed: &ComputedRows| rows_computed.0.iter().map(|rows| rows.output).collect::<Vec<_>>();
         if outputs(before) != outputs(after) {
-            return Err(format!(
-                "the calls have the outputs {:?} and {:?}",
-                outputs(before),
-                outputs(after)
-            ));
+            return Err(format!("the calls have the outputs {:?} and {:?}", outputs(before), outputs(after)));
         }
         for (old, new) in before.0.iter().zip(&after.0) {
             let dim = old.dim;
             let first = token * heads * dim;
-            let new = new
-                .sequences
-                .get(other)
-                .map(Vec::as_slice)
-                .unwrap_or_default();
-            let old_rows = old
-                .sequences
-                .get(sequence)
-                .and_then(|rows| rows.get(first..));
+            let new = new.sequences.get(other).map(Vec::as_slice).unwrap_or_default();
+            let old_rows = old.sequences.get(sequence).and_then(|rows| rows.get(first..));
             let old_rows = old_rows.and_then(|rows| rows.get(..new.len()));
             let old_rows = old_rows.ok_or("the calls compute other numbers of rows")?;
             let rows = old_rows.chunks(dim.max(1)).zip(new.chunks(dim.max(1)));
@@ -155,11 +125,7 @@ impl Difference {
                     differs = true;
                     self.ulps = self.ulps.max(ulps(old.dtype, before, after));
                     let distance = f64::from(before) - f64::from(after);
-                    let distance = if distance.is_nan() {
-                        f64::INFINITY
-                    } else {
-                        distance.abs()
-                    };
+                    let distance = if distance.is_nan() { f64::INFINITY } else { distance.abs() };
                     self.distance = self.distance.max(distance);
                     self.first.get_or_insert(Offender {
                         output: old.output,

@@ -38,20 +38,12 @@ impl Sequences {
             let size = case.tensor(parameter).and_then(CaseTensor::to_i64);
             size.and_then(|size| size.first().copied()).unwrap_or(0)
         };
-        let padding = Padding {
-            query: first(Parameter::QueryPaddingSize),
-            key: first(Parameter::KvPaddingSize),
-        };
+        let padding = Padding { query: first(Parameter::QueryPaddingSize), key: first(Parameter::KvPaddingSize) };
         // Outputs are compared with one another, not with those of the file.
         case.expect = Expect::Ok;
         case.expect_rule = None;
         case.expected.clear();
-        Ok(Self {
-            case,
-            layout,
-            problem,
-            padding,
-        })
+        Ok(Self { case, layout, problem, padding })
     }
 
     pub(super) fn case(&self) -> &AttentionCase {
@@ -81,8 +73,7 @@ impl Sequences {
         self.mask_can_be_cut()?;
         let mut case = self.case.clone();
         let arguments = &self.case.arguments;
-        case.arguments = arguments
-            .try_map(|argument, tensor| self.selected(argument.parameter, tensor, order))?;
+        case.arguments = arguments.try_map(|argument, tensor| self.selected(argument.parameter, tensor, order))?;
         if self.has_list() {
             let listed = |of: &[CaseTensor]| order.iter().map(|&b| of[b].clone()).collect();
             case.arguments.key = listed(&arguments.key);
@@ -120,12 +111,7 @@ impl Sequences {
     }
 
     /// The part of a tensor that belongs to the sequences in `order`; the whole tensor if all sequences share it.
-    fn selected(
-        &self,
-        parameter: Parameter,
-        tensor: &CaseTensor,
-        order: &[usize],
-    ) -> Result<CaseTensor, String> {
+    fn selected(&self, parameter: Parameter, tensor: &CaseTensor, order: &[usize]) -> Result<CaseTensor, String> {
         let axes = self.layout.input();
         let batches = || order.iter().map(|&b| b..b + 1).collect::<Vec<_>>();
         let paged = self.problem.pages.is_some();
@@ -152,9 +138,7 @@ impl Sequences {
             Parameter::PseShift if self.is_of_each(tensor, 0) => take(tensor, 0, &batches()),
             _ => match self.scales_of_tokens(parameter, tensor.shape().len()) {
                 None => Ok(tensor.clone()),
-                Some(axis) if tensor.shape().get(axis) == Some(&self.count()) => {
-                    take(tensor, axis, &batches())
-                }
+                Some(axis) if tensor.shape().get(axis) == Some(&self.count()) => take(tensor, axis, &batches()),
                 Some(_) => Err(format!(
                     "{parameter} of shape {:?} has scales of single tokens in no known order",
                     tensor.shape()
@@ -170,8 +154,7 @@ impl Sequences {
 
     /// Whether there are several sequences and each has its own part of the mask.
     fn has_mask_of_each(&self) -> bool {
-        let (MaskUse::Full(mask) | MaskUse::Tree(TreeMask::Square(mask))) = self.problem.mask
-        else {
+        let (MaskUse::Full(mask) | MaskUse::Tree(TreeMask::Square(mask))) = self.problem.mask else {
             return false;
         };
         self.count() > 1 && mask.batch != 0
@@ -206,12 +189,8 @@ impl Sequences {
         let arguments = &self.case.arguments;
         AntiquantMode::from_acl(match parameter {
             Parameter::AntiquantScale | Parameter::AntiquantOffset => arguments.antiquant_mode,
-            Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => {
-                arguments.key_antiquant_mode
-            }
-            Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => {
-                arguments.value_antiquant_mode
-            }
+            Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => arguments.key_antiquant_mode,
+            Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => arguments.value_antiquant_mode,
             _ => return None,
         })
     }

@@ -69,10 +69,7 @@ impl Call {
             }
         };
         let rows = order.iter().map(|&b| (b, 0..original.rows(b).q_len));
-        Ok(Piece {
-            case,
-            rows: rows.collect(),
-        })
+        Ok(Piece { case, rows: rows.collect() })
     }
 }
 
@@ -92,17 +89,12 @@ pub(super) fn variations(original: &Sequences) -> Vec<Variation> {
         variation("batch in reverse", several(vec![Call::Batch(reverse)])),
         variation("batch twice", Ok(vec![Call::Batch(twice)])),
     ];
-    let longest = whole
-        .iter()
-        .map(|&b| original.rows(b).q_len)
-        .max()
-        .unwrap_or(0);
+    let longest = whole.iter().map(|&b| original.rows(b).q_len).max().unwrap_or(0);
     // A chunk that holds the longest sequence is the call as it stands.
     let cutting = CHUNKS.into_iter().filter(|&size| size < longest);
     all.extend(cutting.map(|size| {
-        let calls = whole.iter().flat_map(|&b| {
-            chunks(original.rows(b).q_len, size).map(move |rows| Call::Chunk(b, rows))
-        });
+        let calls =
+            whole.iter().flat_map(|&b| chunks(original.rows(b).q_len, size).map(move |rows| Call::Chunk(b, rows)));
         variation(&format!("chunks of {size}"), Ok(calls.collect()))
     }));
     if longest <= 1 {
@@ -127,14 +119,9 @@ fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
 fn variation(name: &str, calls: Result<Vec<Call>, String>) -> Variation {
     let calls = calls.and_then(|calls| match calls.len() {
         0..=MOST_CALLS => Ok(calls),
-        count => Err(format!(
-            "it would take {count} calls, and {MOST_CALLS} are made at most"
-        )),
+        count => Err(format!("it would take {count} calls, and {MOST_CALLS} are made at most")),
     });
-    Variation {
-        name: name.to_owned(),
-        calls,
-    }
+    Variation { name: name.to_owned(), calls }
 }
 
 #[cfg(test)]

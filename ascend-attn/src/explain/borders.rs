@@ -54,9 +54,6 @@ mod tests {
         ] {
             assert!(has_word(text, word), "{text}");
         }
-        assert_eq!(
-            after_words("SCANN 1 CANN 2", "CANN").collect::<Vec<_>>(),
-            [" 2"]
-        );
+        assert_eq!(after_words("SCANN 1 CANN 2", "CANN").collect::<Vec<_>>(), [" 2"]);
     }
 }

@@ -34,12 +34,7 @@ const CAUSES: [Cause; 11] = [
         conditions: &[],
     },
     Cause {
-        signs: &[
-            "not in libopapi.so",
-            "undefined symbol",
-            "cannot open shared object",
-            "symbol lookup error",
-        ],
+        signs: &["not in libopapi.so", "undefined symbol", "cannot open shared object", "symbol lookup error"],
         has_status: |_| false,
         name: "the installed libraries lack a function or a library is not found",
         advice: "set_env.sh of the toolkit, or of the package that has the operator, was not read, or the release is \
@@ -48,13 +43,7 @@ const CAUSES: [Cause; 11] = [
         conditions: &[],
     },
     Cause {
-        signs: &[
-            "Errno None",
-            "drvErr",
-            "drvRetCode",
-            "TsdOpen failed",
-            "npu-smi: command not found",
-        ],
+        signs: &["Errno None", "drvErr", "drvRetCode", "TsdOpen failed", "npu-smi: command not found"],
         has_status: |status| {
             matches!(
                 status,
@@ -73,13 +62,7 @@ const CAUSES: [Cause; 11] = [
         conditions: &[],
     },
     Cause {
-        signs: &[
-            "HCCL function error",
-            "function error: Hccl*",
-            "hccl fftsplus task timeout",
-            "EI00*",
-            "EI9999",
-        ],
+        signs: &["HCCL function error", "function error: Hccl*", "hccl fftsplus task timeout", "EI00*", "EI9999"],
         has_status: |_| false,
         name: "a collective operation between ranks (HCCL)",
         advice: "find the rank that failed first or never came to the operation: the others only waited for it",
@@ -118,17 +101,12 @@ const CAUSES: [Cause; 11] = [
         conditions: &[],
     },
     Cause {
-        signs: &[
-            "captured-stream",
-            "stream is captured",
-            "Parameter stream is invalid",
-        ],
+        signs: &["captured-stream", "stream is captured", "Parameter stream is invalid"],
         has_status: |status| {
             matches!(
                 status,
                 sys::ACL_ERROR_RT_CAPTURE_DEPENDENCY
-                    ..=sys::ACL_ERROR_STREAM_TASK_GROUP_INTR
-                        | sys::ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED
+                    ..=sys::ACL_ERROR_STREAM_TASK_GROUP_INTR | sys::ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED
             )
         },
         name: "the runtime refuses what was asked of a stream, such as a wait while it is captured",
@@ -138,12 +116,7 @@ const CAUSES: [Cause; 11] = [
     },
     Cause {
         signs: &[],
-        has_status: |status| {
-            matches!(
-                status,
-                sys::ACL_ERROR_RT_CONTEXT_NULL..=sys::ACL_ERROR_RT_STREAM_CONTEXT
-            )
-        },
+        has_status: |status| matches!(status, sys::ACL_ERROR_RT_CONTEXT_NULL..=sys::ACL_ERROR_RT_STREAM_CONTEXT),
         name: "the calling thread has no context of a device, or the stream is of another context",
         advice: "call aclrtSetDevice (torch.npu.set_device) on each thread before it calls CANN, and use streams on \
                  the device that they were made on",
@@ -225,10 +198,7 @@ mod tests {
 
     fn names(text: &str, statuses: &[i32]) -> Vec<&'static str> {
         let statuses: Vec<Status> = statuses.iter().copied().map(Status).collect();
-        causes(text, &statuses)
-            .into_iter()
-            .map(|cause| cause.name)
-            .collect()
+        causes(text, &statuses).into_iter().map(|cause| cause.name).collect()
     }
 
     #[test]
@@ -245,10 +215,7 @@ mod tests {
             (100_000, "the runtime, which"),
         ] {
             let named = names("", &[status]);
-            assert!(
-                named.len() == 1 && named[0].starts_with(begins),
-                "{status}: {named:?}"
-            );
+            assert!(named.len() == 1 && named[0].starts_with(begins), "{status}: {named:?}");
         }
         assert!(names("", &[561_002, -1]).is_empty());
     }

@@ -31,11 +31,7 @@ pub(super) fn is_of(rule: &Rule, reading: &Reading) -> bool {
     let inherits = matches!(operator, Operator::Declared(operator) if is_path(operator));
     reading.rules.contains(&rule.id)
         || checker == Some(operator)
-        || inherits
-            && checker
-                == Some(Operator::Declared(
-                    DeclaredOperator::FusedInferAttentionScore,
-                ))
+        || inherits && checker == Some(Operator::Declared(DeclaredOperator::FusedInferAttentionScore))
 }
 
 /// How likely it is that a rule stands behind a failure with what the text says of the call.
@@ -63,9 +59,7 @@ pub(super) fn likelihood(rule: &Rule, reading: &Reading) -> f64 {
 /// Whether a rule's status is one of the text's, or the text has none. From 9.2 on the status of an inner null stands
 /// for what the tiling refuses.
 fn may_return(rule: &Rule, reading: &Reading) -> bool {
-    let is_of = |status: Status| {
-        status.0 == rule.status || status.0 == INNER_NULLPTR && rule.status == TILING_ERROR
-    };
+    let is_of = |status: Status| status.0 == rule.status || status.0 == INNER_NULLPTR && rule.status == TILING_ERROR;
     reading.refusals().next().is_none() || reading.refusals().any(is_of)
 }
 

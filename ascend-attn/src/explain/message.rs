@@ -21,13 +21,8 @@ const MOST_LINES: usize = 2000;
 const TELLING: usize = 2;
 
 /// What names a line that says no more than that some call failed, or that an operator elsewhere was not registered.
-const EMPTY: [&str; 5] = [
-    "NPU function error",
-    "[InitOpInfoLib]",
-    "ERR0*",
-    "call acl api failed",
-    "Inner error is reported",
-];
+const EMPTY: [&str; 5] =
+    ["NPU function error", "[InitOpInfoLib]", "ERR0*", "call acl api failed", "Inner error is reported"];
 
 /// Finds the messages. From the first line with a mark of CANN on, that is the first line which says something of the
 /// call: those behind it pass the failure on. Without a mark it is every line but those of tracebacks.
@@ -48,10 +43,7 @@ pub(super) fn messages(text: &str) -> Messages {
     };
     // A message that is broken into lines ends with the place in CANN's source.
     let is_whole = lines[first].contains("[FUNC:") || after_code(lines[first]).is_none();
-    let rest = lines[first + 1..]
-        .iter()
-        .take_while(|line| !is_whole && after_code(line).is_none())
-        .take(1);
+    let rest = lines[first + 1..].iter().take_while(|line| !is_whole && after_code(line).is_none()).take(1);
     let message: Vec<&str> = [lines[first]].into_iter().chain(rest.copied()).collect();
     Messages {
         lines: message.iter().filter_map(|line| content(line)).collect(),
@@ -66,8 +58,7 @@ fn telling_lines(text: &str) -> Vec<&str> {
     let mut is_code = false;
     let is_empty = |line: &str| EMPTY.iter().any(|empty| has_word(line, empty));
     let lines = text.lines().filter(|line| {
-        let is_shown =
-            std::mem::replace(&mut is_code, has_word(line, FRAME_PLACE)) && !is_marked(line);
+        let is_shown = std::mem::replace(&mut is_code, has_word(line, FRAME_PLACE)) && !is_marked(line);
         !is_shown && !is_frame(line) && !is_empty(line)
     });
     lines.collect()
@@ -83,10 +74,7 @@ fn after_code(line: &str) -> Option<&str> {
     let mut starts = line.match_indices('E').filter_map(|(at, _)| {
         let code = line.get(at..at + 6)?;
         let digits = code.get(2..)?;
-        let is_code = code
-            .chars()
-            .nth(1)
-            .is_some_and(|c| c.is_ascii_alphanumeric())
+        let is_code = code.chars().nth(1).is_some_and(|c| c.is_ascii_alphanumeric())
             && digits.chars().all(|c| c.is_ascii_digit());
         let bounded = !line[..at].ends_with(|c: char| c.is_alphanumeric())
             && !line[at + 6..].starts_with(|c: char| c.is_alphanumeric());
@@ -129,24 +117,15 @@ fn content(line: &str) -> Option<String> {
     let line = after_code(line).unwrap_or(line);
     let line = line.trim_start_matches([':', ' ']);
     let line = line.strip_prefix("Inner Error!").unwrap_or(line);
-    let line = line
-        .split_once("[FUNC:")
-        .map_or(line, |(message, _)| message);
-    let line = line
-        .split_once("[FILE:")
-        .map_or(line, |(message, _)| message);
+    let line = line.split_once("[FUNC:").map_or(line, |(message, _)| message);
+    let line = line.split_once("[FILE:").map_or(line, |(message, _)| message);
     let mut message = String::new();
     let mut before = "";
     let mut is_given = false;
     for chunk in line.split_whitespace() {
         // What a call was given is no bound: `got 1`, `= 71,`, `is [16, 1, 1, 1500].`
-        let follows = matches!(
-            before.trim_end_matches(':'),
-            "got" | "is" | "=" | "was" | "are"
-        );
-        let is_value = chunk
-            .trim_start_matches('[')
-            .starts_with(|c: char| c.is_ascii_digit());
+        let follows = matches!(before.trim_end_matches(':'), "got" | "is" | "=" | "was" | "are");
+        let is_value = chunk.trim_start_matches('[').starts_with(|c: char| c.is_ascii_digit());
         is_given = (is_given || follows) && is_value;
         before = chunk;
         if is_given || is_place(chunk) {
@@ -155,8 +134,7 @@ fn content(line: &str) -> Option<String> {
         }
         let names = without_given(chunk);
         for name in names.split(|c: char| !(c.is_alphanumeric() || c == '_')) {
-            let is_operator =
-                of_function(name).is_some() || of_type(name).is_some() || is_function(name);
+            let is_operator = of_function(name).is_some() || of_type(name).is_some() || is_function(name);
             if !is_operator && !name.is_empty() {
                 message.push(' ');
                 message.push_str(name);
@@ -176,18 +154,13 @@ fn after_log(line: &str) -> &str {
 }
 
 /// What a chunk has that says where or when, and not what: a path, a process.
-const PLACE: [&str; 12] = [
-    ".cpp", ".cc", ".py", ".so", ".ts", "::*", "/lib*", "pid=*", "PID:*", "RankID", "Device:*",
-    "[rank*",
-];
+const PLACE: [&str; 12] =
+    [".cpp", ".cc", ".py", ".so", ".ts", "::*", "/lib*", "pid=*", "PID:*", "RankID", "Device:*", "[rank*"];
 
 /// Whether a chunk says where or when, and not what: a place as above, or a time.
 fn is_place(chunk: &str) -> bool {
     let digits = chunk.chars().filter(char::is_ascii_digit).count();
-    let marks = chunk
-        .chars()
-        .filter(|c| matches!(c, '-' | ':' | '.'))
-        .count();
+    let marks = chunk.chars().filter(|c| matches!(c, '-' | ':' | '.')).count();
     PLACE.iter().any(|part| has_word(chunk, part))
         || digits >= 4 && marks >= 2 && digits + marks + 2 >= chunk.chars().count()
         || chunk.ends_with(']') && digits >= 2 && digits + 1 == chunk.chars().count()
@@ -240,17 +213,13 @@ mod tests {
     fn marks_and_frames_are_whole_words() {
         assert!(!messages("the prefix: 3 rows\nby itself. done").are_marked);
         assert!(messages("a.rule: it holds; fix: give 3 rows").are_marked);
-        assert_eq!(
-            first("the mask by itself. is the scale"),
-            " the mask by itself is the scale"
-        );
+        assert_eq!(first("the mask by itself. is the scale"), " the mask by itself is the scale");
         assert_eq!(first("self.attn(mask, scale)"), "");
     }
 
     #[test]
     fn code_of_frames_is_no_message() {
-        let frame =
-            "  File \"a.py\", line 1, in f\n    out = attend(mask, scale)\n          ^^^^^^\n";
+        let frame = "  File \"a.py\", line 1, in f\n    out = attend(mask, scale)\n          ^^^^^^\n";
         assert_eq!(first(&format!("{frame}the block size")), " the block size");
         let message = "  File \"a.py\", line 1, in f\nEZ9999: the block size";
         assert_eq!(first(message), " the block size");
@@ -258,10 +227,7 @@ mod tests {
 
     #[test]
     fn prefixes_of_logs_are_no_message() {
-        for prefix in [
-            "ERROR 04-10 11:26:01 engine.py:140] ",
-            "(W pid=7) ERROR 01-21 05:41:35 [a.py:822] ",
-        ] {
+        for prefix in ["ERROR 04-10 11:26:01 engine.py:140] ", "(W pid=7) ERROR 01-21 05:41:35 [a.py:822] "] {
             assert_eq!(after_log(&format!("{prefix}the mask")), "the mask");
         }
         assert_eq!(after_log("[a.py:x] the mask"), "[a.py:x] the mask");
@@ -275,33 +241,15 @@ mod tests {
 
     #[test]
     fn values_of_the_call_are_no_bounds() {
-        assert_eq!(
-            first("blockSize is 24, multiple of 16"),
-            " blockSize is multiple of 16"
-        );
-        assert_eq!(
-            first("B=[4], shape is [2, 1, 64, 64] of mask"),
-            " B shape is of mask"
-        );
+        assert_eq!(first("blockSize is 24, multiple of 16"), " blockSize is multiple of 16");
+        assert_eq!(first("B=[4], shape is [2, 1, 64, 64] of mask"), " B shape is of mask");
         assert_eq!(first("heads of {32, 64}"), " heads of 32 64");
     }
 
     #[test]
     fn places_and_broken_codes_say_nothing() {
-        assert_eq!(
-            first("at a/b/c.cpp:12 [PID: 123] 2026-02-03-04:05:06.7 scale"),
-            " at scale"
-        );
-        for text in [
-            "E",
-            "EZ99",
-            "é EZ9999",
-            "EZ99999 E1",
-            "[FUNC:",
-            "(",
-            "[[((",
-            "é.py:] é.py:1] é",
-        ] {
+        assert_eq!(first("at a/b/c.cpp:12 [PID: 123] 2026-02-03-04:05:06.7 scale"), " at scale");
+        for text in ["E", "EZ99", "é EZ9999", "EZ99999 E1", "[FUNC:", "(", "[[((", "é.py:] é.py:1] é"] {
             messages(text);
         }
     }

@@ -75,8 +75,7 @@ const EMULATION: &str = "  \
                export ASCEND_EMU_CANN=9.1 ASCEND_EMU_SOC=Ascend910B3    # your release and chip";
 
 /// The command that follows where the emulation records nothing.
-const RUN: &str =
-    "               python program.py                                        # or a program in C";
+const RUN: &str = "               python program.py                                        # or a program in C";
 
 /// The commands that follow where it records calls, and how to give one.
 const RECORD: &str = "               \
@@ -100,9 +99,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         output.line(format_args!("  do:        {}", cause.advice))?;
     }
     if let Some(function) = &reading.stranger {
-        output.line(format_args!(
-            "outside of the rules: {function} is none of the operators that rules are known of"
-        ))?;
+        output
+            .line(format_args!("outside of the rules: {function} is none of the operators that rules are known of"))?;
     }
     let ranked = ranking::ranked(&reading);
     if ranked.is_empty() {
@@ -130,24 +128,15 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// Who checks a rule, and in which releases.
 fn checked(rule: &Rule) -> String {
     match (rule.level, rule.since) {
-        (Level::Lint, _) => {
-            "by the safe layer and the emulation: the operator takes the call".to_owned()
-        }
+        (Level::Lint, _) => "by the safe layer and the emulation: the operator takes the call".to_owned(),
         (_, None) => format!("by {}, before any operator is called", rule.source),
         (_, Some(since)) if rule.scope == Scope::ATLAS_INFERENCE => {
             format!("{}, on 310P alone", since.symbol())
         }
         (_, Some(since)) => {
-            let spans = [
-                ("Atlas A2 and A3", rule.scope.a2_a3),
-                ("Ascend 950", rule.scope.ascend950),
-            ];
-            let spans = spans
-                .into_iter()
-                .filter_map(|(product, span)| Some((product, span?)));
-            let spans: Vec<_> = spans
-                .map(|(product, span)| format!("{product}: {span}"))
-                .collect();
+            let spans = [("Atlas A2 and A3", rule.scope.a2_a3), ("Ascend 950", rule.scope.ascend950)];
+            let spans = spans.into_iter().filter_map(|(product, span)| Some((product, span?)));
+            let spans: Vec<_> = spans.map(|(product, span)| format!("{product}: {span}")).collect();
             format!("{}, {}", since.symbol(), spans.join("; "))
         }
     }
@@ -156,9 +145,7 @@ fn checked(rule: &Rule) -> String {
 /// The text of a file, or of standard input. Logs have bytes of other encodings, which say nothing of a call.
 fn text(file: Option<&Path>) -> Result<String, String> {
     let bytes = match file {
-        Some(file) if file != Path::new("-") => {
-            case::read_file(file, MOST_BYTES).map_err(|error| error.to_string())
-        }
+        Some(file) if file != Path::new("-") => case::read_file(file, MOST_BYTES).map_err(|error| error.to_string()),
         _ => standard_input(),
     };
     Ok(String::from_utf8_lossy(&bytes?).into_owned())
@@ -166,9 +153,7 @@ fn text(file: Option<&Path>) -> Result<String, String> {
 
 fn standard_input() -> Result<Vec<u8>, String> {
     if io::stdin().is_terminal() {
-        output::remark(
-            "paste what the failed call printed, then end it with Ctrl-D on a line of its own",
-        );
+        output::remark("paste what the failed call printed, then end it with Ctrl-D on a line of its own");
     }
     let mut bytes = Vec::new();
     let read = io::stdin().lock().take(MOST_BYTES).read_to_end(&mut bytes);

@@ -32,9 +32,7 @@ impl Operator {
 /// Whether a name is a function of CANN's operators.
 pub(super) fn is_function(name: &str) -> bool {
     let operator = name.strip_prefix("aclnn");
-    operator.is_some_and(|operator| {
-        operator.starts_with(|c: char| c.is_uppercase()) && operator != "Status"
-    })
+    operator.is_some_and(|operator| operator.starts_with(|c: char| c.is_uppercase()) && operator != "Status")
 }
 
 /// The operator behind a function of CANN (`aclnn..`) or of torch_npu (`npu_..`).
@@ -46,9 +44,7 @@ pub(super) fn of_function(name: &str) -> Option<Operator> {
     match spelling.as_str() {
         "fusionattention" => Some(Operator::Declared(DeclaredOperator::FlashAttentionScore)),
         "reshapeandcache" => Some(Operator::Declared(DeclaredOperator::ScatterPaKvCache)),
-        _ if name.starts_with("_npu_flash_attention")
-            || name.starts_with("_npu_paged_attention") =>
-        {
+        _ if name.starts_with("_npu_flash_attention") || name.starts_with("_npu_paged_attention") => {
             Some(Operator::Atb)
         }
         _ => declared(&spelling),
@@ -63,10 +59,7 @@ pub(super) fn of_type(name: &str) -> Option<Operator> {
     }
     let trimmed = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let kind = trimmed.trim_end_matches(['_', 'V', 'v']);
-    if atb_attention::Version::ALL
-        .iter()
-        .any(|version| version.symbol() == kind)
-    {
+    if atb_attention::Version::ALL.iter().any(|version| version.symbol() == kind) {
         return Some(Operator::Atb);
     }
     let is_type = kind.starts_with(|c: char| c.is_uppercase()) && !kind.contains('_');
@@ -87,10 +80,7 @@ fn of_tiling(name: &str) -> Option<Operator> {
 /// Whether an operator is one of those that FusedInferAttentionScore took over: it checks calls by their files, and
 /// they have its rules.
 pub(super) fn is_path(operator: DeclaredOperator) -> bool {
-    matches!(
-        operator,
-        DeclaredOperator::PromptFlashAttention | DeclaredOperator::IncreFlashAttention
-    )
+    matches!(operator, DeclaredOperator::PromptFlashAttention | DeclaredOperator::IncreFlashAttention)
 }
 
 /// The short names of an operator with three words or more: the initials of all, of all but a score at the end, and
@@ -103,41 +93,21 @@ fn short_names(name: &str) -> impl Iterator<Item = String> {
     };
     let words: Vec<&str> = name.split('_').collect();
     let unscored = words.strip_suffix(&["score"]).unwrap_or(&words);
-    let first: String = words[0]
-        .chars()
-        .take(1)
-        .map(|c| c.to_ascii_uppercase())
-        .chain(words[0].chars().skip(1))
-        .collect();
+    let first: String =
+        words[0].chars().take(1).map(|c| c.to_ascii_uppercase()).chain(words[0].chars().skip(1)).collect();
     let upper = [initials(&words), initials(unscored)];
-    let all = upper
-        .iter()
-        .flat_map(|short| [short.clone(), short.to_lowercase()]);
+    let all = upper.iter().flat_map(|short| [short.clone(), short.to_lowercase()]);
     let mixed = first + &initials(&unscored[1..]);
-    all.chain([mixed])
-        .filter(|short| short.len() >= LEAST)
-        .collect::<Vec<_>>()
-        .into_iter()
+    all.chain([mixed]).filter(|short| short.len() >= LEAST).collect::<Vec<_>>().into_iter()
 }
 
 /// A name in lower case, without what stands for a phase or a version.
 fn bare_spelling(name: &str) -> String {
-    let ends = [
-        "GetWorkspaceSize",
-        "GetMaxWorkspaceSize",
-        "_symint",
-        "_out",
-        "_get_max_workspace",
-    ];
-    let name = ends
-        .into_iter()
-        .fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
+    let ends = ["GetWorkspaceSize", "GetMaxWorkspaceSize", "_symint", "_out", "_get_max_workspace"];
+    let name = ends.into_iter().fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
     let mut name = name.replace('_', "").to_lowercase();
     let versioned = name.trim_end_matches(|c: char| c.is_ascii_digit());
-    if let Some(base) = versioned
-        .strip_suffix('v')
-        .filter(|_| versioned.len() < name.len())
-    {
+    if let Some(base) = versioned.strip_suffix('v').filter(|_| versioned.len() < name.len()) {
         name.truncate(base.len());
     }
     name
@@ -157,8 +127,8 @@ fn declared(spelling: &str) -> Option<Operator> {
 mod tests {
     use super::*;
     use DeclaredOperator::{
-        BatchMatMul, FlashAttentionScore, FusedInferAttentionScore, IncreFlashAttention,
-        PromptFlashAttention, ScatterPaKvCache,
+        BatchMatMul, FlashAttentionScore, FusedInferAttentionScore, IncreFlashAttention, PromptFlashAttention,
+        ScatterPaKvCache,
     };
     use Operator::{Atb, Declared};
 
@@ -166,48 +136,22 @@ mod tests {
     fn functions_of_cann_and_of_pytorch_name_operators() {
         for (function, operator) in [
             ("aclnnFusedInferAttentionScoreV4", FusedInferAttentionScore),
-            (
-                "aclnnFusedInferAttentionScoreV3GetWorkspaceSize",
-                FusedInferAttentionScore,
-            ),
-            (
-                "npu_fused_infer_attention_score_v2",
-                FusedInferAttentionScore,
-            ),
-            (
-                "npu_fused_infer_attention_score_out_symint",
-                FusedInferAttentionScore,
-            ),
-            (
-                "aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize",
-                FusedInferAttentionScore,
-            ),
-            (
-                "_npu_fused_infer_attention_score_get_max_workspace",
-                FusedInferAttentionScore,
-            ),
-            (
-                "_npu_fusion_attention_v3_get_max_workspace",
-                FlashAttentionScore,
-            ),
+            ("aclnnFusedInferAttentionScoreV3GetWorkspaceSize", FusedInferAttentionScore),
+            ("npu_fused_infer_attention_score_v2", FusedInferAttentionScore),
+            ("npu_fused_infer_attention_score_out_symint", FusedInferAttentionScore),
+            ("aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize", FusedInferAttentionScore),
+            ("_npu_fused_infer_attention_score_get_max_workspace", FusedInferAttentionScore),
+            ("_npu_fusion_attention_v3_get_max_workspace", FlashAttentionScore),
             ("npu_fusion_attention", FlashAttentionScore),
             ("aclnnFlashAttentionVarLenScore", FlashAttentionScore),
             ("_npu_reshape_and_cache", ScatterPaKvCache),
         ] {
-            assert_eq!(
-                of_function(function),
-                Some(Declared(operator)),
-                "{function}"
-            );
+            assert_eq!(of_function(function), Some(Declared(operator)), "{function}");
         }
         for function in ["_npu_paged_attention", "_npu_flash_attention_qlens"] {
             assert_eq!(of_function(function), Some(Atb), "{function}");
         }
-        for function in [
-            "aclnnMatmul",
-            "FusedInferAttentionScore",
-            "npu_flash_attention",
-        ] {
+        for function in ["aclnnMatmul", "FusedInferAttentionScore", "npu_flash_attention"] {
             assert_eq!(of_function(function), None, "{function}");
         }
         assert!(is_function("aclnnMatmul") && !is_function("aclnnStatus") && !is_function("aclnn"));
@@ -219,12 +163,7 @@ mod tests {
         for &operator in DeclaredOperator::ALL {
             for version in operator.versions() {
                 let named = of_function(version.symbol());
-                assert_eq!(
-                    named,
-                    declared(&bare_spelling(operator.name())),
-                    "{}",
-                    version.symbol()
-                );
+                assert_eq!(named, declared(&bare_spelling(operator.name())), "{}", version.symbol());
                 assert!(named.is_some() && is_function(version.symbol()));
             }
         }
@@ -244,10 +183,7 @@ mod tests {
             ("IncreFA", IncreFlashAttention),
             ("BMM", BatchMatMul),
             ("flash_attention_score_tiling_general", FlashAttentionScore),
-            (
-                "fused_infer_attention_score_tiling",
-                FusedInferAttentionScore,
-            ),
+            ("fused_infer_attention_score_tiling", FusedInferAttentionScore),
         ] {
             assert_eq!(of_type(name), Some(Declared(operator)), "{name}");
         }

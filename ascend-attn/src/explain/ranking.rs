@@ -32,26 +32,17 @@ pub(super) fn ranked(reading: &Reading) -> Vec<Ranked> {
     if reading.is_final() && reading.rules.is_empty() {
         return Vec::new();
     }
-    let rules: Vec<RuleWords> = every_rule()
-        .filter(|rule| is_of(rule, reading))
-        .map(RuleWords::new)
-        .collect();
+    let rules: Vec<RuleWords> = every_rule().filter(|rule| is_of(rule, reading)).map(RuleWords::new).collect();
     let worths = Worths::new(&rules);
     // A word that no rule has is a word of the message only where it is one of CANN's: prose has many of its own.
     let counts = |word: &str| worths.knows(word) || reading.is_marked && !word.contains(' ');
     let counted = reading.words.iter().filter(|(word, _)| counts(word));
     let whole: f64 = counted.map(|(word, weight)| weight * worths.of(word)).sum();
-    let all = rules
-        .iter()
-        .filter_map(|rule| fit(rule, reading, &worths, whole));
+    let all = rules.iter().filter_map(|rule| fit(rule, reading, &worths, whole));
     let mut fitting: Vec<(f64, Ranked)> = all.collect();
     fitting.sort_by(|one, other| other.0.total_cmp(&one.0));
     let first = fitting.first().map_or(0.0, |(fits, _)| *fits);
-    let least = if first >= LEAST {
-        NEXT * first.min(1.0)
-    } else {
-        f64::INFINITY
-    };
+    let least = if first >= LEAST { NEXT * first.min(1.0) } else { f64::INFINITY };
     fitting.retain(|(fits, _)| *fits >= least);
     match fitting.is_empty() {
         true => by_status(&rules, reading),
@@ -66,16 +57,10 @@ fn by_status(rules: &[RuleWords], reading: &Reading) -> Vec<Ranked> {
     // From 9.2 on most refusals have the status of an inner null.
     let tells = |status: Status, rule: &Rule| status.0 != INNER_NULLPTR && status.0 == rule.status;
     let has_status = |rule: &Rule| reading.refusals().any(|status| tells(status, rule));
-    let rules = rules
-        .iter()
-        .map(|words| words.rule)
-        .filter(|rule| is_of_operator(rule) && has_status(rule));
+    let rules = rules.iter().map(|words| words.rule).filter(|rule| is_of_operator(rule) && has_status(rule));
     let few: Vec<Ranked> = rules
         .take(MOST + 1)
-        .map(|rule| Ranked {
-            rule,
-            named: vec![format!("by its status {} alone", rule.status)],
-        })
+        .map(|rule| Ranked { rule, named: vec![format!("by its status {} alone", rule.status)] })
         .collect();
     match few.len() > MOST {
         true => Vec::new(),
@@ -85,9 +70,7 @@ fn by_status(rules: &[RuleWords], reading: &Reading) -> Vec<Ranked> {
 
 /// How well a rule fits a text whose words count `whole`; `None` if they share too little.
 fn fit(rule: &RuleWords, reading: &Reading, worths: &Worths, whole: f64) -> Option<(f64, Ranked)> {
-    let worth_here = |(word, weight): (&String, &f64)| {
-        (weight * worths.of(word) * rule.weight(word), word.clone())
-    };
+    let worth_here = |(word, weight): (&String, &f64)| (weight * worths.of(word) * rule.weight(word), word.clone());
     let mut named: Vec<(f64, String)> = reading.words.iter().map(worth_here).collect();
     named.retain(|(worth, _)| *worth > 0.0);
     named.sort_by(|one, other| other.0.total_cmp(&one.0));
@@ -103,21 +86,11 @@ fn fit(rule: &RuleWords, reading: &Reading, worths: &Worths, whole: f64) -> Opti
             of_text * (0.3 + 0.4 * of_name + 0.3 * of_condition) * likelihood(rule.rule, reading)
         }
     };
-    let least = if reading.is_of_cann {
-        SHARED
-    } else {
-        SHARED_ALONE
-    };
+    let least = if reading.is_of_cann { SHARED } else { SHARED_ALONE };
     let tells = |word: &str| !word.contains(' ') && !is_circumstance(word);
     let shared = named.iter().filter(|(_, word)| tells(word)).count();
     let named = named.into_iter().map(|(_, word)| word).collect();
-    (is_named || is_cause || shared >= least).then_some((
-        fits,
-        Ranked {
-            rule: rule.rule,
-            named,
-        },
-    ))
+    (is_named || is_cause || shared >= least).then_some((fits, Ranked { rule: rule.rule, named }))
 }
 
 /// Whether a rule is about what a cause says that a call breaks.
@@ -125,8 +98,7 @@ fn is_condition(rule: &Rule, reading: &Reading) -> bool {
     let condition = rule.id.split_once('.').map(|(_, condition)| condition);
     let mut conditions = reading.causes.iter().flat_map(|cause| cause.conditions);
     reading.operator.is_some_and(|operator| {
-        Operator::of_rule(rule) == Some(operator)
-            && conditions.any(|known| condition == Some(known))
+        Operator::of_rule(rule) == Some(operator) && conditions.any(|known| condition == Some(known))
     })
 }
 
@@ -142,33 +114,17 @@ mod tests {
     /// Messages as the operators' checks word them: by parameters in several spellings, and numbers.
     #[test]
     fn the_rule_behind_a_message_is_among_the_first_three() {
-        let inference =
-            "call aclnnFusedInferAttentionScoreV3 failed, error code is 561002\nEZ9999: ";
+        let inference = "call aclnnFusedInferAttentionScoreV3 failed, error code is 561002\nEZ9999: ";
         for (id, message) in [
-            (
-                "packed.q_total",
-                "in TND the queryT(8) differs from the last of actualSequenceLengthQ(5)",
-            ),
-            (
-                "packed.head_dim",
-                "in TND the queryD(128) and keyD(128) have to be 192, or valueD 128",
-            ),
-            (
-                "atten_mask.compressed_shape",
-                "attenMask [1024, 1024] with sparseMode 3, 2048x2048 wanted",
-            ),
-            (
-                "num_key_value_heads.divides",
-                "numHeads 10 cannot be divided by numKeyValueHeads 4",
-            ),
+            ("packed.q_total", "in TND the queryT(8) differs from the last of actualSequenceLengthQ(5)"),
+            ("packed.head_dim", "in TND the queryD(128) and keyD(128) have to be 192, or valueD 128"),
+            ("atten_mask.compressed_shape", "attenMask [1024, 1024] with sparseMode 3, 2048x2048 wanted"),
+            ("num_key_value_heads.divides", "numHeads 10 cannot be divided by numKeyValueHeads 4"),
             ("mla.heads", "20 query heads of MLA are no power of two"),
             ("head_dim.max", "headDim 520 above 512"),
             ("rope.pair", "queryRope without keyRope"),
             ("query.batch_max", "batch size 70000 above 65536"),
-            (
-                "actual_seq_lengths_kv.range",
-                "actualSeqLengthsKv 300 of batch 2 above the S 256 of key",
-            ),
+            ("actual_seq_lengths_kv.range", "actualSeqLengthsKv 300 of batch 2 above the S 256 of key"),
             ("block_size.decode", "blockSize 100 is no multiple of 16"),
         ] {
             let ranked = first_three(&format!("{inference}{message}"));
@@ -221,11 +177,9 @@ mod tests {
 
     #[test]
     fn a_missing_kernel_leads_to_dtypes_and_products() {
-        let registered =
-            "aclnnFusedInferAttentionScoreV3 161001\n(EZ1009): SoC version of this chip failed";
+        let registered = "aclnnFusedInferAttentionScoreV3 161001\n(EZ1009): SoC version of this chip failed";
         assert_eq!(first_three(registered)[0], "call.product");
-        let kernel =
-            "aclnnPromptFlashAttentionV3\nEZ1001: Cannot find binary of op PromptFlashAttention";
+        let kernel = "aclnnPromptFlashAttentionV3\nEZ1001: Cannot find binary of op PromptFlashAttention";
         assert!(first_three(kernel).contains(&"prompt.dtype"));
     }
 
@@ -260,8 +214,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_is_named_comes_first_and_a_status_alone_ranks_nothing() {
-        let own =
-            "packed.q_total: the last entry is not that; given 5, allowed: 8; fix: trim the query";
+        let own = "packed.q_total: the last entry is not that; given 5, allowed: 8; fix: trim the query";
         assert_eq!(first_three(own)[0], "packed.q_total");
         assert_eq!(first_three("561002"), [""; 0]);
         assert_eq!(first_three(""), [""; 0]);

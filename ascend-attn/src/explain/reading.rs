@@ -58,10 +58,7 @@ const IN_FUNCTION: f64 = 0.5;
 
 impl Reading {
     pub(super) fn new(text: &str) -> Self {
-        let names = || {
-            text.split(|c| !is_of_word(c))
-                .filter(|name| !name.is_empty())
-        };
+        let names = || text.split(|c| !is_of_word(c)).filter(|name| !name.is_empty());
         // A log repeats the same names many times: each is looked at once.
         let mut known: BTreeMap<&str, Named> = BTreeMap::new();
         for (first, name) in names().enumerate() {
@@ -100,10 +97,7 @@ impl Reading {
 
     /// The statuses of refused calls.
     pub(super) fn refusals(&self) -> impl Iterator<Item = Status> {
-        self.statuses
-            .iter()
-            .copied()
-            .filter(|status| status.is_refusal())
+        self.statuses.iter().copied().filter(|status| status.is_refusal())
     }
 
     /// Whether the text has no message, status or rule: then it may be about a call that did not fail.
@@ -152,12 +146,8 @@ struct Named {
 
 /// The function or the type that a text says to have failed, among whatever else it names.
 fn failed_operator(text: &str) -> Option<&str> {
-    let says = [
-        ("call ", " failed"),
-        ("function error: ", ","),
-        ("launch failed for ", ","),
-        ("operator name is ", ""),
-    ];
+    let says =
+        [("call ", " failed"), ("function error: ", ","), ("launch failed for ", ","), ("operator name is ", "")];
     says.into_iter().find_map(|(before, after)| {
         after_words(text, before).find_map(|rest| {
             let name = rest.split(|c| !is_of_word(c)).next()?;
@@ -183,9 +173,7 @@ fn operator(names: &BTreeMap<&str, Named>) -> Option<Operator> {
                 None => counts.push((operator, *named)),
             }
         }
-        let most = counts
-            .into_iter()
-            .max_by_key(|(_, count)| (count.times, Reverse(count.first)));
+        let most = counts.into_iter().max_by_key(|(_, count)| (count.times, Reverse(count.first)));
         most.map(|(operator, _)| operator)
     };
     most(of_function).or_else(|| most(of_type))
@@ -194,10 +182,7 @@ fn operator(names: &BTreeMap<&str, Named>) -> Option<Operator> {
 /// The words of messages and how much each counts, without the statuses, which are no words of a call.
 fn weighted_words(found: &Messages, statuses: &[Status]) -> BTreeMap<String, f64> {
     let mut weights = BTreeMap::new();
-    let functions = found
-        .function
-        .iter()
-        .map(|function| (function, IN_FUNCTION));
+    let functions = found.function.iter().map(|function| (function, IN_FUNCTION));
     let lines = found.lines.iter().map(|line| (line, 1.0));
     for (line, weight) in functions.chain(lines) {
         let words = words(line);
@@ -222,10 +207,7 @@ fn weighted_words(found: &Messages, statuses: &[Status]) -> BTreeMap<String, f64
 /// Which checker's source file the text names.
 fn checker(text: &str) -> Option<Checker> {
     let files = [
-        (
-            "fused_infer_attention_score_tiling_check*",
-            Checker::Unified,
-        ),
+        ("fused_infer_attention_score_tiling_check*", Checker::Unified),
         ("prompt_flash_attention_tiling*", Checker::Prefill),
         ("incre_flash_attention_tiling*", Checker::Decode),
     ];
@@ -267,10 +249,7 @@ mod tests {
         let reading = Reading::new("call aclnnMatmul failed, error code is 161002");
         assert_eq!(reading.stranger.as_deref(), Some("aclnnMatmul"));
         let failed = "npu_fused_infer_attention_score(\nRuntimeError: call aclnnMatmul failed, error code is 1";
-        assert_eq!(
-            Reading::new(failed).stranger.as_deref(),
-            Some("aclnnMatmul")
-        );
+        assert_eq!(Reading::new(failed).stranger.as_deref(), Some("aclnnMatmul"));
         let both = "call aclnnMatmul or aclnnFusedInferAttentionScoreV4 failed";
         assert_eq!(Reading::new(both).stranger, None);
     }
@@ -280,10 +259,7 @@ mod tests {
         let text = "  File \"mask.py\", line 2, in head_dim\nEZ9999: the scale\n561002 aclnnIncreFlashAttentionV4";
         let reading = Reading::new(text);
         assert_eq!(reading.statuses, [Status(561_002)]);
-        assert_eq!(
-            reading.operator,
-            Some(Operator::Declared(DeclaredOperator::IncreFlashAttention))
-        );
+        assert_eq!(reading.operator, Some(Operator::Declared(DeclaredOperator::IncreFlashAttention)));
         assert!(!reading.words.contains_key("mask") && reading.words.contains_key("scale"));
     }
 }

@@ -39,9 +39,7 @@ impl RuleWords {
     /// How much a word of a text counts by where the rule has it; 0 if it does not.
     pub(super) fn weight(&self, word: &str) -> f64 {
         let places = self.places.iter().zip(WEIGHTS);
-        let weights = places
-            .filter(|(words, _)| words.contains(word))
-            .map(|(_, weight)| weight);
+        let weights = places.filter(|(words, _)| words.contains(word)).map(|(_, weight)| weight);
         weights.fold(0.0, f64::max)
     }
 
@@ -81,10 +79,7 @@ impl Worths {
                 *rules_having.entry(word.clone()).or_default() += 1.0;
             }
         }
-        Self {
-            rules_having,
-            rules: rules.len() as f64,
-        }
+        Self { rules_having, rules: rules.len() as f64 }
     }
 
     pub(super) fn of(&self, word: &str) -> f64 {
@@ -116,9 +111,7 @@ mod tests {
             let rule = every_rule().find(|rule| rule.id == id).unwrap();
             assert!(!RuleWords::new(rule).places[0].contains(word), "{id}");
         }
-        let rule = every_rule()
-            .find(|rule| rule.id == "packed.q_total")
-            .unwrap();
+        let rule = every_rule().find(|rule| rule.id == "packed.q_total").unwrap();
         assert!(RuleWords::new(rule).places[0].contains("packed"));
     }
 }

@@ -63,10 +63,8 @@ fn by_number(before: &str, word: &str) -> Option<Status> {
     }
     let code = i32::try_from(number).ok()?;
     let is_fraction = before.ends_with('.');
-    let is_known =
-        Status(code).name().is_some() && FAMILIES.contains(&(code / 1000)) && code % 1000 != 0;
-    (CODES.contains(&code) && !is_fraction && (is_known || is_called_status))
-        .then_some(Status(code))
+    let is_known = Status(code).name().is_some() && FAMILIES.contains(&(code / 1000)) && code % 1000 != 0;
+    (CODES.contains(&code) && !is_fraction && (is_known || is_called_status)).then_some(Status(code))
 }
 
 /// Whether a text ends with what introduces a status.
@@ -75,16 +73,11 @@ fn is_called_status(before: &str) -> bool {
     let before = before.strip_suffix(" is").unwrap_or(before);
     let word = before.rsplit(|c: char| !is_of_word(c)).next().unwrap_or("");
     let word = word.to_lowercase();
-    ["code", "errno", "status", "result"]
-        .iter()
-        .any(|end| word.ends_with(end))
+    ["code", "errno", "status", "result"].iter().any(|end| word.ends_with(end))
 }
 
 fn by_name(word: &str) -> Option<Status> {
-    if !["ACL_ERROR_", "ACLNN_ERR_"]
-        .iter()
-        .any(|prefix| word.starts_with(prefix))
-    {
+    if !["ACL_ERROR_", "ACLNN_ERR_"].iter().any(|prefix| word.starts_with(prefix)) {
         return None;
     }
     CODES.map(Status).find(|status| status.name() == Some(word))
@@ -100,37 +93,17 @@ mod tests {
 
     #[test]
     fn statuses_are_read_by_number_and_by_name() {
-        assert_eq!(
-            codes("error code is 561002, errno:561103."),
-            [561_002, 561_103]
-        );
+        assert_eq!(codes("error code is 561002, errno:561103."), [561_002, 561_103]);
         assert_eq!(codes("failed: 507015 (a.cpp:10), 507015"), [507_015]);
-        assert_eq!(
-            codes("ACLNN_ERR_PARAM_INVALID or ACL_ERROR_RT_CONTEXT_NULL"),
-            [161_002, 107_002]
-        );
-        assert_eq!(
-            codes("errorCode = 507999, é runtime result = 100024"),
-            [507_999, 100_024]
-        );
-        assert_eq!(
-            Status(561_002).to_string(),
-            "561002 (ACLNN_ERR_INNER_TILING_ERROR)"
-        );
-        assert_eq!(
-            Status(507_015).to_string(),
-            "507015 (ACL_ERROR_RT_AICORE_EXCEPTION)"
-        );
+        assert_eq!(codes("ACLNN_ERR_PARAM_INVALID or ACL_ERROR_RT_CONTEXT_NULL"), [161_002, 107_002]);
+        assert_eq!(codes("errorCode = 507999, é runtime result = 100024"), [507_999, 100_024]);
+        assert_eq!(Status(561_002).to_string(), "561002 (ACLNN_ERR_INNER_TILING_ERROR)");
+        assert_eq!(Status(507_015).to_string(), "507015 (ACL_ERROR_RT_AICORE_EXCEPTION)");
     }
 
     #[test]
     fn the_status_without_a_name_is_read_as_signed_and_as_unsigned() {
-        for text in [
-            "error code is -1",
-            "error code is 4294967295",
-            "status: -1",
-            "errno:4294967295",
-        ] {
+        for text in ["error code is -1", "error code is 4294967295", "status: -1", "errno:4294967295"] {
             assert_eq!(codes(text), [API_ERROR], "{text}");
         }
         assert!(Status(API_ERROR).is_refusal() && !Status(507_015).is_refusal());

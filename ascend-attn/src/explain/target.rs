@@ -13,8 +13,7 @@ pub(super) fn soc<'a>(
         let upper = name.to_uppercase();
         let chip = upper.strip_prefix("ASCEND").unwrap_or(&upper);
         // "910" alone may be any of the series, and "950" any number.
-        let is_chip =
-            chip.starts_with("910B") || chip.starts_with("910_93") || chip.starts_with("310");
+        let is_chip = chip.starts_with("910B") || chip.starts_with("910_93") || chip.starts_with("310");
         let is_named = upper.len() > chip.len();
         let soc = Soc::from_name(&format!("Ascend{chip}"));
         soc.filter(|_| is_chip || is_named && chip != "910")
@@ -37,10 +36,7 @@ pub(super) fn cann(text: &str) -> Option<Cann> {
     let upper = text.to_uppercase();
     let version = |rest: &str| {
         let rest = rest.trim_start_matches(FILLERS);
-        let rest = ["VERSION", "TOOLKIT", "V"]
-            .iter()
-            .find_map(|word| rest.strip_prefix(word))
-            .unwrap_or(rest);
+        let rest = ["VERSION", "TOOLKIT", "V"].iter().find_map(|word| rest.strip_prefix(word)).unwrap_or(rest);
         let rest = rest.trim_start_matches(FILLERS);
         let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
         match Cann::of_version(&rest[..end.unwrap_or(rest.len())])? {
@@ -72,12 +68,7 @@ mod tests {
 
     #[test]
     fn releases_are_read_behind_the_name_of_the_toolkit() {
-        for text in [
-            "CANN 9.1.0 on",
-            "cann version: 9.1.0.B050",
-            "image-cann9.1",
-            "Ascend-cann-toolkit_9.1.0",
-        ] {
+        for text in ["CANN 9.1.0 on", "cann version: 9.1.0.B050", "image-cann9.1", "Ascend-cann-toolkit_9.1.0"] {
             assert_eq!(cann(text), Some(Cann::V9_1), "{text}");
         }
         for text in ["SCANN 9.1", "it cannot 9.1", "CANN is out", "cann"] {

@@ -74,13 +74,7 @@ const SAME: [(&str, &str); 67] = [
 ];
 
 /// Numbers that rules spell out.
-const NUMBERS: [(&str, &str); 5] = [
-    ("one", "1"),
-    ("two", "2"),
-    ("three", "3"),
-    ("four", "4"),
-    ("five", "5"),
-];
+const NUMBERS: [(&str, &str); 5] = [("one", "1"), ("two", "2"), ("three", "3"), ("four", "4"), ("five", "5")];
 
 /// Words that say nothing of a call.
 const COMMON: &str = "the and for with that this not must should shall when but are was has have only its from get \
@@ -97,18 +91,13 @@ pub(super) fn is_number(word: &str) -> bool {
 
 /// Whether a word names a layout or a product: it says which calls a message is about, and not what is wrong.
 pub(super) fn is_circumstance(word: &str) -> bool {
-    [
-        "tnd", "ntd", "packed", "layout", "bsh", "bsnd", "bnsd", "atla", "ascend", "product",
-    ]
-    .contains(&word)
+    ["tnd", "ntd", "packed", "layout", "bsh", "bsnd", "bnsd", "atla", "ascend", "product"].contains(&word)
 }
 
 /// The words that stand side by side, as one: names of parameters among them.
 pub(super) fn pairs(words: &[String]) -> impl Iterator<Item = String> {
     let pairs = words.windows(2);
-    pairs
-        .filter(|pair| !pair.iter().any(|word| is_circumstance(word)))
-        .map(|pair| pair.join(" "))
+    pairs.filter(|pair| !pair.iter().any(|word| is_circumstance(word))).map(|pair| pair.join(" "))
 }
 
 /// The words of a line in lower case: names in camel and snake case are taken apart, plurals are singular, and words
@@ -126,18 +115,14 @@ pub(super) fn words(line: &str) -> Vec<String> {
             _ => part,
         };
         let table = SAME.iter().chain(&NUMBERS);
-        let same = table
-            .clone()
-            .find(|(other, _)| *other == singular || *other == part);
+        let same = table.clone().find(|(other, _)| *other == singular || *other == part);
         let known = same.map_or(singular, |(_, known)| known);
         let is = |at: Option<usize>, negations: &[&str]| {
             let word = at.and_then(|at| parts.get(at));
             word.is_some_and(|word| negations.contains(&word.as_str()))
         };
-        let is_absent =
-            is(at.checked_sub(1), &["no", "not", "without"]) || is(Some(at + 1), &["not"]);
-        let is_required =
-            is(at.checked_sub(1), &["be"]) && is(at.checked_sub(2), &["should", "must"]);
+        let is_absent = is(at.checked_sub(1), &["no", "not", "without"]) || is(Some(at + 1), &["not"]);
+        let is_required = is(at.checked_sub(1), &["be"]) && is(at.checked_sub(2), &["should", "must"]);
         let known = match known {
             // What has to be larger is too small.
             "most" if is_required => "least",
@@ -180,27 +165,17 @@ mod tests {
 
     #[test]
     fn names_are_taken_apart() {
-        assert_eq!(
-            words("actualSequenceLengthQ(5)"),
-            ["actual", "seq", "seq", "query", "5"]
-        );
+        assert_eq!(words("actualSequenceLengthQ(5)"), ["actual", "seq", "seq", "query", "5"]);
         assert_eq!(words("numKVHeads"), ["number", "key", "head"]);
         assert_eq!(words("atten_mask: heads"), ["atten", "mask", "head"]);
-        assert_eq!(
-            words("the key's heads, innerPrecise"),
-            ["key", "head", "inner", "precision"]
-        );
+        assert_eq!(words("the key's heads, innerPrecise"), ["key", "head", "inner", "precision"]);
         assert_eq!(words("é\u{0}😀"), ["é"]);
     }
 
     #[test]
     fn bounds_that_are_required_are_told_from_those_that_are_broken() {
-        for text in [
-            "heads should be less than",
-            "heads must be smaller",
-            "heads exceed",
-            "heads should not be larger",
-        ] {
+        for text in ["heads should be less than", "heads must be smaller", "heads exceed", "heads should not be larger"]
+        {
             assert_eq!(words(text), ["head", "most"], "{text}");
         }
         for text in ["heads must be bigger or equal", "heads are less than"] {

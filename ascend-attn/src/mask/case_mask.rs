@@ -25,10 +25,7 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula, usi
     if sequence >= problem.batch {
         return Err(trouble(
             file,
-            &format_args!(
-                "--sequence {sequence}: the call has {}, counted from 0",
-                problem.batch
-            ),
+            &format_args!("--sequence {sequence}: the call has {}, counted from 0", problem.batch),
         ));
     }
     let geometry = problem.geometry(sequence);

@@ -24,9 +24,7 @@ fn taken(kind: Kind) -> &'static [&'static [&'static str]] {
         Kind::Mla => &[DENSE],
         Kind::Mode9 | Kind::Tree => &[DENSE, &["--tree"]],
         Kind::Local => &[DENSE, &["--chunk"]],
-        Kind::Triangle | Kind::Streaming | Kind::Last | Kind::Middle | Kind::Dense => {
-            &[DENSE, TRIANGLE]
-        }
+        Kind::Triangle | Kind::Streaming | Kind::Last | Kind::Middle | Kind::Dense => &[DENSE, TRIANGLE],
     }
 }
 
@@ -64,11 +62,8 @@ pub(super) fn belong(arguments: &Arguments, kind: Kind) -> Result<(), Stop> {
     let Some(flag) = arguments.given().find(|flag| !takes(kind, flag)) else {
         return Ok(());
     };
-    let takers: Vec<String> = Kind::value_variants()
-        .iter()
-        .filter(|&&kind| takes(kind, flag))
-        .map(|&kind| name(kind))
-        .collect();
+    let takers: Vec<String> =
+        Kind::value_variants().iter().filter(|&&kind| takes(kind, flag)).map(|&kind| name(kind)).collect();
     Err(Stop::Trouble(format!(
         "{flag} does not belong to {}, which takes {}; {flag} belongs to {}",
         name(kind),

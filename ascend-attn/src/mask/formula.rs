@@ -6,8 +6,7 @@ use std::ops::Range;
 use ascend_attention::SparseMode;
 use ascend_attention::mask::HostMask;
 use ascend_attention::spec::geometry::{
-    LocalChunks, TileVisitor, TokenTree, TriangleMix, TrianglePart, TriangleRows, tiles_by_rows,
-    tiles_one_by_one,
+    LocalChunks, TileVisitor, TokenTree, TriangleMix, TrianglePart, TriangleRows, tiles_by_rows, tiles_one_by_one,
 };
 use ascend_attention::spec::{MaskGeometry, Sparsity, Tile, Visibility};
 
@@ -91,11 +90,7 @@ impl Formula {
             row += geometry.q_len();
             key += geometry.kv_len();
         }
-        Self::Sparse(Blocks {
-            mode: call.mode,
-            tokens: (call.pre_tokens, call.next_tokens),
-            blocks,
-        })
+        Self::Sparse(Blocks { mode: call.mode, tokens: (call.pre_tokens, call.next_tokens), blocks })
     }
 
     /// Whether finding the visible cells of a block of rows takes a step for each row.
@@ -119,20 +114,12 @@ impl Formula {
 
     /// One sequence whose geometry is known.
     pub(super) fn geometry(mode: SparseMode, tokens: (i64, i64), geometry: MaskGeometry) -> Self {
-        Self::Sparse(Blocks {
-            mode,
-            tokens,
-            blocks: vec![(0, 0, geometry, 0)],
-        })
+        Self::Sparse(Blocks { mode, tokens, blocks: vec![(0, 0, geometry, 0)] })
     }
 
     /// A mode in which rows see the keys that its geometry shows and the tensor does not hide.
     pub(super) fn masked(geometry: MaskGeometry, mode: SparseMode, tensor: HostMask) -> Self {
-        Self::Masked {
-            geometry,
-            mode,
-            tensor,
-        }
+        Self::Masked { geometry, mode, tensor }
     }
 
     /// Why a cell is visible or hidden.
@@ -140,17 +127,11 @@ impl Formula {
         let seen = self.sees(i, j);
         match self {
             Self::Sparse(of) => match of.at(i) {
-                Some((_, key, geometry, _)) if j < key || j - key >= geometry.kv_len() => {
-                    Label::Elsewhere
-                }
+                Some((_, key, geometry, _)) if j < key || j - key >= geometry.kv_len() => Label::Elsewhere,
                 Some((row, key, geometry, prefix)) if seen && prefix > 0 => {
                     let (i, j) = (i - row, j - key);
                     let causal = MaskGeometry::prefix(geometry.q_len(), geometry.kv_len(), 0);
-                    if j < prefix && !causal.sees(i, j) {
-                        Label::Prefix
-                    } else {
-                        Label::Seen
-                    }
+                    if j < prefix && !causal.sees(i, j) { Label::Prefix } else { Label::Seen }
                 }
                 _ if seen && of.is_window() => Label::Window,
                 _ if seen => Label::Seen,
@@ -217,18 +198,12 @@ impl Formula {
     fn rule(&self, i: u64, j: u64) -> Vec<String> {
         match self {
             Self::Sparse(of) => of.rule(i, j),
-            Self::Masked {
-                geometry,
-                mode,
-                tensor,
-            } => {
+            Self::Masked { geometry, mode, tensor } => {
                 let mut lines = vec![format!("mode {mode} shows the keys {}", mode.formula())];
                 let hidden = tensor.hides(0, i as usize, j as usize);
                 lines.push(format!("the tensor has {} there", u8::from(hidden)));
                 if !geometry.sees(i, j) {
-                    lines.push(
-                        "the mode and its tokens hide the key, whatever the tensor".to_owned(),
-                    );
+                    lines.push("the mode and its tokens hide the key, whatever the tensor".to_owned());
                 }
                 lines
             }
@@ -249,10 +224,7 @@ impl Formula {
                 };
                 let prompt = of.rows.prompt_len;
                 vec![
-                    format!(
-                        "row {i} is at place {q} of a prompt of {prompt}; the mask shows the part {:?}",
-                        of.part
-                    ),
+                    format!("row {i} is at place {q} of a prompt of {prompt}; the mask shows the part {:?}", of.part),
                     place,
                 ]
             }
@@ -269,9 +241,7 @@ impl Formula {
                 ]
             }
             Self::Tree { context, .. } => {
-                vec![format!(
-                    "every token sees the {context} keys of the context"
-                )]
+                vec![format!("every token sees the {context} keys of the context")]
             }
         }
     }
@@ -287,19 +257,12 @@ impl Blocks {
 
     /// The kind of a block of rows and keys: no two sequences have rows or keys in common.
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
-        let end = self.blocks.last().map_or((0, 0), |(row, key, of, _)| {
-            (row + of.q_len(), key + of.kv_len())
-        });
-        let (rows, keys) = (
-            rows.start..rows.end.min(end.0),
-            keys.start..keys.end.min(end.1),
-        );
+        let end = self.blocks.last().map_or((0, 0), |(row, key, of, _)| (row + of.q_len(), key + of.kv_len()));
+        let (rows, keys) = (rows.start..rows.end.min(end.0), keys.start..keys.end.min(end.1));
         let within = |of: &Range<u64>, first: u64, len: u64| {
             of.start.max(first) - first..of.end.min(first + len).saturating_sub(first)
         };
-        let first = self
-            .blocks
-            .partition_point(|(row, _, of, _)| row + of.q_len() <= rows.start);
+        let first = self.blocks.partition_point(|(row, _, of, _)| row + of.q_len() <= rows.start);
         let reached = self.blocks.iter().skip(first);
         for (row, key, of, _) in reached.take_while(|(row, ..)| *row < rows.end) {
             let own_rows = within(&rows, *row, of.q_len());
@@ -383,9 +346,7 @@ impl Visibility for Formula {
                     }
                 }
             }
-            Self::Masked {
-                geometry, tensor, ..
-            } => {
+            Self::Masked { geometry, tensor, .. } => {
                 // In these modes a row has one run, which the tensor cuts.
                 let row = geometry.row(i);
                 tensor.entry(0).each_run(i, &mut |run| {
@@ -403,12 +364,10 @@ impl Visibility for Formula {
 
     fn sees(&self, i: u64, j: u64) -> bool {
         match self {
-            Self::Sparse(of) => of
-                .at(i)
-                .is_some_and(|(row, key, geometry, _)| j >= key && geometry.sees(i - row, j - key)),
-            Self::Masked {
-                geometry, tensor, ..
-            } => geometry.sees(i, j) && tensor.entry(0).sees(i, j),
+            Self::Sparse(of) => {
+                of.at(i).is_some_and(|(row, key, geometry, _)| j >= key && geometry.sees(i - row, j - key))
+            }
+            Self::Masked { geometry, tensor, .. } => geometry.sees(i, j) && tensor.entry(0).sees(i, j),
             Self::Triangle(of) => of.geometry.sees(i, j),
             Self::Local(of) => of.sees(i, j),
             Self::Tree { tree, context } => tree.behind(*context).sees(i, j),

@@ -176,19 +176,15 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let drawn = png.is_some() || svg.is_some();
     if arguments.block.is_some() && !drawn {
         return Err(Stop::Trouble(
-            "--block is about pictures: give --png FILE or --svg FILE too, or leave it out"
-                .to_owned(),
+            "--block is about pictures: give --png FILE or --svg FILE too, or leave it out".to_owned(),
         ));
     }
     let (title, formula) = match (&arguments.case, arguments.kind) {
         (Some(file), _) => {
             flags::of_case(arguments)?;
-            let (title, formula, sequences) =
-                case_mask::read(file, arguments.sequence.unwrap_or(0))?;
+            let (title, formula, sequences) = case_mask::read(file, arguments.sequence.unwrap_or(0))?;
             if sequences > 1 && arguments.sequence.is_none() {
-                output::remark(&format!(
-                    "sequence 0 of {sequences}; --sequence N shows another"
-                ));
+                output::remark(&format!("sequence 0 of {sequences}; --sequence N shows another"));
             }
             (title, formula)
         }
@@ -225,12 +221,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 }
 
 /// Writes the picture and the drawing that the arguments request.
-fn draw(
-    title: &str,
-    formula: &Formula,
-    block: Option<u64>,
-    [png, svg]: [Option<&Path>; 2],
-) -> Result<(), Stop> {
+fn draw(title: &str, formula: &Formula, block: Option<u64>, [png, svg]: [Option<&Path>; 2]) -> Result<(), Stop> {
     let scene = picture::draw(title, formula, block);
     if let Some(file) = svg {
         write(file, svg_file::text(&scene).as_bytes())?;

@@ -81,69 +81,36 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
     let (letter, line) = Size::Small.letter();
     let digits = |count: u64| count.saturating_sub(1).to_string().len() as u32;
     let left = 24 + letter * digits(rows);
-    let grid = Grid {
-        left: left.max(44),
-        top: 96,
-        side,
-        step,
-    };
+    let grid = Grid { left: left.max(44), top: 96, side, step };
     let (right, bottom) = (grid.x(keys), grid.y(rows));
 
-    let mut scene = Scene {
-        width: 0,
-        height: 0,
-        boxes: Vec::new(),
-        texts: Vec::new(),
-    };
+    let mut scene = Scene { width: 0, height: 0, boxes: Vec::new(), texts: Vec::new() };
     let mut labels = cells(formula, &grid, &mut scene);
     let counts = blocks(formula, &grid, block, &mut scene);
 
     let mut text = |x, y, anchor, size, text: String| {
-        scene.texts.push(Text {
-            x,
-            y,
-            anchor,
-            size,
-            text,
-        });
+        scene.texts.push(Text { x, y, anchor, size, text });
     };
     text(12, 18, Anchor::Start, Size::Large, title.to_owned());
     let cells = u128::from(rows) * u128::from(keys);
     let visible = formula.visible();
-    let share = if cells == 0 {
-        0.0
-    } else {
-        100.0 * visible as f64 / cells as f64
-    };
+    let share = if cells == 0 { 0.0 } else { 100.0 * visible as f64 / cells as f64 };
     let summary = format!("{visible} of {cells} visible ({share:.1}%)");
     text(12, 38, Anchor::Start, Size::Small, summary.clone());
     let [none, mixed, all] = counts;
-    let tiles =
-        format!("tiles of {block} x {block}: {all} all visible, {mixed} mixed, {none} hidden");
+    let tiles = format!("tiles of {block} x {block}: {all} all visible, {mixed} mixed, {none} hidden");
     text(12, 54, Anchor::Start, Size::Small, tiles.clone());
     let axes = "row i down, key j across".to_owned();
     text(12, 70, Anchor::Start, Size::Small, axes);
     let step_of = |letters: u32, count: u64| every(letters, side, step, count);
     let across = step_of(letter * (digits(keys) + 1), keys);
     for key in (0..keys).step_by(across) {
-        text(
-            grid.x(key) + side / 2,
-            88,
-            Anchor::Middle,
-            Size::Small,
-            key.to_string(),
-        );
+        text(grid.x(key) + side / 2, 88, Anchor::Middle, Size::Small, key.to_string());
     }
     let down = step_of(line, rows);
     for row in (0..rows).step_by(down) {
         let x = grid.left - 5;
-        text(
-            x,
-            grid.y(row) + side / 2,
-            Anchor::End,
-            Size::Small,
-            row.to_string(),
-        );
+        text(x, grid.y(row) + side / 2, Anchor::End, Size::Small, row.to_string());
     }
 
     // The legend: as many entries a line as fit.
@@ -152,10 +119,8 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
     let title_width = Size::Large.letter().0 * title.len() as u32;
     let width = (right + 24).max(title_width.max(least) + 24);
     let (mut x, mut y) = (grid.left, bottom + 24);
-    let mut entries: Vec<(Colour, &str)> = labels
-        .iter()
-        .map(|&label| (colour(label), formula.meaning(label)))
-        .collect();
+    let mut entries: Vec<(Colour, &str)> =
+        labels.iter().map(|&label| (colour(label), formula.meaning(label))).collect();
     if step > 1 {
         entries.push((MIXED, "some visible"));
     }
@@ -164,20 +129,8 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
         if x + needed > width && x > grid.left {
             (x, y) = (grid.left, y + 20);
         }
-        scene.boxes.push(Box {
-            x,
-            y: y - 7,
-            width: 14,
-            height: 14,
-            colour,
-        });
-        scene.texts.push(Text {
-            x: x + 20,
-            y,
-            anchor: Anchor::Start,
-            size: Size::Small,
-            text: meaning.to_owned(),
-        });
+        scene.boxes.push(Box { x, y: y - 7, width: 14, height: 14, colour });
+        scene.texts.push(Text { x: x + 20, y, anchor: Anchor::Start, size: Size::Small, text: meaning.to_owned() });
         x += needed;
     }
     (scene.width, scene.height) = (width, y + 20);
@@ -212,13 +165,7 @@ fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
                     colour(label)
                 }
             };
-            let cell = Box {
-                x: grid.x(key),
-                y: grid.y(row),
-                width: grid.side,
-                height: grid.side - gap,
-                colour,
-            };
+            let cell = Box { x: grid.x(key), y: grid.y(row), width: grid.side, height: grid.side - gap, colour };
             match &mut last {
                 Some(before) if before.colour == colour => before.width += grid.side,
                 _ => scene.boxes.extend(last.replace(cell)),
@@ -280,11 +227,7 @@ fn every(dots: u32, side: u32, step: u64, count: u64) -> usize {
     let cells = u64::from(dots.div_ceil(side.max(1))) * step;
     let round = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
     let known = round.into_iter().find(|&round| round >= cells);
-    size(
-        known
-            .unwrap_or_else(|| cells.next_multiple_of(1024))
-            .min(count.max(1)),
-    )
+    size(known.unwrap_or_else(|| cells.next_multiple_of(1024)).min(count.max(1)))
 }
 
 fn size(count: u64) -> usize {

@@ -17,10 +17,7 @@ use super::scene::{Anchor, Scene, Size};
 pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {
     let mut canvas = Canvas::new(scene.width, scene.height);
     for filled_box in &scene.boxes {
-        let place = Rectangle::new(
-            point(filled_box.x, filled_box.y),
-            Dots::new(filled_box.width, filled_box.height),
-        );
+        let place = Rectangle::new(point(filled_box.x, filled_box.y), Dots::new(filled_box.width, filled_box.height));
         let [r, g, b] = filled_box.colour;
         let filled = place.into_styled(PrimitiveStyle::with_fill(Rgb888::new(r, g, b)));
         let Ok(()) = filled.draw(&mut canvas);
@@ -35,10 +32,7 @@ pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {
             Anchor::Middle => Alignment::Center,
             Anchor::End => Alignment::Right,
         };
-        let style = TextStyleBuilder::new()
-            .alignment(alignment)
-            .baseline(Baseline::Middle)
-            .build();
+        let style = TextStyleBuilder::new().alignment(alignment).baseline(Baseline::Middle).build();
         let ink = MonoTextStyle::new(font, Rgb888::new(0x22, 0x22, 0x22));
         let text = Text::with_text_style(&label.text, point(label.x, label.y), ink, style);
         let Ok(_) = text.draw(&mut canvas);
@@ -62,11 +56,7 @@ struct Canvas {
 
 impl Canvas {
     fn new(width: u32, height: u32) -> Self {
-        Self {
-            width,
-            height,
-            bytes: vec![0xff; 3 * width as usize * height as usize],
-        }
+        Self { width, height, bytes: vec![0xff; 3 * width as usize * height as usize] }
     }
 }
 

@@ -5,9 +5,7 @@ use std::path::Path;
 
 use ascend_attention::SparseMode;
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::spec::geometry::{
-    LocalChunks, TokenTree, TriangleMix, TrianglePart, TriangleRows,
-};
+use ascend_attention::spec::geometry::{LocalChunks, TokenTree, TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Lengths, Sparsity};
 
 use super::formula::{Formula, Part};
@@ -24,15 +22,10 @@ pub(super) fn resolve(arguments: &Arguments, kind: Kind) -> Result<(String, Form
     let sq = arguments.sq.unwrap_or(16);
     let skv = arguments.skv.unwrap_or(sq);
     if sq.max(skv) > LONGEST {
-        return Err(Stop::Trouble(format!(
-            "{} rows or keys: at most {LONGEST}",
-            sq.max(skv)
-        )));
+        return Err(Stop::Trouble(format!("{} rows or keys: at most {LONGEST}", sq.max(skv))));
     }
     if let Some(len) = arguments.prompt_len.filter(|&len| len > LONGEST) {
-        return Err(Stop::Trouble(format!(
-            "--prompt-len {len}: at most {LONGEST}"
-        )));
+        return Err(Stop::Trouble(format!("--prompt-len {len}: at most {LONGEST}")));
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
     let part = |part| {
@@ -63,11 +56,7 @@ pub(super) fn resolve(arguments: &Arguments, kind: Kind) -> Result<(String, Form
         Kind::SlidingWindow => {
             let window = arguments.window.unwrap_or(4);
             let before = before_own(window)?;
-            let lengths = Lengths::Dense {
-                batch: 1,
-                q_len: sq,
-                kv_len: skv,
-            };
+            let lengths = Lengths::Dense { batch: 1, q_len: sq, kv_len: skv };
             let call = Sparsity {
                 pre_tokens: i64::try_from(before).unwrap_or(i64::MAX),
                 next_tokens: 0,
@@ -107,8 +96,7 @@ fn sparse(arguments: &Arguments, mode: SparseMode) -> Result<(String, Formula), 
     let (sq, skv) = match &tensor {
         Some(tensor) => {
             let [rows, keys] = [0, 1].map(|axis| tensor.shape().get(axis).map_or(0, |&n| n as u64));
-            for (flag, given, is) in [("--sq", arguments.sq, rows), ("--skv", arguments.skv, keys)]
-            {
+            for (flag, given, is) in [("--sq", arguments.sq, rows), ("--skv", arguments.skv, keys)] {
                 if let Some(given) = given.filter(|&given| given != is) {
                     return Err(Stop::Trouble(format!(
                         "{flag} {given}: the mask of --tensor has {is}; leave {flag} out"
@@ -133,21 +121,11 @@ fn sparse(arguments: &Arguments, mode: SparseMode) -> Result<(String, Formula), 
                 arguments.kv_ends.len()
             )));
         }
-        let lengths = Lengths::Packed {
-            q_ends: &arguments.q_ends,
-            kv_ends: &arguments.kv_ends,
-        };
-        let at = format!(
-            "query ends {:?}, key ends {:?}",
-            arguments.q_ends, arguments.kv_ends
-        );
+        let lengths = Lengths::Packed { q_ends: &arguments.q_ends, kv_ends: &arguments.kv_ends };
+        let at = format!("query ends {:?}, key ends {:?}", arguments.q_ends, arguments.kv_ends);
         (lengths, at)
     } else {
-        let lengths = Lengths::Dense {
-            batch: 1,
-            q_len: sq,
-            kv_len: skv,
-        };
+        let lengths = Lengths::Dense { batch: 1, q_len: sq, kv_len: skv };
         (lengths, format!("Sq {sq}, Skv {skv}"))
     };
     prefixes(&arguments.prefix, lengths.batch())?;
@@ -179,8 +157,7 @@ fn sparse(arguments: &Arguments, mode: SparseMode) -> Result<(String, Formula), 
     let formula = match tensor {
         Some(_) if packed => {
             return Err(Stop::Trouble(
-                "--tensor does not go with --q-ends and --kv-ends: it is the mask of one sequence"
-                    .to_owned(),
+                "--tensor does not go with --q-ends and --kv-ends: it is the mask of one sequence".to_owned(),
             ));
         }
         Some(tensor) => Formula::masked(call.geometry(0), mode, tensor),
@@ -198,46 +175,28 @@ fn prefixes(prefix: &[i64], sequences: usize) -> Result<(), Stop> {
         )));
     }
     match prefix.iter().find(|&&keys| keys < 0) {
-        Some(keys) => Err(Stop::Trouble(format!(
-            "--prefix {keys}: a number of keys, 0 or more"
-        ))),
+        Some(keys) => Err(Stop::Trouble(format!("--prefix {keys}: a number of keys, 0 or more"))),
         None => Ok(()),
     }
 }
 
 /// Refuses ends that do not ascend.
 fn ends(name: &str, ends: &[i64]) -> Result<(), Stop> {
-    let ascend = ends
-        .iter()
-        .try_fold(0, |before, &end| (end >= before).then_some(end));
+    let ascend = ends.iter().try_fold(0, |before, &end| (end >= before).then_some(end));
     match ascend {
         Some(last) if last <= LONGEST as i64 => Ok(()),
-        Some(last) => Err(Stop::Trouble(format!(
-            "{name} ends at {last}: at most {LONGEST}"
-        ))),
-        None => Err(Stop::Trouble(format!(
-            "{name} {ends:?}: cumulative ends, none below the one before it"
-        ))),
+        Some(last) => Err(Stop::Trouble(format!("{name} ends at {last}: at most {LONGEST}"))),
+        None => Err(Stop::Trouble(format!("{name} {ends:?}: cumulative ends, none below the one before it"))),
     }
 }
 
 /// The template itself, or part of it.
 fn mla(arguments: &Arguments) -> Result<(String, Formula), Stop> {
-    let (q_len, kv_len) = (
-        arguments.sq.unwrap_or(512),
-        arguments.skv.or(arguments.sq).unwrap_or(512),
-    );
+    let (q_len, kv_len) = (arguments.sq.unwrap_or(512), arguments.skv.or(arguments.sq).unwrap_or(512));
     if q_len.max(kv_len) > 512 {
-        return Err(Stop::Trouble(format!(
-            "{} rows or keys: the mask of latent attention has 512",
-            q_len.max(kv_len)
-        )));
+        return Err(Stop::Trouble(format!("{} rows or keys: the mask of latent attention has 512", q_len.max(kv_len))));
     }
-    let lengths = Lengths::Dense {
-        batch: 1,
-        q_len,
-        kv_len,
-    };
+    let lengths = Lengths::Dense { batch: 1, q_len, kv_len };
     let call = Sparsity::new(SparseMode::LeftUpCausal, lengths);
     let title = format!("latent attention, {q_len} x {kv_len} of 512 x 512");
     Ok((title, Formula::sparse(&call)))
@@ -245,9 +204,9 @@ fn mla(arguments: &Arguments) -> Result<(String, Formula), Stop> {
 
 /// The number of keys before a row's own, in a window that counts its own.
 fn before_own(window: u64) -> Result<u64, Stop> {
-    window.checked_sub(1).ok_or_else(|| {
-        Stop::Trouble("--window 0: a row's own key is in its window, so 1 or more".to_owned())
-    })
+    window
+        .checked_sub(1)
+        .ok_or_else(|| Stop::Trouble("--window 0: a row's own key is in its window, so 1 or more".to_owned()))
 }
 
 impl Preset {
@@ -276,66 +235,40 @@ pub(crate) fn triangle_sizes(
     ))
 }
 
-fn triangle(
-    arguments: &Arguments,
-    sizes: TriangleMix,
-    part: TrianglePart,
-    sq: u64,
-    skv: u64,
-) -> Result<Formula, Stop> {
+fn triangle(arguments: &Arguments, sizes: TriangleMix, part: TrianglePart, sq: u64, skv: u64) -> Result<Formula, Stop> {
     let Some(first_row) = skv.checked_sub(sq) else {
-        return Err(Stop::Trouble(format!(
-            "{sq} rows of {skv} keys: every row of a prompt is a key too"
-        )));
+        return Err(Stop::Trouble(format!("{sq} rows of {skv} keys: every row of a prompt is a key too")));
     };
     let prompt_len = arguments.prompt_len.unwrap_or(skv);
     if prompt_len < skv {
-        return Err(Stop::Trouble(format!(
-            "--prompt-len {prompt_len}: at least the {skv} keys that are there"
-        )));
+        return Err(Stop::Trouble(format!("--prompt-len {prompt_len}: at least the {skv} keys that are there")));
     }
-    let rows = TriangleRows {
-        first_row,
-        rows: sq,
-        prompt_len,
-    };
+    let rows = TriangleRows { first_row, rows: sq, prompt_len };
     Ok(Formula::Triangle(Box::new(Part::new(sizes, part, rows))))
 }
 
 /// The mask of a tree, by the name that was given.
 fn tree(arguments: &Arguments, name: &str) -> Result<(String, Formula), Stop> {
     let Some(file) = &arguments.tree else {
-        return Err(Stop::Trouble(format!(
-            "{name}: --tree FILE says the parent of each token, -1 for a root"
-        )));
+        return Err(Stop::Trouble(format!("{name}: --tree FILE says the parent of each token, -1 for a root")));
     };
     let text = text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?;
     let separates = |c: char| c == ',' || c == '[' || c == ']' || c.is_whitespace();
     let numbers = text.split(separates).filter(|word| !word.is_empty());
     let parents: Vec<i64> = numbers
         .map(|word| {
-            word.parse().map_err(|_| {
-                trouble(
-                    file,
-                    &format_args!("{word:?}: a token's parent is a token's number, or -1"),
-                )
-            })
+            word.parse()
+                .map_err(|_| trouble(file, &format_args!("{word:?}: a token's parent is a token's number, or -1")))
         })
         .collect::<Result<_, _>>()?;
     let tree = TokenTree::new(&parents).map_err(|error| trouble(file, &error))?;
     let tokens = tree.len() as u64;
     if arguments.sq.is_some_and(|sq| sq != tokens) {
-        return Err(trouble(
-            file,
-            &format_args!("{tokens} tokens, not --sq {}", arguments.sq.unwrap_or(0)),
-        ));
+        return Err(trouble(file, &format_args!("{tokens} tokens, not --sq {}", arguments.sq.unwrap_or(0))));
     }
     let keys = arguments.skv.unwrap_or(tokens);
     let Some(context) = keys.checked_sub(tokens) else {
-        return Err(trouble(
-            file,
-            &format_args!("{tokens} tokens: --skv counts them too, and is {keys}"),
-        ));
+        return Err(trouble(file, &format_args!("{tokens} tokens: --skv counts them too, and is {keys}")));
     };
     let title = format!("tree of {tokens} tokens behind {context} keys");
     Ok((title, Formula::Tree { tree, context }))
@@ -357,8 +290,6 @@ fn text_mask(file: &Path) -> Result<HostMask, Stop> {
             ));
         }
     }
-    HostMask::from_fn(lines.len(), keys, MaskForm::INT8, |i, j| {
-        lines[i][j] == b'#'
-    })
-    .map_err(|error| trouble(file, &error))
+    HostMask::from_fn(lines.len(), keys, MaskForm::INT8, |i, j| lines[i][j] == b'#')
+        .map_err(|error| trouble(file, &error))
 }

@@ -83,21 +83,16 @@ impl Data {
         match read.and_then(Case::attention) {
             Ok(case) => return of_case(&case, sequence.unwrap_or(0)).map_err(say),
             Err(CaseError::OtherOp(operator)) => {
-                return Err(say(format!(
-                    "a case of {operator}; only those of FusedInferAttentionScore are taken"
-                )));
+                return Err(say(format!("a case of {operator}; only those of FusedInferAttentionScore are taken")));
             }
             // Any other safetensors file.
             Err(CaseError::MissingKey("format") | CaseError::UnknownFormat(_)) => {}
             Err(error) => return Err(say(error.to_string())),
         }
         if let Some(sequence) = sequence {
-            return Err(say(format!(
-                "--sequence {sequence}: no case file, whose tensors are of one sequence"
-            )));
+            return Err(say(format!("--sequence {sequence}: no case file, whose tensors are of one sequence")));
         }
-        let mut tensors =
-            case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
+        let mut tensors = case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
         let mut take = |name: &str| {
             let tensor = tensors.remove(name);
             tensor.ok_or_else(|| say(format!("no tensor {name:?}: query, key and value")))
@@ -147,9 +142,7 @@ fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
     let description = case.describe();
     let call = description.call();
     let otherwise = Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN);
-    let checked = case
-        .checked(&call, otherwise)
-        .map_err(|why| why.to_string())?;
+    let checked = case.checked(&call, otherwise).map_err(|why| why.to_string())?;
     let problem = &checked.problem;
     let layout = checked.layout;
     let wanted = "a dense causal prompt of the layers is wanted: as many queries as keys, 16 bits, no cache, prefix, \
@@ -159,22 +152,13 @@ fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
         return other("with nothing to compute");
     }
     if sequence >= problem.batch {
-        return Err(format!(
-            "--sequence {sequence}: the case has {}, counted from 0",
-            problem.batch
-        ));
+        return Err(format!("--sequence {sequence}: the case has {}, counted from 0", problem.batch));
     }
     let features = [
         (problem.pages.is_some(), "over a paged cache"),
         (problem.prefix.is_some(), "with a shared prefix"),
-        (
-            problem.query_padding.is_some() || problem.key_padding.is_some(),
-            "with left padding",
-        ),
-        (
-            problem.bias.is_some() || problem.slopes.is_some(),
-            "with a position bias",
-        ),
+        (problem.query_padding.is_some() || problem.key_padding.is_some(), "with left padding"),
+        (problem.bias.is_some() || problem.slopes.is_some(), "with a position bias"),
         (problem.sink.is_some(), "with a learnable sink"),
         (problem.query_rope.is_some(), "with rotary parts"),
         (
@@ -185,59 +169,41 @@ fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
             "that is quantised",
         ),
         (problem.mask.is_tensor(), "with a mask of its own"),
-        (
-            problem.head_dim != problem.value_dim,
-            "whose values are of other heads",
-        ),
+        (problem.head_dim != problem.value_dim, "whose values are of other heads"),
     ];
     if let Some((_, what)) = features.into_iter().find(|(has, _)| *has) {
         return other(what);
     }
-    let (at, geometry) = (
-        problem.sequence(sequence, Padding::default()),
-        problem.geometry(sequence),
-    );
+    let (at, geometry) = (problem.sequence(sequence, Padding::default()), problem.geometry(sequence));
     let (tokens, keys) = (at.q_len, at.kv_len);
     if tokens != keys || tokens == 0 {
-        return other(&format!(
-            "whose sequence {sequence} has {tokens} queries and {keys} keys"
-        ));
+        return other(&format!("whose sequence {sequence} has {tokens} queries and {keys} keys"));
     }
     let causal = (0..tokens as u64).all(|i| geometry.row(i) == (0..i + 1));
     if !causal || geometry.visible() != tokens as u128 * (tokens as u128 + 1) / 2 {
-        return other(&format!(
-            "whose sequence {sequence} is not causal (sparse mode {})",
-            problem.mode
-        ));
+        return other(&format!("whose sequence {sequence} is not causal (sparse mode {})", problem.mode));
     }
     let own = problem.key_value(sequence);
     let arguments = &case.arguments;
-    let tensors = (
-        arguments.query.as_ref(),
-        arguments.key.get(own.list_index),
-        arguments.value.get(own.list_index),
-    );
+    let tensors = (arguments.query.as_ref(), arguments.key.get(own.list_index), arguments.value.get(own.list_index));
     let (Some(query), Some(key), Some(value)) = tensors else {
         return other("without query, key or value");
     };
     let batch = if problem.packed { 0 } else { sequence };
     let dim = problem.head_dim;
-    let numbers =
-        |tensor: &CaseTensor, rows: Rows, (batch, first): (usize, usize), heads: usize| {
-            let all = tensor.to_f32().ok_or("element types that are no numbers")?;
-            let mut taken = Vec::with_capacity(tokens * heads * dim);
-            for row in first..first + tokens {
-                for head in 0..heads {
-                    let start = usize::try_from(rows.view.at(batch, head, row));
-                    let start = start.map_err(|_| "a row before the tensor")?;
-                    let row = all
-                        .get(start..start + dim)
-                        .ok_or("a row behind the tensor")?;
-                    taken.extend_from_slice(row);
-                }
+    let numbers = |tensor: &CaseTensor, rows: Rows, (batch, first): (usize, usize), heads: usize| {
+        let all = tensor.to_f32().ok_or("element types that are no numbers")?;
+        let mut taken = Vec::with_capacity(tokens * heads * dim);
+        for row in first..first + tokens {
+            for head in 0..heads {
+                let start = usize::try_from(rows.view.at(batch, head, row));
+                let start = start.map_err(|_| "a row before the tensor")?;
+                let row = all.get(start..start + dim).ok_or("a row behind the tensor")?;
+                taken.extend_from_slice(row);
             }
-            Ok::<_, String>(taken)
-        };
+        }
+        Ok::<_, String>(taken)
+    };
     let shape = AttentionShape::new(problem.heads, problem.kv_heads, dim).scale(problem.scale);
     Ok(Data {
         tokens,

@@ -40,11 +40,7 @@ pub(super) fn measure(
         value: &data.value[..],
     };
     let parts = || sample.parts(prefill.sizes, SampleMeasure::AttentionMass);
-    Ok(Measured {
-        layers,
-        platform: DeviceReport::of(stream),
-        mass: mass.then(parts).transpose()?,
-    })
+    Ok(Measured { layers, platform: DeviceReport::of(stream), mass: mass.then(parts).transpose()? })
 }
 
 fn run<T: Number>(

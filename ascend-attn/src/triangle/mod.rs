@@ -10,9 +10,7 @@ use std::process::ExitCode;
 
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::AttentionShape;
-use ascend_trianglemix::{
-    TriangleForecast, TriangleLayers, TrianglePrefill, TrianglePreset, TriangleThresholds,
-};
+use ascend_trianglemix::{TriangleForecast, TriangleLayers, TrianglePrefill, TrianglePreset, TriangleThresholds};
 use clap::ValueEnum;
 
 use super::mask::{self, Preset};
@@ -160,11 +158,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     };
     let (layers, sparse) = layers(arguments, model)?;
-    let prefill = TrianglePrefill {
-        shape,
-        sizes,
-        thresholds: TriangleThresholds::ALWAYS,
-    };
+    let prefill = TrianglePrefill { shape, sizes, thresholds: TriangleThresholds::ALWAYS };
     let block = NonZeroU64::new(arguments.block).unwrap_or(NonZeroU64::MIN);
     let forecast = TriangleForecast::new(&prefill, tokens, (layers, sparse), block)?;
     let of_data = data.as_ref().and_then(|data| data.half);
@@ -187,12 +181,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     None => Data::random(tokens, shape, arguments.seed).map_err(Stop::Trouble)?,
                 };
                 let runs = usize::from(arguments.runs);
-                Ok(measure::measure(
-                    &stream,
-                    &prefill,
-                    &data,
-                    (dtype, runs, arguments.mass),
-                )?)
+                Ok(measure::measure(&stream, &prefill, &data, (dtype, runs, arguments.mass))?)
             }
         }
     };
@@ -206,12 +195,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     );
     let files = [arguments.png.as_deref(), arguments.svg.as_deref()];
     mask::draw_triangle(&title, sizes, tokens as u64, arguments.block, files)?;
-    let findings = Findings {
-        forecast,
-        dtype,
-        model,
-        measured,
-    };
+    let findings = Findings { forecast, dtype, model, measured };
     if arguments.json {
         output.line(report::json(&findings))?;
     } else {
@@ -233,10 +217,7 @@ fn published(model: &str) -> Result<TrianglePreset, Stop> {
 }
 
 /// The number of layers, and the layers that leave out the middle.
-fn layers(
-    arguments: &Arguments,
-    model: Option<TrianglePreset>,
-) -> Result<(usize, TriangleLayers), Stop> {
+fn layers(arguments: &Arguments, model: Option<TrianglePreset>) -> Result<(usize, TriangleLayers), Stop> {
     let given = arguments.layers.map(usize::from);
     let known = model.and_then(|model| model.layers);
     let Some(layers) = given.or(known) else {
@@ -253,20 +234,16 @@ fn layers(
         }
     };
     match sparse.indices().last() {
-        Some(last) if *last >= layers => Err(Stop::Trouble(format!(
-            "{flag}: layer {last} of {layers}, which are counted from 0"
-        ))),
+        Some(last) if *last >= layers => {
+            Err(Stop::Trouble(format!("{flag}: layer {last} of {layers}, which are counted from 0")))
+        }
         _ => Ok((layers, sparse)),
     }
 }
 
 /// Parses numbers and ranges between commas.
 fn listed(list: &str) -> Result<TriangleLayers, Stop> {
-    let wrong = || {
-        Stop::Trouble(format!(
-            "--only {list:?}: numbers and ranges between commas, as in 5,7,15-35"
-        ))
-    };
+    let wrong = || Stop::Trouble(format!("--only {list:?}: numbers and ranges between commas, as in 5,7,15-35"));
     let number = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
     let mut layers = Vec::new();
     for part in list.split(',') {

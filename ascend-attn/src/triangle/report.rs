@@ -45,11 +45,7 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
     };
     lines.push(counts("pairs, a layer and head", dense, triangle));
     let all = dense * forecast.layers as u128;
-    lines.push(counts(
-        "pairs, all layers, a head",
-        all,
-        forecast.model_pairs(),
-    ));
+    lines.push(counts("pairs, all layers, a head", all, forecast.model_pairs()));
     let (all, left) = (forecast.dense_blocks, forecast.triangle_blocks);
     let block = forecast.block;
     let blocks = format!("blocks of {block}, computed");
@@ -58,11 +54,7 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
     lines.push(counts("  partial", all.partial, left.partial));
     let cost = forecast.cost;
     lines.push(row("", ["stock calls", "block-sparse", "share"]));
-    lines.push(counts(
-        "cost in pairs, predicted",
-        cost.stock,
-        cost.block_sparse,
-    ));
+    lines.push(counts("cost in pairs, predicted", cost.stock, cost.block_sparse));
     match &findings.measured {
         Ok(measured) => {
             let layers = &measured.layers;

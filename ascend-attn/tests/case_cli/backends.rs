@@ -17,55 +17,33 @@ fn backends(steps: &str, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steps.jsonl");
     fs::write(&file, steps).unwrap();
-    let mut command = command(
-        "backends",
-        &["--heads", "4", "--kv-heads", "2", "--head-dim", "64"],
-    );
+    let mut command = command("backends", &["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]);
     command.args(arguments).arg(file).output().unwrap()
 }
 
 #[test]
 fn steps_of_a_file_are_compared_one_by_one() {
     let steps = STEPS.join("\n");
-    let arguments = [
-        "--first",
-        "fused",
-        "--second",
-        "paged_decode",
-        "--layers",
-        "2",
-    ];
+    let arguments = ["--first", "fused", "--second", "paged_decode", "--layers", "2"];
     let output = backends(&steps, &arguments);
     let printed = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines.len(), 1 + 2 + 1, "{printed}");
-    assert!(
-        lines[1].starts_with("step 0, DecodeOnly: fused "),
-        "{printed}"
-    );
+    assert!(lines[1].starts_with("step 0, DecodeOnly: fused "), "{printed}");
     assert!(lines[1].contains(" ms and paged_decode "), "{printed}");
     assert!(lines[1].contains(" of 1024 elements equal"), "{printed}");
     assert!(lines[2].contains(" and refused ("), "{printed}");
     assert!(lines[2].ends_with(": not compared"), "{printed}");
-    assert!(
-        last_line(&output).starts_with("2 steps, 1 compared in "),
-        "{printed}"
-    );
+    assert!(last_line(&output).starts_with("2 steps, 1 compared in "), "{printed}");
 
     let json = backends(&steps, &[&arguments[..], &["--json"]].concat());
-    let objects: Vec<Value> = text(&json.stdout)
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let objects: Vec<Value> = text(&json.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.len(), 3);
     assert_eq!(objects[0]["sides"][1]["backend"], "paged_decode");
     assert!(objects[1]["sides"][1]["refused"].is_string());
     let summary = &objects[2]["summary"];
-    assert_eq!(
-        (&summary["compared"], &summary["elements"]),
-        (&1.into(), &1024.into())
-    );
+    assert_eq!((&summary["compared"], &summary["elements"]), (&1.into(), &1024.into()));
     assert_eq!(summary["platform"], "emulated");
     assert_eq!(summary["equal"], objects[0]["equal"]);
     assert_eq!(summary["furthest"], objects[0]["furthest"]);
@@ -98,10 +76,7 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
     for dtype in ["f16", "bf16"] {
         for (most, code) in [("0.02", 0), ("0", 1)] {
             let bound = ["--second", "split_decode:128,fused", "--dtype", dtype];
-            let output = backends(
-                &steps,
-                &[&same[..2], &bound[..], &["--most", most]].concat(),
-            );
+            let output = backends(&steps, &[&same[..2], &bound[..], &["--most", most]].concat());
             assert_eq!(output.status.code(), Some(code), "{dtype} {most}");
             assert!(last_line(&output).contains("; furthest apart in step 0"));
         }
@@ -117,10 +92,7 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
 #[test]
 fn backends_of_chunks_and_of_parts_have_names() {
     let chunks = STEPS.map(|step| step.replace("\"Causal\"", "{\"Chunk\":128}"));
-    let output = backends(
-        &chunks.join("\n"),
-        &["--first", "chunked_local", "--second", "chunked_local"],
-    );
+    let output = backends(&chunks.join("\n"), &["--first", "chunked_local", "--second", "chunked_local"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(last_line(&output).contains("2 compared"));
     // A backend that is missing is named as the program calls it.
@@ -130,10 +102,7 @@ fn backends_of_chunks_and_of_parts_have_names() {
     assert!(printed.contains("the name chunked_local"), "{printed}");
     assert!(!printed.contains(".with("), "{printed}");
 
-    let output = backends(
-        STEPS[0],
-        &["--first", "split_decode:128", "--second", "paged_decode"],
-    );
+    let output = backends(STEPS[0], &["--first", "split_decode:128", "--second", "paged_decode"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains(": split_decode "));
     for (name, why) in [
@@ -144,11 +113,7 @@ fn backends_of_chunks_and_of_parts_have_names() {
     ] {
         let output = backends(STEPS[0], &["--first", name, "--second", "fused"]);
         assert_eq!(output.status.code(), Some(2), "{name}");
-        assert!(
-            text(&output.stderr).contains(why),
-            "{name}: {}",
-            text(&output.stderr)
-        );
+        assert!(text(&output.stderr).contains(why), "{name}: {}", text(&output.stderr));
     }
 }
 

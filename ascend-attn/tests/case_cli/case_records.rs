@@ -5,32 +5,29 @@ use std::path::Path;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::case::{
-    AttentionCase, Case, Expect, MaskSource, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
-    Tolerance, Verdict, record_calls,
+    AttentionCase, Case, Expect, MaskSource, Parameter, ParameterCase, RECORD_VARIABLE, Recorded, Tolerance, Verdict,
+    record_calls,
 };
 use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::spec::declared::DeclaredOperator;
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,
-    Stream, Tensor, bf16, f16,
+    CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime, Stream, Tensor,
+    bf16, f16,
 };
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
+    PagedDecode,
 };
 
 use crate::harness::{self, halves};
 use crate::{emulated, last_line, program, text};
 
 /// Within the tolerance of equal numbers.
-const EQUAL: Tolerance = Tolerance {
-    atol: 0.0,
-    rtol: 0.0,
-};
+const EQUAL: Tolerance = Tolerance { atol: 0.0, rtol: 0.0 };
 
 /// A decode over a cache of 12 blocks of 16 tokens, of which four are read.
 struct Paged {
@@ -42,18 +39,13 @@ struct Paged {
 
 impl Paged {
     fn new(stream: &Stream) -> Self {
-        let cache = |seed| {
-            stream
-                .upload(&halves(seed, 12 * 16 * 128), [12, 16, 128])
-                .unwrap()
-        };
+        let cache = |seed| stream.upload(&halves(seed, 12 * 16 * 128), [12, 16, 128]).unwrap();
         Self {
             query: stream.upload(&halves(1, 3 * 256), [3, 1, 256]).unwrap(),
             key: cache(2),
             value: cache(3),
             // The second block of the last row is beyond its keys.
-            table: BlockTable::from_rows(stream, &[vec![7, 2], vec![9, 7], vec![4, 11]], 16)
-                .unwrap(),
+            table: BlockTable::from_rows(stream, &[vec![7, 2], vec![9, 7], vec![4, 11]], 16).unwrap(),
         }
     }
 
@@ -90,18 +82,12 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     let output: Output<f16> = plan.launch(&stream, paged.inputs()).unwrap();
     let case = AttentionCase::record(&stream, &plan, paged.inputs()).unwrap();
     assert_eq!(
-        (
-            case.arguments.key[0].shape(),
-            case.arguments.value[0].shape()
-        ),
+        (case.arguments.key[0].shape(), case.arguments.value[0].shape()),
         (&[4, 16, 128][..], &[4, 16, 128][..])
     );
     let table = case.tensor(Parameter::BlockTable).unwrap().bytes();
     let (table, _) = table.as_chunks::<4>();
-    let table: Vec<i32> = table
-        .iter()
-        .map(|&entry| i32::from_le_bytes(entry))
-        .collect();
+    let table: Vec<i32> = table.iter().map(|&entry| i32::from_le_bytes(entry)).collect();
     assert_eq!(table, [0, 1, 2, 0, 3, 0]);
     assert_eq!(case.expected, []);
     assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Computed);
@@ -112,14 +98,8 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     assert_eq!(outcome.comparisons.len(), 2);
     let folder = tempfile::tempdir().unwrap();
     for number in 1..=3 {
-        let written = Recorded::Case(Box::new(case.clone().into()))
-            .write_into(folder.path())
-            .unwrap();
-        assert!(
-            written.ends_with(format!("call-00{number}.safetensors")),
-            "{}",
-            written.display()
-        );
+        let written = Recorded::Case(Box::new(case.clone().into())).write_into(folder.path()).unwrap();
+        assert!(written.ends_with(format!("call-00{number}.safetensors")), "{}", written.display());
     }
     let (code, said) = replayed(folder.path());
     assert_eq!(code, Some(0), "{said}");
@@ -131,18 +111,11 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
     let stream = harness::stream();
     let sample = harness::Sample::new(4);
     let [query, key, value] = sample.upload(&stream);
-    let plan = harness::Sample::attention(stream.device())
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = harness::Sample::attention(stream.device()).plan((&query, &key, &value)).unwrap();
     let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskSource::Compressed);
     let masks = stream.device().masks();
-    let dense = masks.causal_matrix(
-        CausalOrigin::LeftUp,
-        96,
-        96,
-        ascend_attention::mask::MaskForm::INT8,
-    );
+    let dense = masks.causal_matrix(CausalOrigin::LeftUp, 96, 96, ascend_attention::mask::MaskForm::INT8);
     let plan = harness::Sample::attention(stream.device())
         .mask(ascend_attention::Mask::default_mask(
             dense.unwrap(),
@@ -166,9 +139,7 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
     let stream = device.stream().unwrap();
     let sample = harness::Sample::new(4);
     let [query, key, value] = sample.upload(&stream);
-    let plan = harness::Sample::attention(&device)
-        .plan((&query, &key, &value))
-        .unwrap();
+    let plan = harness::Sample::attention(&device).plan((&query, &key, &value)).unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskSource::Compressed);
@@ -179,11 +150,7 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
 }
 
 /// One decode step of an engine over blocks of 128 tokens: its layers' errors or outputs.
-fn step(
-    stream: &Stream,
-    head_dim: usize,
-    backends: Backends<bf16>,
-) -> Vec<ascend_serving::Result<Tensor<bf16>>> {
+fn step(stream: &Stream, head_dim: usize, backends: Backends<bf16>) -> Vec<ascend_serving::Result<Tensor<bf16>>> {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(2, 2, head_dim);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap();
@@ -230,11 +197,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
         call.write_into(folder.path()).unwrap();
     }
     for case in attention_of(&calls, 2) {
-        assert_eq!(
-            case.arguments.tensors("key")[0].shape()[0],
-            2,
-            "two of eight blocks"
-        );
+        assert_eq!(case.arguments.tensors("key")[0].shape()[0], 2, "two of eight blocks");
         assert_eq!(case.expected.len(), 1);
     }
     let (code, said) = replayed(folder.path());
@@ -242,25 +205,13 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     assert!(said.ends_with("4 passed, 0 failed\n"), "{said}");
 
     // What one backend refuses and the next serves is no failure; what none serves is.
-    let (outputs, calls) = record_calls(EQUAL, || {
-        step(
-            &stream,
-            48,
-            Backends::none().with(FusedAttention).with(PagedDecode),
-        )
-    });
+    let (outputs, calls) =
+        record_calls(EQUAL, || step(&stream, 48, Backends::none().with(FusedAttention).with(PagedDecode)));
     assert!(outputs.iter().all(|output| output.is_ok()));
     let cases = attention_of(&calls, 2);
     assert!(cases.iter().all(|case| case.expect == Expect::Ok));
-    let (outputs, calls) = record_calls(EQUAL, || {
-        step(&stream, 48, Backends::none().with(FusedAttention))
-    });
-    assert!(
-        outputs
-            .iter()
-            .all(|output| matches!(output, Err(ascend_serving::Error::NoBackend { .. }))),
-        "{outputs:?}"
-    );
+    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, Backends::none().with(FusedAttention)));
+    assert!(outputs.iter().all(|output| matches!(output, Err(ascend_serving::Error::NoBackend { .. }))), "{outputs:?}");
     for case in attention_of(&calls, 2) {
         assert!(matches!(case.expect, Expect::Reject { .. }), "{case:?}");
         assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
@@ -275,9 +226,7 @@ fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let wide = stream
-        .upload(&halves(1, 2 * 8 * 2 * 64), [1, 2, 8, 128])
-        .unwrap();
+    let wide = stream.upload(&halves(1, 2 * 8 * 2 * 64), [1, 2, 8, 128]).unwrap();
     let strided = wide.narrow(3, 0..64).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
     let (planned, calls) = record_calls(EQUAL, || call.plan((&strided, &strided, &strided)));
@@ -291,10 +240,7 @@ fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
     let line = call.to_json().unwrap();
     assert_eq!(&ParameterCase::from_json(&line).unwrap(), &**call);
     let target = stream.device().target().unwrap();
-    assert_eq!(
-        (call.soc, call.release),
-        (Some(target.soc), Some(target.cann))
-    );
+    assert_eq!((call.soc, call.release), (Some(target.soc), Some(target.cann)));
     let folder = tempfile::tempdir().unwrap();
     calls[0].write_into(folder.path()).unwrap();
     let output = program().arg("check").arg(folder.path()).output().unwrap();
@@ -311,11 +257,7 @@ fn failing_calls() {
         return;
     };
     // Served by the second backend: nothing to report.
-    let _ = step(
-        &stream,
-        48,
-        Backends::none().with(FusedAttention).with(PagedDecode),
-    );
+    let _ = step(&stream, 48, Backends::none().with(FusedAttention).with(PagedDecode));
     for _ in 0..2 {
         let outputs = step(&stream, 48, Backends::none().with(FusedAttention));
         assert!(outputs.iter().all(Result::is_err), "{outputs:?}");
@@ -325,10 +267,7 @@ fn failing_calls() {
     let [key, value] = [&paged.key, &paged.value].map(|cache| cache.narrow(0, 0..11).unwrap());
     let inputs = Inputs::new(&paged.query, &key, &value).paged(&paged.table);
     let error = plan.launch(&stream, inputs).unwrap_err();
-    assert!(
-        matches!(&error, Error::Violation(violation) if violation.rule.id == "plan.tensors"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Violation(violation) if violation.rule.id == "plan.tensors"), "{error}");
     let refused = inject(Site::Launch, 1, 361_001);
     plan.launch(&stream, paged.inputs()).unwrap_err();
     drop(refused);
@@ -356,23 +295,14 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("new/reports");
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "case_records::refused_and_failing_calls_are_written_into_the_folder_of_the_variable",
-        ])
+        .args(["--exact", "case_records::refused_and_failing_calls_are_written_into_the_folder_of_the_variable"])
         .env(RECORD_VARIABLE, &folder)
         .output()
         .unwrap();
     assert!(child.status.success(), "{}", text(&child.stdout));
-    assert!(
-        text(&child.stdout).contains("1 passed"),
-        "{}",
-        text(&child.stdout)
-    );
-    let mut names: Vec<_> = fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    assert!(text(&child.stdout).contains("1 passed"), "{}", text(&child.stdout));
+    let mut names: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     let want = [
         "call-001.safetensors",
@@ -388,46 +318,27 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
     let rule = &refused.name;
     let (code, said) = replayed(&folder);
     assert_eq!(code, Some(0), "{said}");
-    assert!(
-        said.contains(&format!("refused as expected: {rule}: ")),
-        "{said}"
-    );
+    assert!(said.contains(&format!("refused as expected: {rule}: ")), "{said}");
     // The other two are right as calls: what went wrong is in their notes.
     assert!(said.ends_with("2 passed, 0 failed, 2 computed\n"), "{said}");
     let prompt = Case::read(folder.join("call-004.safetensors")).unwrap();
     assert_eq!(prompt.name, "prompt.prefill_rules");
     let note = |name: &str| Case::read(folder.join(name)).unwrap().note;
-    assert!(
-        note("call-002.safetensors").contains("key"),
-        "{}",
-        note("call-002.safetensors")
-    );
-    assert!(
-        note("call-003.safetensors").contains("361001"),
-        "{}",
-        note("call-003.safetensors")
-    );
+    assert!(note("call-002.safetensors").contains("key"), "{}", note("call-002.safetensors"));
+    assert!(note("call-003.safetensors").contains("361001"), "{}", note("call-003.safetensors"));
 
     let output = program().arg("check").arg(&folder).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     let said = text(&output.stdout);
     let first = said.lines().next().unwrap();
-    assert!(
-        first.starts_with("call-001 ") && first.contains("reject, as expected"),
-        "{first}"
-    );
+    assert!(first.starts_with("call-001 ") && first.contains("reject, as expected"), "{first}");
     assert!(first.contains(rule.as_str()), "{first}");
     // Of the call that was queued when the stream failed nothing is expected.
-    assert_eq!(
-        last_line(&output),
-        "4 passed, 0 failed, 1 without expectation"
-    );
+    assert_eq!(last_line(&output), "4 passed, 0 failed, 1 without expectation");
     let faulty = fs::read_to_string(folder.join("call-005.jsonl")).unwrap();
     let faulty = ParameterCase::from_json(faulty.trim()).unwrap();
     assert!(
-        faulty
-            .about
-            .starts_with("one of 1 calls that were queued when the stream failed")
+        faulty.about.starts_with("one of 1 calls that were queued when the stream failed")
             && faulty.about.contains("507015"),
         "{}",
         faulty.about
@@ -438,24 +349,15 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
 fn a_full_folder_takes_no_more_and_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let call = r#"{"id": "one", "inputs": {}, "attrs": {}, "outputs": {}}"#;
-    let call = Recorded::Parameters {
-        call: Box::new(ParameterCase::from_json(call).unwrap()),
-        why: String::new(),
-    };
+    let call = Recorded::Parameters { call: Box::new(ParameterCase::from_json(call).unwrap()), why: String::new() };
     fs::write(folder.path().join("call-002.safetensors"), "another").unwrap();
     for _ in 0..255 {
         call.write_into(folder.path()).unwrap();
     }
     let full = call.write_into(folder.path()).unwrap_err().to_string();
-    assert!(
-        full.contains("there are 256 recorded calls") && full.contains("move them"),
-        "{full}"
-    );
+    assert!(full.contains("there are 256 recorded calls") && full.contains("move them"), "{full}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 256);
-    assert_eq!(
-        fs::read(folder.path().join("call-002.safetensors")).unwrap(),
-        b"another"
-    );
+    assert_eq!(fs::read(folder.path().join("call-002.safetensors")).unwrap(), b"another");
 }
 
 /// A replay elsewhere asks the same operator, and is refused for the same reason.
@@ -471,18 +373,11 @@ fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
     let called = Version::of_function(plan.operator()).map(Version::number);
     assert_eq!(case.op_version, called);
 
-    let query = stream
-        .upload(&halves(1, 2 * 2 * 96), [2, 2, 1, 96])
-        .unwrap();
-    let kv = stream
-        .upload(&halves(2, 2 * 2 * 64 * 96), [2, 2, 64, 96])
-        .unwrap();
+    let query = stream.upload(&halves(1, 2 * 2 * 96), [2, 2, 1, 96]).unwrap();
+    let kv = stream.upload(&halves(2, 2 * 2 * 64 * 96), [2, 2, 64, 96]).unwrap();
     // 9.0 alone asks for a mask of all rows of the key.
     let hidden = stream.upload(&[false; 2 * 50], [2, 1, 50]).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(2)
-        .actual_seq_lengths_kv([40, 50]);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2).actual_seq_lengths_kv([40, 50]);
     let rejected = call.clone().heads(3);
     let portable = call.mask(Mask::all_mask(hidden)).portable_since(Cann::V8_5);
     for (call, rejects) in [(rejected, true), (portable, false)] {
@@ -518,11 +413,7 @@ fn of_an_output_with_nan_nothing_is_expected_and_the_note_says_so() {
     let (output, calls) = record_calls(EQUAL, || plan.launch(&stream, (&nan, &nan, &nan)));
     let case = calls[0].case().unwrap().clone().attention().unwrap();
     assert_eq!(case.expected, []);
-    assert!(
-        case.note.contains("64 NaN in attention_out"),
-        "{}",
-        case.note
-    );
+    assert!(case.note.contains("64 NaN in attention_out"), "{}", case.note);
     let refused = case.clone().expecting(&stream, &output.unwrap(), EQUAL);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("64 NaN"), "{text}");

@@ -22,9 +22,7 @@ fn found(arguments: &[&str]) -> (Vec<Value>, Value) {
     let output = determinism(&all);
     assert!(output.status.success(), "{}", text(&output.stdout));
     let lines = text(&output.stdout).lines();
-    let mut lines: Vec<Value> = lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let mut lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     let counts = lines.pop().unwrap();
     (lines, counts)
 }
@@ -32,9 +30,7 @@ fn found(arguments: &[&str]) -> (Vec<Value>, Value) {
 /// What was found for one file, by variation.
 fn by_name(line: &Value) -> BTreeMap<&str, &Value> {
     let variations = line["variations"].as_array().unwrap().iter();
-    variations
-        .map(|found| (found["name"].as_str().unwrap(), found))
-        .collect()
+    variations.map(|found| (found["name"].as_str().unwrap(), found)).collect()
 }
 
 #[test]
@@ -49,11 +45,7 @@ fn every_way_computes_the_same_attention() {
         for (name, found) in by_name(line) {
             match found["verdict"].as_str().unwrap() {
                 "impossible" => assert!(!found["reason"].as_str().unwrap().is_empty()),
-                "same" => {
-                    *same
-                        .entry(name.split_whitespace().next().unwrap())
-                        .or_default() += 1
-                }
+                "same" => *same.entry(name.split_whitespace().next().unwrap()).or_default() += 1,
                 _ => {
                     // Rounded at another place: a wrong key or mask would be seen as numbers of the size of the values.
                     let quantised = file.contains("post_quant") || file.contains("out_int8");
@@ -85,16 +77,10 @@ fn causal(folder: &Path) -> String {
     case.arguments.input_layout = "BNSD".to_owned();
     case.arguments.num_heads = 2;
     case.arguments.scale = 0.25;
-    for (parameter, rows) in [
-        (Parameter::Query, 4),
-        (Parameter::Key, 40),
-        (Parameter::Value, 40),
-    ] {
+    for (parameter, rows) in [(Parameter::Query, 4), (Parameter::Key, 40), (Parameter::Value, 40)] {
         let shape = [2, 2, rows, 64];
         let count: usize = shape.iter().product();
-        let values: Vec<f32> = (0..count)
-            .map(|i| ((i * 37 + rows) % 61) as f32 / 30.0 - 1.0)
-            .collect();
+        let values: Vec<f32> = (0..count).map(|i| ((i * 37 + rows) % 61) as f32 / 30.0 - 1.0).collect();
         let dtype = ascend_attention::DType::Float16;
         let tensor = CaseTensor::from_f32(dtype, &shape, &values).unwrap();
         case.arguments.set_tensor(parameter, tensor);
@@ -110,10 +96,7 @@ fn what_a_case_cannot_have_is_named() {
     let file = causal(folder.path());
     let (files, _) = found(&[&file]);
     let ways = by_name(&files[0]);
-    assert_eq!(
-        (files[0]["sequences"].as_u64(), files[0]["heads"].as_u64()),
-        (Some(2), Some(2))
-    );
+    assert_eq!((files[0]["sequences"].as_u64(), files[0]["heads"].as_u64()), (Some(2), Some(2)));
     for (name, rows) in [
         ("again", 16),
         ("each sequence alone", 16),
@@ -133,10 +116,7 @@ fn what_a_case_cannot_have_is_named() {
     let (files, _) = found(&[padded.to_str().unwrap()]);
     let ways = by_name(&files[0]);
     assert_eq!(ways["blocks of 16"]["verdict"], "impossible");
-    assert_eq!(
-        ways["blocks of 16"]["reason"],
-        "the sequences are left padded"
-    );
+    assert_eq!(ways["blocks of 16"]["reason"], "the sequences are left padded");
 
     // Why is said once.
     let output = determinism(&[padded.to_str().unwrap()]);
@@ -158,10 +138,7 @@ fn what_a_case_cannot_have_is_named() {
     let alone = write(folder.path(), "alone.safetensors", &small());
     let (files, _) = found(&[&alone]);
     let ways = by_name(&files[0]);
-    assert_eq!(
-        ways["each sequence alone"]["reason"],
-        "the case has one sequence"
-    );
+    assert_eq!(ways["each sequence alone"]["reason"], "the case has one sequence");
 }
 
 #[test]
@@ -171,21 +148,12 @@ fn differences_are_seen_and_placed() {
     let ways = by_name(&files[0]);
     let chunks = ways["chunks of 1"];
     assert_eq!(chunks["verdict"], "differs");
-    let (differing, rows) = (
-        chunks["differing"].as_u64().unwrap(),
-        chunks["rows"].as_u64().unwrap(),
-    );
+    let (differing, rows) = (chunks["differing"].as_u64().unwrap(), chunks["rows"].as_u64().unwrap());
     assert!(0 < differing && differing < rows, "{chunks}");
     let first = &chunks["first"];
     let number = |name: &str| first[name].as_f64().unwrap() as f32;
-    assert_ne!(
-        f16::from_f32(number("before")),
-        f16::from_f32(number("after"))
-    );
-    assert!(
-        f64::from((number("before") - number("after")).abs())
-            <= chunks["distance"].as_f64().unwrap()
-    );
+    assert_ne!(f16::from_f32(number("before")), f16::from_f32(number("after")));
+    assert!(f64::from((number("before") - number("after")).abs()) <= chunks["distance"].as_f64().unwrap());
     assert!(chunks["ulps"].as_u64().unwrap() >= 1);
     assert!(counts["summary"]["differing"].as_u64().unwrap() >= 1);
 
@@ -193,10 +161,7 @@ fn differences_are_seen_and_placed() {
     let strict = determinism(&["--same", file.to_str().unwrap()]);
     assert_eq!(strict.status.code(), Some(1));
     let printed = text(&strict.stdout);
-    assert!(
-        printed.contains(" rows differ; largest distance "),
-        "{printed}"
-    );
+    assert!(printed.contains(" rows differ; largest distance "), "{printed}");
     assert!(printed.contains(" became "), "{printed}");
 }
 
@@ -209,20 +174,12 @@ fn what_is_no_call_to_compute_is_said() {
     let refused = write(folder.path(), "refused.safetensors", &refused);
     let output = determinism(&[&refused]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text(&output.stdout).contains("refused  FAIL  "),
-        "{}",
-        text(&output.stdout)
-    );
+    assert!(text(&output.stdout).contains("refused  FAIL  "), "{}", text(&output.stdout));
 
     let gather = vectors("gather/nz_f16.safetensors");
     let output = determinism(&[gather.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0));
-    assert!(
-        text(&output.stdout).contains("skipped: a case of "),
-        "{}",
-        text(&output.stdout)
-    );
+    assert!(text(&output.stdout).contains("skipped: a case of "), "{}", text(&output.stdout));
 
     let missing = determinism(&["no-such-file.safetensors"]);
     assert_eq!(missing.status.code(), Some(2));

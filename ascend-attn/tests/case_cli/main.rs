@@ -1,9 +1,5 @@
 //! The program `ascend-attn`: exit codes, the closing line, JSON, written cases, and what `doctor` says.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod backends;
 mod case_records;
@@ -51,9 +47,7 @@ fn program() -> Command {
 /// A command of the program on the emulation, with these arguments.
 fn command(name: &str, arguments: &[&str]) -> Command {
     let mut command = program();
-    command
-        .args([name, "--platform", "emulated"])
-        .args(arguments);
+    command.args([name, "--platform", "emulated"]).args(arguments);
     command
 }
 
@@ -84,9 +78,7 @@ fn small() -> AttentionCase {
 fn the_repositorys_cases_pass() {
     let output = emulated(&[
         vectors("real").to_str().unwrap(),
-        vectors("numeric/035_decode_mqa_lse.safetensors")
-            .to_str()
-            .unwrap(),
+        vectors("numeric/035_decode_mqa_lse.safetensors").to_str().unwrap(),
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(last_line(&output), "7 passed, 0 failed");
@@ -95,17 +87,11 @@ fn the_repositorys_cases_pass() {
     assert!(lines[0].starts_with("platform emulated, "), "{}", lines[0]);
     for (line, name) in lines[1..7].iter().zip(0..6) {
         assert!(line.starts_with(&format!("minilm_layer{name} ")), "{line}");
-        assert!(
-            line.contains(" pass  attention_out worst error ") && line.contains(" allowed"),
-            "{line}"
-        );
+        assert!(line.contains(" pass  attention_out worst error ") && line.contains(" allowed"), "{line}");
         assert!(line.ends_with(" ms)"), "{line}");
     }
     assert!(lines[7].contains("softmax_lse worst error"), "{}", lines[7]);
-    assert!(
-        !text(&output.stdout).contains('\u{1b}'),
-        "colours without a terminal"
-    );
+    assert!(!text(&output.stdout).contains('\u{1b}'), "colours without a terminal");
 }
 
 #[test]
@@ -117,10 +103,7 @@ fn cases_of_other_operators_pass_and_are_written_again() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     assert_eq!(last_line(&output), "3 passed, 0 failed");
     let printed = text(&output.stdout);
-    assert!(
-        printed.contains("pass  key worst error 0.00e0"),
-        "{printed}"
-    );
+    assert!(printed.contains("pass  key worst error 0.00e0"), "{printed}");
     let again = emulated(&[out]);
     assert_eq!(last_line(&again), "3 passed, 0 failed");
 }
@@ -138,13 +121,7 @@ fn one_wrong_number_fails() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(last_line(&output), "1 passed, 1 failed");
     let line = text(&output.stdout).lines().nth(1).unwrap();
-    for part in [
-        "bad ",
-        " FAIL ",
-        "attention_out[10]",
-        "want 7.5",
-        "1 of 768",
-    ] {
+    for part in ["bad ", " FAIL ", "attention_out[10]", "want 7.5", "1 of 768"] {
         assert!(line.contains(part), "{line}");
     }
     // What a recorded case says of itself, whatever it is.
@@ -157,10 +134,7 @@ fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = fs::read(vectors("numeric/059_head_dim_16.safetensors")).unwrap();
     // Same length, so that the header keeps its size.
-    let at = bytes
-        .windows(11)
-        .position(|part| part == b"sparse_mode")
-        .unwrap();
+    let at = bytes.windows(11).position(|part| part == b"sparse_mode").unwrap();
     let mut changed = bytes.clone();
     changed[at..at + 11].copy_from_slice(b"sparse_moda");
     fs::write(folder.path().join("a.safetensors"), changed).unwrap();
@@ -171,10 +145,7 @@ fn an_unknown_key_is_an_error_that_names_it_and_the_rest_runs() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(last_line(&output), "1 passed, 2 failed");
     let stdout = text(&output.stdout);
-    assert!(
-        stdout.contains("unknown key \"sparse_moda\": did you mean `sparse_mode`?"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("unknown key \"sparse_moda\": did you mean `sparse_mode`?"), "{stdout}");
     assert!(stdout.contains("not a safetensors file"), "{stdout}");
 }
 
@@ -186,18 +157,13 @@ fn calls_without_data_are_for_check() {
     let output = emulated(&[path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stdout)
-            .contains("calls  FAIL  calls without data cannot be run: `ascend-attn check`"),
+        text(&output.stdout).contains("calls  FAIL  calls without data cannot be run: `ascend-attn check`"),
         "{}",
         text(&output.stdout)
     );
     let output = emulated(&[folder.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output.stderr).contains("`ascend-attn check`"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert!(text(&output.stderr).contains("`ascend-attn check`"), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -209,10 +175,7 @@ fn what_is_not_supported_is_said_by_name_and_does_not_pass() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(last_line(&output), "0 passed, 0 failed, 1 unsupported");
     let line = text(&output.stdout).lines().nth(1).unwrap();
-    assert!(
-        line.starts_with("prefix  unsupported: ") && line.contains("keySharedPrefix"),
-        "{line}"
-    );
+    assert!(line.starts_with("prefix  unsupported: ") && line.contains("keySharedPrefix"), "{line}");
 }
 
 #[test]
@@ -221,9 +184,7 @@ fn expected_refusals_pass_and_others_do_not() {
     let mut case = small();
     case.arguments.num_heads = 3;
     let fails = write(folder.path(), "fails.safetensors", &case);
-    case.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    case.expect = Expect::Reject { status: Some(561_002) };
     let passes = write(folder.path(), "passes.safetensors", &case);
     case.expect = Expect::Reject { status: Some(1) };
     let other = write(folder.path(), "other.safetensors", &case);
@@ -239,17 +200,14 @@ fn a_case_that_another_rule_refuses_than_recorded_fails() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
     case.arguments.num_heads = 3;
-    case.expect = Expect::Reject {
-        status: Some(561_002),
-    };
+    case.expect = Expect::Reject { status: Some(561_002) };
     case.expect_rule = Some("head_dim.equal".to_owned());
     let path = write(folder.path(), "rule.safetensors", &case);
     let output = emulated(&[&path]);
     let stdout = text(&output.stdout);
     assert_eq!(last_line(&output), "0 passed, 1 failed");
     assert!(
-        stdout.contains("rejected by another rule than recorded (")
-            && stdout.contains(", recorded head_dim.equal)"),
+        stdout.contains("rejected by another rule than recorded (") && stdout.contains(", recorded head_dim.equal)"),
         "{stdout}"
     );
     // The chip and the release of the platform are said.
@@ -292,12 +250,7 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
     assert!(line.ends_with("  lints: tokens.without_mask"), "{line}");
     let json = emulated(&["--json", &path]);
     let json: Value = serde_json::from_str(text(&json.stdout).lines().next().unwrap()).unwrap();
-    assert!(
-        json["lints"][0]
-            .as_str()
-            .unwrap()
-            .starts_with("tokens.without_mask: ")
-    );
+    assert!(json["lints"][0].as_str().unwrap().starts_with("tokens.without_mask: "));
 }
 
 #[test]
@@ -310,36 +263,20 @@ fn json_has_an_object_for_each_case_and_a_summary() {
     let good = vectors("numeric/059_head_dim_16.safetensors");
     let output = emulated(&["--json", good.to_str().unwrap(), &bad]);
     assert_eq!(output.status.code(), Some(1));
-    let lines: Vec<Value> = text(&output.stdout)
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let lines: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 3);
     assert_eq!(lines[0]["verdict"], "passed");
     assert_eq!(lines[0]["name"], "head_dim_16");
     assert_eq!(lines[0]["reason"], Value::Null);
     let first = &lines[0]["outputs"][0];
-    assert_eq!(
-        (&first["output"], &first["compared"]),
-        (&"attention_out".into(), &768.into())
-    );
-    assert!(
-        first["worst"]["error"].as_f64().unwrap() <= first["worst"]["tolerance"].as_f64().unwrap()
-    );
+    assert_eq!((&first["output"], &first["compared"]), (&"attention_out".into(), &768.into()));
+    assert!(first["worst"]["error"].as_f64().unwrap() <= first["worst"]["tolerance"].as_f64().unwrap());
     assert!(lines[0]["milliseconds"].as_f64().unwrap() > 0.0);
     assert_eq!(lines[1]["verdict"], "failed");
-    assert!(
-        lines[1]["reason"]
-            .as_str()
-            .unwrap()
-            .contains("attention_out[0]")
-    );
+    assert!(lines[1]["reason"].as_str().unwrap().contains("attention_out[0]"));
     assert_eq!(lines[1]["outputs"][0]["worst"]["want"], "inf");
     let summary = &lines[2]["summary"];
-    assert_eq!(
-        (&summary["passed"], &summary["failed"]),
-        (&1.into(), &1.into())
-    );
+    assert_eq!((&summary["passed"], &summary["failed"]), (&1.into(), &1.into()));
     assert_eq!(summary["platform"], "emulated");
 }
 
@@ -352,20 +289,12 @@ fn written_outputs_are_cases_again() {
     let input = write(folder.path(), "bare.safetensors", &bare);
     let lse = vectors("numeric/035_decode_mqa_lse.safetensors");
     let out = folder.path().join("new/folder");
-    let arguments = [
-        "--out",
-        out.to_str().unwrap(),
-        &input,
-        lse.to_str().unwrap(),
-    ];
+    let arguments = ["--out", out.to_str().unwrap(), &input, lse.to_str().unwrap()];
     let output = emulated(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     assert_eq!(last_line(&output), "1 passed, 0 failed, 1 computed");
     let line = text(&output.stdout).lines().nth(1).unwrap();
-    assert!(
-        line.contains("computed  attention_out FLOAT16 [1, 4, 12, 16]"),
-        "{line}"
-    );
+    assert!(line.contains("computed  attention_out FLOAT16 [1, 4, 12, 16]"), "{line}");
 
     let written = Case::read(out.join("035_decode_mqa_lse.safetensors")).unwrap();
     assert_eq!(written.expected.len(), 2);
@@ -377,11 +306,7 @@ fn written_outputs_are_cases_again() {
     // Never over the input, never two cases into one file.
     let over = emulated(&["--out", folder.path().to_str().unwrap(), &input]);
     assert_eq!(over.status.code(), Some(2));
-    assert!(
-        text(&over.stderr).contains("would be overwritten"),
-        "{}",
-        text(&over.stderr)
-    );
+    assert!(text(&over.stderr).contains("would be overwritten"), "{}", text(&over.stderr));
     assert_eq!(case_files::read(&input).unwrap(), bare);
     // Nor through a link, nor into a pipe, which waits for a reader.
     let name = "bare.safetensors";
@@ -390,10 +315,7 @@ fn written_outputs_are_cases_again() {
     let made: [(Link<'_>, i32); 3] = [
         (&|at| std::os::unix::fs::symlink(&input, at).is_ok(), 0),
         (&|at| fs::hard_link(&input, at).is_ok(), 0),
-        (
-            &|at| Command::new("mkfifo").arg(at).status().unwrap().success(),
-            1,
-        ),
+        (&|at| Command::new("mkfifo").arg(at).status().unwrap().success(), 1),
     ];
     for (make, code) in made {
         fs::create_dir(&links).unwrap();
@@ -406,11 +328,7 @@ fn written_outputs_are_cases_again() {
     }
     let twice = emulated(&["--out", out.to_str().unwrap(), &input, &input]);
     assert_eq!(twice.status.code(), Some(2));
-    assert!(
-        text(&twice.stderr).contains("to the same file"),
-        "{}",
-        text(&twice.stderr)
-    );
+    assert!(text(&twice.stderr).contains("to the same file"), "{}", text(&twice.stderr));
 }
 
 #[test]
@@ -426,33 +344,18 @@ fn a_command_that_cannot_be_carried_out_exits_with_2() {
     ] {
         let output = program().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(
-            output.stdout.is_empty() && !output.stderr.is_empty(),
-            "{arguments:?}"
-        );
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
-    let output = program()
-        .args(["run", vectors("real").to_str().unwrap()])
-        .env("ASCEND_PLATFORM", "gpu")
-        .output()
-        .unwrap();
+    let output =
+        program().args(["run", vectors("real").to_str().unwrap()]).env("ASCEND_PLATFORM", "gpu").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output.stderr).contains("auto, npu, emulated"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert!(text(&output.stderr).contains("auto, npu, emulated"), "{}", text(&output.stderr));
 }
 
 #[test]
 fn the_variable_chooses_the_platform_of_auto() {
     let output = program()
-        .args([
-            "run",
-            vectors("numeric/059_head_dim_16.safetensors")
-                .to_str()
-                .unwrap(),
-        ])
+        .args(["run", vectors("numeric/059_head_dim_16.safetensors").to_str().unwrap()])
         .env("ASCEND_PLATFORM", "emulated")
         .output()
         .unwrap();
@@ -466,26 +369,16 @@ fn help_and_version_are_there() {
         let output = program().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(0));
         let help = text(&output.stdout);
-        assert!(
-            help.contains("Usage: ascend-attn") && !help.contains('\u{1b}'),
-            "{help}"
-        );
+        assert!(help.contains("Usage: ascend-attn") && !help.contains('\u{1b}'), "{help}");
     }
     let output = program().arg("--version").output().unwrap();
-    assert_eq!(
-        text(&output.stdout).trim(),
-        concat!("ascend-attn ", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(text(&output.stdout).trim(), concat!("ascend-attn ", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn doctor_works_without_an_npu() {
     let toolkit = tempfile::tempdir().unwrap();
-    fs::write(
-        toolkit.path().join("version.cfg"),
-        "runtime_running_version=[7.7:8.1.RC1]\n",
-    )
-    .unwrap();
+    fs::write(toolkit.path().join("version.cfg"), "runtime_running_version=[7.7:8.1.RC1]\n").unwrap();
     let doctor = |arguments: &[&str]| {
         let output = program()
             .arg("doctor")
@@ -516,19 +409,8 @@ fn doctor_works_without_an_npu() {
     assert_eq!(json["environment"]["ASCEND_EMU_SOC"], Value::Null);
     assert_eq!(json["emulation"]["operator_versions"][0], "V1");
     assert_eq!(json["emulation"]["devices"], 3);
-    assert!(
-        json["emulation"]["soc"]
-            .as_str()
-            .unwrap()
-            .starts_with("Ascend")
-    );
-    assert!(
-        json["libraries"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|tried| tried["path"].is_string())
-    );
+    assert!(json["emulation"]["soc"].as_str().unwrap().starts_with("Ascend"));
+    assert!(json["libraries"].as_array().unwrap().iter().all(|tried| tried["path"].is_string()));
     assert!(!json["advice"].is_null() && !json["auto"]["reason"].is_null());
 }
 
@@ -539,22 +421,11 @@ fn a_trace_shows_every_call_of_a_run() {
     let file = folder.path().join("calls.jsonl");
     let path = write(folder.path(), "case.safetensors", &small());
     for times in 1..3 {
-        let output = command("run", &[&path])
-            .env("ASCEND_EMU_TRACE", &file)
-            .output()
-            .unwrap();
+        let output = command("run", &[&path]).env("ASCEND_EMU_TRACE", &file).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let lines: Vec<Value> = fs::read_to_string(&file)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        let calls_of = |function: &str| {
-            lines
-                .iter()
-                .filter(|line| line["function"] == function)
-                .count()
-        };
+        let lines: Vec<Value> =
+            fs::read_to_string(&file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let calls_of = |function: &str| lines.iter().filter(|line| line["function"] == function).count();
         // A second process goes on where the first has ended.
         assert_eq!(calls_of("aclInit"), times);
         let phase_two = lines.iter().filter(|line| {
@@ -564,10 +435,7 @@ fn a_trace_shows_every_call_of_a_run() {
         assert_eq!(phase_two.count(), times);
         assert!(calls_of("aclrtSetDevice") >= times && calls_of("aclrtGetSocName") >= times);
     }
-    let output = command("run", &[&path])
-        .env("ASCEND_EMU_TRACE", folder.path())
-        .output()
-        .unwrap();
+    let output = command("run", &[&path]).env("ASCEND_EMU_TRACE", folder.path()).output().unwrap();
     assert!(!output.status.success());
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     assert!(said.contains("ASCEND_EMU_TRACE: given `"), "{said}");
@@ -575,22 +443,10 @@ fn a_trace_shows_every_call_of_a_run() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_panic() {
-    for arguments in [
-        &[
-            "run",
-            "--platform",
-            "emulated",
-            vectors("real").to_str().unwrap(),
-        ][..],
-        &["doctor"],
-        &["--help"],
-    ] {
-        let mut child = program()
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+    for arguments in
+        [&["run", "--platform", "emulated", vectors("real").to_str().unwrap()][..], &["doctor"], &["--help"]]
+    {
+        let mut child = program().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         let stderr = text(&output.stderr);
@@ -616,12 +472,7 @@ fn files_without_an_end_are_refused() {
         file.set_len(Case::MOST_BYTES + 1).unwrap();
     }
     let ends = |arguments: &[&str], why: &str| {
-        let mut child = program()
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = program().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let begun = std::time::Instant::now();
         while child.try_wait().unwrap().is_none() {
             if begun.elapsed().as_secs() > 60 {
@@ -636,15 +487,10 @@ fn files_without_an_end_are_refused() {
         assert!(said.contains(why), "{arguments:?}: {said}");
     };
     let run = ["run", "--platform", "emulated"];
-    for (name, why) in [
-        ("zeros", "no regular file"),
-        ("pipe", "no regular file"),
-        ("large", "bytes, the most that are read"),
-    ] {
-        let (lines, case) = (
-            named(name).with_extension("jsonl"),
-            named(name).with_extension("safetensors"),
-        );
+    for (name, why) in
+        [("zeros", "no regular file"), ("pipe", "no regular file"), ("large", "bytes, the most that are read")]
+    {
+        let (lines, case) = (named(name).with_extension("jsonl"), named(name).with_extension("safetensors"));
         let (lines, case) = (lines.to_str().unwrap(), case.to_str().unwrap());
         ends(&["check", lines], why);
         ends(&["check", case], why);
@@ -654,10 +500,7 @@ fn files_without_an_end_are_refused() {
         ends(&["mask", "mode1", "--tensor", lines], why);
     }
     let png = named("pipe.jsonl");
-    ends(
-        &["mask", "causal", "--png", png.to_str().unwrap()],
-        "name a regular file",
-    );
+    ends(&["mask", "causal", "--png", png.to_str().unwrap()], "name a regular file");
     let own = folder.path().to_str().unwrap();
     ends(&["mask", "--case", own], "no regular file");
     ends(&["mask", "tree", "--tree", own], "no regular file");

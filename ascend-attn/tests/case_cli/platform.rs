@@ -21,16 +21,10 @@ fn times_of_the_emulation_are_said_to_be_its_own() {
     assert!(line.starts_with(want), "{line}");
     let json = output(&[&command[..], &["--json"]].concat());
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(
-        (&json["platform"], &json["soc"]),
-        (&"emulated".into(), &"Ascend910B3".into())
-    );
+    assert_eq!((&json["platform"], &json["soc"]), (&"emulated".into(), &"Ascend910B3".into()));
     let never = output(&[&command[..], &["--json", "--measure", "never"]].concat());
     let never: Value = serde_json::from_slice(&never.stdout).unwrap();
-    assert_eq!(
-        (&never["platform"], &never["soc"]),
-        (&Value::Null, &Value::Null)
-    );
+    assert_eq!((&never["platform"], &never["soc"]), (&Value::Null, &Value::Null));
 }
 
 #[test]
@@ -52,17 +46,9 @@ fn one_is_counted_in_the_singular() {
     let case = vectors("numeric/059_head_dim_16.safetensors");
     let case = case.to_str().unwrap();
     let determinism = output(&["determinism", "--platform", "emulated", case]);
-    assert!(
-        last_line(&determinism).starts_with("1 case, 0 failed"),
-        "{}",
-        last_line(&determinism)
-    );
+    assert!(last_line(&determinism).starts_with("1 case, 0 failed"), "{}", last_line(&determinism));
     let both = output(&["determinism", "--platform", "emulated", case, case]);
-    assert!(
-        last_line(&both).starts_with("2 cases, 0 failed"),
-        "{}",
-        last_line(&both)
-    );
+    assert!(last_line(&both).starts_with("2 cases, 0 failed"), "{}", last_line(&both));
     assert_eq!(last_line(&emulated(&[case])), "1 passed, 0 failed");
 }
 
@@ -78,17 +64,12 @@ fn verdicts_without_expectation_are_counted_as_what_they_are() {
 
     let other = check(&["--cann", "8.2"]);
     assert_eq!(other.status.code(), Some(0));
-    assert_eq!(
-        last_line(&other),
-        "0 passed, 0 failed, 1 without expectation"
-    );
+    assert_eq!(last_line(&other), "0 passed, 0 failed, 1 without expectation");
     let said = text(&other.stdout);
-    assert!(
-        said.contains("without expectation: 1 accepted, 0 rejected;"),
-        "{said}"
-    );
+    assert!(said.contains("without expectation: 1 accepted, 0 rejected;"), "{said}");
     let told = text(&other.stderr);
-    let why = "note: --cann 8.2: its contract is not known by itself; calls are judged by that of 8.1, the nearest before it";
+    let why =
+        "note: --cann 8.2: its contract is not known by itself; calls are judged by that of 8.1, the nearest before it";
     assert_eq!(told.trim(), why);
     for (name, told) in [
         ("8.1", false),
@@ -105,10 +86,7 @@ fn verdicts_without_expectation_are_counted_as_what_they_are() {
     let json = check(&["--cann", "8.2", "--json"]);
     let summary: Value = serde_json::from_str(last_line(&json)).unwrap();
     let summary = &summary["summary"];
-    assert_eq!(
-        (&summary["passed"], &summary["without_expectation"]),
-        (&0.into(), &1.into())
-    );
+    assert_eq!((&summary["passed"], &summary["without_expectation"]), (&0.into(), &1.into()));
     assert_eq!(summary["accepted_without_expectation"], 1);
     assert_eq!(summary["rejected_without_expectation"], 0);
 }

@@ -114,14 +114,7 @@ fn outputs_differ_as_much_as_a_reference_says() {
     let file = folder.path().join("layer.safetensors");
     let [query, key, value] = [1, 2, 3].map(|seed| numbers(seed, n * dim));
     let shape = [n, 1, dim];
-    save(
-        &file,
-        &[
-            ("query", shape, &query),
-            ("key", shape, &key),
-            ("value", shape, &value),
-        ],
-    );
+    save(&file, &[("query", shape, &query), ("key", shape, &key), ("value", shape, &value)]);
     let found = found(&[
         "--data",
         file.to_str().unwrap(),
@@ -166,16 +159,10 @@ fn outputs_differ_as_much_as_a_reference_says() {
         middle += hidden.sum::<f64>() / total / n as f64;
     }
     let got = found["difference"]["largest"].as_f64().unwrap();
-    assert!(
-        abs_diff_eq!(got, largest, epsilon = 5e-3),
-        "{got}, expected {largest} in row {at}"
-    );
+    assert!(abs_diff_eq!(got, largest, epsilon = 5e-3), "{got}, expected {largest} in row {at}");
     assert!(got > 0.1, "nothing was left out: {got}");
     let mass = found["attention_mass"]["middle"].as_f64().unwrap();
-    assert!(
-        abs_diff_eq!(mass, middle, epsilon = 1e-5),
-        "{mass}, expected {middle}"
-    );
+    assert!(abs_diff_eq!(mass, middle, epsilon = 1e-5), "{mass}, expected {middle}");
     assert_eq!(found["difference"]["not_finite"], 0);
     assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
     // No page has 128 keys.
@@ -218,36 +205,12 @@ fn command_lines_and_data_that_do_not_fit_are_refused() {
     refused(&["--tokens", "64"], "--layers");
     refused(&["--tokens", "64", "--model", "Qwen3-4B"], "Llama-3.1-8B");
     refused(&["--tokens", "64", "--model", "Qwen3-14B"], "give --layers");
-    refused(
-        &["--tokens", "64", "--layers", "4", "--only", "3-9"],
-        "layer 9 of 4",
-    );
-    refused(
-        &["--tokens", "64", "--layers", "4", "--only", "x"],
-        "5,7,15-35",
-    );
-    refused(
-        &["--tokens", "64", "--layers", "4", "--window", "0"],
-        "1 or more",
-    );
-    refused(
-        &[
-            "--tokens",
-            "64",
-            "--layers",
-            "4",
-            "--heads",
-            "3",
-            "--kv-heads",
-            "2",
-        ],
-        "multiple",
-    );
+    refused(&["--tokens", "64", "--layers", "4", "--only", "3-9"], "layer 9 of 4");
+    refused(&["--tokens", "64", "--layers", "4", "--only", "x"], "5,7,15-35");
+    refused(&["--tokens", "64", "--layers", "4", "--window", "0"], "1 or more");
+    refused(&["--tokens", "64", "--layers", "4", "--heads", "3", "--kv-heads", "2"], "multiple");
     let wide = ["--layers", "1", "--heads", "65528", "--dim", "65535"];
-    refused(
-        &[&["--tokens", "1"], &wide[..]].concat(),
-        "at most 1073741824",
-    );
+    refused(&[&["--tokens", "1"], &wide[..]].concat(), "at most 1073741824");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("layer.safetensors");
     let path = file.to_str().unwrap();
@@ -255,22 +218,12 @@ fn command_lines_and_data_that_do_not_fit_are_refused() {
     save(&file, &[("query", [2, 3, 4], &data)]);
     refused(&["--data", path, "--layers", "4"], "no tensor \"key\"");
     let key = ("key", [2, 3, 4], &data[..]);
-    save(
-        &file,
-        &[
-            ("query", [2, 3, 4], &data),
-            key,
-            ("value", [4, 3, 2], &data),
-        ],
-    );
+    save(&file, &[("query", [2, 3, 4], &data), key, ("value", [4, 3, 2], &data)]);
     refused(
         &["--data", path, "--layers", "4"],
         "query [2, 3, 4], key [2, 3, 4], value [4, 3, 2]: [tokens, heads, dim] each, with as many keys and values as queries",
     );
-    refused(
-        &["--data", path, "--layers", "4", "--sequence", "0"],
-        "--sequence 0",
-    );
+    refused(&["--data", path, "--layers", "4", "--sequence", "0"], "--sequence 0");
     fs::write(&file, b"nothing").unwrap();
     refused(&["--data", path, "--layers", "4"], "not a safetensors file");
 }
@@ -285,10 +238,7 @@ fn prompts(layout: &str) -> AttentionCase {
         _ => vec![tokens[0] + tokens[1], heads, dim],
     };
     let count: usize = shape.iter().product();
-    for (seed, parameter) in [Parameter::Query, Parameter::Key, Parameter::Value]
-        .into_iter()
-        .enumerate()
-    {
+    for (seed, parameter) in [Parameter::Query, Parameter::Key, Parameter::Value].into_iter().enumerate() {
         let values = numbers(seed as u32, count);
         let tensor = CaseTensor::from_f32(DType::Bf16, &shape, &values).unwrap();
         case.arguments.set_tensor(parameter, tensor);
@@ -312,9 +262,7 @@ fn prompts(layout: &str) -> AttentionCase {
 #[test]
 fn a_sequence_of_a_case_is_taken_in_its_layout() {
     let folder = tempfile::tempdir().unwrap();
-    let sizes = [
-        "--layers", "2", "--sink", "1", "--window", "2", "--last", "1",
-    ];
+    let sizes = ["--layers", "2", "--sink", "1", "--window", "2", "--last", "1"];
     let of = |layout: &str, more: &[&str]| {
         let file = write(folder.path(), "case.safetensors", &prompts(layout));
         let found = found(&[&["--data", &file, "--runs", "1"], &sizes[..], more].concat());
@@ -341,18 +289,12 @@ fn a_sequence_of_a_case_is_taken_in_its_layout() {
     case.arguments.actual_seq_lengths_kv = Some(vec![7, 9]);
     at(&case, "has 5 queries and 7 keys");
     let file = write(folder.path(), "case.safetensors", &prompts("TND"));
-    refused(
-        &["--data", &file, "--layers", "2", "--sequence", "2"],
-        "the case has 2, counted from 0",
-    );
+    refused(&["--data", &file, "--layers", "2", "--sequence", "2"], "the case has 2, counted from 0");
     let plain = vectors("numeric/071_tnd_plain.safetensors");
     refused(
         &["--data", plain.to_str().unwrap(), "--layers", "2"],
         "071_tnd_plain.safetensors: a case in layout TND whose sequence 0 has 16 queries and 21 keys",
     );
     let gather = vectors("gather/nz_f16.safetensors");
-    refused(
-        &["--data", gather.to_str().unwrap(), "--layers", "2"],
-        "only those of FusedInferAttentionScore",
-    );
+    refused(&["--data", gather.to_str().unwrap(), "--layers", "2"], "only those of FusedInferAttentionScore");
 }

@@ -108,19 +108,14 @@ unsafe extern "C" fn execute_streams(context: *mut Context) -> Streams {
         unsafe { memory.write(execute_stream(context)) };
         end = memory.wrapping_add(1);
     }
-    Streams {
-        first: memory,
-        end,
-        room: end,
-    }
+    Streams { first: memory, end, room: end }
 }
 
 unsafe extern "C" fn set_mode(_: *mut Context, mode: i32) -> Status {
     match mode {
         0 => NO_ERROR,
         _ => {
-            let message =
-                format!("given {mode} is not emulated; allowed: 0 (each operator by itself)");
+            let message = format!("given {mode} is not emulated; allowed: 0 (each operator by itself)");
             refused("SetExecuteType and SetLaunchMode", &message).status
         }
     }
@@ -141,10 +136,7 @@ unsafe extern "C" fn create_context(context: *mut *mut Context) -> Status {
     if context.is_null() {
         return INVALID_PARAM;
     }
-    let made = Box::new(Context {
-        table: &CONTEXT,
-        stream: AtomicPtr::new(ptr::null_mut()),
-    });
+    let made = Box::new(Context { table: &CONTEXT, stream: AtomicPtr::new(ptr::null_mut()) });
     // SAFETY: the caller promises that a pointer that is not null is valid for writing.
     unsafe { context.write(Box::into_raw(made)) };
     NO_ERROR

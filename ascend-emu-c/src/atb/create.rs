@@ -67,16 +67,12 @@ const _: () = {
 };
 
 /// Refuses parameters that have another value than one that is emulated.
-fn only<const N: usize>(
-    name: &'static str,
-    given: [(&str, i64, &[i64]); N],
-) -> Result<(), Refusal> {
+fn only<const N: usize>(name: &'static str, given: [(&str, i64, &[i64]); N]) -> Result<(), Refusal> {
     let mut wrong = given.into_iter();
     match wrong.find(|(_, value, allowed)| !allowed.contains(value)) {
         None => Ok(()),
         Some((parameter, value, allowed)) => {
-            let message =
-                format!("{parameter}: given {value} is not emulated; allowed: {allowed:?}");
+            let message = format!("{parameter}: given {value} is not emulated; allowed: {allowed:?}");
             Err(refused(name, &message))
         }
     }
@@ -100,22 +96,15 @@ fn plain_query_scale(name: &'static str, given: f32, allowed: &[f32]) -> Result<
 }
 
 fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
-    let operation = Operation::PagedAttention(Heads {
-        query: param.head_num,
-        key: param.kv_head_num,
-        scale: param.qk_scale,
-    });
+    let operation =
+        Operation::PagedAttention(Heads { query: param.head_num, key: param.kv_head_num, scale: param.qk_scale });
     reserved(operation.name(), &param.reserved)?;
     operation.check(OtherParameters::default())?;
     only(
         operation.name(),
         [
             ("maskType", param.mask_type.into(), &[0]),
-            (
-                "batchRunStatusEnable",
-                param.batch_run_status_enable.into(),
-                &[0],
-            ),
+            ("batchRunStatusEnable", param.batch_run_status_enable.into(), &[0]),
             ("quantType", param.quant_type.into(), &[0]),
             ("compressType", param.compress_type.into(), &[0]),
             ("calcType", param.calc_type.into(), &[0]),
@@ -145,18 +134,12 @@ unsafe extern "C" fn create_paged_attention(
 }
 
 fn reshape_and_cache(param: &ReshapeAndCacheParam) -> Result<Operation, Refusal> {
-    let operation = Operation::ReshapeAndCache {
-        keys_alone: param.kv_cache_cfg == 1,
-        nz: param.kv_cache_cfg == 2,
-    };
+    let operation = Operation::ReshapeAndCache { keys_alone: param.kv_cache_cfg == 1, nz: param.kv_cache_cfg == 2 };
     reserved(operation.name(), &param.reserved)?;
     operation.check(OtherParameters::default())?;
     only(
         operation.name(),
-        [
-            ("compressType", param.compress_type.into(), &[0]),
-            ("kvCacheCfg", param.kv_cache_cfg.into(), &[0, 1, 2]),
-        ],
+        [("compressType", param.compress_type.into(), &[0]), ("kvCacheCfg", param.kv_cache_cfg.into(), &[0, 1, 2])],
     )?;
     Ok(operation)
 }
@@ -187,11 +170,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         _ => Keys::Packed,
     };
     let operation = Operation::SelfAttention {
-        heads: Heads {
-            query: param.head_num,
-            key: param.kv_head_num,
-            scale: param.qk_scale,
-        },
+        heads: Heads { query: param.head_num, key: param.kv_head_num, scale: param.qk_scale },
         keys,
         mask: match param.mask_type {
             MASK_NORM => Mask::Full,
@@ -205,10 +184,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
     // Operations of other kinds, and other masks, have other conditions.
     only(
         operation.name(),
-        [
-            ("calcType", param.calc_type.into(), &[3, 4]),
-            ("maskType", param.mask_type.into(), &[0, 1, 3]),
-        ],
+        [("calcType", param.calc_type.into(), &[3, 4]), ("maskType", param.mask_type.into(), &[0, 1, 3])],
     )?;
     operation.check(OtherParameters {
         output: param.out_data_type != ACL_DT_UNDEFINED,
@@ -222,11 +198,7 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
         operation.name(),
         [
             ("quantType", param.quant_type.into(), &[0]),
-            (
-                "batchRunStatusEnable",
-                param.batch_run_status_enable.into(),
-                &[0],
-            ),
+            ("batchRunStatusEnable", param.batch_run_status_enable.into(), &[0]),
             ("kernelType", param.kernel_type.into(), &[0, 1]),
             ("isTriuMask", param.is_triu_mask.into(), &[0, 1]),
             ("clampType", param.clamp_type.into(), &[0]),
@@ -325,10 +297,7 @@ mod tests {
             (|param| param.mask_type = 1, "maskType: given 1"),
             (|param| param.mask_type = 0, "atb.triangle"),
             (|param| param.reserved[63] = 1, "rsv"),
-            (
-                |param| (param.calc_type, param.mask_type) = (3, 0),
-                "atb.triangle",
-            ),
+            (|param| (param.calc_type, param.mask_type) = (3, 0), "atb.triangle"),
         ];
         for (change, text) in changes {
             let mut param = plain();

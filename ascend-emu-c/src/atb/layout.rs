@@ -82,9 +82,7 @@ impl CTensor {
     /// The bytes of a tensor on the host may be read.
     pub(super) unsafe fn given(&self) -> Tensor<'_> {
         const INT32: i32 = 3;
-        let elements = self.shape().iter().try_fold(1usize, |all, &size| {
-            all.checked_mul(usize::try_from(size).ok()?)
-        });
+        let elements = self.shape().iter().try_fold(1usize, |all, &size| all.checked_mul(usize::try_from(size).ok()?));
         let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<i32>()));
         let readable = !self.host_data.is_null()
             && self.desc.dtype == INT32
@@ -132,12 +130,7 @@ impl CString {
             ptr::copy_nonoverlapping(text.as_ptr(), memory, length);
             memory.add(length).write(0);
         }
-        CString {
-            text: memory.cast(),
-            length,
-            capacity: length,
-            unused: 0,
-        }
+        CString { text: memory.cast(), length, capacity: length, unused: 0 }
     }
 }
 
@@ -152,9 +145,7 @@ unsafe extern "C" fn tensor_size(tensor: *const CTensor) -> u64 {
     // SAFETY: the caller promises a reference to a tensor, which nobody changes during the call.
     let tensor = unsafe { &*tensor };
     let bytes = ascend_emu::atb::element_bytes(tensor.desc.dtype);
-    let elements = tensor.shape().iter().try_fold(1u64, |all, &size| {
-        all.checked_mul(u64::try_from(size).ok()?)
-    });
+    let elements = tensor.shape().iter().try_fold(1u64, |all, &size| all.checked_mul(u64::try_from(size).ok()?));
     match (tensor.shape(), elements) {
         ([], _) | (_, None) => 0,
         (_, Some(elements)) => elements.saturating_mul(bytes),

@@ -29,15 +29,8 @@ struct OperationTable {
     infer_shape: unsafe extern "C" fn(*const COperation, *const c_void, *mut c_void) -> Status,
     input_num: unsafe extern "C" fn(*const COperation) -> u32,
     output_num: unsafe extern "C" fn(*const COperation) -> u32,
-    setup:
-        unsafe extern "C" fn(*mut COperation, *const VariantPack, *mut u64, *mut Context) -> Status,
-    execute: unsafe extern "C" fn(
-        *mut COperation,
-        *const VariantPack,
-        *mut c_void,
-        u64,
-        *mut Context,
-    ) -> Status,
+    setup: unsafe extern "C" fn(*mut COperation, *const VariantPack, *mut u64, *mut Context) -> Status,
+    execute: unsafe extern "C" fn(*mut COperation, *const VariantPack, *mut c_void, u64, *mut Context) -> Status,
 }
 
 static OPERATION: OperationTable = OperationTable {
@@ -70,11 +63,7 @@ unsafe extern "C" fn name(operation: *const COperation) -> CString {
     }
 }
 
-unsafe extern "C" fn infer_shape(
-    operation: *const COperation,
-    _: *const c_void,
-    _: *mut c_void,
-) -> Status {
+unsafe extern "C" fn infer_shape(operation: *const COperation, _: *const c_void, _: *mut c_void) -> Status {
     // SAFETY: the client calls a function of the table of an operation that `CreateOperation` made and that it has not
     // given back; what changes in it is behind a lock.
     let name = unsafe { &*operation }.operation.name();
@@ -98,10 +87,7 @@ unsafe extern "C" fn output_num(operation: *const COperation) -> u32 {
 /// # Safety
 ///
 /// The pack is one that a client has made, whose tensors on the host may be read.
-unsafe fn with_tensors<T>(
-    pack: &VariantPack,
-    body: impl FnOnce(&[Tensor<'_>], &[Tensor<'_>]) -> T,
-) -> T {
+unsafe fn with_tensors<T>(pack: &VariantPack, body: impl FnOnce(&[Tensor<'_>], &[Tensor<'_>]) -> T) -> T {
     // SAFETY: the caller promises a pack that a client has made, whose vectors have their elements, and tensors on the
     // host that may be read for as long as `pack` is borrowed.
     let [inputs, outputs] = [&pack.inputs, &pack.outputs].map(|tensors| unsafe {
@@ -127,16 +113,9 @@ unsafe extern "C" fn setup(
         return INVALID_CONTEXT_ADDR;
     }
     // SAFETY: the client has made the pack, and `hostData` of its tensors has `dataSize` bytes until the call returns.
-    let outcome = unsafe {
-        with_tensors(pack, |inputs, outputs| {
-            operation.operation.setup(inputs, outputs)
-        })
-    };
+    let outcome = unsafe { with_tensors(pack, |inputs, outputs| operation.operation.setup(inputs, outputs)) };
     if let Ok(mut refusal) = operation.refusal.lock() {
-        *refusal = outcome
-            .as_ref()
-            .err()
-            .map(|refusal| refusal.message.clone());
+        *refusal = outcome.as_ref().err().map(|refusal| refusal.message.clone());
     }
     status_of(outcome.map(|bytes| {
         // SAFETY: a reference of the C++ function, valid for writing; it was found not to be null.
@@ -161,11 +140,8 @@ unsafe extern "C" fn execute(
     };
     let stream = context.stream.load(Ordering::Relaxed);
     let workspace = (workspace, workspace_size);
-    let run = |inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]| {
-        operation
-            .operation
-            .execute(inputs, outputs, workspace, stream)
-    };
+    let run =
+        |inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]| operation.operation.execute(inputs, outputs, workspace, stream);
     // SAFETY: the client has made the pack, and `hostData` of its tensors has `dataSize` bytes until the call returns.
     status_of(unsafe { with_tensors(pack, run) })
 }
@@ -190,19 +166,12 @@ unsafe extern "C" fn destroy_operation(operation: *mut COperation) -> Status {
 /// # Safety
 ///
 /// `operation` is null or valid for writing.
-pub(super) unsafe fn make(
-    outcome: Result<Operation, Refusal>,
-    operation: *mut *mut COperation,
-) -> Status {
+pub(super) unsafe fn make(outcome: Result<Operation, Refusal>, operation: *mut *mut COperation) -> Status {
     if operation.is_null() {
         return INVALID_PARAM;
     }
     status_of(outcome.map(|made| {
-        let made = Box::new(COperation {
-            table: &OPERATION,
-            operation: made,
-            refusal: Mutex::new(None),
-        });
+        let made = Box::new(COperation { table: &OPERATION, operation: made, refusal: Mutex::new(None) });
         // SAFETY: not null, so valid for writing, as the caller promises.
         unsafe { operation.write(Box::into_raw(made)) };
     }))

@@ -23,10 +23,8 @@ fn an_operator_that_is_absent_says_so_and_is_still_absent_from_the_libraries() {
     let said = absent_operators::write(folder.path(), &[client]).unwrap();
     let missing = "not emulated:  aclnnNoSuchOperatorGetWorkspaceSize\n";
     assert!(said.starts_with(missing), "{said}");
-    let preloaded = command(&program, &libraries)
-        .env("LD_PRELOAD", libraries.join(absent_operators::NAME))
-        .output()
-        .unwrap();
+    let preloaded =
+        command(&program, &libraries).env("LD_PRELOAD", libraries.join(absent_operators::NAME)).output().unwrap();
     let text = String::from_utf8(preloaded.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "library 1 function 0", "{text}");
@@ -34,12 +32,7 @@ fn an_operator_that_is_absent_says_so_and_is_still_absent_from_the_libraries() {
     assert_eq!(lines[2], "done");
 
     // Nothing is lacking in a program that calls what there is.
-    let right = compile_with(
-        "two_phase.c",
-        &["-std=c99"],
-        &["ascendcl", "nnopbase", "opapi"],
-        &libraries,
-    );
+    let right = compile_with("two_phase.c", &["-std=c99"], &["ascendcl", "nnopbase", "opapi"], &libraries);
     run(&right, &libraries);
     let said = absent_operators::write(folder.path(), &[right.to_str().unwrap()]).unwrap();
     assert!(said.contains("every operator"), "{said}");

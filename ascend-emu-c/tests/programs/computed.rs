@@ -26,9 +26,7 @@ fn row(
     let score = |j: usize| (0..DIM).map(|d| q(d) * k(j, d)).sum::<f64>() * SCALE;
     let weights: Vec<f64> = (0..visible).map(|j| score(j).exp()).collect();
     let sum: f64 = weights.iter().sum();
-    let out = (0..DIM)
-        .map(|d| (0..visible).map(|j| weights[j] * v(j, d)).sum::<f64>() / sum)
-        .collect();
+    let out = (0..DIM).map(|d| (0..visible).map(|j| weights[j] * v(j, d)).sum::<f64>() / sum).collect();
     (out, sum.ln())
 }
 
@@ -42,23 +40,14 @@ fn a_c_program_computes_attention() {
         for i in 0..QUERIES {
             // Both heads share the one key head.
             let q = |d| element(1, (head * QUERIES + i) * DIM + d);
-            let (values, sum) = row(
-                KEYS,
-                q,
-                |j, d| element(2, j * DIM + d),
-                |j, d| element(3, j * DIM + d),
-            );
+            let (values, sum) = row(KEYS, q, |j, d| element(2, j * DIM + d), |j, d| element(3, j * DIM + d));
             out.extend(values);
             lse.push(sum);
         }
     }
     printed.check("out", &out, 1e-3);
     printed.check("lse", &lse, 1e-5);
-    assert!(
-        printed
-            .lines
-            .contains(&"refused 161001 with a message".to_owned())
-    );
+    assert!(printed.lines.contains(&"refused 161001 with a message".to_owned()));
 }
 
 #[test]
@@ -93,29 +82,16 @@ fn the_environment_chooses() {
         // Reading past an allocation.
         (&habits, "ASCEND_EMU_CHECK", "strict", "out of bounds"),
         (&habits, "ASCEND_EMU_CHECK", "lax", "compat, strict"),
-        (
-            &habits,
-            "ASCEND_EMU_CHECK",
-            "strict,-races",
-            "pageable_copy, unwritten_read",
-        ),
+        (&habits, "ASCEND_EMU_CHECK", "strict,-races", "pageable_copy, unwritten_read"),
         (&two_phase, "ASCEND_EMU_FAULT", "malloc:2=207001", "207001"),
         (&two_phase, "ASCEND_EMU_FAULT", "launch:1=507015", "507015"),
         (&two_phase, "ASCEND_EMU_FAULT", "sync:1=507014", "507014"),
         (&two_phase, "ASCEND_EMU_MEMORY", "1048576", "out of memory"),
-        (
-            &two_phase,
-            "ASCEND_EMU_SOC",
-            "Ascend310P3",
-            "Atlas inference",
-        ),
+        (&two_phase, "ASCEND_EMU_SOC", "Ascend310P3", "Atlas inference"),
         (&two_phase, "ASCEND_EMU_DEVICES", "none", "1 to 64"),
         (&two_phase, "ASCEND_EMU_TRACE", "/", "a file to append to"),
     ] {
-        let output = command(program, libraries.path())
-            .env(name, value)
-            .output()
-            .unwrap();
+        let output = command(program, libraries.path()).env(name, value).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{name}={value}: {text}");
         assert!(text.contains(told), "{name}={value}: {text}");

@@ -37,14 +37,9 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         emu_libs::place(&library(), &libraries).unwrap();
         let hidden = emu_libs::keep(&libraries, cann).unwrap();
         let newest = Version::newest_of(cann);
-        let (newer, expected): (Vec<&str>, Vec<&str>) =
-            NAMES.iter().partition(|name| !is_exported(name, cann));
+        let (newer, expected): (Vec<&str>, Vec<&str>) = NAMES.iter().partition(|name| !is_exported(name, cann));
         assert_eq!(hidden.len(), newer.len(), "{cann}: {hidden:?}");
-        assert!(
-            newer
-                .iter()
-                .all(|name| hidden.iter().any(|hidden| hidden == name))
-        );
+        assert!(newer.iter().all(|name| hidden.iter().any(|hidden| hidden == name)));
         // GatherPaKvCache, both indexers and both operators that attend to chosen keys.
         let since_8_5 = if cann < Cann::V8_5 { 5 * 2 } else { 0 };
         // BlockSparseAttention.
@@ -59,10 +54,7 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         };
         assert_eq!(
             newer.len(),
-            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count())
-                + since_8_5
-                + since_9_0
-                + training
+            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count()) + since_8_5 + since_9_0 + training
         );
 
         let this = std::env::current_exe().unwrap();
@@ -73,10 +65,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
             .env("ASCEND_HOME_PATH", folder.path())
             .env("ASCEND_EMU_CANN", cann.to_string());
         let text = String::from_utf8(succeed(&mut child).stdout).unwrap();
-        let found: Vec<&str> = text
-            .lines()
-            .filter_map(|line| line.rsplit_once("found ").map(|(_, name)| name))
-            .collect();
+        let found: Vec<&str> =
+            text.lines().filter_map(|line| line.rsplit_once("found ").map(|(_, name)| name)).collect();
         assert_eq!(found, expected, "{cann}");
 
         // What is left links and runs as before.
@@ -97,9 +87,7 @@ fn operators_that_clients_do_not_find_are_named() {
     // The name belongs to the refusal that follows.
     assert_eq!(refusals, [false, true, false]);
     // What kernels of the client's own would need is refused, and nothing is written.
-    let refused = |line: &String| {
-        line.starts_with("207000 5 6 rtGetC2cCtrlAddr") && line.contains("not emulated")
-    };
+    let refused = |line: &String| line.starts_with("207000 5 6 rtGetC2cCtrlAddr") && line.contains("not emulated");
     assert!(printed.lines.iter().any(refused), "{:?}", printed.lines);
 }
 
@@ -107,9 +95,7 @@ fn operators_that_clients_do_not_find_are_named() {
 #[cfg(feature = "glue")]
 fn glue_names() -> impl Iterator<Item = &'static str> {
     let operators = ascend_emu::glue::OPERATORS.iter().copied();
-    operators
-        .clone()
-        .chain(operators.map(|name| &*format!("{name}GetWorkspaceSize").leak()))
+    operators.clone().chain(operators.map(|name| &*format!("{name}GetWorkspaceSize").leak()))
 }
 
 #[cfg(not(feature = "glue"))]
@@ -120,14 +106,7 @@ fn glue_names() -> impl Iterator<Item = &'static str> {
 #[test]
 fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
     const UNSUPPORTED: &str = include_str!("../../src/unsupported.rs");
-    const SECURE: [&str; 6] = [
-        "memcpy_s",
-        "memmove_s",
-        "memset_s",
-        "strcat_s",
-        "strcpy_s",
-        "strncpy_s",
-    ];
+    const SECURE: [&str; 6] = ["memcpy_s", "memmove_s", "memset_s", "strcat_s", "strcpy_s", "strncpy_s"];
     let path = std::ffi::CString::new(library().to_str().unwrap()).unwrap();
     // SAFETY: loading the library runs no code of its own.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -141,28 +120,18 @@ fn the_library_exports_the_whole_table_and_what_programs_take_beside_it() {
         let here = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
         assert!(here.is_null(), "{name} is defined in this program");
     }
-    let listed = Command::new("nm")
-        .args(["-D", "--defined-only"])
-        .arg(library())
-        .output();
+    let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output();
     // Where there is no nm, the names above are what can be shown.
     if let Ok(listed) = listed {
         let text = String::from_utf8(listed.stdout).unwrap();
-        let mut exported: Vec<&str> = text
-            .lines()
-            .filter_map(|l| l.split(' ').next_back())
-            .collect();
+        let mut exported: Vec<&str> = text.lines().filter_map(|l| l.split(' ').next_back()).collect();
         // Members of `op::fp16_t`; the program that uses them says whether any is missing. What PyTorch's extension
         // takes of ATB.
         let (half, atb) = ("2op7tagFp16", "_ZN3atb");
         exported.retain(|name| !name.contains(half) && !name.starts_with(atb));
         exported.sort_unstable();
         // Functions that fail by name; clients that link them say whether any is missing.
-        exported.retain(|name| {
-            !UNSUPPORTED
-                .split([' ', ';', '(', '\n'])
-                .any(|word| word == *name)
-        });
+        exported.retain(|name| !UNSUPPORTED.split([' ', ';', '(', '\n']).any(|word| word == *name));
         let mut names = [NAMES, &SECURE].concat();
         names.extend(glue_names());
         names.sort_unstable();

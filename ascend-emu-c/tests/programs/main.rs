@@ -114,10 +114,7 @@ fn command(program: &Path, libraries: &Path) -> Command {
 fn run(program: &Path, libraries: &Path) -> Printed {
     let output = succeed(&mut command(program, libraries));
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut printed = Printed {
-        lines: text.lines().map(str::to_owned).collect(),
-        numbers: BTreeMap::new(),
-    };
+    let mut printed = Printed { lines: text.lines().map(str::to_owned).collect(), numbers: BTreeMap::new() };
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if let [name @ ("out" | "lse"), index, value] = words[..] {
@@ -135,10 +132,7 @@ impl Printed {
         for (index, want) in expected.iter().enumerate() {
             let got = self.numbers.get(&(name.to_owned(), index)).copied();
             let got = got.unwrap_or_else(|| panic!("{name} {index} is not printed"));
-            assert!(
-                (got - want).abs() <= tolerance,
-                "{name} {index}: {got} is not {want}"
-            );
+            assert!((got - want).abs() <= tolerance, "{name} {index}: {got} is not {want}");
         }
         let count = self.numbers.keys().filter(|(of, _)| of == name).count();
         assert_eq!(count, expected.len());

@@ -11,10 +11,7 @@ fn stderr(output: &Output) -> String {
 
 /// Runs a program with a variable of the emulator's.
 fn with(program: &Path, libraries: &Path, name: &str, value: &str) -> Output {
-    command(program, libraries)
-        .env(name, value)
-        .output()
-        .unwrap()
+    command(program, libraries).env(name, value).output().unwrap()
 }
 
 #[test]
@@ -68,10 +65,9 @@ fn a_lint_by_which_the_device_may_leave_the_tensors_is_an_error_in_strict() {
     let strict = run("strict");
     assert_eq!(strict.status.code(), Some(1));
     for text in [stderr(&told), stderr(&strict)] {
-        for part in [
-            "softmax_lse.unchecked",
-            "the device may leave the tensors: the operator writes a FLOAT for each row",
-        ] {
+        for part in
+            ["softmax_lse.unchecked", "the device may leave the tensors: the operator writes a FLOAT for each row"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }
@@ -84,11 +80,7 @@ fn a_device_that_failed_strictly_answers_waits_and_copies_with_that_until_it_is_
     let strict = succeed(command(&program, libraries.path()).env("ASCEND_EMU_CHECK", "strict"));
     let printed = String::from_utf8(strict.stdout.clone()).unwrap();
     let lines: Vec<&str> = printed.lines().collect();
-    for (line, what) in
-        lines
-            .iter()
-            .zip(["stream", "event", "device", "copy", "async", "elsewhere"])
-    {
+    for (line, what) in lines.iter().zip(["stream", "event", "device", "copy", "async", "elsewhere"]) {
         assert!(line.starts_with(&format!("{what} 507015 ")), "{printed}");
         let finding = "device 0 has failed";
         assert!(line.contains(finding), "{printed}");

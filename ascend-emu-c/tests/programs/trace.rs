@@ -41,46 +41,23 @@ fn a_trace_shows_every_call_with_its_arguments() {
     let processes = traced(&file);
     assert_eq!(processes.len(), 3);
     for calls in processes.values() {
-        let names: Vec<&str> = calls
-            .iter()
-            .map(|c| c["function"].as_str().unwrap())
-            .collect();
+        let names: Vec<&str> = calls.iter().map(|c| c["function"].as_str().unwrap()).collect();
         assert_eq!(names[..2], ["aclInit", "aclrtSetDevice"]);
         assert_eq!(names.last(), Some(&"aclFinalize"));
-        let of = |name: &str| {
-            calls
-                .iter()
-                .filter(|call| call["function"] == name)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            of("aclFloatToFloat16").len(),
-            (HEADS * QUERIES + 2 * KEYS) * DIM
-        );
-        assert_eq!(
-            of("aclFloatToFloat16")[0]["arguments"]["value"],
-            -1.0 + 36.0 / 32.0
-        );
+        let of = |name: &str| calls.iter().filter(|call| call["function"] == name).collect::<Vec<_>>();
+        assert_eq!(of("aclFloatToFloat16").len(), (HEADS * QUERIES + 2 * KEYS) * DIM);
+        assert_eq!(of("aclFloatToFloat16")[0]["arguments"]["value"], -1.0 + 36.0 / 32.0);
         assert_eq!(of("aclInit")[0]["arguments"]["configPath"], Value::Null);
         assert!(of("aclInit")[0]["time"].as_f64().unwrap() > 1.7e9);
 
         let allocated = of("aclrtMalloc")[0];
         assert_eq!(allocated["arguments"]["size"], HEADS * QUERIES * DIM * 2);
-        assert_eq!(
-            allocated["arguments"]["policy"],
-            "ACL_MEM_MALLOC_HUGE_FIRST"
-        );
-        assert_eq!(
-            (&allocated["status"], &allocated["name"]),
-            (&0.into(), &"ACL_SUCCESS".into())
-        );
+        assert_eq!(allocated["arguments"]["policy"], "ACL_MEM_MALLOC_HUGE_FIRST");
+        assert_eq!((&allocated["status"], &allocated["name"]), (&0.into(), &"ACL_SUCCESS".into()));
         let address = &allocated["out"]["devPtr"];
         assert!(address.as_str().unwrap().starts_with("0x"));
         assert_eq!(of("aclrtMemcpy")[0]["arguments"]["dst"], *address);
-        assert_eq!(
-            of("aclrtMemcpy")[0]["arguments"]["kind"],
-            "ACL_MEMCPY_HOST_TO_DEVICE"
-        );
+        assert_eq!(of("aclrtMemcpy")[0]["arguments"]["kind"], "ACL_MEMCPY_HOST_TO_DEVICE");
 
         let made = of("aclCreateTensor")[0];
         assert_eq!(made["arguments"]["viewDims"], json!([1, 2, 3, 16]));
@@ -89,13 +66,8 @@ fn a_trace_shows_every_call_with_its_arguments() {
         assert!(made.get("status").is_none());
 
         let phase_one = of("aclnnFusedInferAttentionScoreGetWorkspaceSize");
-        let [refused, accepted] = phase_one[..] else {
-            panic!("{} calls", phase_one.len())
-        };
-        assert_eq!(
-            (&refused["status"], &refused["name"]),
-            (&161_001.into(), &"ACLNN_ERR_PARAM_NULLPTR".into())
-        );
+        let [refused, accepted] = phase_one[..] else { panic!("{} calls", phase_one.len()) };
+        assert_eq!((&refused["status"], &refused["name"]), (&161_001.into(), &"ACLNN_ERR_PARAM_NULLPTR".into()));
         assert!(refused["message"].as_str().unwrap().contains("query"));
         assert!(refused.get("out").is_none());
         let arguments = &accepted["arguments"];
@@ -111,14 +83,8 @@ fn a_trace_shows_every_call_with_its_arguments() {
         assert_eq!(arguments["inputLayout"], "BNSD");
         assert_eq!(arguments["softmaxLseFlag"], true);
         let phase_two = of("aclnnFusedInferAttentionScore")[0];
-        assert_eq!(
-            phase_two["arguments"]["executor"],
-            accepted["out"]["executor"]
-        );
-        assert_eq!(
-            phase_two["arguments"]["workspaceSize"],
-            accepted["out"]["workspaceSize"]
-        );
+        assert_eq!(phase_two["arguments"]["executor"], accepted["out"]["executor"]);
+        assert_eq!(phase_two["arguments"]["workspaceSize"], accepted["out"]["workspaceSize"]);
         assert_eq!(phase_two["name"], "ACLNN_SUCCESS");
     }
 }
@@ -132,12 +98,7 @@ fn a_trace_shows_views_arrays_and_mistakes() {
     succeed(command(&program, libraries.path()).env("ASCEND_EMU_TRACE", &file));
     let processes = traced(&file);
     let calls = processes.values().next().unwrap();
-    let of = |name: &str| {
-        calls
-            .iter()
-            .filter(|call| call["function"] == name)
-            .collect::<Vec<_>>()
-    };
+    let of = |name: &str| calls.iter().filter(|call| call["function"] == name).collect::<Vec<_>>();
 
     let view = &of("aclGetFormat")[0]["arguments"]["tensor"];
     let expected = json!({
@@ -147,57 +108,27 @@ fn a_trace_shows_views_arrays_and_mistakes() {
     assert_eq!(*view, expected);
     assert_eq!(of("aclGetFormat")[0]["out"]["format"], "ACL_FORMAT_NCL");
 
-    let long = of("aclCreateIntArray")[0]["arguments"]["value"]
-        .as_array()
-        .unwrap();
-    assert_eq!(
-        (long.len(), &long[1023], &long[1024]),
-        (1025, &json!(1023), &json!("976 left out"))
-    );
-    assert_eq!(
-        of("aclGetIntArraySize")[0]["arguments"]["array"],
-        json!(long)
-    );
+    let long = of("aclCreateIntArray")[0]["arguments"]["value"].as_array().unwrap();
+    assert_eq!((long.len(), &long[1023], &long[1024]), (1025, &json!(1023), &json!("976 left out")));
+    assert_eq!(of("aclGetIntArraySize")[0]["arguments"]["array"], json!(long));
     assert_eq!(of("aclGetIntArraySize")[0]["out"]["size"], 2000);
-    assert_eq!(
-        of("aclCreateFloatArray")[0]["arguments"]["value"],
-        json!([0.1, "inf"])
-    );
-    assert_eq!(
-        of("aclCreateBoolArray")[0]["arguments"]["value"],
-        json!([true, false])
-    );
+    assert_eq!(of("aclCreateFloatArray")[0]["arguments"]["value"], json!([0.1, "inf"]));
+    assert_eq!(of("aclCreateBoolArray")[0]["arguments"]["value"], json!([true, false]));
     // The length is refused before anything is read.
     let endless = of("aclCreateIntArray")[1];
     assert_eq!(endless["arguments"]["size"], u64::MAX);
-    assert!(
-        endless["arguments"]["value"]
-            .as_str()
-            .unwrap()
-            .starts_with("0x")
-    );
+    assert!(endless["arguments"]["value"].as_str().unwrap().starts_with("0x"));
     assert_eq!(endless["returned"], Value::Null);
     assert!(endless["message"].as_str().unwrap().contains("at most"));
-    assert_eq!(
-        of("aclCreateIntArray")[2]["arguments"]["value"],
-        Value::Null
-    );
+    assert_eq!(of("aclCreateIntArray")[2]["arguments"]["value"], Value::Null);
 
     let fill = of("aclnnInplaceFillScalarGetWorkspaceSize")[0];
     assert_eq!(fill["arguments"]["value"], 2.5);
     assert_eq!(fill["arguments"]["selfRef"], Value::Null);
-    assert!(
-        fill["message"]
-            .as_str()
-            .unwrap()
-            .contains("selfRef is null")
-    );
+    assert!(fill["message"].as_str().unwrap().contains("selfRef is null"));
 
     let member = &of("aclGetTensorListSize")[0]["arguments"]["tensorList"][0];
-    assert_eq!(
-        (&member["shape"], &member["strides"]),
-        (&json!([2, 3]), &json!([1, 2]))
-    );
+    assert_eq!((&member["shape"], &member["strides"]), (&json!([2, 3]), &json!([1, 2])));
     let gone = of("aclDestroyTensor")[0];
     assert_eq!(gone["arguments"]["tensor"], view["handle"]);
     assert_eq!(gone["name"], "ACLNN_ERR_PARAM_INVALID");

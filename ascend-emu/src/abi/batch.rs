@@ -10,8 +10,7 @@ use crate::runtime::context::{current, stream};
 use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{CAPTURE_MODE, INTERNAL, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
-    aclError, aclrtMemLocation, aclrtMemLocationType, aclrtMemcpyBatchAttr, aclrtMemcpyKind,
-    aclrtStream,
+    aclError, aclrtMemLocation, aclrtMemLocationType, aclrtMemcpyBatchAttr, aclrtMemcpyKind, aclrtStream,
 };
 use std::ffi::c_void;
 
@@ -47,12 +46,8 @@ impl Batch {
         let mut attributes: Vec<(usize, aclrtMemcpyBatchAttr)> = Vec::new();
         for place in 0..self.attribute_count {
             // SAFETY: `place` is within both arrays, which have `attribute_count` elements.
-            let (start, attribute) = unsafe {
-                (
-                    self.starts.add(place).read_unaligned(),
-                    self.attributes.add(place).read_unaligned(),
-                )
-            };
+            let (start, attribute) =
+                unsafe { (self.starts.add(place).read_unaligned(), self.attributes.add(place).read_unaligned()) };
             let right = match attributes.last() {
                 None => start == 0,
                 Some((before, _)) => start > *before && start < self.count,
@@ -66,10 +61,7 @@ impl Batch {
                 ));
             }
             if attribute.rsv != [0; 16] {
-                return Err(failure!(
-                    NULL_PARAM,
-                    "{name}: attrs[{place}].rsv: allowed: zeros"
-                ));
+                return Err(failure!(NULL_PARAM, "{name}: attrs[{place}].rsv: allowed: zeros"));
             }
             attributes.push((start, attribute));
         }
@@ -142,11 +134,7 @@ impl Batch {
 fn kind(name: &str, attribute: &aclrtMemcpyBatchAttr) -> Outcome<aclrtMemcpyKind> {
     use aclrtMemLocationType as Type;
     let is_host = |location: Type| {
-        [
-            Type::ACL_MEM_LOCATION_TYPE_HOST,
-            Type::ACL_MEM_LOCATION_TYPE_UNREGISTERED,
-        ]
-        .contains(&location)
+        [Type::ACL_MEM_LOCATION_TYPE_HOST, Type::ACL_MEM_LOCATION_TYPE_UNREGISTERED].contains(&location)
     };
     let device = Type::ACL_MEM_LOCATION_TYPE_DEVICE;
     let (to, from) = (attribute.dstLoc.type_, attribute.srcLoc.type_);
@@ -166,18 +154,10 @@ fn kind(name: &str, attribute: &aclrtMemcpyBatchAttr) -> Outcome<aclrtMemcpyKind
 }
 
 /// Checks that device memory is on the device that an attribute names.
-fn check_device(
-    name: &str,
-    what: &str,
-    address: usize,
-    side: Side,
-    location: aclrtMemLocation,
-) -> Outcome {
+fn check_device(name: &str, what: &str, address: usize, side: Side, location: aclrtMemLocation) -> Outcome {
     let found = allocation_table::lookup(address).map(|allocation| allocation.location);
     match found {
-        Some(MemoryLocation::Device(device))
-            if side == Side::Device && u32::try_from(device) != Ok(location.id) =>
-        {
+        Some(MemoryLocation::Device(device)) if side == Side::Device && u32::try_from(device) != Ok(location.id) => {
             Err(failure!(
                 PARAM_INVALID,
                 "{name}: {what} at {address:#x} is on device {device}, but its location names device {}",

@@ -5,9 +5,7 @@ use crate::runtime::callback::{self, HostCall};
 use crate::runtime::context::{stream, usable};
 use crate::runtime::task::Task;
 use crate::status::{NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
-use ascend_sys::bindings::{
-    aclError, aclrtCallback, aclrtCallbackBlockType, aclrtHostFunc, aclrtStream,
-};
+use ascend_sys::bindings::{aclError, aclrtCallback, aclrtCallbackBlockType, aclrtHostFunc, aclrtStream};
 use std::ffi::c_void;
 
 /// The number of the calling thread, as `pthread_self` returns it.
@@ -19,10 +17,7 @@ fn own_thread() -> u64 {
 /// Checks that the function is not null, and takes it with its argument.
 fn host_call(name: &str, function: aclrtHostFunc, data: *mut c_void) -> Outcome<HostCall> {
     let function = function.ok_or_else(|| failure!(NULL_PARAM, "{name}: fn is null"))?;
-    Ok(HostCall {
-        function,
-        data: data.expose_provenance(),
-    })
+    Ok(HostCall { function, data: data.expose_provenance() })
 }
 
 pub unsafe extern "C" fn aclrtSubscribeReport(threadId: u64, stream: aclrtStream) -> aclError {
@@ -69,20 +64,12 @@ pub unsafe extern "C" fn aclrtLaunchCallback(
         let stream = self::stream(NAME, stream)?;
         let id = stream.id();
         callback::subscribed(NAME, id)?;
-        let report = Task::Report {
-            stream: id,
-            call,
-            block,
-        };
+        let report = Task::Report { stream: id, call, block };
         stream.submit(report, None, PARAM_INVALID)
     })
 }
 
-pub unsafe extern "C" fn aclrtLaunchHostFunc(
-    stream: aclrtStream,
-    fn_: aclrtHostFunc,
-    args: *mut c_void,
-) -> aclError {
+pub unsafe extern "C" fn aclrtLaunchHostFunc(stream: aclrtStream, fn_: aclrtHostFunc, args: *mut c_void) -> aclError {
     const NAME: &str = "aclrtLaunchHostFunc";
     acl(|| {
         let call = host_call(NAME, fn_, args)?;

@@ -5,24 +5,17 @@ use crate::runtime::context::{self, device_exists, known_device, machine, usable
 use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_spec::Soc;
-use ascend_sys::bindings::{
-    aclCannAttr, aclDeviceInfo, aclError, aclrtDevAttr, aclrtFloatOverflowMode, aclrtUuid,
-};
+use ascend_sys::bindings::{aclCannAttr, aclDeviceInfo, aclError, aclrtDevAttr, aclrtFloatOverflowMode, aclrtUuid};
 use std::ffi::c_char;
 
 /// Converts the number of a device from an unsigned one.
 fn device(name: &str, id: u32) -> Outcome {
     usable()?;
-    let id = i32::try_from(id)
-        .map_err(|_| refuse(&format!("{name}: deviceId"), id, "the number of a device"))?;
+    let id = i32::try_from(id).map_err(|_| refuse(&format!("{name}: deviceId"), id, "the number of a device"))?;
     device_exists(id)
 }
 
-pub unsafe extern "C" fn aclGetDeviceCapability(
-    deviceId: u32,
-    deviceInfo: aclDeviceInfo,
-    value: *mut i64,
-) -> aclError {
+pub unsafe extern "C" fn aclGetDeviceCapability(deviceId: u32, deviceInfo: aclDeviceInfo, value: *mut i64) -> aclError {
     const NAME: &str = "aclGetDeviceCapability";
     answer!(value, {
         device(NAME, deviceId)?;
@@ -40,10 +33,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
 }
 
 /// Capabilities of a product.
-const ABILITIES: [aclCannAttr; 2] = [
-    aclCannAttr::ACL_CANN_ATTR_INF_NAN,
-    aclCannAttr::ACL_CANN_ATTR_BF16,
-];
+const ABILITIES: [aclCannAttr; 2] = [aclCannAttr::ACL_CANN_ATTR_INF_NAN, aclCannAttr::ACL_CANN_ATTR_BF16];
 
 /// The capabilities of the calling thread's machine.
 fn abilities() -> &'static [aclCannAttr] {
@@ -53,10 +43,7 @@ fn abilities() -> &'static [aclCannAttr] {
     }
 }
 
-pub unsafe extern "C" fn aclGetCannAttributeList(
-    cannAttrList: *mut *const aclCannAttr,
-    num: *mut usize,
-) -> aclError {
+pub unsafe extern "C" fn aclGetCannAttributeList(cannAttrList: *mut *const aclCannAttr, num: *mut usize) -> aclError {
     acl(|| {
         not_null("cannAttrList", cannAttrList)?;
         not_null("num", num)?;
@@ -91,11 +78,7 @@ fn architecture(soc: Soc) -> i64 {
     }
 }
 
-pub unsafe extern "C" fn aclrtGetDeviceInfo(
-    deviceId: u32,
-    attr: aclrtDevAttr,
-    value: *mut i64,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetDeviceInfo(deviceId: u32, attr: aclrtDevAttr, value: *mut i64) -> aclError {
     use aclrtDevAttr as Attr;
     const NAME: &str = "aclrtGetDeviceInfo";
     answer!(value, {
@@ -105,9 +88,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
         let threads = Attr::ACL_DEV_ATTR_WARP_SIZE.0..=Attr::ACL_DEV_ATTR_MAX_BLOCK_DIM_Z.0;
         match attr {
             Attr::ACL_DEV_ATTR_AICPU_CORE_NUM => i64::from(chip.cpu_cores),
-            Attr::ACL_DEV_ATTR_AICORE_CORE_NUM | Attr::ACL_DEV_ATTR_CUBE_CORE_NUM => {
-                i64::from(chip.cube_cores)
-            }
+            Attr::ACL_DEV_ATTR_AICORE_CORE_NUM | Attr::ACL_DEV_ATTR_CUBE_CORE_NUM => i64::from(chip.cube_cores),
             Attr::ACL_DEV_ATTR_VECTOR_CORE_NUM => i64::from(chip.vector_cores),
             Attr::ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE => {
                 i64::try_from(allocation_table::capacity()?).unwrap_or(i64::MAX)
@@ -156,45 +137,31 @@ unsafe fn same_device(name: &'static str, id: i32, to: *mut i32) -> aclError {
 }
 
 /// Programs call the emulator's devices by their own numbers.
-pub unsafe extern "C" fn aclrtGetLogicDevIdByUserDevId(
-    userDevid: i32,
-    logicDevId: *mut i32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetLogicDevIdByUserDevId(userDevid: i32, logicDevId: *mut i32) -> aclError {
     // SAFETY: the caller's promise.
     unsafe { same_device("logicDevId", userDevid, logicDevId) }
 }
 
 /// Programs call the emulator's devices by their own numbers.
-pub unsafe extern "C" fn aclrtGetUserDevIdByLogicDevId(
-    logicDevId: i32,
-    userDevid: *mut i32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetUserDevIdByLogicDevId(logicDevId: i32, userDevid: *mut i32) -> aclError {
     // SAFETY: the caller's promise.
     unsafe { same_device("userDevid", logicDevId, userDevid) }
 }
 
 pub unsafe extern "C" fn aclrtDeviceGetBareTgid(pid: *mut i32) -> aclError {
     acl(|| {
-        let own = i32::try_from(std::process::id())
-            .map_err(|_| refuse("pid", std::process::id(), "a number of 31 bits"))?;
+        let own =
+            i32::try_from(std::process::id()).map_err(|_| refuse("pid", std::process::id(), "a number of 31 bits"))?;
         // SAFETY: the caller's promise.
         unsafe { store("pid", pid, own) }
     })
 }
 
-pub unsafe extern "C" fn aclrtGetPrimaryCtxState(
-    deviceId: i32,
-    flags: *mut u32,
-    active: *mut i32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetPrimaryCtxState(deviceId: i32, flags: *mut u32, active: *mut i32) -> aclError {
     const NAME: &str = "aclrtGetPrimaryCtxState";
     answer!(active, {
         if !flags.is_null() {
-            return Err(refuse(
-                &format!("{NAME}: flags"),
-                format_args!("{flags:?}"),
-                "null",
-            ));
+            return Err(refuse(&format!("{NAME}: flags"), format_args!("{flags:?}"), "null"));
         }
         let there = context::has_primary(deviceId)?;
         i32::from(there)
@@ -215,11 +182,9 @@ pub unsafe extern "C" fn aclrtSetDeviceSatMode(mode: aclrtFloatOverflowMode) -> 
                 "{NAME}: the emulator's operators compute infinities, not the largest number in their place; the mode \
                  there is: ACL_RT_OVERFLOW_MODE_INFNAN (1)"
             )),
-            aclrtFloatOverflowMode(other) => Err(refuse(
-                &format!("{NAME}: mode"),
-                other,
-                "an aclrtFloatOverflowMode, 0 or 1",
-            )),
+            aclrtFloatOverflowMode(other) => {
+                Err(refuse(&format!("{NAME}: mode"), other, "an aclrtFloatOverflowMode, 0 or 1"))
+            }
         }
     })
 }

@@ -13,10 +13,7 @@ use crate::runtime::context::{current, stream};
 use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table;
 use crate::sanitizer::{Suspicion, report};
-use crate::status::{
-    CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl,
-    failure,
-};
+use crate::status::{CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{aclError, aclrtCmoType, aclrtMemcpyKind, aclrtStream};
 use std::ffi::c_void;
 
@@ -72,24 +69,13 @@ impl Copy {
         not_null(&format!("{name}: dst"), dst)?;
         not_null(&format!("{name}: src"), src)?;
         check_count(name, "destMax", dst_max, count)?;
-        let end = |address: usize| -> Outcome<End> {
-            Ok(End {
-                address,
-                side: Side::of(address)?,
-            })
-        };
+        let end = |address: usize| -> Outcome<End> { Ok(End { address, side: Side::of(address)? }) };
         // Exposed, since the copy accesses them by their addresses.
-        let copy = Copy {
-            dst: end(dst.expose_provenance())?,
-            src: end(src.expose_provenance())?,
-            bytes: count as u64,
-        };
+        let copy = Copy { dst: end(dst.expose_provenance())?, src: end(src.expose_provenance())?, bytes: count as u64 };
         use aclrtMemcpyKind as Kind;
         let (to, from) = match kind {
             Kind::ACL_MEMCPY_HOST_TO_HOST => ("host", "host"),
-            Kind::ACL_MEMCPY_HOST_TO_DEVICE | Kind::ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE => {
-                ("device", "host")
-            }
+            Kind::ACL_MEMCPY_HOST_TO_DEVICE | Kind::ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE => ("device", "host"),
             Kind::ACL_MEMCPY_DEVICE_TO_HOST => ("host", "device"),
             Kind::ACL_MEMCPY_DEVICE_TO_DEVICE
             | Kind::ACL_MEMCPY_INNER_DEVICE_TO_DEVICE
@@ -114,30 +100,19 @@ impl Copy {
     }
 
     pub(super) fn task(&self) -> Task {
-        Task::Copy {
-            dst: self.dst.address,
-            src: self.src.address,
-            bytes: self.bytes,
-        }
+        Task::Copy { dst: self.dst.address, src: self.src.address, bytes: self.bytes }
     }
 
     /// The end in pageable host memory.
     pub(super) fn pageable(&self) -> Option<(&'static str, &End)> {
-        [("dst", &self.dst), ("src", &self.src)]
-            .into_iter()
-            .find(|(_, end)| end.side == Side::Pageable)
+        [("dst", &self.dst), ("src", &self.src)].into_iter().find(|(_, end)| end.side == Side::Pageable)
     }
 
     /// Visits the ends that the allocation table knows.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
             if end.side != Side::Pageable {
-                visit(Access {
-                    address: end.address,
-                    bytes: self.bytes,
-                    write,
-                    what,
-                });
+                visit(Access { address: end.address, bytes: self.bytes, write, what });
             }
         }
     }
@@ -161,14 +136,7 @@ impl Copy {
 /// As for [`Task::run`].
 pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe {
-        task.run(
-            &Addresses::default(),
-            (check(), PARAM_INVALID),
-            &mut Vec::new(),
-        )
-    }
-    .map_err(Failure::from)
+    unsafe { task.run(&Addresses::default(), (check(), PARAM_INVALID), &mut Vec::new()) }.map_err(Failure::from)
 }
 
 pub(super) fn check_count(name: &str, limit_name: &str, limit: usize, count: usize) -> Outcome {
@@ -224,9 +192,7 @@ pub(super) unsafe fn copy_async(
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
     fault::check_device(name, Some(stream.device()))?;
-    let pageable = copies
-        .iter()
-        .find_map(|copy| Some((copy, copy.pageable()?)));
+    let pageable = copies.iter().find_map(|copy| Some((copy, copy.pageable()?)));
     let Some((copy, (what, end))) = pageable.filter(|_| !stream.records()) else {
         for copy in copies {
             stream.submit(copy.task(), None, PARAM_INVALID)?;
@@ -239,11 +205,7 @@ pub(super) unsafe fn copy_async(
             kind: FindingKind::PageableCopy,
             site: (name, what),
             // The device's end, since the host memory may differ with each call.
-            tensor: if what == "dst" {
-                copy.src.address
-            } else {
-                copy.dst.address
-            },
+            tensor: if what == "dst" { copy.src.address } else { copy.dst.address },
             message: format!(
                 "{name}: {what} at {:#x} is host memory that is not pinned (aclrtMallocHost); the copy waits for the \
                  stream",
@@ -326,12 +288,7 @@ pub unsafe extern "C" fn aclrtCmoAsync(
             ));
         }
         allocation_table::inspect(check(), PARAM_INVALID, NAME, false, &|visit| {
-            visit(Access {
-                address: src.addr(),
-                bytes: size as u64,
-                write: false,
-                what: "src",
-            });
+            visit(Access { address: src.addr(), bytes: size as u64, write: false, what: "src" });
         })
     })
 }

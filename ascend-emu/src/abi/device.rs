@@ -8,12 +8,9 @@ use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::lock::Lock;
 use crate::runtime::context::{self, Options};
-use crate::status::{
-    FEATURE_UNSUPPORTED, NOT_SUPPORTED, NULL_PARAM, Outcome, acl, acl_answer, failure,
-};
+use crate::status::{FEATURE_UNSUPPORTED, NOT_SUPPORTED, NULL_PARAM, Outcome, acl, acl_answer, failure};
 use ascend_sys::bindings::{
-    aclError, aclSysParamOpt, aclrtContext, aclrtErrorInfo, aclrtErrorType, aclrtMemUceInfo,
-    aclrtRunMode,
+    aclError, aclSysParamOpt, aclrtContext, aclrtErrorInfo, aclrtErrorType, aclrtMemUceInfo, aclrtRunMode,
 };
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -73,18 +70,12 @@ pub unsafe extern "C" fn aclrtGetCurrentContext(context: *mut aclrtContext) -> a
 static PROCESS: Options = Options::new();
 
 pub unsafe extern "C" fn aclrtCtxSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError {
-    acl(|| {
-        context::current()?
-            .options
-            .set("aclrtCtxSetSysParamOpt", i64::from(opt.0), value)
-    })
+    acl(|| context::current()?.options.set("aclrtCtxSetSysParamOpt", i64::from(opt.0), value))
 }
 
 pub unsafe extern "C" fn aclrtCtxGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
     acl(|| {
-        let found = context::current()?
-            .options
-            .get_set("aclrtCtxGetSysParamOpt", i64::from(opt.0))?;
+        let found = context::current()?.options.get_set("aclrtCtxGetSysParamOpt", i64::from(opt.0))?;
         // SAFETY: the caller's promise.
         unsafe { store("value", value, found) }
     })
@@ -124,10 +115,7 @@ pub unsafe extern "C" fn aclrtGetMemUceInfo(
     })
 }
 
-pub unsafe extern "C" fn aclrtGetErrorVerbose(
-    deviceId: i32,
-    errorInfo: *mut aclrtErrorInfo,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetErrorVerbose(deviceId: i32, errorInfo: *mut aclrtErrorInfo) -> aclError {
     answer!(errorInfo, {
         context::known_device(deviceId)?;
         // SAFETY: all members are numbers and pointers, for which zero is a value. Zero is ACL_RT_NO_ERROR, without
@@ -136,10 +124,7 @@ pub unsafe extern "C" fn aclrtGetErrorVerbose(
     })
 }
 
-pub unsafe extern "C" fn aclrtRepairError(
-    deviceId: i32,
-    errorInfo: *const aclrtErrorInfo,
-) -> aclError {
+pub unsafe extern "C" fn aclrtRepairError(deviceId: i32, errorInfo: *const aclrtErrorInfo) -> aclError {
     const NAME: &str = "aclrtRepairError";
     acl(|| {
         not_null("errorInfo", errorInfo)?;
@@ -196,10 +181,7 @@ pub unsafe extern "C" fn aclrtDeviceEnablePeerAccess(peerDeviceId: i32, flags: u
     const NAME: &str = "aclrtDeviceEnablePeerAccess";
     acl(|| {
         if flags != 0 {
-            return Err(failure!(
-                FEATURE_UNSUPPORTED,
-                "{NAME}: flags: given {flags:#x}, allowed: 0"
-            ));
+            return Err(failure!(FEATURE_UNSUPPORTED, "{NAME}: flags: given {flags:#x}, allowed: 0"));
         }
         let pair = pair(NAME, context::current()?.device, peerDeviceId)?;
         OPEN.lock().insert(pair);
@@ -214,19 +196,11 @@ pub unsafe extern "C" fn aclrtDeviceDisablePeerAccess(peerDeviceId: i32) -> aclE
         if OPEN.lock().remove(&pair) {
             return Ok(());
         }
-        Err(refuse(
-            &format!("{NAME}: peerDeviceId"),
-            peerDeviceId,
-            "a device that aclrtDeviceEnablePeerAccess named",
-        ))
+        Err(refuse(&format!("{NAME}: peerDeviceId"), peerDeviceId, "a device that aclrtDeviceEnablePeerAccess named"))
     })
 }
 
-pub unsafe extern "C" fn aclrtDevicePeerAccessStatus(
-    deviceId: i32,
-    peerDeviceId: i32,
-    status: *mut i32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtDevicePeerAccessStatus(deviceId: i32, peerDeviceId: i32, status: *mut i32) -> aclError {
     answer!(status, {
         context::known_device(deviceId)?;
         context::known_device(peerDeviceId)?;

@@ -7,9 +7,7 @@ use crate::injection::strike;
 use crate::runtime::capturable_event::{CapturableEvent, EVENTS};
 use crate::runtime::context::{current, stream};
 use crate::status::{Outcome, acl};
-use ascend_sys::bindings::{
-    aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtEventWaitStatus, aclrtStream,
-};
+use ascend_sys::bindings::{aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtEventWaitStatus, aclrtStream};
 use std::time::Instant;
 
 /// # Safety
@@ -52,16 +50,8 @@ pub unsafe extern "C" fn aclrtSynchronizeEvent(event: aclrtEvent) -> aclError {
     acl(|| synchronize(event, None))
 }
 
-pub unsafe extern "C" fn aclrtSynchronizeEventWithTimeout(
-    event: aclrtEvent,
-    timeout: i32,
-) -> aclError {
-    acl(|| {
-        synchronize(
-            event,
-            deadline("aclrtSynchronizeEventWithTimeout", timeout)?,
-        )
-    })
+pub unsafe extern "C" fn aclrtSynchronizeEventWithTimeout(event: aclrtEvent, timeout: i32) -> aclError {
+    acl(|| synchronize(event, deadline("aclrtSynchronizeEventWithTimeout", timeout)?))
 }
 
 pub unsafe extern "C" fn aclrtRecordEvent(event: aclrtEvent, stream: aclrtStream) -> aclError {
@@ -72,10 +62,7 @@ pub unsafe extern "C" fn aclrtResetEvent(event: aclrtEvent, stream: aclrtStream)
     acl(|| self::stream("aclrtResetEvent", stream)?.reset(&*EVENTS.get(event)?))
 }
 
-pub unsafe extern "C" fn aclrtQueryEventStatus(
-    event: aclrtEvent,
-    status: *mut aclrtEventRecordedStatus,
-) -> aclError {
+pub unsafe extern "C" fn aclrtQueryEventStatus(event: aclrtEvent, status: *mut aclrtEventRecordedStatus) -> aclError {
     answer!(status, {
         if EVENTS.get(event)?.query("aclrtQueryEventStatus")? {
             aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
@@ -85,15 +72,9 @@ pub unsafe extern "C" fn aclrtQueryEventStatus(
     })
 }
 
-pub unsafe extern "C" fn aclrtQueryEventWaitStatus(
-    event: aclrtEvent,
-    status: *mut aclrtEventWaitStatus,
-) -> aclError {
+pub unsafe extern "C" fn aclrtQueryEventWaitStatus(event: aclrtEvent, status: *mut aclrtEventWaitStatus) -> aclError {
     answer!(status, {
-        if EVENTS
-            .get(event)?
-            .query_waits("aclrtQueryEventWaitStatus")?
-        {
+        if EVENTS.get(event)?.query_waits("aclrtQueryEventWaitStatus")? {
             aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_COMPLETE
         } else {
             aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_NOT_READY
@@ -101,19 +82,10 @@ pub unsafe extern "C" fn aclrtQueryEventWaitStatus(
     })
 }
 
-pub unsafe extern "C" fn aclrtEventElapsedTime(
-    ms: *mut f32,
-    startEvent: aclrtEvent,
-    endEvent: aclrtEvent,
-) -> aclError {
-    answer!(ms, {
-        CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?
-    })
+pub unsafe extern "C" fn aclrtEventElapsedTime(ms: *mut f32, startEvent: aclrtEvent, endEvent: aclrtEvent) -> aclError {
+    answer!(ms, { CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)? })
 }
 
-pub unsafe extern "C" fn aclrtEventGetTimestamp(
-    event: aclrtEvent,
-    timestamp: *mut u64,
-) -> aclError {
+pub unsafe extern "C" fn aclrtEventGetTimestamp(event: aclrtEvent, timestamp: *mut u64) -> aclError {
     answer!(timestamp, EVENTS.get(event)?.timestamp()?)
 }

@@ -5,9 +5,7 @@ use crate::status::{Outcome, aclnn};
 use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclTensorList, aclnnStatus};
 use std::ffi::c_void;
 
-pub unsafe extern "C" fn aclSetAclOpExecutorRepeatable(
-    executor: *mut aclOpExecutor,
-) -> aclnnStatus {
+pub unsafe extern "C" fn aclSetAclOpExecutorRepeatable(executor: *mut aclOpExecutor) -> aclnnStatus {
     aclnn(|| {
         EXECUTORS.get(executor)?.make_repeatable();
         Ok(())
@@ -24,14 +22,7 @@ pub unsafe extern "C" fn aclSetInputTensorAddr(
     tensor: *mut aclTensor,
     addr: *mut c_void,
 ) -> aclnnStatus {
-    aclnn(|| {
-        EXECUTORS.get(executor)?.set_input(
-            "aclSetInputTensorAddr",
-            index,
-            tensor.cast(),
-            addr.addr(),
-        )
-    })
+    aclnn(|| EXECUTORS.get(executor)?.set_input("aclSetInputTensorAddr", index, tensor.cast(), addr.addr()))
 }
 
 pub unsafe extern "C" fn aclSetOutputTensorAddr(
@@ -40,14 +31,7 @@ pub unsafe extern "C" fn aclSetOutputTensorAddr(
     tensor: *mut aclTensor,
     addr: *mut c_void,
 ) -> aclnnStatus {
-    aclnn(|| {
-        EXECUTORS.get(executor)?.set_output(
-            "aclSetOutputTensorAddr",
-            index,
-            tensor.cast(),
-            addr.addr(),
-        )
-    })
+    aclnn(|| EXECUTORS.get(executor)?.set_output("aclSetOutputTensorAddr", index, tensor.cast(), addr.addr()))
 }
 
 pub unsafe extern "C" fn aclSetTensorAddr(
@@ -56,11 +40,7 @@ pub unsafe extern "C" fn aclSetTensorAddr(
     tensor: *mut aclTensor,
     addr: *mut c_void,
 ) -> aclnnStatus {
-    aclnn(|| {
-        EXECUTORS
-            .get(executor)?
-            .set_any("aclSetTensorAddr", index, tensor.cast(), addr.addr())
-    })
+    aclnn(|| EXECUTORS.get(executor)?.set_any("aclSetTensorAddr", index, tensor.cast(), addr.addr()))
 }
 
 pub unsafe extern "C" fn aclSetDynamicInputTensorAddr(

@@ -8,9 +8,7 @@ use crate::runtime::context::stream;
 use crate::runtime::graph::{GRAPHS, GROUPS, Graph};
 use crate::runtime::stream::{Stream, refuse_default};
 use crate::status::{CAPTURE_IMPLICIT, MODEL_CAPTURED, Outcome, acl, failure};
-use ascend_sys::bindings::{
-    aclError, aclmdlRI, aclmdlRICaptureMode, aclmdlRICaptureStatus, aclrtStream, aclrtTaskGrp,
-};
+use ascend_sys::bindings::{aclError, aclmdlRI, aclmdlRICaptureMode, aclmdlRICaptureStatus, aclrtStream, aclrtTaskGrp};
 use std::ptr;
 use std::sync::Arc;
 
@@ -45,18 +43,12 @@ fn mode_to_c(mode: Mode) -> aclmdlRICaptureMode {
 fn complete(name: &str, raw: aclmdlRI) -> Outcome<Arc<Graph>> {
     let graph = GRAPHS.get(raw)?;
     if !graph.is_complete() {
-        return Err(failure!(
-            MODEL_CAPTURED,
-            "{name}: the graph is still being captured"
-        ));
+        return Err(failure!(MODEL_CAPTURED, "{name}: the graph is still being captured"));
     }
     Ok(graph)
 }
 
-pub unsafe extern "C" fn aclmdlRICaptureBegin(
-    stream: aclrtStream,
-    mode: aclmdlRICaptureMode,
-) -> aclError {
+pub unsafe extern "C" fn aclmdlRICaptureBegin(stream: aclrtStream, mode: aclmdlRICaptureMode) -> aclError {
     acl(|| explicit("aclmdlRICaptureBegin", stream)?.begin_capture(self::mode(mode)?))
 }
 
@@ -70,14 +62,8 @@ pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
         let stream = self::stream("aclmdlRICaptureGetInfo", stream)?;
         let (found, graph) = match stream.capture() {
             None => (Status::ACL_MODEL_RI_CAPTURE_STATUS_NONE, ptr::null_mut()),
-            Some(capture) if capture.valid() => (
-                Status::ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE,
-                capture.graph.raw(),
-            ),
-            Some(_) => (
-                Status::ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED,
-                ptr::null_mut(),
-            ),
+            Some(capture) if capture.valid() => (Status::ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE, capture.graph.raw()),
+            Some(_) => (Status::ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED, ptr::null_mut()),
         };
         // SAFETY: the caller's promise, for both.
         unsafe {
@@ -90,10 +76,7 @@ pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
     })
 }
 
-pub unsafe extern "C" fn aclmdlRICaptureEnd(
-    stream: aclrtStream,
-    modelRI: *mut aclmdlRI,
-) -> aclError {
+pub unsafe extern "C" fn aclmdlRICaptureEnd(stream: aclrtStream, modelRI: *mut aclmdlRI) -> aclError {
     const NAME: &str = "aclmdlRICaptureEnd";
     answer!(modelRI, {
         // SAFETY: the caller's promise.
@@ -103,9 +86,7 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(
     })
 }
 
-pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(
-    mode: *mut aclmdlRICaptureMode,
-) -> aclError {
+pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(mode: *mut aclmdlRICaptureMode) -> aclError {
     acl(|| {
         not_null("mode", mode)?;
         // SAFETY: not null, so valid for reading and writing one value.
@@ -156,10 +137,7 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpBegin(stream: aclrtStream) -> acl
     })
 }
 
-pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(
-    stream: aclrtStream,
-    handle: *mut aclrtTaskGrp,
-) -> aclError {
+pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(stream: aclrtStream, handle: *mut aclrtTaskGrp) -> aclError {
     const NAME: &str = "aclmdlRICaptureTaskGrpEnd";
     answer!(handle, {
         let stream = explicit(NAME, stream)?;
@@ -168,10 +146,7 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(
     })
 }
 
-pub unsafe extern "C" fn aclmdlRICaptureTaskUpdateBegin(
-    stream: aclrtStream,
-    handle: aclrtTaskGrp,
-) -> aclError {
+pub unsafe extern "C" fn aclmdlRICaptureTaskUpdateBegin(stream: aclrtStream, handle: aclrtTaskGrp) -> aclError {
     acl(|| explicit("aclmdlRICaptureTaskUpdateBegin", stream)?.begin_update(GROUPS.get(handle)?))
 }
 

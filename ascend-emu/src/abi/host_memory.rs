@@ -8,8 +8,8 @@ use crate::runtime::context::{current, usable};
 use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
-    ACL_HOST_REG_IOMEMORY, ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY,
-    aclError, aclrtHostRegisterType, aclrtMemLocation, aclrtMemLocationType, aclrtPtrAttributes,
+    ACL_HOST_REG_IOMEMORY, ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY, aclError,
+    aclrtHostRegisterType, aclrtMemLocation, aclrtMemLocationType, aclrtPtrAttributes,
 };
 use std::ffi::c_void;
 
@@ -26,16 +26,10 @@ fn register(name: &str, host: *mut c_void, bytes: u64, mapped: bool, pin: bool) 
         return Err(refuse(&format!("{name}: size"), bytes, "1 byte or more"));
     }
     if !address.is_multiple_of(ALIGNMENT) {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: ptr: given {address:#x}, allowed: a multiple of {ALIGNMENT}"
-        ));
+        return Err(failure!(PARAM_INVALID, "{name}: ptr: given {address:#x}, allowed: a multiple of {ALIGNMENT}"));
     }
     if Side::of(address)? == Side::Device {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: ptr at {address:#x} is device memory, allowed: host memory"
-        ));
+        return Err(failure!(PARAM_INVALID, "{name}: ptr at {address:#x} is device memory, allowed: host memory"));
     }
     allocation_table::register_host(name, address, bytes, mapped, pin)
 }
@@ -71,16 +65,11 @@ pub unsafe extern "C" fn aclrtHostRegister(
 
 pub unsafe extern "C" fn aclrtHostRegisterV2(ptr: *mut c_void, size: u64, flag: u32) -> aclError {
     const NAME: &str = "aclrtHostRegisterV2";
-    const KNOWN: u32 =
-        ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED | ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
+    const KNOWN: u32 = ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED | ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
     acl(|| {
         if flag == 0 || flag & !KNOWN != 0 {
             let flag = format!("{flag:#x}");
-            return Err(refuse(
-                &format!("{NAME}: flag"),
-                flag,
-                "ACL_HOST_REG_* flags",
-            ));
+            return Err(refuse(&format!("{NAME}: flag"), flag, "ACL_HOST_REG_* flags"));
         }
         if flag & (ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY) != 0 {
             return Err(failure!(
@@ -90,13 +79,7 @@ pub unsafe extern "C" fn aclrtHostRegisterV2(ptr: *mut c_void, size: u64, flag: 
             ));
         }
         let has = |bit| flag & bit != 0;
-        register(
-            NAME,
-            ptr,
-            size,
-            has(ACL_HOST_REG_MAPPED),
-            has(ACL_HOST_REG_PINNED),
-        )
+        register(NAME, ptr, size, has(ACL_HOST_REG_MAPPED), has(ACL_HOST_REG_PINNED))
     })
 }
 
@@ -110,10 +93,7 @@ pub unsafe extern "C" fn aclrtHostGetDevicePointer(
         not_null("pHost", pHost)?;
         not_null("pDevice", pDevice)?;
         if flag != 0 {
-            return Err(failure!(
-                NULL_PARAM,
-                "{NAME}: flag: given {flag:#x}, allowed: 0"
-            ));
+            return Err(failure!(NULL_PARAM, "{NAME}: flag: given {flag:#x}, allowed: 0"));
         }
         current()?;
         if !allocation_table::registered_mapped(NAME, pHost.addr())? {
@@ -150,16 +130,10 @@ pub unsafe extern "C" fn aclrtPointerGetAttributes(
         let memory = DeviceMemory::get()?;
         let location = allocation_table::lookup(ptr.addr()).map(|allocation| allocation.location);
         let (type_, id) = match location {
-            Some(MemoryLocation::Device(device)) => {
-                (Type::ACL_MEM_LOCATION_TYPE_DEVICE, device as u32)
-            }
+            Some(MemoryLocation::Device(device)) => (Type::ACL_MEM_LOCATION_TYPE_DEVICE, device as u32),
             Some(MemoryLocation::PinnedHost) => (Type::ACL_MEM_LOCATION_TYPE_HOST, 0),
             None if memory.contains(ptr.addr()) => {
-                return Err(failure!(
-                    PARAM_INVALID,
-                    "{NAME}: no device memory is allocated at {:#x}",
-                    ptr.addr()
-                ));
+                return Err(failure!(PARAM_INVALID, "{NAME}: no device memory is allocated at {:#x}", ptr.addr()));
             }
             None => (Type::ACL_MEM_LOCATION_TYPE_UNREGISTERED, 0),
         };

@@ -21,11 +21,7 @@ pub unsafe extern "C" fn aclrtGetDeviceResLimit(
     })
 }
 
-pub unsafe extern "C" fn aclrtSetDeviceResLimit(
-    deviceId: i32,
-    type_: aclrtDevResLimitType,
-    value: u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtSetDeviceResLimit(deviceId: i32, type_: aclrtDevResLimitType, value: u32) -> aclError {
     const NAME: &str = "aclrtSetDeviceResLimit";
     acl(|| {
         let cores = CoreKind::new(NAME, type_)?;
@@ -79,30 +75,19 @@ pub unsafe extern "C" fn aclrtResetStreamResLimit(stream: aclrtStream) -> aclErr
 
 pub unsafe extern "C" fn aclrtUseStreamResInCurrentThread(stream: aclrtStream) -> aclError {
     acl(|| {
-        limits::use_stream(
-            &self::stream("aclrtUseStreamResInCurrentThread", stream)?
-                .settings
-                .limits,
-        );
+        limits::use_stream(&self::stream("aclrtUseStreamResInCurrentThread", stream)?.settings.limits);
         Ok(())
     })
 }
 
 pub unsafe extern "C" fn aclrtUnuseStreamResInCurrentThread(stream: aclrtStream) -> aclError {
     acl(|| {
-        limits::unuse_stream(
-            &self::stream("aclrtUnuseStreamResInCurrentThread", stream)?
-                .settings
-                .limits,
-        );
+        limits::unuse_stream(&self::stream("aclrtUnuseStreamResInCurrentThread", stream)?.settings.limits);
         Ok(())
     })
 }
 
-pub unsafe extern "C" fn aclrtGetResInCurrentThread(
-    type_: aclrtDevResLimitType,
-    value: *mut u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetResInCurrentThread(type_: aclrtDevResLimitType, value: *mut u32) -> aclError {
     answer!(value, {
         let cores = CoreKind::new("aclrtGetResInCurrentThread", type_)?;
         limits::of_thread((current()?.device, chip()), cores)
@@ -136,10 +121,7 @@ pub unsafe extern "C" fn aclrtSetOpExecuteTimeOut(timeout: u32) -> aclError {
     })
 }
 
-pub unsafe extern "C" fn aclrtSetOpExecuteTimeOutV2(
-    timeout: u64,
-    actualTimeout: *mut u64,
-) -> aclError {
+pub unsafe extern "C" fn aclrtSetOpExecuteTimeOutV2(timeout: u64, actualTimeout: *mut u64) -> aclError {
     answer!(actualTimeout, {
         usable()?;
         set(timeout)

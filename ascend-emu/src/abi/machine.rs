@@ -21,10 +21,7 @@ unsafe extern "C" fn reset_device_force<const INDEX: usize>(device_id: i32) -> a
     acl(|| context::reset_device(device_id, INDEX, true))
 }
 
-unsafe extern "C" fn create_context<const INDEX: usize>(
-    context: *mut aclrtContext,
-    device_id: i32,
-) -> aclError {
+unsafe extern "C" fn create_context<const INDEX: usize>(context: *mut aclrtContext, device_id: i32) -> aclError {
     answer!(context, {
         let id = context::create(device_id, INDEX)?;
         id.raw()
@@ -90,10 +87,7 @@ unsafe fn package(name: *const c_char) -> Outcome {
     Ok(())
 }
 
-unsafe extern "C" fn version_string<const INDEX: usize>(
-    name: *mut c_char,
-    version: *mut c_char,
-) -> aclError {
+unsafe extern "C" fn version_string<const INDEX: usize>(name: *mut c_char, version: *mut c_char) -> aclError {
     acl(|| {
         // SAFETY: the caller's promise.
         unsafe { package(name) }?;
@@ -107,10 +101,7 @@ unsafe extern "C" fn version_string<const INDEX: usize>(
     })
 }
 
-unsafe extern "C" fn version_number<const INDEX: usize>(
-    name: *mut c_char,
-    version: *mut i32,
-) -> aclError {
+unsafe extern "C" fn version_number<const INDEX: usize>(name: *mut c_char, version: *mut i32) -> aclError {
     acl(|| {
         // SAFETY: the caller's promise.
         unsafe { package(name) }?;

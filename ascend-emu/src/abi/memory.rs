@@ -12,8 +12,7 @@ use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table::{self, MemoryLocation};
 use crate::status::{CAPTURE_MODE, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
-    aclError, aclrtMallocAttrType, aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy,
-    aclrtStream,
+    aclError, aclrtMallocAttrType, aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy, aclrtStream,
 };
 use std::ffi::c_void;
 
@@ -46,29 +45,16 @@ unsafe fn allocate(
 /// # Safety
 ///
 /// As for [`allocate`].
-unsafe fn allocate_device(
-    name: &str,
-    to: *mut *mut c_void,
-    size: usize,
-    policy: aclrtMemMallocPolicy,
-) -> Outcome {
+unsafe fn allocate_device(name: &str, to: *mut *mut c_void, size: usize, policy: aclrtMemMallocPolicy) -> Outcome {
     if policy.0 & !POLICY_FLAGS > POLICIES {
         let policy = format!("{:#x}", policy.0);
         return Err(refuse("policy", policy, "an aclrtMemMallocPolicy"));
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        allocate(name, to, size, || {
-            Ok(MemoryLocation::Device(current()?.device))
-        })
-    }
+    unsafe { allocate(name, to, size, || Ok(MemoryLocation::Device(current()?.device))) }
 }
 
-pub unsafe extern "C" fn aclrtMalloc(
-    devPtr: *mut *mut c_void,
-    size: usize,
-    policy: aclrtMemMallocPolicy,
-) -> aclError {
+pub unsafe extern "C" fn aclrtMalloc(devPtr: *mut *mut c_void, size: usize, policy: aclrtMemMallocPolicy) -> aclError {
     // SAFETY: the caller's promise.
     acl(|| unsafe { allocate_device("aclrtMalloc", devPtr, size, policy) })
 }
@@ -187,21 +173,12 @@ pub unsafe extern "C" fn aclrtFreeHost(hostPtr: *mut c_void) -> aclError {
 }
 
 /// A fill with checked arguments.
-fn fill(
-    name: &str,
-    device: *mut c_void,
-    max_count: usize,
-    value: i32,
-    count: usize,
-) -> Outcome<Task> {
+fn fill(name: &str, device: *mut c_void, max_count: usize, value: i32, count: usize) -> Outcome<Task> {
     not_null(&format!("{name}: devPtr"), device)?;
     check_count(name, "maxCount", max_count, count)?;
     let dst = device.addr();
     if Side::of(dst)? != Side::Device {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: devPtr at {dst:#x} is host memory, allowed: device memory"
-        ));
+        return Err(failure!(PARAM_INVALID, "{name}: devPtr at {dst:#x} is host memory, allowed: device memory"));
     }
     Ok(Task::Fill {
         dst,
@@ -211,12 +188,7 @@ fn fill(
     })
 }
 
-pub unsafe extern "C" fn aclrtMemset(
-    devPtr: *mut c_void,
-    maxCount: usize,
-    value: i32,
-    count: usize,
-) -> aclError {
+pub unsafe extern "C" fn aclrtMemset(devPtr: *mut c_void, maxCount: usize, value: i32, count: usize) -> aclError {
     const NAME: &str = "aclrtMemset";
     acl(|| {
         current()?;
@@ -246,11 +218,7 @@ pub unsafe extern "C" fn aclrtMemsetAsync(
     })
 }
 
-pub unsafe extern "C" fn aclrtGetMemInfo(
-    attr: aclrtMemAttr,
-    free: *mut usize,
-    total: *mut usize,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetMemInfo(attr: aclrtMemAttr, free: *mut usize, total: *mut usize) -> aclError {
     use aclrtMemAttr as Attr;
     acl(|| {
         let device = current()?.device;

@@ -2,14 +2,14 @@
 
 use crate::c_pointer::not_null_or;
 use crate::descriptor::{
-    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS,
-    SCALARS, Scalar, TENSOR_LISTS, TENSORS, Tensor,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS, Scalar,
+    TENSOR_LISTS, TENSORS, Tensor,
 };
 use crate::handle::Table;
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
 use ascend_sys::bindings::{
-    aclBoolArray, aclDataType, aclFloatArray, aclFormat, aclIntArray, aclScalar, aclScalarList,
-    aclTensor, aclTensorList, aclnnStatus,
+    aclBoolArray, aclDataType, aclFloatArray, aclFormat, aclIntArray, aclScalar, aclScalarList, aclTensor,
+    aclTensorList, aclnnStatus,
 };
 use std::ffi::c_void;
 use std::ptr;
@@ -23,20 +23,13 @@ unsafe fn copy<T: Copy>(name: &str, from: *const T, count: u64) -> Outcome<Vec<T
     let count = usize::try_from(count)
         .ok()
         .filter(|&count| count as u64 <= MOST_ELEMENTS)
-        .ok_or_else(|| {
-            failure!(
-                ACLNN_INVALID,
-                "{name}: given {count} elements, allowed: at most {MOST_ELEMENTS}"
-            )
-        })?;
+        .ok_or_else(|| failure!(ACLNN_INVALID, "{name}: given {count} elements, allowed: at most {MOST_ELEMENTS}"))?;
     if count == 0 {
         return Ok(Vec::new());
     }
     not_null_or(ACLNN_NULLPTR, name, from)?;
     // SAFETY: not null, so valid for reading `count` elements; read unaligned, because C need not align them.
-    Ok((0..count)
-        .map(|i| unsafe { from.add(i).read_unaligned() })
-        .collect())
+    Ok((0..count).map(|i| unsafe { from.add(i).read_unaligned() }).collect())
 }
 
 /// Writes a result of an `aclnn` function.
@@ -71,10 +64,7 @@ impl Arguments {
     unsafe fn read(&self) -> Outcome<DescribedTensor> {
         // SAFETY: the caller's promise.
         let (view, storage) = unsafe {
-            (
-                copy("viewDims", self.view, self.view_rank)?,
-                copy("storageDims", self.storage, self.storage_rank)?,
-            )
+            (copy("viewDims", self.view, self.view_rank)?, copy("storageDims", self.storage, self.storage_rank)?)
         };
         let strides = if self.strides.is_null() {
             None
@@ -154,17 +144,10 @@ pub unsafe extern "C" fn aclInitTensor(
     })
 }
 
-pub unsafe extern "C" fn aclCreateScalar(
-    value: *mut c_void,
-    dataType: aclDataType,
-) -> *mut aclScalar {
+pub unsafe extern "C" fn aclCreateScalar(value: *mut c_void, dataType: aclDataType) -> *mut aclScalar {
     self::value(ptr::null_mut(), || {
         let (dtype, size) = Scalar::kind(dataType.0).ok_or_else(|| {
-            failure!(
-                ACLNN_INVALID,
-                "aclCreateScalar: dataType: {} is not the type of a scalar",
-                dataType.0
-            )
+            failure!(ACLNN_INVALID, "aclCreateScalar: dataType: {} is not the type of a scalar", dataType.0)
         })?;
         // SAFETY: the caller's promise: null, or one value of the type.
         let bytes = unsafe { copy("value", value.cast::<u8>().cast_const(), size as u64) }?;
@@ -223,18 +206,12 @@ unsafe fn create_list<T, M, H>(
     })
 }
 
-pub unsafe extern "C" fn aclCreateTensorList(
-    value: *const *const aclTensor,
-    size: u64,
-) -> *mut aclTensorList {
+pub unsafe extern "C" fn aclCreateTensorList(value: *const *const aclTensor, size: u64) -> *mut aclTensorList {
     // SAFETY: the caller's promise.
     unsafe { create_list(&TENSOR_LISTS, &TENSORS, value, size) }
 }
 
-pub unsafe extern "C" fn aclCreateScalarList(
-    value: *const *const aclScalar,
-    size: u64,
-) -> *mut aclScalarList {
+pub unsafe extern "C" fn aclCreateScalarList(value: *const *const aclScalar, size: u64) -> *mut aclScalarList {
     // SAFETY: the caller's promise.
     unsafe { create_list(&SCALAR_LISTS, &SCALARS, value, size) }
 }
@@ -339,12 +316,7 @@ properties! {
 /// # Safety
 ///
 /// `size` is null or valid for writing.
-unsafe fn count<T, H>(
-    table: &Table<T>,
-    raw: *const H,
-    size: *mut u64,
-    len: impl FnOnce(&T) -> usize,
-) -> aclnnStatus {
+unsafe fn count<T, H>(table: &Table<T>, raw: *const H, size: *mut u64, len: impl FnOnce(&T) -> usize) -> aclnnStatus {
     aclnn(|| {
         let len = len(&*table.get(raw)?);
         // SAFETY: the caller's promise.
@@ -370,10 +342,7 @@ lengths! {
     aclGetScalarListSize(scalarList: aclScalarList) = SCALAR_LISTS, List::len;
 }
 
-pub unsafe extern "C" fn aclSetRawTensorAddr(
-    tensor: *mut aclTensor,
-    addr: *mut c_void,
-) -> aclnnStatus {
+pub unsafe extern "C" fn aclSetRawTensorAddr(tensor: *mut aclTensor, addr: *mut c_void) -> aclnnStatus {
     aclnn(|| {
         TENSORS.get(tensor)?.set_address(addr.addr());
         Ok(())

@@ -14,14 +14,8 @@
 //! No panic leaves these functions; it becomes the status of an internal error.
 
 #![allow(non_snake_case, reason = "the names are those of the C functions")]
-#![allow(
-    clippy::missing_safety_doc,
-    reason = "one contract for all, in the module's documentation"
-)]
-#![allow(
-    missing_docs,
-    reason = "the headers and ascend_sys::bindings document them"
-)]
+#![allow(clippy::missing_safety_doc, reason = "one contract for all, in the module's documentation")]
+#![allow(missing_docs, reason = "the headers and ascend_sys::bindings document them")]
 
 mod batch;
 mod callback;
@@ -103,11 +97,7 @@ fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
     match u64::try_from(milliseconds) {
         Ok(ms) => Ok(Instant::now().checked_add(Duration::from_millis(ms))),
         Err(_) if milliseconds == -1 => Ok(None),
-        Err(_) => Err(refuse(
-            &format!("{name}: timeout"),
-            milliseconds,
-            "-1 (for ever), or milliseconds from 0 on",
-        )),
+        Err(_) => Err(refuse(&format!("{name}: timeout"), milliseconds, "-1 (for ever), or milliseconds from 0 on")),
     }
 }
 

@@ -23,11 +23,7 @@ pub unsafe extern "C" fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) 
             ));
         }
         if flag != u64::from(sys::ACL_NOTIFY_DEFAULT) {
-            return Err(refuse(
-                &format!("{NAME}: flag"),
-                flag,
-                "ACL_NOTIFY_DEFAULT (0)",
-            ));
+            return Err(refuse(&format!("{NAME}: flag"), flag, "ACL_NOTIFY_DEFAULT (0)"));
         }
         Notify::create().raw()
     })
@@ -44,11 +40,7 @@ pub unsafe extern "C" fn aclrtRecordNotify(notify: aclrtNotify, stream: aclrtStr
     })
 }
 
-pub unsafe extern "C" fn aclrtWaitAndResetNotify(
-    notify: aclrtNotify,
-    stream: aclrtStream,
-    timeout: u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtWaitAndResetNotify(notify: aclrtNotify, stream: aclrtStream, timeout: u32) -> aclError {
     acl(|| {
         let stream = self::stream("aclrtWaitAndResetNotify", stream)?;
         let task = Task::AwaitNotify {
@@ -68,26 +60,15 @@ fn value_address(name: &str, address: *mut c_void) -> Outcome<usize> {
     not_null(&format!("{name}: devAddr"), address)?;
     let address = address.addr();
     if Side::of(address)? != Side::Device {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: devAddr at {address:#x} is host memory, allowed: device memory"
-        ));
+        return Err(failure!(PARAM_INVALID, "{name}: devAddr at {address:#x} is host memory, allowed: device memory"));
     }
     if !address.is_multiple_of(8) {
-        return Err(failure!(
-            PARAM_INVALID,
-            "{name}: devAddr: given {address:#x}, allowed: a multiple of 8"
-        ));
+        return Err(failure!(PARAM_INVALID, "{name}: devAddr: given {address:#x}, allowed: a multiple of 8"));
     }
     Ok(address)
 }
 
-pub unsafe extern "C" fn aclrtValueWrite(
-    devAddr: *mut c_void,
-    value: u64,
-    flag: u32,
-    stream: aclrtStream,
-) -> aclError {
+pub unsafe extern "C" fn aclrtValueWrite(devAddr: *mut c_void, value: u64, flag: u32, stream: aclrtStream) -> aclError {
     const NAME: &str = "aclrtValueWrite";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
@@ -99,12 +80,7 @@ pub unsafe extern "C" fn aclrtValueWrite(
     })
 }
 
-pub unsafe extern "C" fn aclrtValueWait(
-    devAddr: *mut c_void,
-    value: u64,
-    flag: u32,
-    stream: aclrtStream,
-) -> aclError {
+pub unsafe extern "C" fn aclrtValueWait(devAddr: *mut c_void, value: u64, flag: u32, stream: aclrtStream) -> aclError {
     const NAME: &str = "aclrtValueWait";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
@@ -116,18 +92,10 @@ pub unsafe extern "C" fn aclrtValueWait(
             sys::ACL_STREAM_WAIT_VALUE_NOR => Comparison::MissingBit,
             other => {
                 let what = format!("{NAME}: flag");
-                return Err(refuse(
-                    &what,
-                    other,
-                    "an ACL_STREAM_WAIT_VALUE_* flag, 0 to 3",
-                ));
+                return Err(refuse(&what, other, "an ACL_STREAM_WAIT_VALUE_* flag, 0 to 3"));
             }
         };
-        let task = Task::AwaitValue {
-            address,
-            value,
-            comparison,
-        };
+        let task = Task::AwaitValue { address, value, comparison };
         stream.submit(task, None, PARAM_INVALID)
     })
 }

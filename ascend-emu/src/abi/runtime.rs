@@ -19,10 +19,7 @@ pub unsafe extern "C" fn aclInit(configPath: *const c_char) -> aclError {
             // SAFETY: not null, so a NUL-terminated text.
             let path = unsafe { CStr::from_ptr(configPath) }.to_string_lossy();
             if !path.is_empty() && !Path::new(&*path).is_file() {
-                return Err(failure!(
-                    INVALID_FILE,
-                    "aclInit: configPath: there is no file `{path}`"
-                ));
+                return Err(failure!(INVALID_FILE, "aclInit: configPath: there is no file `{path}`"));
             }
         }
         context::initialize()

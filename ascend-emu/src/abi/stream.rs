@@ -9,8 +9,8 @@ use crate::runtime::context::{current, stream, stream_of_any_context};
 use crate::runtime::stream::Settings;
 use crate::status::{Failure, INTERNAL, NOT_SUPPORTED, Outcome, acl, failure};
 use ascend_sys::bindings::{
-    self as sys, ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE, aclError, aclrtEvent, aclrtStream,
-    aclrtStreamAttr, aclrtStreamAttrValue, aclrtStreamStatus,
+    self as sys, ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE, aclError, aclrtEvent, aclrtStream, aclrtStreamAttr,
+    aclrtStreamAttrValue, aclrtStreamStatus,
 };
 use std::time::Instant;
 
@@ -32,21 +32,13 @@ pub unsafe extern "C" fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError
     })
 }
 
-pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
-    stream: *mut aclrtStream,
-    priority: u32,
-    flag: u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtCreateStreamWithConfig(stream: *mut aclrtStream, priority: u32, flag: u32) -> aclError {
     answer!(stream, {
         if priority > LOWEST {
             return Err(refuse("priority", priority, "0 (highest) to 7"));
         }
         if flag & !FLAGS != 0 {
-            return Err(refuse(
-                "flag",
-                format_args!("{flag:#x}"),
-                "ACL_STREAM_* flags",
-            ));
+            return Err(refuse("flag", format_args!("{flag:#x}"), "ACL_STREAM_* flags"));
         }
         let id = current()?.create_stream(Settings::new(priority, flag))?;
         id.raw()
@@ -73,10 +65,7 @@ pub unsafe extern "C" fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError
     acl(|| synchronize("aclrtSynchronizeStream", stream, None))
 }
 
-pub unsafe extern "C" fn aclrtSynchronizeStreamWithTimeout(
-    stream: aclrtStream,
-    timeout: i32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtSynchronizeStreamWithTimeout(stream: aclrtStream, timeout: i32) -> aclError {
     const NAME: &str = "aclrtSynchronizeStreamWithTimeout";
     acl(|| synchronize(NAME, stream, deadline(NAME, timeout)?))
 }
@@ -88,10 +77,7 @@ pub unsafe extern "C" fn aclrtStreamAbort(stream: aclrtStream) -> aclError {
     })
 }
 
-pub unsafe extern "C" fn aclrtStreamQuery(
-    stream: aclrtStream,
-    status: *mut aclrtStreamStatus,
-) -> aclError {
+pub unsafe extern "C" fn aclrtStreamQuery(stream: aclrtStream, status: *mut aclrtStreamStatus) -> aclError {
     const NAME: &str = "aclrtStreamQuery";
     answer!(status, {
         let over = stream_of_any_context(stream)?.query(NAME)?;
@@ -110,17 +96,13 @@ pub unsafe extern "C" fn aclrtStreamWaitEvent(stream: aclrtStream, event: aclrtE
 pub unsafe extern "C" fn aclrtStreamGetId(stream: aclrtStream, streamId: *mut i32) -> aclError {
     acl(|| {
         let number = self::stream("aclrtStreamGetId", stream)?.id();
-        let id = i32::try_from(number)
-            .map_err(|_| failure!(INTERNAL, "stream {number} has no 32-bit number"))?;
+        let id = i32::try_from(number).map_err(|_| failure!(INTERNAL, "stream {number} has no 32-bit number"))?;
         // SAFETY: the caller's promise.
         unsafe { store("streamId", streamId, id) }
     })
 }
 
-pub unsafe extern "C" fn aclrtStreamGetPriority(
-    stream: aclrtStream,
-    priority: *mut u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtStreamGetPriority(stream: aclrtStream, priority: *mut u32) -> aclError {
     answer!(priority, {
         let stream = self::stream("aclrtStreamGetPriority", stream)?;
         stream.settings.values().priority
@@ -223,9 +205,7 @@ pub unsafe extern "C" fn aclrtGetStreamAttribute(
             other => return Err(unknown(NAME, other)),
         };
         // The rest of the 16 bytes is zero, so that the mode of 8 bytes is right as well.
-        aclrtStreamAttrValue {
-            reserve: [word, 0, 0, 0],
-        }
+        aclrtStreamAttrValue { reserve: [word, 0, 0, 0] }
     })
 }
 
@@ -244,10 +224,7 @@ pub unsafe extern "C" fn aclrtSetStreamOverflowSwitch(stream: aclrtStream, flag:
     })
 }
 
-pub unsafe extern "C" fn aclrtGetStreamOverflowSwitch(
-    stream: aclrtStream,
-    flag: *mut u32,
-) -> aclError {
+pub unsafe extern "C" fn aclrtGetStreamOverflowSwitch(stream: aclrtStream, flag: *mut u32) -> aclError {
     answer!(flag, {
         let stream = self::stream("aclrtGetStreamOverflowSwitch", stream)?;
         let on = stream.settings.values().overflow_switch;

@@ -10,8 +10,8 @@ use crate::runtime::context::{current, device_exists, usable};
 use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, NULL_PARAM, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{
-    aclError, aclrtDrvMemHandle, aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions,
-    aclrtMemHandleType, aclrtMemLocationType, aclrtPhysicalMemProp,
+    aclError, aclrtDrvMemHandle, aclrtMemAllocationType, aclrtMemAttr, aclrtMemGranularityOptions, aclrtMemHandleType,
+    aclrtMemLocationType, aclrtPhysicalMemProp,
 };
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -68,12 +68,7 @@ unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(
     usable()?;
     // SAFETY: not null, so valid for reading.
     let prop = unsafe { prop.read_unaligned() };
-    let one = |what: &str, value: u32| {
-        failure!(
-            NULL_PARAM,
-            "{name}: prop->{what}: given {value}, allowed: 0"
-        )
-    };
+    let one = |what: &str, value: u32| failure!(NULL_PARAM, "{name}: prop->{what}: given {value}, allowed: 0");
     if prop.handleType != aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE {
         return Err(one("handleType", prop.handleType.0));
     }
@@ -87,13 +82,8 @@ unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(
             prop.location.type_.0
         ));
     }
-    let device = i32::try_from(prop.location.id).map_err(|_| {
-        refuse(
-            &format!("{name}: prop->location.id"),
-            prop.location.id,
-            "a device",
-        )
-    })?;
+    let device = i32::try_from(prop.location.id)
+        .map_err(|_| refuse(&format!("{name}: prop->location.id"), prop.location.id, "a device"))?;
     device_exists(device)?;
     let unit = match prop.memAttr {
         Attr::ACL_HBM_MEM_HUGE
@@ -104,10 +94,9 @@ unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(
         | Attr::ACL_MEM_HUGE
         | Attr::ACL_MEM_P2P_NORMAL
         | Attr::ACL_MEM_P2P_HUGE => Ranges::ALIGNMENT,
-        Attr::ACL_HBM_MEM_HUGE1G
-        | Attr::ACL_HBM_MEM_P2P_HUGE1G
-        | Attr::ACL_MEM_HUGE1G
-        | Attr::ACL_MEM_P2P_HUGE1G => 1 << 30,
+        Attr::ACL_HBM_MEM_HUGE1G | Attr::ACL_HBM_MEM_P2P_HUGE1G | Attr::ACL_MEM_HUGE1G | Attr::ACL_MEM_P2P_HUGE1G => {
+            1 << 30
+        }
         Attr(other) => {
             return Err(failure!(
                 NULL_PARAM,
@@ -131,10 +120,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
             return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
         }
         if flags != 0 {
-            return Err(failure!(
-                NULL_PARAM,
-                "{NAME}: flags: given {flags:#x}, allowed: 0"
-            ));
+            return Err(failure!(NULL_PARAM, "{NAME}: flags: given {flags:#x}, allowed: 0"));
         }
         // SAFETY: the caller's promise.
         let (device, _) = unsafe { properties(NAME, prop) }?;
@@ -166,10 +152,7 @@ pub unsafe extern "C" fn aclrtMapMem(
             return Err(refuse(&format!("{NAME}: offset"), offset, "0"));
         }
         if flags != 0 {
-            return Err(failure!(
-                NULL_PARAM,
-                "{NAME}: flags: given {flags:#x}, allowed: 0"
-            ));
+            return Err(failure!(NULL_PARAM, "{NAME}: flags: given {flags:#x}, allowed: 0"));
         }
         allocation_table::map(NAME, virPtr.addr(), size, handle)
     })
@@ -194,8 +177,7 @@ pub unsafe extern "C" fn aclrtMemGetAllocationGranularity(
         // SAFETY: the caller's promise.
         let (_, unit) = unsafe { properties(NAME, prop) }?;
         match option {
-            Options::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM
-            | Options::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED => {}
+            Options::ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM | Options::ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED => {}
             Options(other) => {
                 return Err(failure!(
                     PARAM_INVALID,

@@ -46,13 +46,8 @@ impl Argument {
     /// Whether a launch writes only the parts that indices or flags name, and reports these itself.
     pub(super) fn writes_parts(&self) -> bool {
         self.role != Role::Read
-            && [
-                "aclnnIndexPutImpl",
-                "aclnnInplaceIndexCopy",
-                "aclnnKvRmsNormRopeCache",
-                "aclnnScatterNdUpdate",
-            ]
-            .contains(&self.operator)
+            && ["aclnnIndexPutImpl", "aclnnInplaceIndexCopy", "aclnnKvRmsNormRopeCache", "aclnnScatterNdUpdate"]
+                .contains(&self.operator)
     }
 
     /// Checks what every tensor must satisfy. INT4 is allowed where elements may be packed.
@@ -63,10 +58,7 @@ impl Argument {
             return Err(self.refuse(desc.dtype, NAMES));
         }
         if !desc.format.is_plain() {
-            return Err(self.refuse(
-                format_args!("format {}", desc.format),
-                "a plain format such as ND",
-            ));
+            return Err(self.refuse(format_args!("format {}", desc.format), "a plain format such as ND"));
         }
         if !desc.is_countable() || desc.byte_range().is_none() {
             return Err(self.refuse(desc, "a view of memory that can exist"));
@@ -78,10 +70,7 @@ impl Argument {
                 true => " along the axes that have some",
                 false => "",
             };
-            return Err(self.refuse(
-                format_args!("{visited} elements{along}"),
-                format_args!("at most {MOST}"),
-            ));
+            return Err(self.refuse(format_args!("{visited} elements{along}"), format_args!("at most {MOST}")));
         }
         Ok(())
     }
@@ -127,11 +116,7 @@ impl Argument {
     /// Refuses an output of a reduction whose shape is not `shape`. As in CANN, two shapes of one element are equal.
     pub(super) fn expect_reduced(&self, shape: &[usize]) -> Outcome {
         let one = self.elements() == 1 && shape.iter().all(|&size| size == 1);
-        if one {
-            Ok(())
-        } else {
-            self.expect_shape(shape)
-        }
+        if one { Ok(()) } else { self.expect_shape(shape) }
     }
 
     /// Refuses a tensor that cannot be broadcast to a shape.
@@ -139,10 +124,7 @@ impl Argument {
         if broadcast(&self.shape(), shape).is_some_and(|common| common.as_slice() == shape) {
             Ok(())
         } else {
-            Err(self.refuse(
-                self.desc.shape,
-                format_args!("what broadcasts to {shape:?}"),
-            ))
+            Err(self.refuse(self.desc.shape, format_args!("what broadcasts to {shape:?}")))
         }
     }
 
@@ -151,10 +133,7 @@ impl Argument {
         if self.rank() == rank {
             Ok(())
         } else {
-            Err(self.refuse(
-                self.desc.shape,
-                format_args!("{rank} dimension{}", if rank == 1 { "" } else { "s" }),
-            ))
+            Err(self.refuse(self.desc.shape, format_args!("{rank} dimension{}", if rank == 1 { "" } else { "s" })))
         }
     }
 
@@ -172,21 +151,17 @@ impl Argument {
         let mut axes = self.desc.shape.iter().zip(self.desc.strides.iter());
         let repeats = axes.any(|(&size, &stride)| size > 1 && stride == 0);
         match repeats && !self.desc.is_empty() {
-            true => Err(self.refuse(
-                self.desc,
-                "a tensor that is written in place, with one place in memory for each element",
-            )),
+            true => {
+                Err(self
+                    .refuse(self.desc, "a tensor that is written in place, with one place in memory for each element"))
+            }
             false => Ok(()),
         }
     }
 
     /// Refuses a tensor whose element type is not `dtype`.
     pub(super) fn expect_dtype(&self, dtype: DType) -> Outcome {
-        if self.dtype() == dtype {
-            Ok(())
-        } else {
-            Err(self.refuse(self.dtype(), dtype))
-        }
+        if self.dtype() == dtype { Ok(()) } else { Err(self.refuse(self.dtype(), dtype)) }
     }
 
     /// Refuses an output if elements of another tensor cannot be converted to its type. Equal types need no
@@ -201,48 +176,25 @@ impl Argument {
 }
 
 /// A refusal that names the operator and a parameter.
-pub(super) fn refuse(
-    operator: &str,
-    parameter: &str,
-    value: impl Display,
-    allowed: impl Display,
-) -> Failure {
-    failure!(
-        ACLNN_INVALID,
-        "{operator}: {parameter}: given {value}, allowed: {allowed}"
-    )
+pub(super) fn refuse(operator: &str, parameter: &str, value: impl Display, allowed: impl Display) -> Failure {
+    failure!(ACLNN_INVALID, "{operator}: {parameter}: given {value}, allowed: {allowed}")
 }
 
 /// The number of an axis of a tensor of rank `rank`, counted from the end if `dim` is negative; 0 if the rank is 0.
 pub(super) fn axis_of(operator: &str, parameter: &str, dim: i64, rank: usize) -> Outcome<usize> {
     let count = rank.max(1) as i64;
-    let axis = if dim < 0 {
-        dim.saturating_add(count)
-    } else {
-        dim
-    };
+    let axis = if dim < 0 { dim.saturating_add(count) } else { dim };
     usize::try_from(axis)
         .ok()
         .filter(|&axis| axis < rank.max(1))
-        .ok_or_else(|| {
-            refuse(
-                operator,
-                parameter,
-                dim,
-                format_args!("{} to {}", -count, count - 1),
-            )
-        })
+        .ok_or_else(|| refuse(operator, parameter, dim, format_args!("{} to {}", -count, count - 1)))
 }
 
 /// The shape that two shapes broadcast to.
 pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
     let rank = a.len().max(b.len());
     let size = |shape: &[usize], axis: usize| {
-        (axis + shape.len())
-            .checked_sub(rank)
-            .and_then(|axis| shape.get(axis))
-            .copied()
-            .unwrap_or(1)
+        (axis + shape.len()).checked_sub(rank).and_then(|axis| shape.get(axis)).copied().unwrap_or(1)
     };
     (0..rank)
         .map(|axis| match (size(a, axis), size(b, axis)) {
@@ -260,10 +212,7 @@ pub(super) fn common_shape(arguments: &[Argument]) -> Outcome<Shape> {
     for argument in arguments {
         let shape = argument.shape();
         common = broadcast(&common, &shape).ok_or_else(|| {
-            argument.refuse(
-                argument.desc.shape,
-                format_args!("what broadcasts together with {common:?}"),
-            )
+            argument.refuse(argument.desc.shape, format_args!("what broadcasts together with {common:?}"))
         })?;
     }
     Ok(common)
@@ -275,9 +224,7 @@ pub(super) fn common_domain(arguments: &[Argument], numbers: &[Number]) -> Outco
     for argument in arguments {
         domain = domain.with(argument.domain()?);
     }
-    Ok(numbers
-        .iter()
-        .fold(domain, |domain, number| domain.with(number.domain())))
+    Ok(numbers.iter().fold(domain, |domain, number| domain.with(number.domain())))
 }
 
 /// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.

@@ -34,13 +34,8 @@ pub(super) struct Work {
 }
 
 /// Makes work from a closure.
-pub(super) fn work(
-    body: impl Fn(&Views) -> Result<(), String> + Send + Sync + 'static,
-) -> Outcome<Work> {
-    Ok(Work {
-        body: Box::new(body),
-        sized: None,
-    })
+pub(super) fn work(body: impl Fn(&Views) -> Result<(), String> + Send + Sync + 'static) -> Outcome<Work> {
+    Ok(Work { body: Box::new(body), sized: None })
 }
 
 /// Makes work from a closure that returns the shape of an output.
@@ -54,10 +49,7 @@ pub(super) fn work_of_size(
         *write.lock() = Some(body(views)?);
         Ok(())
     };
-    Ok(Work {
-        body: Box::new(body),
-        sized: Some((out.index, shape)),
-    })
+    Ok(Work { body: Box::new(body), sized: Some((out.index, shape)) })
 }
 
 /// A call that phase one has accepted.
@@ -76,11 +68,7 @@ impl GlueOperator {
         let [to, from] = self.tensors.as_slice() else {
             return None;
         };
-        let alike = to.desc.lies_as(&TensorDesc {
-            offset: to.desc.offset,
-            format: to.desc.format,
-            ..from.desc
-        });
+        let alike = to.desc.lies_as(&TensorDesc { offset: to.desc.offset, format: to.desc.format, ..from.desc });
         let plain = alike && to.desc.is_contiguous() && self.name == "aclnnInplaceCopy";
         plain.then_some((from, to))
     }
@@ -88,10 +76,7 @@ impl GlueOperator {
 
 /// All elements of an argument.
 fn elements(argument: &Argument, addresses: &Addresses) -> Option<Elements> {
-    let tensor = NamedTensor {
-        what: argument.name,
-        address: address(argument.position, addresses),
-    };
+    let tensor = NamedTensor { what: argument.name, address: address(argument.position, addresses) };
     Elements::described(tensor, &argument.desc)
 }
 
@@ -113,10 +98,7 @@ impl Operator for GlueOperator {
     }
 
     fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc> {
-        let argument = self
-            .tensors
-            .iter()
-            .find(|argument| argument.position == position);
+        let argument = self.tensors.iter().find(|argument| argument.position == position);
         argument.map(|argument| &argument.desc)
     }
 
@@ -150,21 +132,12 @@ impl Operator for GlueOperator {
         }
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        _: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // A launch reports the parts that it wrote, and the bytes that it copied, itself.
         let in_parts = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
-        let written = self
-            .tensors
-            .iter()
-            .filter(|argument| argument.role != Role::Read);
-        for elements in written
-            .filter(|argument| !in_parts(argument))
-            .filter_map(|argument| elements(argument, addresses))
+        let written = self.tensors.iter().filter(|argument| argument.role != Role::Read);
+        for elements in
+            written.filter(|argument| !in_parts(argument)).filter_map(|argument| elements(argument, addresses))
         {
             visit(&elements);
         }
@@ -187,10 +160,7 @@ impl Operator for GlueOperator {
             let (from, to) = (range(from, addresses), range(to, addresses));
             allocation_table::copied(from.start, to.start, to.len());
         }
-        outcome.map_err(|why| Fault {
-            code: AICORE_EXCEPTION,
-            message: format!("{}: {why}", self.name),
-        })
+        outcome.map_err(|why| Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.name) })
     }
 }
 
@@ -208,22 +178,8 @@ pub(super) unsafe fn prepare(
     let make = || {
         let mut arguments = Arguments::new(name);
         let work = check(&mut arguments)?;
-        let Arguments {
-            tensors,
-            addresses,
-            inputs,
-            outputs,
-            lists,
-            ..
-        } = arguments;
-        let operator = GlueOperator {
-            name,
-            tensors,
-            inputs,
-            outputs,
-            lists,
-            work,
-        };
+        let Arguments { tensors, addresses, inputs, outputs, lists, .. } = arguments;
+        let operator = GlueOperator { name, tensors, inputs, outputs, lists, work };
         // No operator here needs a workspace.
         Ok((operator, addresses, true))
     };

@@ -9,12 +9,7 @@ use crate::status::Outcome;
 use ascend_spec::DType;
 
 /// Takes each element from one of two inputs, as a condition selects.
-pub(super) fn by_condition(
-    condition: Argument,
-    yes: Argument,
-    no: Argument,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn by_condition(condition: Argument, yes: Argument, no: Argument, out: Argument) -> Outcome<Work> {
     numeric(
         [condition, yes, no],
         &[],
@@ -59,11 +54,7 @@ pub(super) fn masked_fill(target: Argument, mask: Argument, value: Number) -> Ou
 }
 
 /// Puts the only element of a tensor where a mask is set.
-pub(super) fn masked_fill_tensor(
-    target: Argument,
-    mask: Argument,
-    value: Argument,
-) -> Outcome<Work> {
+pub(super) fn masked_fill_tensor(target: Argument, mask: Argument, value: Argument) -> Outcome<Work> {
     if value.elements() != 1 {
         return Err(value.refuse(value.desc.shape, "one element"));
     }
@@ -78,12 +69,7 @@ pub(super) fn masked_fill_tensor(
 }
 
 /// Clamps numbers between two bounds. NaN stays NaN.
-pub(super) fn clamp(
-    input: Argument,
-    least: Option<Number>,
-    most: Option<Number>,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn clamp(input: Argument, least: Option<Number>, most: Option<Number>, out: Argument) -> Outcome<Work> {
     let bound = |number: Option<Number>| number.map(|number| number.beside(input.dtype()));
     let (least, most) = (bound(least), bound(most));
     let numbers: Vec<Number> = least.into_iter().chain(most).collect();
@@ -109,12 +95,7 @@ pub(super) fn clamp(
 }
 
 /// Replaces the numbers that are not above a threshold by another number. NaN stays NaN.
-pub(super) fn threshold(
-    input: Argument,
-    threshold: Number,
-    value: Number,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn threshold(input: Argument, threshold: Number, value: Number, out: Argument) -> Outcome<Work> {
     // Integers are compared with and replaced by integers.
     let [threshold, value] = match input.domain()? {
         Domain::Int => [threshold, value].map(|number| Number::Int(number.int())),
@@ -125,18 +106,10 @@ pub(super) fn threshold(
         &[],
         out,
         move |[own]| {
-            if own > threshold.int() {
-                own
-            } else {
-                value.int()
-            }
+            if own > threshold.int() { own } else { value.int() }
         },
         move |[own]| {
-            if own <= threshold.real() {
-                value.real()
-            } else {
-                own
-            }
+            if own <= threshold.real() { value.real() } else { own }
         },
     )
 }
@@ -163,13 +136,7 @@ pub(super) fn clamp_between(
 }
 
 /// Replaces NaN and the infinities by numbers.
-pub(super) fn nan_to_num(
-    input: Argument,
-    nan: f32,
-    above: f32,
-    below: f32,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn nan_to_num(input: Argument, nan: f32, above: f32, below: f32, out: Argument) -> Outcome<Work> {
     let [nan, above, below] = [nan, above, below].map(f64::from);
     numeric(
         [input],

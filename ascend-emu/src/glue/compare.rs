@@ -66,13 +66,7 @@ pub(super) fn tensors(op: Relation) -> impl Fn(Argument, Argument, Argument) -> 
     move |a, b, out| {
         let common = common_float([a.dtype(), b.dtype()]).unwrap_or(DType::Double);
         let real = op.of_type(common);
-        truth(
-            [a, b],
-            &[],
-            out,
-            move |[a, b]| (op.int)(a, b),
-            move |[a, b]| real(a, b),
-        )
+        truth([a, b], &[], out, move |[a, b]| (op.int)(a, b), move |[a, b]| real(a, b))
     }
 }
 
@@ -92,26 +86,13 @@ pub(super) fn with_scalar(op: Relation) -> impl Fn(Argument, Number, Argument) -
 }
 
 /// Tests whether each element has a property.
-pub(super) fn test(
-    int: bool,
-    real: fn(f64) -> bool,
-) -> impl Fn(Argument, Argument) -> Outcome<Work> {
+pub(super) fn test(int: bool, real: fn(f64) -> bool) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| truth([input], &[], out, move |_| int, move |[value]| real(value))
 }
 
 /// Applies a function of two truth values; every number but 0 counts as true.
-pub(super) fn logical(
-    op: fn(bool, bool) -> bool,
-) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
-    move |a, b, out| {
-        truth(
-            [a, b],
-            &[],
-            out,
-            move |[a, b]| op(a != 0, b != 0),
-            move |[a, b]| op(a != 0.0, b != 0.0),
-        )
-    }
+pub(super) fn logical(op: fn(bool, bool) -> bool) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
+    move |a, b, out| truth([a, b], &[], out, move |[a, b]| op(a != 0, b != 0), move |[a, b]| op(a != 0.0, b != 0.0))
 }
 
 /// Returns 1 for elements that are 0, and 0 for others.
@@ -132,13 +113,7 @@ pub(super) fn is_close(
         let near = a == b || (b.is_finite() && (a - b).abs() <= atol + rtol * b.abs());
         near || (equal_nan && a.is_nan() && b.is_nan())
     };
-    truth(
-        [a, b],
-        &[],
-        out,
-        move |values| close(values.map(i64::to_f64)),
-        close,
-    )
+    truth([a, b], &[], out, move |values| close(values.map(i64::to_f64)), close)
 }
 
 /// Tests whether two tensors have the same shape and equal elements; the output is one truth value.

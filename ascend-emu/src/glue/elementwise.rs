@@ -34,22 +34,11 @@ pub(super) fn numeric<const N: usize>(
 
 /// Applies a function of real numbers to each element.
 pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Argument, Argument) -> Outcome<Work> {
-    move |input, out| {
-        numeric(
-            [input],
-            &[Number::Real(0.0)],
-            out,
-            |[value]| value,
-            move |[value]| function(value),
-        )
-    }
+    move |input, out| numeric([input], &[Number::Real(0.0)], out, |[value]| value, move |[value]| function(value))
 }
 
 /// Applies a function to each element; integers and real numbers have a function each.
-pub(super) fn unary(
-    int: fn(i64) -> i64,
-    real: fn(f64) -> f64,
-) -> impl Fn(Argument, Argument) -> Outcome<Work> {
+pub(super) fn unary(int: fn(i64) -> i64, real: fn(f64) -> f64) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| numeric([input], &[], out, move |[v]| int(v), move |[v]| real(v))
 }
 
@@ -60,58 +49,31 @@ pub(super) struct BinaryFunction {
     pub real: fn(f64, f64) -> f64,
 }
 
-pub(super) const ADD: BinaryFunction = BinaryFunction {
-    int: i64::wrapping_add,
-    real: |a, b| a + b,
-};
-pub(super) const SUB: BinaryFunction = BinaryFunction {
-    int: i64::wrapping_sub,
-    real: |a, b| a - b,
-};
-pub(super) const MUL: BinaryFunction = BinaryFunction {
-    int: i64::wrapping_mul,
-    real: |a, b| a * b,
-};
+pub(super) const ADD: BinaryFunction = BinaryFunction { int: i64::wrapping_add, real: |a, b| a + b };
+pub(super) const SUB: BinaryFunction = BinaryFunction { int: i64::wrapping_sub, real: |a, b| a - b };
+pub(super) const MUL: BinaryFunction = BinaryFunction { int: i64::wrapping_mul, real: |a, b| a * b };
 pub(super) const MAX: BinaryFunction = BinaryFunction {
     int: i64::max,
     // If one of them is NaN, so is the result.
     real: |a, b| if a.is_nan() || a > b { a } else { b },
 };
-pub(super) const MIN: BinaryFunction = BinaryFunction {
-    int: i64::min,
-    real: |a, b| if a.is_nan() || a < b { a } else { b },
-};
-pub(super) const FLOOR_DIVIDE: BinaryFunction = BinaryFunction {
-    int: floor_divide,
-    real: floor_divide_real,
-};
-pub(super) const TRUNC_DIVIDE: BinaryFunction = BinaryFunction {
-    int: |a, b| a.checked_div(b).unwrap_or(0),
-    real: |a, b| (a / b).trunc(),
-};
+pub(super) const MIN: BinaryFunction =
+    BinaryFunction { int: i64::min, real: |a, b| if a.is_nan() || a < b { a } else { b } };
+pub(super) const FLOOR_DIVIDE: BinaryFunction = BinaryFunction { int: floor_divide, real: floor_divide_real };
+pub(super) const TRUNC_DIVIDE: BinaryFunction =
+    BinaryFunction { int: |a, b| a.checked_div(b).unwrap_or(0), real: |a, b| (a / b).trunc() };
 /// The remainder with the sign of the divisor.
 pub(super) const REMAINDER: BinaryFunction = BinaryFunction {
     int: |a, b| {
         let rest = a.checked_rem(b).unwrap_or(0);
-        if rest != 0 && (rest < 0) != (b < 0) {
-            rest + b
-        } else {
-            rest
-        }
+        if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }
     },
     real: |a, b| {
         let rest = a % b;
-        if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
-            rest + b
-        } else {
-            rest
-        }
+        if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
     },
 };
-pub(super) const POW: BinaryFunction = BinaryFunction {
-    int: power,
-    real: f64::powf,
-};
+pub(super) const POW: BinaryFunction = BinaryFunction { int: power, real: f64::powf };
 
 /// A power by squaring, because exponents have more bits than `wrapping_pow` accepts.
 fn power(base: i64, exponent: i64) -> i64 {
@@ -138,11 +100,7 @@ fn power(base: i64, exponent: i64) -> i64 {
 fn floor_divide(a: i64, b: i64) -> i64 {
     let quotient = a.checked_div(b).unwrap_or(0);
     let rest = a.checked_rem(b).unwrap_or(0);
-    if rest != 0 && (rest < 0) != (b < 0) {
-        quotient - 1
-    } else {
-        quotient
-    }
+    if rest != 0 && (rest < 0) != (b < 0) { quotient - 1 } else { quotient }
 }
 
 /// The exact quotient rounded down, as in Python: the rounded quotient may have reached the next whole number.
@@ -155,64 +113,34 @@ fn floor_divide_real(a: f64, b: f64) -> f64 {
     if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
         quotient -= 1.0;
     }
-    if quotient == 0.0 {
-        0_f64.copysign(a / b)
-    } else {
-        quotient.round()
-    }
+    if quotient == 0.0 { 0_f64.copysign(a / b) } else { quotient.round() }
 }
 
 /// Applies a function to the elements of two tensors.
 pub(super) fn binary(op: BinaryFunction) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
-    move |a, b, out| {
-        numeric(
-            [a, b],
-            &[],
-            out,
-            move |[a, b]| (op.int)(a, b),
-            move |[a, b]| (op.real)(a, b),
-        )
-    }
+    move |a, b, out| numeric([a, b], &[], out, move |[a, b]| (op.int)(a, b), move |[a, b]| (op.real)(a, b))
 }
 
 /// Applies a function to each element of a tensor and a scalar.
-pub(super) fn with_scalar(
-    op: BinaryFunction,
-) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
+pub(super) fn with_scalar(op: BinaryFunction) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
-        numeric(
-            [input],
-            &[number],
-            out,
-            move |[value]| (op.int)(value, int),
-            move |[value]| (op.real)(value, real),
-        )
+        numeric([input], &[number], out, move |[value]| (op.int)(value, int), move |[value]| (op.real)(value, real))
     }
 }
 
 /// Applies a function to a scalar and each element of a tensor.
-pub(super) fn of_scalar(
-    op: BinaryFunction,
-) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
+pub(super) fn of_scalar(op: BinaryFunction) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
     move |number, input, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
-        numeric(
-            [input],
-            &[number],
-            out,
-            move |[value]| (op.int)(int, value),
-            move |[value]| (op.real)(real, value),
-        )
+        numeric([input], &[number], out, move |[value]| (op.int)(int, value), move |[value]| (op.real)(real, value))
     }
 }
 
 /// Applies `op` to one tensor and `alpha` times another.
-pub(super) fn scaled(
-    op: BinaryFunction,
-) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
+pub(super) fn scaled(op: BinaryFunction) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
     move |a, b, alpha, out| {
         let alpha = alpha.beside(out.dtype());
         let (int, real) = (alpha.int(), alpha.real());
@@ -227,9 +155,7 @@ pub(super) fn scaled(
 }
 
 /// Applies `op` to a tensor and `alpha` times a scalar.
-pub(super) fn scaled_scalar(
-    op: BinaryFunction,
-) -> impl Fn(Argument, Number, Number, Argument) -> Outcome<Work> {
+pub(super) fn scaled_scalar(op: BinaryFunction) -> impl Fn(Argument, Number, Number, Argument) -> Outcome<Work> {
     move |input, other, alpha, out| {
         let product = match (other, alpha) {
             (Number::Int(a), Number::Int(b)) => Number::Int(a.wrapping_mul(b)),
@@ -240,12 +166,7 @@ pub(super) fn scaled_scalar(
 }
 
 /// Subtracts `alpha` times a tensor from a scalar.
-pub(super) fn subtract_from(
-    input: Argument,
-    other: Number,
-    alpha: Number,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn subtract_from(input: Argument, other: Number, alpha: Number, out: Argument) -> Outcome<Work> {
     let (other, alpha) = (other.beside(input.dtype()), alpha.beside(input.dtype()));
     numeric(
         [input],
@@ -293,12 +214,7 @@ pub(super) fn gelu_of(operator: &str, approximate: i64) -> Outcome<fn(f64) -> f6
     match approximate {
         0 => Ok(gelu_erf),
         1 => Ok(gelu_tanh),
-        _ => Err(super::argument::refuse(
-            operator,
-            "approximate",
-            approximate,
-            "0 (none), 1 (tanh)",
-        )),
+        _ => Err(super::argument::refuse(operator, "approximate", approximate, "0 (none), 1 (tanh)")),
     }
 }
 
@@ -310,19 +226,11 @@ pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<
 /// The quotient for a rounding mode.
 fn quotient(out: &Argument, mode: i32) -> Outcome<BinaryFunction> {
     Ok(match mode {
-        0 => BinaryFunction {
-            real: |a, b| a / b,
-            ..TRUNC_DIVIDE
-        },
+        0 => BinaryFunction { real: |a, b| a / b, ..TRUNC_DIVIDE },
         1 => TRUNC_DIVIDE,
         2 => FLOOR_DIVIDE,
         _ => {
-            return Err(super::argument::refuse(
-                out.operator,
-                "mode",
-                mode,
-                "0 (exact), 1 (towards zero), 2 (down)",
-            ));
+            return Err(super::argument::refuse(out.operator, "mode", mode, "0 (exact), 1 (towards zero), 2 (down)"));
         }
     })
 }
@@ -348,28 +256,18 @@ fn expect_bits(arguments: &[Argument]) -> Outcome {
 }
 
 /// Applies a function to the bits of two integers.
-pub(super) fn bitwise(
-    op: fn(i64, i64) -> i64,
-) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
+pub(super) fn bitwise(op: fn(i64, i64) -> i64) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         expect_bits(&[a, b, out])?;
-        binary(BinaryFunction {
-            int: op,
-            real: |a, _| a,
-        })(a, b, out)
+        binary(BinaryFunction { int: op, real: |a, _| a })(a, b, out)
     }
 }
 
 /// Applies a function to the bits of an integer and of a scalar.
-pub(super) fn bitwise_scalar(
-    op: fn(i64, i64) -> i64,
-) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
+pub(super) fn bitwise_scalar(op: fn(i64, i64) -> i64) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, other, out| {
         expect_bits(&[input, out])?;
-        with_scalar(BinaryFunction {
-            int: op,
-            real: |a, _| a,
-        })(input, Number::Int(other.int()), out)
+        with_scalar(BinaryFunction { int: op, real: |a, _| a })(input, Number::Int(other.int()), out)
     }
 }
 

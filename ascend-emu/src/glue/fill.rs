@@ -105,18 +105,13 @@ pub(super) fn triangle(upper: bool) -> impl Fn(Argument, i64, Argument) -> Outco
             let width = out.shape()[columns];
             for row in 0..out.shape()[rows] {
                 // The first column of the upper triangle, or the first column after the lower triangle.
-                let edge = (row as i64)
-                    .saturating_add(diagonal)
-                    .saturating_add(i64::from(!upper))
-                    .clamp(0, width as i64) as usize;
-                let (kept, cleared) = if upper {
-                    ((edge, width - edge), (0, edge))
-                } else {
-                    ((0, edge), (edge, width - edge))
-                };
-                let part = |view: &super::view::View, (start, count)| {
-                    view.narrow(rows, row, 1).narrow(columns, start, count)
-                };
+                let edge =
+                    (row as i64).saturating_add(diagonal).saturating_add(i64::from(!upper)).clamp(0, width as i64)
+                        as usize;
+                let (kept, cleared) =
+                    if upper { ((edge, width - edge), (0, edge)) } else { ((0, edge), (edge, width - edge)) };
+                let part =
+                    |view: &super::view::View, (start, count)| view.narrow(rows, row, 1).narrow(columns, start, count);
                 part(out, kept).copy_from(&part(from, kept));
                 part(out, cleared).fill(Number::Int(0));
             }
@@ -157,13 +152,7 @@ fn random(target: Argument, number: impl Fn(u64) -> f64 + Send + Sync + 'static)
 }
 
 /// Writes random numbers of a normal distribution. They differ from hardware's for the same seed.
-pub(super) fn normal(
-    target: Argument,
-    mean: f32,
-    std: f32,
-    seed: i64,
-    offset: i64,
-) -> Outcome<Work> {
+pub(super) fn normal(target: Argument, mean: f32, std: f32, seed: i64, offset: i64) -> Outcome<Work> {
     let stream = stream(seed as u64, offset as u64);
     random(target, move |place| {
         // Box and Muller; the first number is not 0.
@@ -174,42 +163,21 @@ pub(super) fn normal(
 }
 
 /// Writes random numbers of a uniform distribution. They differ from hardware's for the same seed.
-pub(super) fn uniform(
-    target: Argument,
-    from: f64,
-    to: f64,
-    seed: u64,
-    offset: u64,
-) -> Outcome<Work> {
+pub(super) fn uniform(target: Argument, from: f64, to: f64, seed: u64, offset: u64) -> Outcome<Work> {
     let stream = stream(seed, offset);
     let dtype = target.dtype();
     random(target, move |place| {
         let number = from + (to - from) * random_unit(stream, place);
         // Rounding must not reach the upper end.
-        if rounded(number, dtype) < to {
-            number
-        } else {
-            from
-        }
+        if rounded(number, dtype) < to { number } else { from }
     })
 }
 
 /// Writes random integers from `from` to `to`, `to` excluded. They differ from hardware's for the same seed.
-pub(super) fn random_integer(
-    target: Argument,
-    from: i64,
-    to: i64,
-    seed: i64,
-    offset: i64,
-) -> Outcome<Work> {
+pub(super) fn random_integer(target: Argument, from: i64, to: i64, seed: i64, offset: i64) -> Outcome<Work> {
     let count = to.wrapping_sub(from) as u64;
     if to <= from {
-        return Err(refuse(
-            target.operator,
-            "to",
-            to,
-            format_args!("more than from, which is {from}"),
-        ));
+        return Err(refuse(target.operator, "to", to, format_args!("more than from, which is {from}")));
     }
     target.domain()?;
     let stream = stream(seed as u64, offset as u64);
@@ -232,9 +200,7 @@ pub(super) fn dropout_mask(
     mask: Argument,
 ) -> Outcome<Work> {
     let operator = mask.operator;
-    let elements = (shape.iter()).try_fold(1_usize, |product, &size| {
-        product.checked_mul(usize::try_from(size).ok()?)
-    });
+    let elements = (shape.iter()).try_fold(1_usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
     let elements = elements.ok_or_else(|| {
         let shape = format_args!("{shape:?}");
         refuse(operator, "shape", shape, "sizes of a tensor that can exist")
@@ -243,21 +209,14 @@ pub(super) fn dropout_mask(
         return Err(refuse(operator, "prob", probability, "0 to 1"));
     }
     if !matches!(dtype, DType::Float | DType::Float16 | DType::Bf16) {
-        return Err(refuse(
-            operator,
-            "probDataType",
-            dtype,
-            "FLOAT, FLOAT16, BF16",
-        ));
+        return Err(refuse(operator, "probDataType", dtype, "FLOAT, FLOAT16, BF16"));
     }
     mask.expect_dtype(DType::UInt8)?;
     let bytes = elements.div_ceil(128) * 16;
     if mask.elements() != bytes {
         return Err(mask.refuse(
             mask.desc.shape,
-            format_args!(
-                "{bytes} elements, a byte for 8 of the {elements}, up to a multiple of 128"
-            ),
+            format_args!("{bytes} elements, a byte for 8 of the {elements}, up to a multiple of 128"),
         ));
     }
     let stream = stream(seed as u64, offset as u64);
@@ -286,12 +245,7 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
     for (axis, &count) in repeats.iter().enumerate() {
         let count = usize::try_from(count).ok();
         let Some(count) = count.and_then(|count| count.checked_mul(size(axis))) else {
-            return Err(refuse(
-                out.operator,
-                "repeats",
-                format_args!("{repeats:?}"),
-                "counts from 0 on",
-            ));
+            return Err(refuse(out.operator, "repeats", format_args!("{repeats:?}"), "counts from 0 on"));
         };
         shape.push(count);
     }
@@ -314,9 +268,7 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
 
 /// Copies a tensor with its axes in another order.
 pub(super) fn permute(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
-    let axes: Vec<usize> = (dims.iter())
-        .map(|&dim| from.axis("dims", dim))
-        .collect::<Outcome<_>>()?;
+    let axes: Vec<usize> = (dims.iter()).map(|&dim| from.axis("dims", dim)).collect::<Outcome<_>>()?;
     let own = from.shape();
     if axes.len() != own.len() || (0..own.len()).any(|axis| !axes.contains(&axis)) {
         return Err(refuse(
@@ -337,9 +289,7 @@ pub(super) fn permute(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<
 
 /// Reverses some axes.
 pub(super) fn flip(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
-    let axes: Vec<usize> = (dims.iter())
-        .map(|&dim| from.axis("dims", dim))
-        .collect::<Outcome<_>>()?;
+    let axes: Vec<usize> = (dims.iter()).map(|&dim| from.axis("dims", dim)).collect::<Outcome<_>>()?;
     out.expect_shape(&from.shape())?;
     out.expect_convertible(&from)?;
     work(move |views| {

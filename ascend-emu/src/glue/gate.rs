@@ -21,10 +21,7 @@ impl Halves {
         let mut shape = input.shape();
         let even = (shape.get_mut(axis)).filter(|size| size.is_multiple_of(2));
         let Some(size) = even else {
-            return Err(input.refuse(
-                input.desc.shape,
-                format_args!("an even size of axis {axis}"),
-            ));
+            return Err(input.refuse(input.desc.shape, format_args!("an even size of axis {axis}")));
         };
         let half = *size / 2;
         *size = half;
@@ -50,9 +47,7 @@ pub(super) fn swiglu(input: Argument, dim: i64, out: Argument) -> Outcome<Work> 
     halves.expect_output(&input, &out)?;
     work(move |views| {
         let [first, second] = halves.of(views.of(&input));
-        map([&first, &second], views.of(&out), &|[a, b]: [f64; 2]| {
-            silu(a) * b
-        });
+        map([&first, &second], views.of(&out), &|[a, b]: [f64; 2]| silu(a) * b);
         Ok(())
     })
 }
@@ -81,9 +76,7 @@ pub(super) fn geglu(
         };
         let product = |[gated, factor]: [f64; 2]| gelu(gated) * factor;
         map([gated, factor], views.of(&out), &product);
-        map([gated], views.of(&activated), &|[value]: [f64; 1]| {
-            gelu(value)
-        });
+        map([gated], views.of(&activated), &|[value]: [f64; 1]| gelu(value));
         Ok(())
     })
 }

@@ -125,24 +125,17 @@ fn counts_of(
         match each.as_slice() {
             [one] => Ok(try_repeat(*one, size)?),
             _ if each.len() == size => Ok(each),
-            _ => Err(format!(
-                "repeats: {} counts for {size} elements",
-                each.len()
-            )),
+            _ => Err(format!("repeats: {} counts for {size} elements", each.len())),
         }
     })
 }
 
 /// Checks that counts add up to the elements of an output.
 fn expect_total(counts: &[usize], elements: usize) -> Result<(), String> {
-    let sum = counts
-        .iter()
-        .fold(0, |sum: usize, &count| sum.saturating_add(count));
+    let sum = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
     match sum == elements {
         true => Ok(()),
-        false => Err(format!(
-            "repeats: {sum} in sum, but the output has {elements}"
-        )),
+        false => Err(format!("repeats: {sum} in sum, but the output has {elements}")),
     }
 }
 
@@ -152,12 +145,7 @@ fn count_of(operator: &str, repeats: i64) -> Outcome<usize> {
 }
 
 /// Repeats each element by its count in a tensor.
-pub(super) fn repeat_interleave(
-    input: Argument,
-    repeats: Argument,
-    _output_size: i64,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn repeat_interleave(input: Argument, repeats: Argument, _output_size: i64, out: Argument) -> Outcome<Work> {
     repeat_each(input, None, counts_of(repeats)?, out)
 }
 
@@ -181,12 +169,7 @@ pub(super) fn repeat_interleave_count(
     out: Argument,
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
-    repeat_each(
-        input,
-        None,
-        move |_, size| Ok(try_repeat(count, size)?),
-        out,
-    )
+    repeat_each(input, None, move |_, size| Ok(try_repeat(count, size)?), out)
 }
 
 /// Repeats each part of an axis by the same count.
@@ -199,12 +182,7 @@ pub(super) fn repeat_interleave_count_along(
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
     let axis = input.axis("dim", dim)?;
-    repeat_each(
-        input,
-        Some(axis),
-        move |_, size| Ok(try_repeat(count, size)?),
-        out,
-    )
+    repeat_each(input, Some(axis), move |_, size| Ok(try_repeat(count, size)?), out)
 }
 
 /// Writes each index of `repeats`, repeated by the element at that index.

@@ -41,11 +41,7 @@ impl CacheMode {
                 ));
             }
         };
-        Ok(CacheMode {
-            paged,
-            by_block,
-            fractal,
-        })
+        Ok(CacheMode { paged, by_block, fractal })
     }
 }
 
@@ -68,11 +64,7 @@ fn check_cache(cache: &Argument, mode: CacheMode, batch: usize, width: usize) ->
     let &[first, second, third, last] = shape.as_slice() else {
         return Err(cache.refuse(cache.desc.shape, "4 dimensions"));
     };
-    let (block, heads) = if mode.paged {
-        (second, third)
-    } else {
-        (third, second)
-    };
+    let (block, heads) = if mode.paged { (second, third) } else { (third, second) };
     if heads != 1 || last != width || first == 0 || block == 0 || (!mode.paged && first < batch) {
         let allowed = match mode.paged {
             true => format!("[blocks, tokens of a block, 1, {width}]"),
@@ -97,10 +89,7 @@ fn check_cache(cache: &Argument, mode: CacheMode, batch: usize, width: usize) ->
 /// Refuses the arguments of quantised caches.
 fn expect_plain(arguments: &[Option<Argument>]) -> Outcome {
     match arguments.iter().flatten().next() {
-        Some(given) => Err(given.refuse(
-            given.desc,
-            "null: caches are not quantised by the emulation",
-        )),
+        Some(given) => Err(given.refuse(given.desc, "null: caches are not quantised by the emulation")),
         None => Ok(()),
     }
 }
@@ -213,13 +202,7 @@ pub(super) fn normalise_rotate_and_cache(
     for tensor in [gamma, cos, sin, keys, latents, keys_out, latents_out] {
         tensor.expect_dtype(kv.dtype())?;
     }
-    let sizes = Sizes {
-        batch,
-        tokens,
-        rope,
-        latent,
-        block,
-    };
+    let sizes = Sizes { batch, tokens, rope, latent, block };
     work(move |views| {
         let (rotated, normalised) = rows(views, &sizes, [kv, gamma, cos, sin], epsilon)?;
         let positions = views.of(&index).read::<i64>()?;
@@ -249,13 +232,7 @@ fn rows(
     [kv, gamma, cos, sin]: [Argument; 4],
     epsilon: f64,
 ) -> Result<(Vec<f64>, Vec<f64>), String> {
-    let Sizes {
-        batch,
-        tokens,
-        rope,
-        latent,
-        ..
-    } = *sizes;
+    let Sizes { batch, tokens, rope, latent, .. } = *sizes;
     let whole = views.of(&kv).read::<f64>()?;
     let gamma = views.of(&gamma).read::<f64>()?;
     let factor = |argument: &Argument| {

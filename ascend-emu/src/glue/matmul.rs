@@ -46,18 +46,9 @@ impl Product {
         let (right_stack, height, columns) = split(b, &right)?;
         let stack = broadcast(&left_stack, &right_stack).filter(|_| inner == height);
         let Some(stack) = stack else {
-            return Err(b.refuse(
-                b.desc.shape,
-                format_args!("a factor for {} with {inner} rows", a.desc.shape),
-            ));
+            return Err(b.refuse(b.desc.shape, format_args!("a factor for {} with {inner} rows", a.desc.shape)));
         };
-        Ok(Product {
-            stack,
-            rows,
-            inner,
-            columns,
-            vectors,
-        })
+        Ok(Product { stack, rows, inner, columns, vectors })
     }
 
     /// The shape of the product.
@@ -116,12 +107,7 @@ pub(super) fn product_of(
 
 /// Multiplies two tensors by the rules of `torch.matmul`. The argument that chooses the kind of arithmetic is
 /// ignored.
-pub(super) fn matmul(
-    a: Argument,
-    b: Argument,
-    out: Argument,
-    _cube_math_type: i8,
-) -> Outcome<Work> {
+pub(super) fn matmul(a: Argument, b: Argument, out: Argument, _cube_math_type: i8) -> Outcome<Work> {
     let product = Product::new(&a, &b)?;
     let shape = product.shape();
     match shape.is_empty() {
@@ -181,19 +167,8 @@ pub(super) fn transposed_batches(
     }
     reduce::expect_real(&out)?;
     let axes = |name: &str, order: &[i64], allowed: &[[usize; 3]]| {
-        let chosen = allowed.iter().find(|axes| {
-            axes.iter()
-                .map(|&axis| axis as i64)
-                .eq(order.iter().copied())
-        });
-        chosen.copied().ok_or_else(|| {
-            refuse(
-                operator,
-                name,
-                format_args!("{order:?}"),
-                format_args!("{allowed:?}"),
-            )
-        })
+        let chosen = allowed.iter().find(|axes| axes.iter().map(|&axis| axis as i64).eq(order.iter().copied()));
+        chosen.copied().ok_or_else(|| refuse(operator, name, format_args!("{order:?}"), format_args!("{allowed:?}")))
     };
     let of_b: &[[usize; 3]] = match soc {
         Soc::Ascend950 => &[[0, 1, 2], [0, 2, 1]],
@@ -205,13 +180,7 @@ pub(super) fn transposed_batches(
     let [stack, rows, inner] = axes_a.map(|axis| a.shape()[axis]);
     let [own_stack, height, columns] = axes_b.map(|axis| b.shape()[axis]);
     if (own_stack, height) != (stack, inner) {
-        return Err(b.refuse(
-            b.desc.shape,
-            format_args!(
-                "{stack} factors for {} with {inner} rows each",
-                a.desc.shape
-            ),
-        ));
+        return Err(b.refuse(b.desc.shape, format_args!("{stack} factors for {} with {inner} rows each", a.desc.shape)));
     }
     if soc != Soc::Ascend950 {
         if !inner.is_multiple_of(128) || !columns.is_multiple_of(128) {
@@ -219,24 +188,17 @@ pub(super) fn transposed_batches(
             return Err(b.refuse(b.desc.shape, allowed));
         }
         // A line of the first factor, whose stack is inside of its rows if its axes are in another order.
-        let line = if axes_a[0] == 0 {
-            inner
-        } else {
-            inner.saturating_mul(stack)
-        };
+        let line = if axes_a[0] == 0 { inner } else { inner.saturating_mul(stack) };
         if line >= MOST {
-            let allowed = format_args!(
-                "rows of less than {MOST} elements, the stack's together if it is the second axis"
-            );
+            let allowed =
+                format_args!("rows of less than {MOST} elements, the stack's together if it is the second axis");
             return Err(a.refuse(a.desc.shape, allowed));
         }
         if stack >= MOST || columns >= MOST {
             return Err(b.refuse(b.desc.shape, format_args!("sizes below {MOST}")));
         }
     }
-    let count = usize::try_from(groups)
-        .ok()
-        .filter(|&count| count > 0 && stack.is_multiple_of(count));
+    let count = usize::try_from(groups).ok().filter(|&count| count > 0 && stack.is_multiple_of(count));
     let Some(count) = count else {
         let allowed = format_args!("a divisor of {stack}");
         return Err(refuse(operator, "batchSplitFactor", groups, allowed));
@@ -246,13 +208,7 @@ pub(super) fn transposed_batches(
         1 => [rows, stack, columns],
         _ => [count, rows, each * columns],
     })?;
-    let product = Product {
-        stack: Shape::from_slice(&[stack]),
-        rows,
-        inner,
-        columns,
-        vectors: [false, false],
-    };
+    let product = Product { stack: Shape::from_slice(&[stack]), rows, inner, columns, vectors: [false, false] };
     work(move |views| {
         let (a, b) = (views.of(&a).permute(&axes_a), views.of(&b).permute(&axes_b));
         let to = views.of(&out);
@@ -262,9 +218,7 @@ pub(super) fn transposed_batches(
                 1 => to.at(1, number).write(values),
                 _ => {
                     let group = to.at(0, number / each);
-                    group
-                        .narrow(1, number % each * columns, columns)
-                        .write(values);
+                    group.narrow(1, number % each * columns, columns).write(values);
                 }
             }
             Ok(())

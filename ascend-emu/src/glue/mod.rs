@@ -42,8 +42,7 @@ mod table;
 mod view;
 
 pub use parameter::{
-    Flag, In, InOut, InOutShared, InPacked, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar,
-    Out, Scalar, Text, Type,
+    Flag, In, InOut, InOutShared, InPacked, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar, Text, Type,
 };
 
 use crate::for_each_glue_function;

@@ -26,9 +26,7 @@ pub(super) fn layer_norm(
     scales: Option<Argument>,
 ) -> Outcome<Work> {
     let shape = input.shape();
-    let wanted = normalized_shape
-        .iter()
-        .map(|&size| usize::try_from(size).ok());
+    let wanted = normalized_shape.iter().map(|&size| usize::try_from(size).ok());
     let first = (shape.len().checked_sub(normalized_shape.len()))
         .filter(|&first| first < shape.len())
         .filter(|&first| shape[first..].iter().map(|&size| Some(size)).eq(wanted));
@@ -44,10 +42,7 @@ pub(super) fn layer_norm(
     for factors in [weight, bias].iter().flatten() {
         factors.expect_shape(&shape[first..])?;
     }
-    let (lines, width) = (
-        shape[..first].iter().product::<usize>(),
-        shape[first..].iter().product::<usize>(),
-    );
+    let (lines, width) = (shape[..first].iter().product::<usize>(), shape[first..].iter().product::<usize>());
     for found in [means, scales].iter().flatten() {
         if found.elements() != lines {
             return Err(found.refuse(found.desc.shape, format_args!("{lines} elements")));
@@ -64,8 +59,7 @@ pub(super) fn layer_norm(
         };
         let (weight, bias) = (numbers(weight, 1.0)?, numbers(bias, 0.0)?);
         let mut values = views.of(&input).read::<f64>()?;
-        let (mut found_means, mut found_scales) =
-            (try_with_capacity(lines)?, try_with_capacity(lines)?);
+        let (mut found_means, mut found_scales) = (try_with_capacity(lines)?, try_with_capacity(lines)?);
         for line in values.chunks_mut(width.max(1)) {
             let mean = line.iter().sum::<f64>() / width as f64;
             let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
@@ -104,10 +98,9 @@ pub(super) fn add_rms_norm(
         .filter(|&first| first < shape.len() && shape[first..] == last[..])
         .filter(|_| gamma.elements() > 0);
     let Some(first) = first else {
-        return Err(gamma.refuse(
-            gamma.desc.shape,
-            format_args!("the last dimensions of {}, with elements", a.desc.shape),
-        ));
+        return Err(
+            gamma.refuse(gamma.desc.shape, format_args!("the last dimensions of {}, with elements", a.desc.shape))
+        );
     };
     expect_real(&a)?;
     expect_real(&gamma)?;
@@ -177,17 +170,11 @@ pub(super) fn quantise_lines(
             for (value, factor) in line.iter_mut().zip(smooth.iter().flatten()) {
                 *value *= factor;
             }
-            let greatest = line
-                .iter()
-                .fold(0.0, |most: f64, value| most.max(value.abs()));
+            let greatest = line.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
             let scale = greatest / 127.0;
             for value in line {
                 // A line of zeros stays zero.
-                *value = if scale > 0.0 {
-                    (*value / scale).round_ties_even()
-                } else {
-                    0.0
-                };
+                *value = if scale > 0.0 { (*value / scale).round_ties_even() } else { 0.0 };
             }
             found.push(scale);
         }
@@ -198,21 +185,12 @@ pub(super) fn quantise_lines(
 }
 
 /// Replaces parts at places of the first axes; the last axis of the indices has one place in each line.
-pub(super) fn update_parts(
-    target: Argument,
-    indices: Argument,
-    updates: Argument,
-) -> Outcome<Work> {
+pub(super) fn update_parts(target: Argument, indices: Argument, updates: Argument) -> Outcome<Work> {
     indices.expect_index()?;
     let (own, places) = (target.shape(), indices.shape());
-    let named = places
-        .split_last()
-        .filter(|&(&count, _)| count <= own.len());
+    let named = places.split_last().filter(|&(&count, _)| count <= own.len());
     let Some((&count, places)) = named else {
-        return Err(indices.refuse(
-            indices.desc.shape,
-            format_args!("a last dimension of at most {}", own.len()),
-        ));
+        return Err(indices.refuse(indices.desc.shape, format_args!("a last dimension of at most {}", own.len())));
     };
     let mut shape = places.to_vec();
     shape.extend_from_slice(&own[count..]);

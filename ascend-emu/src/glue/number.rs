@@ -5,8 +5,7 @@ use ascend_spec::DType;
 use half::{bf16, f16};
 
 /// The element types that operators compute with, as messages name them.
-pub(super) const NAMES: &str =
-    "FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64, BOOL";
+pub(super) const NAMES: &str = "FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64, BOOL";
 
 /// The type in which an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +20,7 @@ impl Domain {
     /// The domain of one element type; `None` for types that operators do not compute with.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
-            DType::Int8
-            | DType::UInt8
-            | DType::Int16
-            | DType::Int32
-            | DType::Int64
-            | DType::Bool => Some(Domain::Int),
+            DType::Int8 | DType::UInt8 | DType::Int16 | DType::Int32 | DType::Int64 | DType::Bool => Some(Domain::Int),
             DType::Float | DType::Float16 | DType::Bf16 | DType::Double => Some(Domain::Real),
             _ => None,
         }
@@ -84,9 +78,7 @@ impl Number {
     /// The value as it enters arithmetic with tensors of a type: half types and FLOAT compute in single precision.
     pub(super) fn beside(self, dtype: DType) -> Number {
         match (self, dtype) {
-            (Number::Real(value), DType::Float | DType::Float16 | DType::Bf16) => {
-                Number::Real(f64::from(value as f32))
-            }
+            (Number::Real(value), DType::Float | DType::Float16 | DType::Bf16) => Number::Real(f64::from(value as f32)),
             _ => self,
         }
     }
@@ -105,9 +97,7 @@ pub(super) fn rounded(value: f64, dtype: DType) -> f64 {
 /// The floating-point type in which numbers of several types are compared; `None` if all are integers. Integers are
 /// compared in the other number's type; the common type of FLOAT16 and BF16 is FLOAT.
 pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DType> {
-    let floats = dtypes
-        .into_iter()
-        .filter(|&dtype| Domain::of(dtype) == Some(Domain::Real));
+    let floats = dtypes.into_iter().filter(|&dtype| Domain::of(dtype) == Some(Domain::Real));
     floats.reduce(|common, dtype| match (common, dtype) {
         (common, dtype) if common == dtype => common,
         (DType::Double, _) | (_, DType::Double) => DType::Double,
@@ -170,9 +160,7 @@ unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl
     for (i, &from) in from.iter().enumerate() {
         // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
         unsafe {
-            to.offset(step * i as isize)
-                .cast::<T>()
-                .write_unaligned(narrow(from));
+            to.offset(step * i as isize).cast::<T>().write_unaligned(narrow(from));
         }
     }
 }
@@ -215,9 +203,7 @@ macro_rules! wide {
                         DType::Int16 => scatter(to, step, from, |v: $wide| v as i16),
                         DType::Int32 => scatter(to, step, from, |v: $wide| v as i32),
                         DType::Int64 => scatter(to, step, from, |v: $wide| v as i64),
-                        DType::Bool => {
-                            scatter(to, step, from, |v: $wide| u8::from(v != <$wide>::default()))
-                        }
+                        DType::Bool => scatter(to, step, from, |v: $wide| u8::from(v != <$wide>::default())),
                         _ => {}
                     }
                 }

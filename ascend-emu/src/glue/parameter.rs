@@ -105,11 +105,7 @@ impl Arguments {
 
     /// The failure of a call with more parameters of a kind than [`Addresses`] has room for.
     fn too_many(&self) -> Failure {
-        failure!(
-            ACLNN_INNER,
-            "{}: too many tensors for the emulator",
-            self.operator
-        )
+        failure!(ACLNN_INNER, "{}: too many tensors for the emulator", self.operator)
     }
 
     fn keep(
@@ -120,50 +116,27 @@ impl Arguments {
         role: Role,
         handle: usize,
     ) -> Outcome<Argument> {
-        let argument = Argument {
-            operator: self.operator,
-            name,
-            desc,
-            index: self.tensors.len(),
-            position,
-            role,
-            handle,
-        };
+        let argument =
+            Argument { operator: self.operator, name, desc, index: self.tensors.len(), position, role, handle };
         argument.check(self.packed)?;
         self.tensors.push(argument);
         Ok(argument)
     }
 
-    fn tensor(
-        &self,
-        name: &str,
-        raw: *const aclTensor,
-    ) -> Outcome<crate::descriptor::DescribedTensor> {
+    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::DescribedTensor> {
         if raw.is_null() {
             return Err(self.null(name));
         }
-        let tensor = TENSORS.get(raw).map_err(|inner| {
-            failure!(inner.code, "{}: {name}: {}", self.operator, inner.message)
-        })?;
+        let tensor =
+            TENSORS.get(raw).map_err(|inner| failure!(inner.code, "{}: {name}: {}", self.operator, inner.message))?;
         Ok(tensor.get())
     }
 
-    fn output(
-        &mut self,
-        name: &'static str,
-        raw: *const aclTensor,
-        role: Role,
-    ) -> Outcome<Argument> {
+    fn output(&mut self, name: &'static str, raw: *const aclTensor, role: Role) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
         let position = self.next_output()?;
         self.addresses.outputs[position] = tensor.address;
-        self.keep(
-            name,
-            tensor.desc,
-            TensorPosition::Output(position),
-            role,
-            raw.addr(),
-        )
+        self.keep(name, tensor.desc, TensorPosition::Output(position), role, raw.addr())
     }
 
     fn next_output(&mut self) -> Outcome<usize> {
@@ -188,13 +161,7 @@ impl Arguments {
         let tensor = self.tensor(name, raw)?;
         let position = self.next_input()?;
         self.addresses.inputs[position] = tensor.address;
-        self.keep(
-            name,
-            tensor.desc,
-            TensorPosition::Input(position),
-            Role::Read,
-            0,
-        )
+        self.keep(name, tensor.desc, TensorPosition::Input(position), Role::Read, 0)
     }
 }
 
@@ -247,8 +214,7 @@ impl Parameter for Ins {
             .ok_or_else(|| call.null(name))?;
         let input = call.next_input()?;
         // Views look for an element's address only in the first list.
-        let Some(addresses) = (call.addresses.lists.first_mut()).filter(|_| call.lists.is_empty())
-        else {
+        let Some(addresses) = (call.addresses.lists.first_mut()).filter(|_| call.lists.is_empty()) else {
             return Err(call.too_many());
         };
         addresses.extend(tensors.iter().map(|tensor| tensor.address));
@@ -309,9 +275,9 @@ impl Parameter for Scalar {
         if self.0.is_null() {
             return Err(call.null(name));
         }
-        let scalar = SCALARS.get(self.0).map_err(|inner| {
-            failure!(inner.code, "{}: {name}: {}", call.operator, inner.message)
-        })?;
+        let scalar = SCALARS
+            .get(self.0)
+            .map_err(|inner| failure!(inner.code, "{}: {name}: {}", call.operator, inner.message))?;
         Number::of_scalar(&scalar).ok_or_else(|| {
             failure!(
                 ACLNN_INVALID,
@@ -342,9 +308,9 @@ impl Parameter for Ints {
         if self.0.is_null() {
             return Ok(Vec::new());
         }
-        let array = INT_ARRAYS.get(self.0).map_err(|inner| {
-            failure!(inner.code, "{}: {name}: {}", call.operator, inner.message)
-        })?;
+        let array = INT_ARRAYS
+            .get(self.0)
+            .map_err(|inner| failure!(inner.code, "{}: {name}: {}", call.operator, inner.message))?;
         Ok(array.to_vec())
     }
 }

@@ -38,13 +38,7 @@ fn with_axis(view: &View) -> View {
 }
 
 /// Selects the part of an axis at each position; the axes of the positions replace that axis.
-fn take(
-    input: Argument,
-    axis: usize,
-    index: Argument,
-    axes: Shape,
-    out: Argument,
-) -> Outcome<Work> {
+fn take(input: Argument, axis: usize, index: Argument, axes: Shape, out: Argument) -> Outcome<Work> {
     out.expect_shape(&with_axes(&input, axis, &axes))?;
     out.expect_convertible(&input)?;
     work(move |views| {
@@ -61,12 +55,7 @@ fn take(
 }
 
 /// Selects the parts of a tensor at positions of one axis.
-pub(super) fn index_select(
-    input: Argument,
-    dim: i64,
-    index: Argument,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn index_select(input: Argument, dim: i64, index: Argument, out: Argument) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     let axes = listed(&input, &index)?;
     take(input, axis, index, axes, out)
@@ -81,12 +70,7 @@ pub(super) fn gather(input: Argument, dim: i64, index: Argument, out: Argument) 
 }
 
 /// Replaces the parts of a tensor at positions of one axis. If several have one position the last one stays.
-pub(super) fn index_copy(
-    target: Argument,
-    dim: i64,
-    index: Argument,
-    source: Argument,
-) -> Outcome<Work> {
+pub(super) fn index_copy(target: Argument, dim: i64, index: Argument, source: Argument) -> Outcome<Work> {
     let axis = target.axis("dim", dim)?;
     let axes = listed(&target, &index)?;
     source.expect_shape(&with_axes(&target, axis, &axes))?;
@@ -106,14 +90,7 @@ pub(super) fn index_copy(
 
 /// Copies the places of an axis from `start` to `end`, `end` excluded, `step` apart. Bounds count from the end of the
 /// axis if negative, and are moved to the axis if beyond it.
-pub(super) fn slice(
-    input: Argument,
-    dim: i64,
-    start: i64,
-    end: i64,
-    step: i64,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn slice(input: Argument, dim: i64, start: i64, end: i64, step: i64, out: Argument) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     let mut shape = input.shape();
     let Some(size) = shape.get_mut(axis) else {

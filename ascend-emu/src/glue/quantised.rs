@@ -34,18 +34,12 @@ impl Granularity {
             ),
             Some(size) if size.is_multiple_of(32) && size < rows => {
                 let groups = rows.div_ceil(size);
-                let found =
-                    (shape.as_slice() == [groups, columns]).then_some(Granularity::Group(size));
+                let found = (shape.as_slice() == [groups, columns]).then_some(Granularity::Group(size));
                 (found, format!("[{groups}, {columns}]"))
             }
             _ => {
                 let allowed = format_args!("0, or a multiple of 32 that is less than {rows}");
-                return Err(refuse(
-                    scales.operator,
-                    "antiquantGroupSize",
-                    group,
-                    allowed,
-                ));
+                return Err(refuse(scales.operator, "antiquantGroupSize", group, allowed));
             }
         };
         found.ok_or_else(|| scales.refuse(scales.desc.shape, allowed))
@@ -75,9 +69,7 @@ fn codes(views: &Views, weight: &Argument) -> Result<Vec<f64>, String> {
     for row in 0..desc.shape[0] {
         for column in 0..desc.shape[1] {
             let place = desc.offset + row * desc.strides[0] + column * desc.strides[1] - first;
-            let byte = usize::try_from(place / 2)
-                .ok()
-                .and_then(|place| bytes.get(place));
+            let byte = usize::try_from(place / 2).ok().and_then(|place| bytes.get(place));
             // The first of two elements is in the low half of their byte.
             let code = byte.map_or(0, |byte| byte >> (place % 2 * 4) & 15);
             codes.push((if code > 7 { code - 16 } else { code }) as f64);
@@ -140,9 +132,7 @@ pub(super) fn multiply_dequantised(
     work(move |views| {
         let mut factors = codes(views, &weight)?;
         let read = |argument: &Option<Argument>| {
-            let tensor = argument
-                .as_ref()
-                .map(|argument| views.of(argument).read::<f64>());
+            let tensor = argument.as_ref().map(|argument| views.of(argument).read::<f64>());
             tensor.transpose()
         };
         let scales = views.of(&scales).read::<f64>()?;
@@ -158,9 +148,7 @@ pub(super) fn multiply_dequantised(
         let mut product = product_of([rows, inner, columns], &left, &factors)?;
         if let Some(bias) = &bias {
             for line in product.chunks_mut(columns) {
-                line.iter_mut()
-                    .zip(bias)
-                    .for_each(|(sum, bias)| *sum += bias);
+                line.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
             }
         }
         views.of(&out).write(&product);

@@ -21,12 +21,7 @@ impl Axes {
         for &dim in dims {
             let axis = input.axis(parameter, dim)?;
             if reduced.contains(&axis) {
-                return Err(refuse(
-                    input.operator,
-                    parameter,
-                    format_args!("{dims:?}"),
-                    "each axis at most once",
-                ));
+                return Err(refuse(input.operator, parameter, format_args!("{dims:?}"), "each axis at most once"));
             }
             reduced.push(axis);
         }
@@ -36,9 +31,7 @@ impl Axes {
         // A tensor without axes counts as one with a single axis.
         reduced.retain(|&axis| axis < input.rank());
         reduced.sort_unstable();
-        let kept = (0..input.rank())
-            .filter(|axis| !reduced.contains(axis))
-            .collect();
+        let kept = (0..input.rank()).filter(|axis| !reduced.contains(axis)).collect();
         Ok(Axes { reduced, kept })
     }
 
@@ -71,17 +64,11 @@ impl Axes {
     ) -> Result<(), String> {
         let arranged = self.arrange(view);
         let kept = &arranged.shape()[..self.kept.len()];
-        View::places(kept, &mut |place| {
-            visit(&arranged.part(0, place).read::<W>()?)
-        })
+        View::places(kept, &mut |place| visit(&arranged.part(0, place).read::<W>()?))
     }
 
     /// Writes a number for each line of a view, which `fold` computes.
-    fn fold_lines<W: WideElement>(
-        &self,
-        [input, out]: [&View; 2],
-        fold: impl Fn(&[W]) -> W,
-    ) -> Result<(), String> {
+    fn fold_lines<W: WideElement>(&self, [input, out]: [&View; 2], fold: impl Fn(&[W]) -> W) -> Result<(), String> {
         let mut results = try_with_capacity(self.count(input))?;
         self.lines::<W>(input, &mut |line| {
             results.push(fold(line));
@@ -92,11 +79,7 @@ impl Axes {
     }
 
     /// Writes a line for each line of a view, which `change` makes of it.
-    fn change_lines<W: WideElement>(
-        &self,
-        [input, out]: [&View; 2],
-        change: impl Fn(&mut [W]),
-    ) -> Result<(), String> {
+    fn change_lines<W: WideElement>(&self, [input, out]: [&View; 2], change: impl Fn(&mut [W])) -> Result<(), String> {
         let mut results = try_with_capacity(input.elements())?;
         self.lines::<W>(input, &mut |line| {
             let start = results.len();
@@ -145,40 +128,24 @@ fn best<W: WideElement>(values: &[W], better: fn(W, W) -> bool) -> usize {
 }
 
 pub(super) const SUM: Fold = Fold {
-    int: |values| {
-        values
-            .iter()
-            .fold(0, |sum: i64, &value| sum.wrapping_add(value))
-    },
+    int: |values| values.iter().fold(0, |sum: i64, &value| sum.wrapping_add(value)),
     real: |values| values.iter().sum(),
     of_nothing: true,
 };
 pub(super) const PRODUCT: Fold = Fold {
-    int: |values| {
-        values
-            .iter()
-            .fold(1, |product: i64, &value| product.wrapping_mul(value))
-    },
+    int: |values| values.iter().fold(1, |product: i64, &value| product.wrapping_mul(value)),
     real: |values| values.iter().product(),
     of_nothing: true,
 };
 pub(super) const MEAN: Fold = Fold {
-    int: |values| {
-        values.iter().fold(0, |sum: i64, &v| sum.wrapping_add(v)) / values.len().max(1) as i64
-    },
+    int: |values| values.iter().fold(0, |sum: i64, &v| sum.wrapping_add(v)) / values.len().max(1) as i64,
     real: |values| values.iter().sum::<f64>() / values.len() as f64,
     of_nothing: true,
 };
-pub(super) const MAX: Fold = Fold {
-    int: |values| values[greatest(values)],
-    real: |values| values[greatest(values)],
-    of_nothing: false,
-};
-pub(super) const MIN: Fold = Fold {
-    int: |values| values[least(values)],
-    real: |values| values[least(values)],
-    of_nothing: false,
-};
+pub(super) const MAX: Fold =
+    Fold { int: |values| values[greatest(values)], real: |values| values[greatest(values)], of_nothing: false };
+pub(super) const MIN: Fold =
+    Fold { int: |values| values[least(values)], real: |values| values[least(values)], of_nothing: false };
 pub(super) const ANY: Fold = Fold {
     int: |values| i64::from(values.iter().any(|&value| value != 0)),
     real: |values| f64::from(values.iter().any(|&value| value != 0.0)),
@@ -218,9 +185,7 @@ pub(super) fn over(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, Argument) -> O
 }
 
 /// Reduces as [`over`] does; the output's type is an argument.
-pub(super) fn over_as(
-    op: Fold,
-) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {
+pub(super) fn over_as(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {
     move |input, dims, keep, dtype, out| {
         out.expect_dtype(dtype)?;
         fold(op, input, &dims, keep, out)
@@ -274,12 +239,7 @@ fn log_of_exponentials(line: &[f64]) -> f64 {
 }
 
 /// Computes the logarithm of the sum of the exponentials of each line, whatever the input's type.
-pub(super) fn log_sum_exp(
-    input: Argument,
-    dims: Vec<i64>,
-    keep: bool,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn log_sum_exp(input: Argument, dims: Vec<i64>, keep: bool, out: Argument) -> Outcome<Work> {
     fold_real(input, &dims, keep, out, &[out], log_of_exponentials)
 }
 
@@ -312,9 +272,7 @@ pub(super) fn norm(
 }
 
 /// Computes the variance of each line, or its root; the divisor is the number of elements less `correction`.
-pub(super) fn variance(
-    root: bool,
-) -> impl Fn(Argument, Vec<i64>, i64, bool, Argument) -> Outcome<Work> {
+pub(super) fn variance(root: bool) -> impl Fn(Argument, Vec<i64>, i64, bool, Argument) -> Outcome<Work> {
     move |input, dims, correction, keep, out| {
         fold_real(input, &dims, keep, out, &[input, out], move |line| {
             let count = line.len() as f64;
@@ -394,9 +352,7 @@ pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -
         let tensors = [views.of(&input), views.of(&out)];
         match domain {
             Domain::Int => axes.change_lines(tensors, |line| running_sums(line, i64::wrapping_add)),
-            Domain::Real => {
-                axes.change_lines(tensors, |line| running_sums(line, |a: f64, b| a + b))
-            }
+            Domain::Real => axes.change_lines(tensors, |line| running_sums(line, |a: f64, b| a + b)),
         }
     })
 }

@@ -42,11 +42,7 @@ impl Rotation {
             Rotation::Neighbours => (side_by_side, side_by_side),
             Rotation::NeighboursApart => (side_by_side, apart),
             Rotation::Quarter => {
-                let first = if pair < half / 2 {
-                    pair
-                } else {
-                    pair + half / 2
-                };
+                let first = if pair < half / 2 { pair } else { pair + half / 2 };
                 let near = [first, first + half / 2];
                 (near, near)
             }
@@ -56,9 +52,7 @@ impl Rotation {
 
 /// Rotates the pairs of elements of each line of the last axis by angles, given by their cosines and sines for each
 /// place of the output.
-pub(super) fn rotate(
-    rotation: Rotation,
-) -> impl Fn(Argument, Argument, Argument, Argument) -> Outcome<Work> {
+pub(super) fn rotate(rotation: Rotation) -> impl Fn(Argument, Argument, Argument, Argument) -> Outcome<Work> {
     move |input, cos, sin, out| {
         let shape = input.shape();
         let width = shape.last().copied().unwrap_or(1);
@@ -89,23 +83,12 @@ pub(super) fn rotate(
 }
 
 /// [`rotate`] by the number of its mode.
-pub(super) fn rotate_by_mode(
-    input: Argument,
-    cos: Argument,
-    sin: Argument,
-    mode: i64,
-    out: Argument,
-) -> Outcome<Work> {
+pub(super) fn rotate_by_mode(input: Argument, cos: Argument, sin: Argument, mode: i64, out: Argument) -> Outcome<Work> {
     let rotation = match mode {
         0 => Rotation::Half,
         1 => Rotation::Neighbours,
         _ => {
-            return Err(refuse(
-                input.operator,
-                "mode",
-                mode,
-                "0 (halves), 1 (neighbours)",
-            ));
+            return Err(refuse(input.operator, "mode", mode, "0 (halves), 1 (neighbours)"));
         }
     };
     rotate(rotation)(input, cos, sin, out)
@@ -212,49 +195,34 @@ pub(super) fn rotate_by_table(
         tensor.expect_dtype(query.dtype())?;
     }
     let (tokens, rotated) = (query.shape()[0], table.shape()[1]);
-    let unit = if query.dtype() == DType::Float {
-        16
-    } else {
-        32
-    };
+    let unit = if query.dtype() == DType::Float { 16 } else { 32 };
     let head = usize::try_from(head_size).unwrap_or(0);
     if head == 0 || !head.is_multiple_of(unit) {
         let allowed = format_args!("a multiple of {unit}");
         return Err(refuse(operator, "headSize", head_size, allowed));
     }
     if rotated == 0 || rotated > head || !rotated.is_multiple_of(unit) {
-        return Err(table.refuse(
-            table.desc.shape,
-            format_args!("rows of at most {head} elements, a multiple of {unit}"),
-        ));
+        return Err(
+            table.refuse(table.desc.shape, format_args!("rows of at most {head} elements, a multiple of {unit}"))
+        );
     }
     for (input, out) in [(query, query_out), (key, key_out)] {
         let shape = input.shape();
         if shape[0] != tokens || !shape[1].is_multiple_of(head) {
-            return Err(input.refuse(
-                input.desc.shape,
-                format_args!("{tokens} tokens of heads of {head} elements"),
-            ));
+            return Err(input.refuse(input.desc.shape, format_args!("{tokens} tokens of heads of {head} elements")));
         }
         out.expect_shape(&shape)?;
         out.expect_dtype(input.dtype())?;
     }
     let half = rotated / 2;
     // The position of a token that each pair has its angle of.
-    let mut sources = try_repeat(0_usize, half)
-        .map_err(|why| refuse(operator, "cosSinCache", why, "a table that fits"))?;
+    let mut sources =
+        try_repeat(0_usize, half).map_err(|why| refuse(operator, "cosSinCache", why, "a table that fits"))?;
     let several = sections.first().is_some_and(|&size| size > 0);
     if several {
-        let sizes: Option<Vec<usize>> = sections
-            .iter()
-            .map(|&size| usize::try_from(size).ok())
-            .collect();
+        let sizes: Option<Vec<usize>> = sections.iter().map(|&size| usize::try_from(size).ok()).collect();
         let sizes = sizes.filter(|sizes| {
-            sizes.len() == 3
-                && sizes
-                    .iter()
-                    .fold(0, |sum: usize, &size| sum.saturating_add(size))
-                    == half
+            sizes.len() == 3 && sizes.iter().fold(0, |sum: usize, &size| sum.saturating_add(size)) == half
         });
         let Some(sizes) = sizes else {
             return Err(refuse(
@@ -266,10 +234,7 @@ pub(super) fn rotate_by_table(
         };
         let each = sizes.iter().enumerate();
         let each = each.flat_map(|(position, &size)| std::iter::repeat_n(position, size));
-        sources
-            .iter_mut()
-            .zip(each)
-            .for_each(|(source, position)| *source = position);
+        sources.iter_mut().zip(each).for_each(|(source, position)| *source = position);
         positions.expect_shape(&[3, tokens])?;
     } else {
         positions.expect_shape(&[tokens])?;
@@ -282,10 +247,7 @@ pub(super) fn rotate_by_table(
     work(move |views| {
         let places = views.of(&positions).read::<i64>()?;
         let (rows, size) = (views.of(&table).read::<f64>()?, table.shape()[0]);
-        let mut from = [
-            views.of(&query).read::<f64>()?,
-            views.of(&key).read::<f64>()?,
-        ];
+        let mut from = [views.of(&query).read::<f64>()?, views.of(&key).read::<f64>()?];
         let widths = [query.shape()[1], key.shape()[1]];
         let (mut cos, mut sin) = (try_repeat(0.0, rotated)?, try_repeat(0.0, rotated)?);
         let mut line = try_with_capacity(rotated)?;

@@ -16,10 +16,7 @@ enum SoughtElement {
     Extreme { largest: bool },
     /// The first `count` elements in order, or all of them; equal ones keep their order, NaN counts as the greatest
     /// number.
-    First {
-        descending: bool,
-        count: Option<usize>,
-    },
+    First { descending: bool, count: Option<usize> },
 }
 
 impl SoughtElement {
@@ -31,11 +28,7 @@ impl SoughtElement {
             SoughtElement::First { descending, count } => {
                 let mut places = try_collect(0..line.len())?;
                 places.sort_unstable_by(|&one, &other| {
-                    let (a, b) = if descending {
-                        (other, one)
-                    } else {
-                        (one, other)
-                    };
+                    let (a, b) = if descending { (other, one) } else { (one, other) };
                     let unordered = || line[a].is_nan().cmp(&line[b].is_nan());
                     let order = line[a].partial_cmp(&line[b]).unwrap_or_else(unordered);
                     order.then(one.cmp(&other))
@@ -74,11 +67,7 @@ fn find(
         true => axes.arrange(view),
         false => view.clone(),
     };
-    fn each<W: WideElement>(
-        axes: &Axes,
-        input: &View,
-        sought: SoughtElement,
-    ) -> Result<(Vec<W>, Vec<i64>), String> {
+    fn each<W: WideElement>(axes: &Axes, input: &View, sought: SoughtElement) -> Result<(Vec<W>, Vec<i64>), String> {
         let lines = axes.count(input);
         let line = input.elements().checked_div(lines).unwrap_or(0);
         let count = lines.saturating_mul(sought.count(line));
@@ -124,33 +113,18 @@ fn extreme(
         axes.expect_output(&input, keep, out)?;
     }
     if axes.line(&input) == 0 && places.elements() > 0 {
-        return Err(input.refuse(
-            input.desc.shape,
-            format_args!("at least one element along axis {dim}"),
-        ));
+        return Err(input.refuse(input.desc.shape, format_args!("at least one element along axis {dim}")));
     }
-    find(
-        input,
-        axes,
-        values,
-        places,
-        SoughtElement::Extreme { largest },
-    )
+    find(input, axes, values, places, SoughtElement::Extreme { largest })
 }
 
 /// Finds the greatest or the least element of each line along an axis, and its place.
-pub(super) fn extreme_along(
-    largest: bool,
-) -> impl Fn(Argument, i64, bool, Argument, Argument) -> Outcome<Work> {
-    move |input, dim, keep, values, places| {
-        extreme(largest, input, (dim, keep), Some(values), places)
-    }
+pub(super) fn extreme_along(largest: bool) -> impl Fn(Argument, i64, bool, Argument, Argument) -> Outcome<Work> {
+    move |input, dim, keep, values, places| extreme(largest, input, (dim, keep), Some(values), places)
 }
 
 /// Finds the place of the greatest or the least element of each line along an axis.
-pub(super) fn extreme_place(
-    largest: bool,
-) -> impl Fn(Argument, i64, bool, Argument) -> Outcome<Work> {
+pub(super) fn extreme_place(largest: bool) -> impl Fn(Argument, i64, bool, Argument) -> Outcome<Work> {
     move |input, dim, keep, places| extreme(largest, input, (dim, keep), None, places)
 }
 
@@ -173,12 +147,7 @@ pub(super) fn sort(
 }
 
 /// Finds the places of the elements of each line in order. Equal elements always keep theirs.
-pub(super) fn order(
-    input: Argument,
-    dim: i64,
-    descending: bool,
-    places: Argument,
-) -> Outcome<Work> {
+pub(super) fn order(input: Argument, dim: i64, descending: bool, places: Argument) -> Outcome<Work> {
     places.expect_shape(&input.shape())?;
     places.expect_dtype(DType::Int64)?;
     let axes = Axes::new(&input, "dim", &[dim])?;
@@ -211,9 +180,6 @@ pub(super) fn top(
         out.expect_shape(&shape)?;
     }
     let axes = Axes::new(&input, "dim", &[dim])?;
-    let sought = SoughtElement::First {
-        descending: largest,
-        count: Some(count),
-    };
+    let sought = SoughtElement::First { descending: largest, count: Some(count) };
     find(input, axes, Some(values), places, sought)
 }

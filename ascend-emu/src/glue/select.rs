@@ -9,26 +9,12 @@ use crate::status::Outcome;
 use ascend_spec::DType;
 
 /// The place on an axis of a position, which counts from the end of the axis if negative.
-pub(super) fn place_on(
-    argument: &Argument,
-    axis: usize,
-    index: i64,
-    size: usize,
-) -> Result<usize, String> {
-    let place = if index < 0 {
-        index.saturating_add(size as i64)
-    } else {
-        index
-    };
+pub(super) fn place_on(argument: &Argument, axis: usize, index: i64, size: usize) -> Result<usize, String> {
+    let place = if index < 0 { index.saturating_add(size as i64) } else { index };
     usize::try_from(place)
         .ok()
         .filter(|&place| place < size)
-        .ok_or_else(|| {
-            format!(
-                "{}: index {index} is out of range for axis {axis} of size {size}",
-                argument.name
-            )
-        })
+        .ok_or_else(|| format!("{}: index {index} is out of range for axis {axis} of size {size}", argument.name))
 }
 
 /// Indices of `tensor[i, :, j]` in PyTorch: tensors of positions, each for one axis.
@@ -53,42 +39,27 @@ impl Indices {
                 input.operator,
                 "indices",
                 format_args!("{} tensors", indices.len()),
-                format_args!(
-                    "one for each axis at most, of which there are {}",
-                    own.len()
-                ),
+                format_args!("one for each axis at most, of which there are {}", own.len()),
             ));
         }
         // Callers of CANN write an index of shape [0] for a whole axis.
-        let used: Vec<(usize, Argument)> = (indices.into_iter().enumerate())
-            .filter(|(_, index)| index.rank() != 1 || index.elements() > 0)
-            .collect();
+        let used: Vec<(usize, Argument)> =
+            (indices.into_iter().enumerate()).filter(|(_, index)| index.rank() != 1 || index.elements() > 0).collect();
         let mut common = Shape::new();
         for (_, index) in &used {
             index.expect_index()?;
             common = broadcast(&common, &index.shape()).ok_or_else(|| {
-                index.refuse(
-                    index.desc.shape,
-                    format_args!("what broadcasts together with {common:?}"),
-                )
+                index.refuse(index.desc.shape, format_args!("what broadcasts together with {common:?}"))
             })?;
         }
         let axes: Vec<usize> = used.iter().map(|&(axis, _)| axis).collect();
         // The axes of positions replace the indexed axes if these are neighbours, and come first otherwise.
         let together = axes.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let first_axis = axes.first().copied().filter(|_| together).unwrap_or(0);
-        let mut shape: Shape = (own.iter().enumerate())
-            .filter(|(axis, _)| !axes.contains(axis))
-            .map(|(_, &size)| size)
-            .collect();
+        let mut shape: Shape =
+            (own.iter().enumerate()).filter(|(axis, _)| !axes.contains(axis)).map(|(_, &size)| size).collect();
         shape.insert_many(first_axis, common.iter().copied());
-        Ok(Indices {
-            used,
-            common,
-            first_axis,
-            shape,
-            own,
-        })
+        Ok(Indices { used, common, first_axis, shape, own })
     }
 
     /// Visits each selected part of the indexed tensor with its part of the result.
@@ -153,11 +124,7 @@ pub(super) fn index_put(
     let indices = Indices::new(&target, indices)?;
     values.expect_broadcast(&indices.shape)?;
     target.expect_convertible(&values)?;
-    let domain = if accumulate {
-        Some(target.domain()?.with(values.domain()?))
-    } else {
-        None
-    };
+    let domain = if accumulate { Some(target.domain()?.with(values.domain()?)) } else { None };
     work(move |views| {
         let from = views.of(&values).broadcast(&indices.shape);
         indices.each(views, views.of(&target), &from, &mut |to, from| {
@@ -200,15 +167,11 @@ pub(super) fn embedding(table: Argument, indices: Argument, out: Argument) -> Ou
 /// Checks that no axis of an index is longer than that of another tensor, `free` excepted.
 fn expect_within(index: &Argument, other: &Argument, free: Option<usize>) -> Outcome {
     let (own, sizes) = (index.shape(), other.shape());
-    let fits = (own.iter().zip(&sizes).enumerate())
-        .all(|(axis, (own, size))| Some(axis) == free || own <= size);
+    let fits = (own.iter().zip(&sizes).enumerate()).all(|(axis, (own, size))| Some(axis) == free || own <= size);
     if own.len() == sizes.len() && fits {
         return Ok(());
     }
-    Err(index.refuse(
-        index.desc.shape,
-        format_args!("no more than {} of {}", other.desc.shape, other.name),
-    ))
+    Err(index.refuse(index.desc.shape, format_args!("no more than {} of {}", other.desc.shape, other.name)))
 }
 
 /// Visits each place of an index, and the same place with its coordinate on `axis` replaced by the index's element.
@@ -255,12 +218,7 @@ fn reduction(argument: &Argument, reduce: i64) -> Outcome<Option<Reduction>> {
         0 => Ok(None),
         1 => Ok(Some(Reduction::Add)),
         2 => Ok(Some(Reduction::Multiply)),
-        _ => Err(refuse(
-            argument.operator,
-            "reduce",
-            reduce,
-            "0 (replace), 1 (add), 2 (multiply)",
-        )),
+        _ => Err(refuse(argument.operator, "reduce", reduce, "0 (replace), 1 (add), 2 (multiply)")),
     }
 }
 
@@ -312,14 +270,7 @@ pub(super) fn scatter(
     out: Argument,
 ) -> Outcome<Work> {
     let reduce = reduction(&out, reduce)?;
-    put_along(
-        input,
-        (dim, index),
-        Some(source),
-        Number::Int(0),
-        reduce,
-        out,
-    )
+    put_along(input, (dim, index), Some(source), Number::Int(0), reduce, out)
 }
 
 /// Adds elements of a tensor at positions of one axis.

@@ -48,8 +48,7 @@ fn walk(shape: &[usize], steps: &[&[isize]], row: Row<'_>) {
         let own: SmallVec<[isize; 4]> = steps.iter().map(|steps| steps[axis]).collect();
         match axes.last_mut() {
             Some((size, inner))
-                if (own.iter().zip(inner.iter()))
-                    .all(|(&own, &inner)| own == inner.wrapping_mul(*size as isize)) =>
+                if (own.iter().zip(inner.iter())).all(|(&own, &inner)| own == inner.wrapping_mul(*size as isize)) =>
             {
                 *size *= shape[axis];
             }
@@ -72,11 +71,7 @@ fn walk(shape: &[usize], steps: &[&[isize]], row: Row<'_>) {
             place[axis] += 1;
             let back = place[axis] == *size;
             for (offset, &step) in offsets.iter_mut().zip(steps) {
-                *offset += if back {
-                    -step * (*size as isize - 1)
-                } else {
-                    step
-                };
+                *offset += if back { -step * (*size as isize - 1) } else { step };
             }
             if !back {
                 break;
@@ -139,11 +134,7 @@ impl View {
                 _ => 0,
             })
             .collect();
-        View {
-            shape: shape.into(),
-            steps,
-            ..self.clone()
-        }
+        View { shape: shape.into(), steps, ..self.clone() }
     }
 
     fn moved(mut self, axis: usize, places: usize) -> View {
@@ -157,16 +148,8 @@ impl View {
 
     /// A view of `count` places of an axis, from place `start` on.
     pub(super) fn narrow(&self, axis: usize, start: usize, count: usize) -> View {
-        assert!(
-            start
-                .checked_add(count)
-                .is_some_and(|end| end <= self.shape[axis])
-        );
-        let mut view = if count == 0 {
-            self.clone()
-        } else {
-            self.clone().moved(axis, start)
-        };
+        assert!(start.checked_add(count).is_some_and(|end| end <= self.shape[axis]));
+        let mut view = if count == 0 { self.clone() } else { self.clone().moved(axis, start) };
         view.shape[axis] = count;
         view
     }
@@ -227,11 +210,7 @@ impl View {
             *to = step;
             step *= size as isize;
         }
-        View {
-            shape: shape.into(),
-            steps,
-            ..self.clone()
-        }
+        View { shape: shape.into(), steps, ..self.clone() }
     }
 
     /// A view of these elements with an axis reversed.
@@ -360,12 +339,7 @@ impl View {
                 // that overlaps an output otherwise was copied when the views were made.
                 unsafe {
                     let src = (from.first.offset(offsets[0]).cast_const(), step[0]);
-                    copy_row(
-                        self.size,
-                        src,
-                        (self.first.offset(offsets[1]), step[1]),
-                        count,
-                    );
+                    copy_row(self.size, src, (self.first.offset(offsets[1]), step[1]), count);
                 }
             });
         } else if super::number::Domain::of(from.dtype) == Some(super::number::Domain::Int) {
@@ -412,10 +386,7 @@ impl View {
     }
 
     /// Visits the places of a shape in row-major order.
-    pub(super) fn places(
-        shape: &[usize],
-        visit: &mut dyn FnMut(&[usize]) -> Result<(), String>,
-    ) -> Result<(), String> {
+    pub(super) fn places(shape: &[usize], visit: &mut dyn FnMut(&[usize]) -> Result<(), String>) -> Result<(), String> {
         if shape.contains(&0) {
             return Ok(());
         }
@@ -496,14 +467,12 @@ impl Views {
         memory: &DeviceMemory,
     ) -> Result<Self, HostMemoryExhausted> {
         let mut copies = Vec::new();
-        let ranges: Vec<Range<usize>> = tensors
-            .iter()
-            .map(|argument| range(argument, addresses))
-            .collect();
+        let ranges: Vec<Range<usize>> = tensors.iter().map(|argument| range(argument, addresses)).collect();
         let shared = |own: &Range<usize>| {
-            tensors.iter().zip(&ranges).any(|(argument, other)| {
-                argument.role != Role::Read && own.start < other.end && other.start < own.end
-            })
+            tensors
+                .iter()
+                .zip(&ranges)
+                .any(|(argument, other)| argument.role != Role::Read && own.start < other.end && other.start < own.end)
         };
         let view = |(argument, range): (&Argument, &Range<usize>)| {
             let mut start = memory.host(range.start);
@@ -524,12 +493,7 @@ impl Views {
                     steps: Steps::from_slice(&[1]),
                 });
             };
-            let shape: Shape = argument
-                .desc
-                .shape
-                .iter()
-                .map(|&dim| dim as usize)
-                .collect();
+            let shape: Shape = argument.desc.shape.iter().map(|&dim| dim as usize).collect();
             let strides = argument.desc.strides.iter();
             // A tensor without elements may have any strides, which must not be followed.
             let step = |&stride: &i64| match shape.contains(&0) {
@@ -542,23 +506,12 @@ impl Views {
                 .filter(|&(&dim, &step)| dim > 0 && step < 0)
                 .map(|(&dim, &step)| step.wrapping_mul(dim as isize - 1))
                 .sum();
-            Ok(View {
-                first: start.wrapping_offset(-below),
-                dtype: argument.desc.dtype,
-                size,
-                shape,
-                steps,
-            })
+            Ok(View { first: start.wrapping_offset(-below), dtype: argument.desc.dtype, size, shape, steps })
         };
         let views = tensors.iter().zip(&ranges).map(view);
         let views = views.collect::<Result<_, HostMemoryExhausted>>()?;
         let place = |range: Range<usize>| (range.clone(), memory.host(range.start).addr());
-        Ok(Views {
-            views,
-            _copies: copies,
-            places: ranges.into_iter().map(place).collect(),
-            parts: RefCell::default(),
-        })
+        Ok(Views { views, _copies: copies, places: ranges.into_iter().map(place).collect(), parts: RefCell::default() })
     }
 
     /// Notes that some elements of an output, perhaps not all, were written.
@@ -568,9 +521,7 @@ impl Views {
         let (all, host) = &self.places[argument.index];
         let mut parts = self.parts.borrow_mut();
         walk(&part.shape, &[&part.steps], &mut |offsets, count, step| {
-            let first = part
-                .first
-                .wrapping_offset(offsets[0].min(offsets[0] + step[0] * (count as isize - 1)));
+            let first = part.first.wrapping_offset(offsets[0].min(offsets[0] + step[0] * (count as isize - 1)));
             let start = all.start + (first.addr() - host);
             let written = start..start + step[0].unsigned_abs() * (count - 1) + part.size;
             match parts.last_mut() {
@@ -603,9 +554,7 @@ pub(super) fn address(position: TensorPosition, addresses: &Addresses) -> usize 
         TensorPosition::Input(input) => addresses.inputs.get(input),
         TensorPosition::Output(output) => addresses.outputs.get(output),
         // A second list is refused when arguments are read.
-        TensorPosition::Element { element, .. } => {
-            addresses.lists.first().and_then(|list| list.get(element))
-        }
+        TensorPosition::Element { element, .. } => addresses.lists.first().and_then(|list| list.get(element)),
     };
     address.copied().unwrap_or(0)
 }

@@ -102,29 +102,14 @@ impl Attention {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
         let weight_dtype = if single { DType::Float } else { own };
-        let types = ElementTypes {
-            query: own,
-            stored: weight_dtype,
-        };
+        let types = ElementTypes { query: own, stored: weight_dtype };
         let batch = if problem.packed { 1 } else { problem.batch };
-        let sizes = |dim| Sizes {
-            batch,
-            heads: problem.heads,
-            rows: problem.query_rows,
-            dim,
-        };
+        let sizes = |dim| Sizes { batch, heads: problem.heads, rows: problem.query_rows, dim };
         let source = |role, rows: &Rows, sizes| {
             // SAFETY: the problem touches all of the query and of its rotary part.
             unsafe { InputTensor::new(buffers.base(role), rows, sizes, types) }
         };
-        let rope_sizes = Sizes {
-            rows: if attends {
-                problem.query_rope_rows()
-            } else {
-                0
-            },
-            ..sizes(problem.rope_dim)
-        };
+        let rope_sizes = Sizes { rows: if attends { problem.query_rope_rows() } else { 0 }, ..sizes(problem.rope_dim) };
         let quantisation = |tensors: &Option<ScaleOffset>, heads, dim| {
             let tensors = tensors.as_ref()?;
             // SAFETY: the problem touches the tensors of its grids.
@@ -135,8 +120,7 @@ impl Attention {
             unsafe { ScaleGrid::new(buffers, &grid, heads, 1) }
         };
         let int8 = problem.int8_query.map(|int8| {
-            [int8.score_scale, int8.weight_scale, int8.product_scale]
-                .map(|grid| scales(grid, 1).of_row((0, 0, 0)))
+            [int8.score_scale, int8.weight_scale, int8.product_scale].map(|grid| scales(grid, 1).of_row((0, 0, 0)))
         });
         let first = |grid: Grid| scales(grid, 1).of_row((0, 0, 0));
         let keys_scale = problem.key_quantisation.map(|tensors| tensors.scale);
@@ -189,9 +173,7 @@ impl Attention {
             query_scale: if int8.is_some() { 1.0 } else { scale },
             scale: if int8.is_some() { scale } else { 1.0 },
             query: source(TensorRole::Query, &problem.query, sizes(keys)),
-            query_rope: problem
-                .query_rope
-                .map(|rope| source(TensorRole::QueryRope, &rope, rope_sizes)),
+            query_rope: problem.query_rope.map(|rope| source(TensorRole::QueryRope, &rope, rope_sizes)),
             query_quantisation: quantisation(&problem.query_quantisation, problem.heads, keys),
             rope_scale: keys_scale.filter(|_| problem.scaled_rope).map(first),
             key_quantisation: quantisation(&problem.key_quantisation, problem.kv_heads, keys),
@@ -207,8 +189,7 @@ impl Attention {
                 unsafe { WriteTensor::new(buffers.base(TensorRole::LogSumExp), &rows, sizes(1)) }
             }),
             // SAFETY: the problem touches the mask.
-            mask: (attends && problem.mask.is_tensor())
-                .then(|| unsafe { MaskTensor::new(problem, buffers) }),
+            mask: (attends && problem.mask.is_tensor()).then(|| unsafe { MaskTensor::new(problem, buffers) }),
             // SAFETY: the problem touches the position bias.
             bias: unsafe { Bias::new(problem, buffers, types) }?,
             sink,
@@ -220,9 +201,7 @@ impl Attention {
                 Some(dropout) => (1.0 / dropout.keep_prob) as f32,
                 None => int8.map_or(1.0, |[.., output_scale]| output_scale),
             },
-            lse_offset: problem
-                .probability_scale
-                .map_or(0.0, |grid| first(grid).ln()),
+            lse_offset: problem.probability_scale.map_or(0.0, |grid| first(grid).ln()),
             zeroes_masked_rows: problem.zeroes_masked_rows,
         })
     }
@@ -298,9 +277,7 @@ impl Attention {
             };
             let geometry = &sequence.geometry;
             let cells = mask_summary.rows_mut().enumerate();
-            cells
-                .with_min_len(8)
-                .for_each(|(number, row)| MaskSummary::fill(row, number, (mask, &rows), geometry));
+            cells.with_min_len(8).for_each(|(number, row)| MaskSummary::fill(row, number, (mask, &rows), geometry));
             bytes += mask_summary.bytes();
             let mask_summary = Arc::new(mask_summary);
             sequence.mask_summary = Some(Arc::clone(&mask_summary));
@@ -328,10 +305,7 @@ impl Attention {
     /// Row and head of a query.
     #[inline(always)]
     pub(super) fn row_and_head(&self, kv_head: usize, query: usize) -> (usize, usize) {
-        (
-            query / self.group,
-            kv_head * self.group + query % self.group,
-        )
+        (query / self.group, kv_head * self.group + query % self.group)
     }
 
     /// The rows of a range of queries, which is not empty.
@@ -351,12 +325,7 @@ impl Attention {
         out: &mut [Vector],
         step: usize,
     ) {
-        simd.outline(ReadQuery {
-            attention: self,
-            place: sequence.at(head, row),
-            out,
-            step,
-        });
+        simd.outline(ReadQuery { attention: self, place: sequence.at(head, row), out, step });
     }
 
     /// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a
@@ -401,37 +370,19 @@ impl Kernel for ReadQuery<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let ReadQuery {
-            attention,
-            place,
-            out,
-            step,
-        } = self;
+        let ReadQuery { attention, place, out, step } = self;
         let nonfinite = &mut simd.splat(0.0);
         let dim = attention.query.sizes().dim;
-        attention
-            .query
-            .read(simd, place, 0..dim, out, step, nonfinite);
-        let coordinates = ScalePosition {
-            sequence: (place.0, place.2),
-            stored: (place.0, place.2),
-        };
+        attention.query.read(simd, place, 0..dim, out, step, nonfinite);
+        let coordinates = ScalePosition { sequence: (place.0, place.2), stored: (place.0, place.2) };
         if let Some(quantisation) = &attention.query_quantisation {
-            quantisation.dequantise(
-                simd,
-                coordinates,
-                place.1,
-                (&mut *out, step, dim),
-                nonfinite,
-            );
+            quantisation.dequantise(simd, coordinates, place.1, (&mut *out, step, dim), nonfinite);
         }
         if let Some(rope) = &attention.query_rope {
             let out = &mut out[dim.div_ceil(WIDTH) * step..];
             let dim = rope.sizes().dim;
             rope.read(simd, place, 0..dim, out, step, nonfinite);
-            if let (Some(scale), Some(quantisation)) =
-                (attention.rope_scale, &attention.query_quantisation)
-            {
+            if let (Some(scale), Some(quantisation)) = (attention.rope_scale, &attention.query_quantisation) {
                 let (of_row, _) = quantisation.of_row(coordinates, place.1);
                 let scale = simd.splat(scale * of_row);
                 for out in out.iter_mut().step_by(step).take(dim.div_ceil(WIDTH)) {
@@ -451,20 +402,14 @@ impl Kernel for ReadQuery<'_> {
 /// # Safety
 ///
 /// The bytes of the padding tensors may be read.
-pub(crate) unsafe fn read_padding(
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-) -> Padding {
+pub(crate) unsafe fn read_padding(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Padding {
     let read = |tensor: Option<SmallTensor>| {
         let tensor = tensor?;
         // SAFETY: the caller keeps this contract.
         let scalars = unsafe { ScalarTensor::new(buffers, &tensor) };
         scalars.integer(tensor.offset)
     };
-    Padding {
-        query: read(problem.query_padding).unwrap_or(0),
-        key: read(problem.key_padding).unwrap_or(0),
-    }
+    Padding { query: read(problem.query_padding).unwrap_or(0), key: read(problem.key_padding).unwrap_or(0) }
 }
 
 /// Some queries of one key head, and the keys that they attend to.

@@ -55,10 +55,7 @@ impl Matrices<'_> {
     }
 
     fn types(&self) -> ElementTypes {
-        ElementTypes {
-            query: self.desc.dtype,
-            stored: self.desc.dtype,
-        }
+        ElementTypes { query: self.desc.dtype, stored: self.desc.dtype }
     }
 
     /// # Safety
@@ -93,25 +90,11 @@ pub(crate) unsafe fn run(
     [left, right]: [Matrices<'_>; 2],
     out: Matrices<'_>,
 ) -> Result<(), String> {
-    let &BatchMatMulProblem {
-        batch,
-        rows,
-        inner,
-        columns,
-    } = problem;
-    let sizes = |rows, dim| Sizes {
-        batch,
-        heads: 1,
-        rows,
-        dim,
-    };
+    let &BatchMatMulProblem { batch, rows, inner, columns } = problem;
+    let sizes = |rows, dim| Sizes { batch, heads: 1, rows, dim };
     // SAFETY: the caller's promise; threads write different rows, and if rows share memory only one thread writes.
     let (of_left, of_right, of_out) = unsafe {
-        (
-            left.input(sizes(rows, inner)),
-            right.input(sizes(inner, columns)),
-            out.output(sizes(rows, columns)),
-        )
+        (left.input(sizes(rows, inner)), right.input(sizes(inner, columns)), out.output(sizes(rows, columns)))
     };
     let level = Level::chosen();
     let width = columns.div_ceil(WIDTH);
@@ -136,10 +119,7 @@ pub(crate) unsafe fn run(
         let task = |first: usize| -> Result<(), String> {
             let rows = first..(first + step).min(rows);
             let padded = rows.len().next_multiple_of(Shape::ROWS);
-            let mut tile = Tile {
-                left: vectors(padded, inner.div_ceil(WIDTH))?,
-                out: vectors(padded, width)?,
-            };
+            let mut tile = Tile { left: vectors(padded, inner.div_ceil(WIDTH))?, out: vectors(padded, width)? };
             level.run(Multiply {
                 left: &of_left,
                 panels: &panels,
@@ -155,9 +135,7 @@ pub(crate) unsafe fn run(
         let firsts = 0..rows.div_ceil(step);
         match of_out.is_disjoint() {
             true => (firsts.into_par_iter()).try_for_each(|index| task(index * step))?,
-            false => firsts
-                .into_iter()
-                .try_for_each(|index| task(index * step))?,
+            false => firsts.into_iter().try_for_each(|index| task(index * step))?,
         }
     }
     Ok(())
@@ -191,13 +169,7 @@ impl Kernel for Pack<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Pack {
-            from,
-            matrix,
-            inner,
-            columns,
-            packed,
-        } = self;
+        let Pack { from, matrix, inner, columns, packed } = self;
         let ignored = &mut simd.splat(0.0);
         for row in 0..inner {
             let place = (matrix, 0, row);
@@ -231,16 +203,7 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Multiply {
-            left,
-            panels,
-            out,
-            matrix,
-            rows,
-            inner,
-            width,
-            tile,
-        } = self;
+        let Multiply { left, panels, out, matrix, rows, inner, width, tile } = self;
         let ignored = &mut simd.splat(0.0);
         let pitch = inner.div_ceil(WIDTH);
         for (index, row) in rows.clone().enumerate() {
@@ -288,19 +251,8 @@ impl Part<'_> {
     /// Adds the products of `columns` vectors of columns, `COLUMNS` at a time; their number is a multiple of
     /// `COLUMNS`.
     #[inline(always)]
-    fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(
-        &mut self,
-        simd: S,
-        columns: Range<usize>,
-    ) {
-        let Self {
-            panels,
-            ref mut tile,
-            rows,
-            ref along,
-            inner,
-            width,
-        } = *self;
+    fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(&mut self, simd: S, columns: Range<usize>) {
+        let Self { panels, ref mut tile, rows, ref along, inner, width } = *self;
         let pitch = inner.div_ceil(WIDTH) * WIDTH;
         let left = tile.left.as_flattened();
         for column in columns.step_by(COLUMNS) {

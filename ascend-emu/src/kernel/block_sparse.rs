@@ -70,12 +70,9 @@ unsafe fn run_under(
 ) -> Result<(), HostMemoryExhausted> {
     let tensor = |tensor: TokenRows<'_>| tensor.ordered(problem.axes);
     let lse = buffers.lse.and_then(|lse| Some((lse, tensor(lse)?)));
-    let (Some(query), Some(key), Some(value), Some(out)) = (
-        tensor(buffers.query),
-        tensor(buffers.key),
-        tensor(buffers.value),
-        tensor(buffers.out),
-    ) else {
+    let (Some(query), Some(key), Some(value), Some(out)) =
+        (tensor(buffers.query), tensor(buffers.key), tensor(buffers.value), tensor(buffers.out))
+    else {
         return Ok(());
     };
     let types = buffers.query.types();
@@ -93,10 +90,7 @@ unsafe fn run_under(
         })
     };
     let of_head = |base: *mut u8, (rows, sizes): (Rows, Sizes), head: usize| {
-        let view = View {
-            offset: rows.view.at(0, head, 0),
-            ..rows.view
-        };
+        let view = View { offset: rows.view.at(0, head, 0), ..rows.view };
         let (rows, sizes) = (Rows { view, ..rows }, Sizes { heads: 1, ..sizes });
         KvTensor {
             dim: sizes.dim,
@@ -143,9 +137,7 @@ fn listed(
 ) -> Result<Option<ListedRows>, HostMemoryExhausted> {
     let sequence = &block.sequence;
     let selected = problem.selected(problem.bytes(block, mask), sequence.keys);
-    let (count, keys) = selected
-        .clone()
-        .fold((0, 0), |(count, all), keys| (count + 1, all + keys.len()));
+    let (count, keys) = selected.clone().fold((0, 0), |(count, all), keys| (count + 1, all + keys.len()));
     if keys == 0 {
         return Ok(None);
     }
@@ -170,9 +162,7 @@ mod tests {
     fn random(seed: u64, count: usize) -> impl Iterator<Item = f32> {
         let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (0..count).map(move |_| {
-            bits = bits
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (bits >> 40) as f32 / (1u64 << 24) as f32
         })
     }
@@ -193,37 +183,20 @@ mod tests {
 
     fn draws() -> impl Strategy<Value = Draw> {
         let lengths = proptest::collection::vec((1i64..60, 0i64..250), 1..4);
-        let block = (
-            prop_oneof![Just(1i64), Just(7), Just(16), Just(40), Just(500)],
-            1i64..12,
-        );
-        let shapes = (
-            prop_oneof![Just("TND"), Just("BNSD"), Just("BSND")],
-            1usize..4,
-            1usize..3,
-        );
-        let numbers = (
-            prop_oneof![Just(0.1f32), Just(0.5), Just(1.0)],
-            any::<u64>(),
-        );
-        (
-            shapes,
-            prop_oneof![Just(64usize), Just(128)],
-            lengths,
-            block,
-            numbers,
+        let block = (prop_oneof![Just(1i64), Just(7), Just(16), Just(40), Just(500)], 1i64..12);
+        let shapes = (prop_oneof![Just("TND"), Just("BNSD"), Just("BSND")], 1usize..4, 1usize..3);
+        let numbers = (prop_oneof![Just(0.1f32), Just(0.5), Just(1.0)], any::<u64>());
+        (shapes, prop_oneof![Just(64usize), Just(128)], lengths, block, numbers).prop_map(
+            |((layout, group, kv_heads), dim, lengths, (rows, keys), (density, seed))| Draw {
+                layout,
+                heads: [group, kv_heads],
+                dim,
+                block: [rows, keys * 16],
+                lengths: lengths.into_iter().unzip().into(),
+                density,
+                seed,
+            },
         )
-            .prop_map(
-                |((layout, group, kv_heads), dim, lengths, (rows, keys), (density, seed))| Draw {
-                    layout,
-                    heads: [group, kv_heads],
-                    dim,
-                    block: [rows, keys * 16],
-                    lengths: lengths.into_iter().unzip().into(),
-                    density,
-                    seed,
-                },
-            )
     }
 
     impl Draw {
@@ -270,26 +243,19 @@ mod tests {
                 "TND" => self.lengths[1].iter().copied().max().unwrap() as usize,
                 _ => self.most(1),
             };
-            [
-                self.most(0).div_ceil(self.block[0] as usize),
-                keys.div_ceil(self.block[1] as usize),
-            ]
+            [self.most(0).div_ceil(self.block[0] as usize), keys.div_ceil(self.block[1] as usize)]
         }
 
         fn mask(&self) -> Vec<u8> {
             let [rows, keys] = self.blocks();
             let bytes = random(self.seed ^ 9, self.batch() * self.heads_of(0) * rows * keys);
-            bytes
-                .map(|number| if number < self.density { 1 } else { 0 })
-                .collect()
+            bytes.map(|number| if number < self.density { 1 } else { 0 }).collect()
         }
 
         fn elements(&self, seed: u64, side: usize) -> Vec<f16> {
             let count: i64 = self.shape(side, self.dim).iter().product();
             let numbers = random(self.seed ^ seed, count as usize);
-            numbers
-                .map(|number| f16::from_f32(number * 2.0 - 1.0))
-                .collect()
+            numbers.map(|number| f16::from_f32(number * 2.0 - 1.0)).collect()
         }
 
         /// Attention and log-sum-exps, on so many threads.
@@ -324,29 +290,16 @@ mod tests {
                 ..BlockSparseCall::default()
             };
             let problem = call.check(TARGET).unwrap();
-            let inputs = [
-                self.elements(1, 0),
-                self.elements(2, 1),
-                self.elements(3, 1),
-            ];
-            let read = |desc, index: usize| TokenRows {
-                desc,
-                base: inputs[index].as_ptr().cast_mut().cast(),
-            };
+            let inputs = [self.elements(1, 0), self.elements(2, 1), self.elements(3, 1)];
+            let read = |desc, index: usize| TokenRows { desc, base: inputs[index].as_ptr().cast_mut().cast() };
             let mut out = vec![OLD; inputs[0].len()];
             let mut lses = vec![f32::NAN; inputs[0].len() / self.dim];
             let buffers = Buffers {
                 query: read(&query, 0),
                 key: read(&key, 1),
                 value: read(&key, 2),
-                out: TokenRows {
-                    desc: &query,
-                    base: out.as_mut_ptr().cast(),
-                },
-                lse: Some(TokenRows {
-                    desc: &lse,
-                    base: lses.as_mut_ptr().cast(),
-                }),
+                out: TokenRows { desc: &query, base: out.as_mut_ptr().cast() },
+                lse: Some(TokenRows { desc: &lse, base: lses.as_mut_ptr().cast() }),
                 mask: &self.mask(),
             };
             // SAFETY: the tensors are those of the call, and live.
@@ -362,14 +315,10 @@ mod tests {
             (sequence, head, row): (usize, usize, usize),
         ) -> Option<(Vec<f64>, f64)> {
             let exact = |tensor: &[f16], row: usize| -> Vec<f64> {
-                tensor[row * self.dim..][..self.dim]
-                    .iter()
-                    .map(|number| number.to_f64())
-                    .collect()
+                tensor[row * self.dim..][..self.dim].iter().map(|number| number.to_f64()).collect()
             };
             let [rows, keys] = self.blocks();
-            let of_rows =
-                (sequence * self.heads_of(0) + head) * rows + row / self.block[0] as usize;
+            let of_rows = (sequence * self.heads_of(0) + head) * rows + row / self.block[0] as usize;
             let query = exact(query, self.row(0, (sequence, head, row)));
             let mut seen = Vec::new();
             for position in 0..self.lengths[1][sequence] as usize {
@@ -386,20 +335,14 @@ mod tests {
             let mut out = vec![0.0; self.dim];
             for (score, value) in &seen {
                 let weight = (score - max).exp() / sum;
-                out.iter_mut()
-                    .zip(value)
-                    .for_each(|(out, value)| *out += weight * value);
+                out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * value);
             }
             Some((out, max + sum.ln()))
         }
 
         /// What the definition says of each row.
         fn wanted(&self) -> Vec<Option<(Vec<f64>, f64)>> {
-            let inputs = [
-                self.elements(1, 0),
-                self.elements(2, 1),
-                self.elements(3, 1),
-            ];
+            let inputs = [self.elements(1, 0), self.elements(2, 1), self.elements(3, 1)];
             let (mask, mut wanted) = (self.mask(), vec![None; inputs[0].len() / self.dim]);
             for sequence in 0..self.batch() {
                 for head in 0..self.heads_of(0) {
@@ -413,11 +356,7 @@ mod tests {
         }
 
         /// Compares a run with the definition.
-        fn compare(
-            &self,
-            level: Level,
-            wanted: &[Option<(Vec<f64>, f64)>],
-        ) -> Result<(), TestCaseError> {
+        fn compare(&self, level: Level, wanted: &[Option<(Vec<f64>, f64)>]) -> Result<(), TestCaseError> {
             let (got, lses) = self.run(level, 1);
             for (row, want) in wanted.iter().enumerate() {
                 let (got, lse) = (&got[row * self.dim..][..self.dim], lses[row]);
@@ -467,19 +406,9 @@ mod tests {
         for level in Level::all() {
             let bits = |(out, lse): (Vec<f16>, Vec<f32>)| {
                 let out: Vec<_> = out.iter().map(|number| number.to_bits()).collect();
-                (
-                    out,
-                    lse.iter()
-                        .map(|number| number.to_bits())
-                        .collect::<Vec<_>>(),
-                )
+                (out, lse.iter().map(|number| number.to_bits()).collect::<Vec<_>>())
             };
-            assert_eq!(
-                bits(draw.run(level, 4)),
-                bits(draw.run(level, 1)),
-                "{}",
-                level.name()
-            );
+            assert_eq!(bits(draw.run(level, 4)), bits(draw.run(level, 1)), "{}", level.name());
         }
     }
 }

@@ -28,12 +28,7 @@ impl Kernel for Epilogue<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Epilogue {
-            attention,
-            sequence,
-            task,
-            softmax,
-        } = self;
+        let Epilogue { attention, sequence, task, softmax } = self;
         let (columns, kv_head) = (attention.columns(), task.kv_head);
         let mut mean = None;
         for (index, query) in task.queries.clone().enumerate() {
@@ -45,13 +40,7 @@ impl Kernel for Epilogue<'_> {
             let exists = (row as u64) < sequence.geometry.q_len();
             if let Some(outputs) = &sequence.softmax {
                 let head_row = (kv_head, head, row);
-                let softmax = finish(
-                    simd,
-                    (attention, sequence, head_row),
-                    (max, sum),
-                    out,
-                    &mut mean,
-                );
+                let softmax = finish(simd, (attention, sequence, head_row), (max, sum), out, &mut mean);
                 for (output, number) in outputs.iter().zip([softmax.0, softmax.1]) {
                     output.write_row(simd, (0, head, row), &[[number; WIDTH]]);
                 }
@@ -114,8 +103,7 @@ fn finish<S: Simd>(
 ) -> (f32, f32) {
     let keys = sequence.geometry.runs(row as u64);
     let sink = attention.sink.as_ref().and_then(|sink| sink.get(head));
-    let sees_none =
-        keys.len() == 0 || sum == 0.0 && hides_all(attention, sequence, (row as u64, head), &keys);
+    let sees_none = keys.len() == 0 || sum == 0.0 && hides_all(attention, sequence, (row as u64, head), &keys);
     if !sees_none {
         let (max, sum) = divide(out, (max, sum), sink, attention.output_scale);
         return ((f64::from(max) * std::f64::consts::LN_2) as f32, sum);
@@ -150,12 +138,7 @@ fn log_sum_exp(max: f32, sum: f32) -> f32 {
 
 /// Divides the output by the running sum, after the sink was added to maximum and sum. Returns maximum and sum.
 #[inline(always)]
-fn divide(
-    out: &mut [Vector],
-    (mut max, mut sum): (f32, f32),
-    sink: Option<&f32>,
-    output_scale: f32,
-) -> (f32, f32) {
+fn divide(out: &mut [Vector], (mut max, mut sum): (f32, f32), sink: Option<&f32>, output_scale: f32) -> (f32, f32) {
     let mut factor = output_scale;
     if let Some(sink) = sink {
         let sink = sink * std::f32::consts::LOG2_E;
@@ -207,13 +190,7 @@ fn mean_value<S: Simd>(
         for first in (start..end).step_by(TILE_KEYS) {
             let keys = first..end.min(first + TILE_KEYS);
             count += keys.len() as f64;
-            let load = TileLoad {
-                attention,
-                sequence,
-                kv_head,
-                rows: keys.clone(),
-                check_finite: false,
-            };
+            let load = TileLoad { attention, sequence, kv_head, rows: keys.clone(), check_finite: false };
             load.values(simd, Destination::Rows(&mut tile));
             for (_, values) in keys.zip(tile.chunks(stride)).filter(|(key, _)| keeps(*key)) {
                 for (sums, values) in sums.iter_mut().zip(values) {
@@ -229,7 +206,5 @@ fn mean_value<S: Simd>(
         None => 1.0,
     };
     let factor = weight * f64::from(attention.output_scale);
-    sums.iter()
-        .map(|sums| sums.map(|sum| (sum / count * factor) as f32))
-        .collect()
+    sums.iter().map(|sums| sums.map(|sum| (sum / count * factor) as f32)).collect()
 }

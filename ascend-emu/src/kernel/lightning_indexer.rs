@@ -97,9 +97,7 @@ unsafe fn run_under(
             query: buffers.query.input(layout),
             key: buffers.key.input(problem.sequences.key.layout),
             weights: buffers.weights.input(layout),
-            scales: buffers
-                .scales
-                .map(|[query, key]| [query.input(layout), key.input(problem.sequences.key.layout)]),
+            scales: buffers.scales.map(|[query, key]| [query.input(layout), key.input(problem.sequences.key.layout)]),
             rounds: buffers.query.desc.dtype == DType::Int8,
             groups: problem.heads.div_ceil(WIDTH),
         }
@@ -107,18 +105,11 @@ unsafe fn run_under(
     let most = (BLOCK_GROUPS / call.groups.max(1)).max(1);
     let blocks = |sequence: SparseSequence| {
         // Of nearly the same number of rows.
-        let rows = sequence
-            .written
-            .div_ceil(sequence.written.div_ceil(most).max(1));
+        let rows = sequence.written.div_ceil(sequence.written.div_ceil(most).max(1));
         let firsts = (0..sequence.written).step_by(rows.max(1));
-        firsts.map(move |first| RowBlock {
-            sequence,
-            rows: first..sequence.written.min(first + rows),
-        })
+        firsts.map(move |first| RowBlock { sequence, rows: first..sequence.written.min(first + rows) })
     };
-    let count: usize = (problem.sequences.each(contents))
-        .map(|sequence| sequence.written.div_ceil(most))
-        .sum();
+    let count: usize = (problem.sequences.each(contents)).map(|sequence| sequence.written.div_ceil(most)).sum();
     let mut all = try_with_capacity(count)?;
     all.extend(problem.sequences.each(contents).flat_map(blocks));
     let (dtype, outputs) = (buffers.query.desc.dtype, (buffers.indices, buffers.values));
@@ -183,11 +174,7 @@ impl Candidate {
     fn new(score: f32, position: usize) -> Self {
         // Both zeros are one score.
         let bits = (score + 0.0).to_bits();
-        let ascending = if bits >> 31 == 1 {
-            !bits
-        } else {
-            bits | 1 << 31
-        };
+        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
         Candidate(u64::from(ascending) << 32 | u64::from(!(position as u32)))
     }
 
@@ -228,11 +215,7 @@ struct IndexerRun<'a> {
 
 impl IndexerRun<'_> {
     /// Chooses the keys of each row of a block. With `parallel`, threads share the keys.
-    fn choose(
-        &self,
-        block: &RowBlock,
-        parallel: bool,
-    ) -> Result<Vec<Vec<Candidate>>, HostMemoryExhausted> {
+    fn choose(&self, block: &RowBlock, parallel: bool) -> Result<Vec<Vec<Candidate>>, HostMemoryExhausted> {
         let candidates = |row| self.problem.sequences.candidates(&block.sequence, row);
         let keys = block.rows.clone().map(candidates).max().unwrap_or(0);
         let rows = block.rows.len();
@@ -243,13 +226,7 @@ impl IndexerRun<'_> {
         let chunks = keys.div_ceil(CHUNK);
         let mut scores = try_repeat(0.0, chunks.saturating_mul(rows * CHUNK))?;
         if keys > 0 {
-            self.level.run(PackQueries {
-                call: self,
-                block,
-                vectors,
-                packed: &mut *packed,
-                weights: &mut *weights,
-            });
+            self.level.run(PackQueries { call: self, block, vectors, packed: &mut *packed, weights: &mut *weights });
         }
         let score = |(chunk, scores): (usize, &mut [f32])| {
             let first = chunk * CHUNK;
@@ -280,13 +257,7 @@ impl IndexerRun<'_> {
             Ok(best(all, self.problem.count, self.problem.best_first))
         };
         match parallel {
-            true => block
-                .rows
-                .clone()
-                .into_par_iter()
-                .enumerate()
-                .map(select)
-                .collect(),
+            true => block.rows.clone().into_par_iter().enumerate().map(select).collect(),
             false => block.rows.clone().enumerate().map(select).collect(),
         }
     }
@@ -320,13 +291,7 @@ impl Kernel for PackQueries<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let PackQueries {
-            call,
-            block,
-            vectors,
-            packed,
-            weights,
-        } = self;
+        let PackQueries { call, block, vectors, packed, weights } = self;
         let ignored = &mut simd.splat(0.0);
         let sizes = call.query.sizes();
         for (number, row) in block.rows.clone().enumerate() {
@@ -336,8 +301,7 @@ impl Kernel for PackQueries<'_> {
                 _ => (row / sizes.rows.max(1), row % sizes.rows.max(1)),
             };
             let weights = &mut weights[number * call.groups..][..call.groups];
-            call.weights
-                .read(simd, (batch, 0, row), 0..sizes.heads, weights, 1, ignored);
+            call.weights.read(simd, (batch, 0, row), 0..sizes.heads, weights, 1, ignored);
             if let Some([scales, _]) = &call.scales {
                 for (group, weight) in weights.iter_mut().enumerate() {
                     let heads = group * WIDTH..sizes.heads.min((group + 1) * WIDTH);
@@ -357,8 +321,7 @@ impl Kernel for PackQueries<'_> {
                     for (lane, to) in lanes[..heads].iter_mut().enumerate() {
                         let place = (batch, group * WIDTH + lane, row);
                         let to = std::slice::from_mut(to);
-                        call.query
-                            .read(simd, place, columns.clone(), to, 1, ignored);
+                        call.query.read(simd, place, columns.clone(), to, 1, ignored);
                     }
                     *packed = simd.transpose(&lanes);
                 }
@@ -386,22 +349,9 @@ impl Kernel for ScoreKeys<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let ScoreKeys {
-            call,
-            block,
-            vectors,
-            queries,
-            weights,
-            keys,
-            scores,
-            scratch,
-        } = self;
+        let ScoreKeys { call, block, vectors, queries, weights, keys, scores, scratch } = self;
         let rows = block.rows.len();
-        let sizes = [
-            tile_vectors(vectors),
-            TILE_KEYS * LANE_GROUPS,
-            rows * TILE_KEYS,
-        ];
+        let sizes = [tile_vectors(vectors), TILE_KEYS * LANE_GROUPS, rows * TILE_KEYS];
         let mut rest = scratch.vectors(sizes.iter().sum());
         let [tile, products, sums] = sizes.map(|size| take(&mut rest, size));
         let of_tile = LANE_GROUPS * vectors * WIDTH;
@@ -422,9 +372,7 @@ impl Kernel for ScoreKeys<'_> {
                     for (sum, product) in sums.iter_mut().zip(products) {
                         let positive = simd.larger(simd.load(product), simd.splat(0.0));
                         let positive = match call.rounds {
-                            true => {
-                                call.rounded(simd, simd.multiply(positive, simd.splat(INT8_UNIT)))
-                            }
+                            true => call.rounded(simd, simd.multiply(positive, simd.splat(INT8_UNIT))),
                             false => positive,
                         };
                         simd.store(simd.mul_add(positive, weight, simd.load(sum)), sum);
@@ -458,13 +406,7 @@ impl IndexerRun<'_> {
 
     /// The scale of a key of a block's sequence; 1 where the cache does not have its block.
     #[inline(always)]
-    fn key_scale<S: Simd>(
-        &self,
-        simd: S,
-        scales: &InputTensor,
-        block: &RowBlock,
-        key: usize,
-    ) -> f32 {
+    fn key_scale<S: Simd>(&self, simd: S, scales: &InputTensor, block: &RowBlock, key: usize) -> f32 {
         let sequences = &self.problem.sequences;
         let place = sequences.key(&self.contents, &block.sequence, key);
         place.map_or(1.0, |(outer, row)| {
@@ -482,9 +424,7 @@ impl IndexerRun<'_> {
         for (j, position) in keys.enumerate() {
             // The operator's heads are one slice.
             let to = &mut tile[tile_index(j, 0)..][..dim.div_ceil(WIDTH).min(SLICE)];
-            let place = problem
-                .sequences
-                .key(&self.contents, &block.sequence, position);
+            let place = problem.sequences.key(&self.contents, &block.sequence, position);
             match place {
                 Some((outer, row)) => key.read(simd, (outer, 0, row), 0..dim, to, 1, ignored),
                 None => to.fill([0.0; WIDTH]),
@@ -515,21 +455,10 @@ mod tests {
     fn every_instruction_set_chooses_the_best_and_threads_change_no_bit() {
         for (heads, rows, keys, count) in [(1, 3, 40, 7), (20, 5, 3000, 64), (64, 7, 200, 256)] {
             let [query, key, weights] =
-                [(1, rows * heads * DIM), (2, keys * DIM), (3, rows * heads)]
-                    .map(|(seed, count)| halves(seed, count));
-            let room = |rows| Room {
-                layout: TokenLayout::Tnd,
-                outer: 1,
-                rows,
-            };
+                [(1, rows * heads * DIM), (2, keys * DIM), (3, rows * heads)].map(|(seed, count)| halves(seed, count));
+            let room = |rows| Room { layout: TokenLayout::Tnd, outer: 1, rows };
             let problem = IndexerProblem {
-                sequences: SparseSequences {
-                    batch: 1,
-                    query: room(rows),
-                    key: room(keys),
-                    columns: 0,
-                    causal: true,
-                },
+                sequences: SparseSequences { batch: 1, query: room(rows), key: room(keys), columns: 0, causal: true },
                 heads,
                 count,
                 values: true,
@@ -550,10 +479,7 @@ mod tests {
             let run = |level: Level, threads: usize| {
                 let mut indices = vec![7i32; rows * count];
                 let mut values = vec![f16::ONE; rows * count];
-                let source = |desc, data: &[f16]| TokenRows {
-                    desc,
-                    base: data.as_ptr().cast_mut().cast(),
-                };
+                let source = |desc, data: &[f16]| TokenRows { desc, base: data.as_ptr().cast_mut().cast() };
                 let buffers = Buffers {
                     query: source(&descs[0], &query),
                     key: source(&descs[1], &key),
@@ -562,16 +488,9 @@ mod tests {
                     values: Some(Elements::new(values.as_mut_ptr().cast(), descs[4])),
                     scales: None,
                 };
-                let pool = rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .build()
-                    .unwrap();
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let (q, k) = ([rows as i64], [keys as i64]);
-                let contents = SparseContents {
-                    query_lengths: &q,
-                    key_lengths: &k,
-                    block_table: &[],
-                };
+                let contents = SparseContents { query_lengths: &q, key_lengths: &k, block_table: &[] };
                 let buffers = &buffers;
                 // SAFETY: the tensors are those of the problem, and live.
                 let run = || unsafe { run_under(level, &problem, contents, buffers) };
@@ -582,12 +501,7 @@ mod tests {
             };
             for level in Level::all() {
                 let (indices, values) = run(level, 1);
-                assert_eq!(
-                    run(level, 4),
-                    (indices.clone(), values.clone()),
-                    "{}",
-                    level.name()
-                );
+                assert_eq!(run(level, 4), (indices.clone(), values.clone()), "{}", level.name());
                 for row in 0..rows {
                     let candidates = keys + row + 1 - rows;
                     let score = |at: usize| -> f64 {
@@ -639,13 +553,8 @@ mod tests {
     #[test]
     fn equal_scores_are_in_the_order_of_keys_and_numbers_survive() {
         let scores = [0.0, -0.0, 3.5, f32::NEG_INFINITY, 3.5, -2.0];
-        let all: Vec<_> = (0..)
-            .zip(scores)
-            .map(|(at, score)| Candidate::new(score, at))
-            .collect();
-        let positions = |chosen: Vec<Candidate>| -> Vec<_> {
-            chosen.into_iter().map(Candidate::position).collect()
-        };
+        let all: Vec<_> = (0..).zip(scores).map(|(at, score)| Candidate::new(score, at)).collect();
+        let positions = |chosen: Vec<Candidate>| -> Vec<_> { chosen.into_iter().map(Candidate::position).collect() };
         for (candidate, score) in all.iter().zip(scores) {
             assert_eq!(candidate.score(), score);
         }

@@ -65,14 +65,7 @@ impl MaskTensor {
     /// Adds `lanes` to the entry in `hidden` of each key that the mask hides from a row. The entries are those of the
     /// keys from `first_key` on. Prefetches the same keys of a later row.
     #[inline(always)]
-    pub(crate) fn hide(
-        &self,
-        rows: &MaskRows,
-        row: usize,
-        first_key: usize,
-        lanes: u16,
-        hidden: &mut [u16],
-    ) {
+    pub(crate) fn hide(&self, rows: &MaskRows, row: usize, first_key: usize, lanes: u16, hidden: &mut [u16]) {
         const CHUNK: usize = 16;
         let context = before_tensor(rows, first_key, hidden.len());
         let (first_key, hidden) = (first_key + context, &mut hidden[context..]);
@@ -84,9 +77,7 @@ impl MaskTensor {
             }
             return;
         };
-        let below = rows
-            .element(row + PREFETCH_DISTANCE, first_key)
-            .unwrap_or(0) as isize;
+        let below = rows.element(row + PREFETCH_DISTANCE, first_key).unwrap_or(0) as isize;
         for byte in (0..hidden.len()).step_by(CACHE_LINE) {
             let address = self.base.wrapping_offset(below).wrapping_add(byte);
             prefetch(CacheLevel::L1, address);
@@ -111,13 +102,7 @@ impl MaskTensor {
 
     /// The address of the bytes of `count` keys from key `key` on, if they are contiguous and may be read.
     #[inline(always)]
-    fn contiguous(
-        &self,
-        rows: &MaskRows,
-        row: usize,
-        key: usize,
-        count: usize,
-    ) -> Option<*const u8> {
+    fn contiguous(&self, rows: &MaskRows, row: usize, key: usize, count: usize) -> Option<*const u8> {
         let first = rows.element(row, key)?;
         let last = rows.element(row, key + count.checked_sub(1)?)?;
         let inside = self.bytes.contains(&first) && self.bytes.contains(&last);
@@ -173,9 +158,7 @@ impl MaskSummary {
     pub(crate) fn pays(geometry: &MaskGeometry, mask: &MaskRows) -> bool {
         let count = |rows: u64| rows.div_ceil(CELL as u64);
         let (rows, keys) = (geometry.q_len(), geometry.kv_len());
-        !mask.differs_by_head()
-            && rows >= CELL as u64
-            && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
+        !mask.differs_by_head() && rows >= CELL as u64 && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
     }
 
     /// An empty summary for a sequence with this geometry, whose rows are filled by [`MaskSummary::fill`].
@@ -186,10 +169,7 @@ impl MaskSummary {
         let count = |rows: u64| (rows as usize).div_ceil(CELL);
         let across = count(geometry.kv_len());
         let cells = count(geometry.q_len()).saturating_mul(across);
-        Ok(MaskSummary {
-            cells: try_repeat(0, cells)?,
-            across,
-        })
+        Ok(MaskSummary { cells: try_repeat(0, cells)?, across })
     }
 
     /// The rows of cells.
@@ -271,10 +251,7 @@ impl DropMask {
     /// # Safety
     ///
     /// As long as the value is used, the bytes of the drop mask that the problem touches may be read.
-    pub(super) unsafe fn new(
-        problem: &AttentionProblem<'_>,
-        buffers: &Buffers<'_>,
-    ) -> Option<Self> {
+    pub(super) unsafe fn new(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Option<Self> {
         problem.dropout.map(|dropout| DropMask {
             base: buffers.base(TensorRole::DropMask).cast_const(),
             bytes: dropout.bytes.range(),

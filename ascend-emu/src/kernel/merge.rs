@@ -39,10 +39,7 @@ impl fmt::Display for EmptyRow {
                 "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it \
                  by -inf before the merge, or the row becomes NaN"
             ),
-            None => write!(
-                f,
-                "every lse of row {row} is infinite: no part has a key for it, and the row becomes NaN"
-            ),
+            None => write!(f, "every lse of row {row} is infinite: no part has a key for it, and the row becomes NaN"),
         }
     }
 }
@@ -150,16 +147,14 @@ const ROWS: usize = 64;
 ///
 /// As for [`run`]; attention has elements `T`.
 unsafe fn typed<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>) {
-    (0..problem.rows.div_ceil(ROWS))
-        .into_par_iter()
-        .for_each(|chunk| {
-            let mut sum = vec![0.0; problem.dim];
-            let first = chunk * ROWS;
-            for row in first..(first + ROWS).min(problem.rows) {
-                // SAFETY: the caller keeps this contract; no other thread has this row.
-                unsafe { one::<T>(problem, buffers, row, &mut sum) };
-            }
-        });
+    (0..problem.rows.div_ceil(ROWS)).into_par_iter().for_each(|chunk| {
+        let mut sum = vec![0.0; problem.dim];
+        let first = chunk * ROWS;
+        for row in first..(first + ROWS).min(problem.rows) {
+            // SAFETY: the caller keeps this contract; no other thread has this row.
+            unsafe { one::<T>(problem, buffers, row, &mut sum) };
+        }
+    });
 }
 
 /// Merges one row; `sum` is working memory for it.
@@ -167,12 +162,7 @@ unsafe fn typed<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>) {
 /// # Safety
 ///
 /// As for [`run`]; attention has elements `T`, and nothing else writes the row.
-unsafe fn one<T: Number>(
-    problem: &UpdateProblem,
-    buffers: &Buffers<'_>,
-    row: usize,
-    sum: &mut [f32],
-) {
+unsafe fn one<T: Number>(problem: &UpdateProblem, buffers: &Buffers<'_>, row: usize, sum: &mut [f32]) {
     let mut all = [0.0; UpdateCall::MAX_PARTS];
     // SAFETY: the caller keeps this contract.
     let lse = unsafe { read_lse(problem, buffers, row, &mut all) };
@@ -188,13 +178,7 @@ unsafe fn one<T: Number>(
     }
     for (d, &sum) in sum.iter().enumerate() {
         // SAFETY: the output has this row, too.
-        unsafe {
-            buffers
-                .out
-                .cast::<T>()
-                .add(first + d)
-                .write_unaligned(T::narrow(sum))
-        };
+        unsafe { buffers.out.cast::<T>().add(first + d).write_unaligned(T::narrow(sum)) };
     }
     if let Some(lse_out) = buffers.lse_out {
         // SAFETY: the output of log-sum-exps has an element for each row.

@@ -141,10 +141,7 @@ impl From<HostMemoryExhausted> for KernelError {
 /// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`AttentionProblem::touches`]
 /// reports for its tensor: for reads, and for the output, the log-sum-exp and the softmax outputs for writes. The
 /// outputs overlap neither each other nor an input. Alignment is not required.
-pub unsafe fn run(
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-) -> Result<(), KernelError> {
+pub unsafe fn run(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Result<(), KernelError> {
     // SAFETY: the caller keeps this contract.
     unsafe { run_with(problem, buffers, &RunOptions::default()) }
 }

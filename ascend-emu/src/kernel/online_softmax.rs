@@ -40,22 +40,14 @@ impl<'s> OnlineSoftmax<'s> {
         max.fill(f32::NEG_INFINITY);
         sum.fill(0.0);
         rest.fill([0.0; WIDTH]);
-        OnlineSoftmax {
-            max: &mut max[..count],
-            sum: &mut sum[..count],
-            out: rest,
-        }
+        OnlineSoftmax { max: &mut max[..count], sum: &mut sum[..count], out: rest }
     }
 }
 
 /// `2^(score - max)`, for a score that is at most `max`. Both may be -inf, where no key was seen; the result is then 1.
 #[inline(always)]
 pub(super) fn rescale_factor(max: f32, score: f32) -> f32 {
-    if score == max {
-        1.0
-    } else {
-        (score - max).exp2()
-    }
+    if score == max { 1.0 } else { (score - max).exp2() }
 }
 
 /// Replaces scores by their weights `2^(score - shift)`, rounded to the element type of the weights. The scores are
@@ -106,9 +98,7 @@ fn powers<T: Element, S: Simd, const STRIDE: usize>(
 pub(super) fn quantise_weights(weight: &Vector, scale: f32) -> Vector {
     let mut integer = *weight;
     for weight in &mut integer {
-        *weight = (*weight * scale)
-            .round_ties_even()
-            .clamp(f32::from(i8::MIN), f32::from(i8::MAX));
+        *weight = (*weight * scale).round_ties_even().clamp(f32::from(i8::MIN), f32::from(i8::MAX));
     }
     integer
 }
@@ -121,14 +111,8 @@ const ROUNDING: f32 = 12_582_912.0 + 127.0;
 
 /// Coefficients of the minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with the Remez algorithm. The
 /// error of `2^f` is 2.6e-9 before rounding.
-const POLYNOMIAL: [f32; 6] = [
-    1.559_467_8e-4,
-    1.340_664_3e-3,
-    9.617_693e-3,
-    5.550_310_4e-2,
-    2.402_265_2e-1,
-    6.931_472_4e-1,
-];
+const POLYNOMIAL: [f32; 6] =
+    [1.559_467_8e-4, 1.340_664_3e-3, 9.617_693e-3, 5.550_310_4e-2, 2.402_265_2e-1, 6.931_472_4e-1];
 
 /// Computes `2^x` for `x <= 0`: the fractional part by a minimax polynomial, the integer part in the exponent bits. The
 /// relative error is below 2^-22 unless the result is subnormal. Returns 0 for `x` up to -126.5, and NaN for NaN.

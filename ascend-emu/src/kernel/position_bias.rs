@@ -16,10 +16,7 @@ pub(super) enum Bias {
     /// A bias tensor. Each element times `factor` is added to a score.
     Tensor { tensor: InputTensor, factor: f32 },
     /// The part of a bias tensor that each sequence has. Each element times `factor` is added to a score.
-    OfSequences {
-        biases: Vec<SequenceBias>,
-        factor: f32,
-    },
+    OfSequences { biases: Vec<SequenceBias>, factor: f32 },
     /// Distances times slopes: one for each head, or one for each sequence and head.
     Slopes { rule: Slopes, slopes: Vec<f32> },
 }
@@ -51,11 +48,7 @@ impl Bias {
         if let Some(rule) = problem.slopes {
             // SAFETY: the problem touches the slopes.
             let scales = unsafe { ScaleGrid::new(buffers, &rule.grid, problem.heads, 1) };
-            let batch = if rule.grid.view.batch == 0 {
-                1
-            } else {
-                problem.batch
-            };
+            let batch = if rule.grid.view.batch == 0 { 1 } else { problem.batch };
             let heads = problem.heads;
             let mut slopes = try_with_capacity(heads.saturating_mul(batch))?;
             for b in 0..batch {
@@ -76,15 +69,9 @@ impl Bias {
             return Ok(Some(Bias::OfSequences { biases, factor }));
         }
         let [batch, heads, rows, dim] = bias.sizes;
-        let sizes = Sizes {
-            batch: if batch == 1 { problem.batch } else { batch },
-            heads,
-            rows,
-            dim,
-        };
+        let sizes = Sizes { batch: if batch == 1 { problem.batch } else { batch }, heads, rows, dim };
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
-        let tensor =
-            unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
+        let tensor = unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
         Ok(Some(Bias::Tensor { tensor, factor }))
     }
 
@@ -109,19 +96,13 @@ impl Bias {
                 (&bias.rows, (0, row.1, own_row), keys, *factor)
             }
             Bias::Slopes { rule, slopes } => {
-                let before = if rule.grid.view.batch == 0 {
-                    0
-                } else {
-                    row.0 * heads
-                };
+                let before = if rule.grid.view.batch == 0 { 0 } else { row.0 * heads };
                 let slope = slopes.get(before + row.1).copied().unwrap_or(0.0);
                 simd.outline(SlopeBias {
                     root: rule.root,
                     slope,
                     // The weight of a key 2^31 positions away is 0 in any case.
-                    distance: rule
-                        .distance(row.2 as i64, keys.start as i64)
-                        .clamp(i32::MIN.into(), i32::MAX.into())
+                    distance: rule.distance(row.2 as i64, keys.start as i64).clamp(i32::MIN.into(), i32::MAX.into())
                         as i32,
                     out: &mut *out,
                 });
@@ -156,10 +137,7 @@ impl SequenceBias {
         // Key `row` has the last column.
         let last = self.rows.sizes().dim.saturating_sub(1);
         let column = |key: usize| (last + key).saturating_sub(row);
-        (
-            0,
-            column(keys.start)..column(keys.end.min(row + 1).max(keys.start)),
-        )
+        (0, column(keys.start)..column(keys.end.min(row + 1).max(keys.start)))
     }
 }
 
@@ -177,9 +155,7 @@ unsafe fn of_sequences(
     let one = |(b, terms): (usize, &SequenceTerms)| SequenceBias {
         rows: match problem.bias_rows(b) {
             // SAFETY: the problem touches the elements of each sequence.
-            Some((rows, extents)) => unsafe {
-                InputTensor::new(base, &rows, extents.into(), types)
-            },
+            Some((rows, extents)) => unsafe { InputTensor::new(base, &rows, extents.into(), types) },
             None => InputTensor::Absent,
         },
         by_distance: terms.bias.is_some_and(|bias| bias.up_to_row),

@@ -49,10 +49,7 @@ impl PitchedRows {
     /// The rows from number `row` on.
     #[inline(always)]
     fn after(self, row: usize) -> Self {
-        PitchedRows {
-            first: self.address(row, 0),
-            ..self
-        }
+        PitchedRows { first: self.address(row, 0), ..self }
     }
 }
 
@@ -67,22 +64,13 @@ pub(super) struct PrefetchRows {
 
 impl PrefetchRows {
     /// No rows.
-    pub(super) const NONE: PrefetchRows = PrefetchRows {
-        place: PitchedRows {
-            first: std::ptr::null(),
-            pitch: 0,
-        },
-        rows: 0,
-        bytes: 0,
-    };
+    pub(super) const NONE: PrefetchRows =
+        PrefetchRows { place: PitchedRows { first: std::ptr::null(), pitch: 0 }, rows: 0, bytes: 0 };
 
     /// Makes `rows` rows of `elements` elements, each `pitch` elements after the one before.
     pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
         PrefetchRows {
-            place: PitchedRows {
-                first: first.cast(),
-                pitch: pitch.wrapping_mul(size_of::<T>() as isize),
-            },
+            place: PitchedRows { first: first.cast(), pitch: pitch.wrapping_mul(size_of::<T>() as isize) },
             rows,
             bytes: elements * size_of::<T>(),
         }
@@ -102,11 +90,7 @@ impl PrefetchRows {
     /// At most `rows` of the rows, from number `first` on.
     #[inline(always)]
     pub(super) fn part(self, first: usize, rows: usize) -> Self {
-        PrefetchRows {
-            place: self.place.after(first),
-            rows: rows.min(self.rows.saturating_sub(first)),
-            ..self
-        }
+        PrefetchRows { place: self.place.after(first), rows: rows.min(self.rows.saturating_sub(first)), ..self }
     }
 
     /// Prefetches a cache line of each of the first pages, so that the TLB has them when the rows are read.
@@ -119,10 +103,7 @@ impl PrefetchRows {
     /// An address in each of the first [`MAX_PAGES`] pages.
     fn pages(self) -> impl Iterator<Item = *const u8> {
         let rows = PAGE_BYTES / self.place.pitch.unsigned_abs().clamp(1, PAGE_BYTES);
-        (0..self.rows)
-            .step_by(rows)
-            .take(MAX_PAGES)
-            .map(move |row| self.place.address(row, 0))
+        (0..self.rows).step_by(rows).take(MAX_PAGES).map(move |row| self.place.address(row, 0))
     }
 
     /// Prefetches row number `row` into L1, if it exists.
@@ -149,10 +130,7 @@ pub(super) struct PrefetchPlan {
 impl PrefetchPlan {
     /// Makes a plan that prefetches these rows, and `at_hand`, an address in use, where there are none.
     pub(super) fn new(l1: [PrefetchRows; 2], l2: [PrefetchRows; 2], at_hand: *const u8) -> Self {
-        let at_hand = PitchedRows {
-            first: at_hand,
-            pitch: 0,
-        };
+        let at_hand = PitchedRows { first: at_hand, pitch: 0 };
         PrefetchPlan { l1, l2, at_hand }
     }
 
@@ -164,10 +142,7 @@ impl PrefetchPlan {
     /// Cuts `range`, which counts rows that are read, so that the rows to prefetch are a constant pitch apart in each
     /// piece. Returns the pieces with their cursors.
     #[inline(always)]
-    pub(super) fn cursors(
-        &self,
-        range: Range<usize>,
-    ) -> impl Iterator<Item = (Range<usize>, PrefetchCursor)> {
+    pub(super) fn cursors(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, PrefetchCursor)> {
         let mut start = range.start;
         iter::from_fn(move || {
             let left = range.end - start;
@@ -214,10 +189,7 @@ impl PrefetchCursor {
     /// The rows from number `row` on.
     #[inline(always)]
     pub(super) fn after(self, row: usize) -> Self {
-        PrefetchCursor {
-            l1: self.l1.after(row),
-            l2: self.l2.after(row),
-        }
+        PrefetchCursor { l1: self.l1.after(row), l2: self.l2.after(row) }
     }
 }
 
@@ -237,13 +209,7 @@ pub(super) struct TilePrefetch {
 impl TilePrefetch {
     /// Makes a prefetch without rows.
     pub(super) fn none() -> Self {
-        TilePrefetch {
-            segments: [PrefetchRows::NONE; SEGMENTS],
-            count: 0,
-            lines: 0,
-            share: 0,
-            next: (0, 0, 0),
-        }
+        TilePrefetch { segments: [PrefetchRows::NONE; SEGMENTS], count: 0, lines: 0, share: 0, next: (0, 0, 0) }
     }
 
     /// Removes all rows.
@@ -338,15 +304,8 @@ mod tests {
         prefetch.add(PrefetchRows::new(half(3), -200, 1, 100));
         prefetch.add(PrefetchRows::new(half(1), 100, 0, 100));
         prefetch.add(PrefetchRows::new(bytes[64..].as_ptr(), 64, 1, 64));
-        let lines = |row: *const u16| {
-            (0..200)
-                .step_by(CACHE_LINE)
-                .map(move |byte| row.cast::<u8>().wrapping_add(byte))
-        };
-        let mut want: Vec<*const u8> = [half(0), half(2), half(3)]
-            .into_iter()
-            .flat_map(lines)
-            .collect();
+        let lines = |row: *const u16| (0..200).step_by(CACHE_LINE).map(move |byte| row.cast::<u8>().wrapping_add(byte));
+        let mut want: Vec<*const u8> = [half(0), half(2), half(3)].into_iter().flat_map(lines).collect();
         want.push(bytes[64..].as_ptr().cast());
         let all: Vec<*const u8> = std::iter::from_fn(|| prefetch.next_line()).collect();
         assert_eq!(all, want);
@@ -375,25 +334,16 @@ mod tests {
         let strided = |row, pitch, rows| PrefetchRows::new(line(row).cast::<i8>(), pitch, rows, 64);
         let (first, second, none) = (strided(0, 128, 3), strided(19, -64, 2), PrefetchRows::NONE);
         let plan = PrefetchPlan::new([first, second], [none; 2], line(9));
-        let pieces: Vec<_> = plan
-            .cursors(2..8)
-            .map(|(piece, cursor)| (piece, cursor.l1, cursor.l2))
-            .collect();
+        let pieces: Vec<_> = plan.cursors(2..8).map(|(piece, cursor)| (piece, cursor.l1, cursor.l2)).collect();
         let rows = |first: *const u8, pitch| PitchedRows { first, pitch };
         let at_hand = rows(line(9), 0);
         assert_eq!(
             pieces,
-            [
-                (2..3, rows(line(4), 128), at_hand),
-                (3..5, rows(line(19), -64), at_hand),
-                (5..8, at_hand, at_hand)
-            ]
+            [(2..3, rows(line(4), 128), at_hand), (3..5, rows(line(19), -64), at_hand), (5..8, at_hand, at_hand)]
         );
         assert_eq!(plan.cursors(4..4).count(), 0);
-        let pieces: Vec<_> = PrefetchPlan::none(line(9))
-            .cursors(1..7)
-            .map(|(piece, cursor)| (piece, cursor.l1))
-            .collect();
+        let pieces: Vec<_> =
+            PrefetchPlan::none(line(9)).cursors(1..7).map(|(piece, cursor)| (piece, cursor.l1)).collect();
         assert_eq!(pieces, [(1..7, at_hand)]);
     }
 
@@ -419,9 +369,6 @@ mod tests {
         for _ in 0..2 * SEGMENTS {
             prefetch.add(PrefetchRows::new(&raw const byte, 1, 3, 1));
         }
-        assert_eq!(
-            std::iter::from_fn(|| prefetch.next_line()).count(),
-            3 * SEGMENTS
-        );
+        assert_eq!(std::iter::from_fn(|| prefetch.next_line()).count(), 3 * SEGMENTS);
     }
 }

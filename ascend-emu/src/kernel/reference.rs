@@ -8,8 +8,7 @@
 mod number;
 
 use ascend_spec::attention_problem::{
-    AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, SequenceRows,
-    SmallTensor, TensorRole, Work,
+    AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, SequenceRows, SmallTensor, TensorRole, Work,
 };
 use ascend_spec::{DType, MaskGeometry};
 
@@ -27,9 +26,7 @@ pub struct Inputs<'a> {
 
 impl std::fmt::Debug for Inputs<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inputs")
-            .field("dtype", &self.dtype)
-            .finish_non_exhaustive()
+        f.debug_struct("Inputs").field("dtype", &self.dtype).finish_non_exhaustive()
     }
 }
 
@@ -77,11 +74,8 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
     let counted = [problem.key_quantisation, problem.value_quantisation];
     let mut counted = counted.into_iter().flatten().map(|affine| affine.scale);
     let behind = counted.find(|grid| grid.counts == Counts::Concatenated);
-    let call = Call {
-        problem,
-        inputs,
-        groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)),
-    };
+    let call =
+        Call { problem, inputs, groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)) };
     let padding = call.padding();
     for (b, (extent, mask)) in problem.sequences(padding).enumerate() {
         let (place, written) = if problem.packed {
@@ -90,17 +84,12 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
             (b, 0..problem.query_rows)
         };
         for kv_head in 0..problem.kv_heads {
-            let keys: Vec<_> = (0..extent.keys())
-                .map(|j| call.key(b, &extent, kv_head, j))
-                .collect();
-            let values: Vec<_> = (0..extent.keys())
-                .map(|j| call.value(b, &extent, kv_head, j))
-                .collect();
+            let keys: Vec<_> = (0..extent.keys()).map(|j| call.key(b, &extent, kv_head, j)).collect();
+            let values: Vec<_> = (0..extent.keys()).map(|j| call.value(b, &extent, kv_head, j)).collect();
             let group = problem.group();
             for head in kv_head * group..(kv_head + 1) * group {
                 for row in written.clone() {
-                    let computed =
-                        call.row((b, place), (&extent, mask), head, row, (&keys, &values));
+                    let computed = call.row((b, place), (&extent, mask), head, row, (&keys, &values));
                     let element = (place * problem.heads + head) * problem.query_rows + row;
                     outputs.attention[element * problem.value_dim..][..problem.value_dim]
                         .copy_from_slice(&computed.attention);
@@ -157,23 +146,14 @@ impl Call<'_, '_, '_> {
             softmax,
         };
         let zeros = vec![0.0; problem.value_dim];
-        let Some(i) = row
-            .checked_sub(extent.q_first)
-            .filter(|&i| i < extent.q_len)
-        else {
-            return Row {
-                attention: zeros,
-                lse: f64::INFINITY,
-                softmax: (0.0, 0.0),
-            };
+        let Some(i) = row.checked_sub(extent.q_first).filter(|&i| i < extent.q_len) else {
+            return Row { attention: zeros, lse: f64::INFINITY, softmax: (0.0, 0.0) };
         };
         let geometry = match self.inputs.geometry {
             Some(geometry) => *geometry,
             None => problem.geometry(b),
         };
-        let in_sight: Vec<usize> = (0..extent.keys())
-            .filter(|&j| geometry.sees(i as u64, j as u64))
-            .collect();
+        let in_sight: Vec<usize> = (0..extent.keys()).filter(|&j| geometry.sees(i as u64, j as u64)).collect();
         let mask = mask.map(|mask| mask.of_head(head));
         let hidden = |j: usize| {
             let element = mask.and_then(|mask| mask.element(i, j));
@@ -199,13 +179,10 @@ impl Call<'_, '_, '_> {
         };
         let visible: Vec<usize> = in_sight.iter().copied().filter(|&j| !hidden(j)).collect();
         let int8 = problem.int8_query.map(|int8| {
-            [int8.score_scale, int8.weight_scale, int8.product_scale]
-                .map(|grid| self.factor(&grid, (0, 0, 0), 0))
+            [int8.score_scale, int8.weight_scale, int8.product_scale].map(|grid| self.factor(&grid, (0, 0, 0), 0))
         });
         let quantise = |weight: f64| match int8 {
-            Some([_, weight_scale, _]) => (weight * weight_scale)
-                .round_ties_even()
-                .clamp(-128.0, 127.0),
+            Some([_, weight_scale, _]) => (weight * weight_scale).round_ties_even().clamp(-128.0, 127.0),
             None => weight,
         };
         let output_scale = int8.map_or(1.0, |[.., output_scale]| output_scale);
@@ -241,29 +218,18 @@ impl Call<'_, '_, '_> {
             .collect();
         // The attention sink is a score without a value.
         let sink = problem.sink.map(|sink| self.factor(&sink, (0, head, 0), 0));
-        let max = scores
-            .iter()
-            .copied()
-            .chain(sink)
-            .fold(f64::NEG_INFINITY, f64::max);
+        let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
         let output = |d: usize| {
-            let weighted: f64 = visible
-                .iter()
-                .zip(&weights)
-                .map(|(&j, &weight)| kept(j) * quantise(weight) * values[j][d])
-                .sum();
+            let weighted: f64 =
+                visible.iter().zip(&weights).map(|(&j, &weight)| kept(j) * quantise(weight) * values[j][d]).sum();
             weighted * output_scale / sum
         };
         let outputs = (0..problem.value_dim).map(output).collect();
         let summand = problem.probability_scale;
         let summand = summand.map_or(0.0, |grid| self.factor(&grid, (0, 0, 0), 0).ln());
-        Row {
-            attention: self.quantise_output(outputs, head),
-            lse: max + sum.ln() + summand,
-            softmax: (max, sum),
-        }
+        Row { attention: self.quantise_output(outputs, head), lse: max + sum.ln() + summand, softmax: (max, sum) }
     }
 
     /// Reads a query, followed by its rotary part.
@@ -300,14 +266,7 @@ impl Call<'_, '_, '_> {
         let mut key: Vec<f64> = (0..problem.head_dim)
             .map(|d| {
                 let stored = self.element(role, &rows, key_row, d);
-                self.dequantise(
-                    &problem.key_quantisation,
-                    stored,
-                    (b, extent, j),
-                    &position,
-                    head,
-                    d,
-                )
+                self.dequantise(&problem.key_quantisation, stored, (b, extent, j), &position, head, d)
             })
             .collect();
         if let Some(rope) = &own.key_rope {
@@ -336,14 +295,7 @@ impl Call<'_, '_, '_> {
         (0..problem.value_dim)
             .map(|d| {
                 let stored = self.element(role, &rows, value_row, d);
-                self.dequantise(
-                    &problem.value_quantisation,
-                    stored,
-                    (b, extent, j),
-                    &position,
-                    head,
-                    d,
-                )
+                self.dequantise(&problem.value_quantisation, stored, (b, extent, j), &position, head, d)
             })
             .collect()
     }
@@ -351,18 +303,13 @@ impl Call<'_, '_, '_> {
     /// The position of key `j` of a sequence; `None` if the cache does not have its block.
     fn position(&self, b: usize, extent: &SequenceRows, j: usize) -> Option<RowPosition> {
         let Some(own) = j.checked_sub(extent.prefix) else {
-            return Some(RowPosition {
-                in_prefix: true,
-                batch: 0,
-                row: j,
-            });
+            return Some(RowPosition { in_prefix: true, batch: 0, row: j });
         };
         let (batch, row) = match &self.problem.pages {
             None => (self.problem.key_value(b).batch, extent.kv_first + own),
             Some(pages) => {
                 let column = own / pages.block_size;
-                let entry =
-                    pages.table.offset + b as i64 * pages.row + column as i64 * pages.column;
+                let entry = pages.table.offset + b as i64 * pages.row + column as i64 * pages.column;
                 let block = self.number(pages.table.role, pages.table.dtype, entry)?;
                 if block < 0.0 || block >= pages.blocks as f64 || column >= pages.columns {
                     return None;
@@ -370,11 +317,7 @@ impl Call<'_, '_, '_> {
                 (block as usize, own % pages.block_size)
             }
         };
-        Some(RowPosition {
-            in_prefix: false,
-            batch,
-            row,
-        })
+        Some(RowPosition { in_prefix: false, batch, row })
     }
 
     /// Dequantises an element of key or value `j`: `(stored + offset) * scale`.
@@ -433,11 +376,7 @@ impl Call<'_, '_, '_> {
         let Some(bias) = &self.problem.bias else {
             return 0.0;
         };
-        let factor = if bias.before_scale {
-            self.problem.scale
-        } else {
-            1.0
-        };
+        let factor = if bias.before_scale { self.problem.scale } else { 1.0 };
         let element = match self.problem.terms_of(row.0).and_then(|terms| terms.bias) {
             Some(rows) => {
                 let element = rows.element(row.1, i, j);
@@ -451,18 +390,11 @@ impl Call<'_, '_, '_> {
 
     /// The entry of a grid for element `d` of a row; NaN if the tensor does not have it.
     fn factor(&self, grid: &Grid, row: (usize, usize, usize), d: usize) -> f64 {
-        self.number(grid.tensor.role, grid.tensor.dtype, grid.at(row, d))
-            .unwrap_or(f64::NAN)
+        self.number(grid.tensor.role, grid.tensor.dtype, grid.at(row, d)).unwrap_or(f64::NAN)
     }
 
     /// Element `d` of a row; NaN if the tensor does not have it.
-    fn element(
-        &self,
-        role: TensorRole,
-        rows: &Rows,
-        (batch, head, row): (usize, usize, usize),
-        d: usize,
-    ) -> f64 {
+    fn element(&self, role: TensorRole, rows: &Rows, (batch, head, row): (usize, usize, usize), d: usize) -> f64 {
         let dtype = self.stored(rows.dtype);
         let index = rows.element((batch, head, row), d);
         self.number(role, dtype, index).unwrap_or(f64::NAN)
@@ -470,11 +402,7 @@ impl Call<'_, '_, '_> {
 
     /// The type of the elements of a tensor whose description has the type `described`.
     fn stored(&self, described: DType) -> DType {
-        if described == self.problem.dtype() {
-            self.inputs.dtype
-        } else {
-            described
-        }
+        if described == self.problem.dtype() { self.inputs.dtype } else { described }
     }
 
     /// An element of a tensor; `None` if the tensor does not have it.

@@ -145,13 +145,11 @@ fn rows<'a>(
     sequence: &'a Sequence,
 ) -> impl IndexedParallelIterator<Item = Row<'a>> + use<'a> {
     let heads = problem.heads;
-    (0..sequence.q_len * heads)
-        .into_par_iter()
-        .map(move |index| Row {
-            sequence,
-            head: index % heads,
-            row: index / heads,
-        })
+    (0..sequence.q_len * heads).into_par_iter().map(move |index| Row {
+        sequence,
+        head: index % heads,
+        row: index / heads,
+    })
 }
 
 /// The first row whose merged sum is lost, so that it cannot be merged again, and why.
@@ -165,26 +163,15 @@ pub(crate) unsafe fn lost_row(
     buffers: &Buffers,
 ) -> Option<(String, Violation)> {
     problem.sequences(ends).find_map(|sequence| {
-        rows(problem, &sequence)
-            .with_min_len(ROWS)
-            .find_map_first(|row| {
-                // SAFETY: the caller keeps this contract.
-                let (prev, cur) = unsafe { parts(problem, buffers, row) };
-                let violation = admits(prev, cur).err()?;
-                // If only one part has keys, a merge only moves the maximum, unless the sum is lost by that.
-                let lost = !merge(prev, cur).part.sum.is_normal();
-                let Row {
-                    sequence,
-                    head,
-                    row,
-                } = row;
-                lost.then(|| {
-                    (
-                        format!("row {row} of head {head} of sequence {}", sequence.index),
-                        violation,
-                    )
-                })
-            })
+        rows(problem, &sequence).with_min_len(ROWS).find_map_first(|row| {
+            // SAFETY: the caller keeps this contract.
+            let (prev, cur) = unsafe { parts(problem, buffers, row) };
+            let violation = admits(prev, cur).err()?;
+            // If only one part has keys, a merge only moves the maximum, unless the sum is lost by that.
+            let lost = !merge(prev, cur).part.sum.is_normal();
+            let Row { sequence, head, row } = row;
+            lost.then(|| (format!("row {row} of head {head} of sequence {}", sequence.index), violation))
+        })
     })
 }
 
@@ -228,9 +215,7 @@ pub(crate) unsafe fn run(problem: &RingUpdateProblem, ends: &[i64], buffers: &Bu
 unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
     let out = &buffers.out;
     // Elements of a view may share memory, so only one thread writes to one.
-    let apart = [out.attn, out.max, out.sum]
-        .iter()
-        .all(|elements| elements.contiguous);
+    let apart = [out.attn, out.max, out.sum].iter().all(|elements| elements.contiguous);
     // Sequences with descending ends overlap, so they are merged one after the other.
     for sequence in problem.sequences(ends) {
         let rows = rows(problem, &sequence);
@@ -253,18 +238,14 @@ unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Ro
     let merged = merge(prev, cur);
     let softmax = row.softmax(problem);
     for copy in softmax..softmax + SoftmaxOrder::COPIES {
-        for (to, number) in [
-            (&buffers.out.max, merged.part.max),
-            (&buffers.out.sum, merged.part.sum),
-        ] {
+        for (to, number) in [(&buffers.out.max, merged.part.max), (&buffers.out.sum, merged.part.sum)] {
             // SAFETY: the row is one of the problem's, whose softmax tensors have all copies of its number.
             unsafe { to.at::<f32>(copy).write_unaligned(number) };
         }
     }
     let first = row.attention(problem);
     let Buffers { prev, cur, out } = buffers;
-    let [prev, cur, out] =
-        [prev, cur, out].map(|triple| (triple.attn.at::<T>(first), triple.attn.step()));
+    let [prev, cur, out] = [prev, cur, out].map(|triple| (triple.attn.at::<T>(first), triple.attn.step()));
     for d in 0..problem.head_dim as isize {
         let place = |(first, step): (*mut T, isize)| first.wrapping_offset(step * d);
         // SAFETY: the row's elements are those along the last axis of tensors that have it.

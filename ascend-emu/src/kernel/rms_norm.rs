@@ -65,10 +65,7 @@ pub(crate) unsafe fn run(
 /// # Safety
 ///
 /// As for [`run`]; `gamma` has elements `T`.
-unsafe fn weights<T: Number>(
-    problem: &RmsNormProblem,
-    buffers: &Buffers,
-) -> Result<Vec<f64>, HostMemoryExhausted> {
+unsafe fn weights<T: Number>(problem: &RmsNormProblem, buffers: &Buffers) -> Result<Vec<f64>, HostMemoryExhausted> {
     // SAFETY: the caller keeps this contract, and gamma has as many elements as a row.
     let weight = |column| f64::from(unsafe { buffers.gamma.read::<T>(column) }.widen());
     try_collect((0..problem.columns).map(weight))

@@ -46,11 +46,7 @@ struct Split {
 pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, HostMemoryExhausted> {
     let blocks = longest_first(blocks(attention)?)?;
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
-    let count = if busy == 0 || busy >= FEW_BLOCKS {
-        1
-    } else {
-        WANTED_TASKS.div_ceil(busy)
-    };
+    let count = if busy == 0 || busy >= FEW_BLOCKS { 1 } else { WANTED_TASKS.div_ceil(busy) };
     let dims = (attention.dim + attention.value_dim) as u64;
     let work = blocks.iter().map(Task::work).fold(0, u64::saturating_add);
     let work = work.saturating_mul(dims);
@@ -66,10 +62,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, Host
         }
         for (number, first) in block.keys.clone().step_by(length).enumerate() {
             let keys = first..block.keys.end.min(first + length);
-            let task = Task {
-                keys,
-                ..block.clone()
-            };
+            let task = Task { keys, ..block.clone() };
             tasks.push((task, Some((splits.len(), number))));
         }
         let results = SplitKv::new(block.keys.len().div_ceil(length));
@@ -85,12 +78,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, Host
         let Some(sequence) = attention.sequences.get(task.sequence) else {
             return;
         };
-        let context = TaskContext {
-            attention,
-            sequence,
-            task,
-            scratch,
-        };
+        let context = TaskContext { attention, sequence, task, scratch };
         let split = split.map(|(split, number)| (&splits[split], number));
         level.run(ComputeTask { context, split });
     });
@@ -110,11 +98,7 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
     };
     // Where full-size blocks are few, smaller blocks are better than splitting the keys, whose results have to be
     // combined.
-    let size = if count(prefill::QUERIES) < FEW_BLOCKS {
-        prefill::QUERIES / 2
-    } else {
-        prefill::QUERIES
-    };
+    let size = if count(prefill::QUERIES) < FEW_BLOCKS { prefill::QUERIES / 2 } else { prefill::QUERIES };
     let mut blocks = try_with_capacity(count(size))?;
     for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
@@ -123,12 +107,7 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
             for first in (0..queries).step_by(size) {
                 let queries = first..queries.min(first + size);
                 let keys = sequence.span(attention.rows(&queries), &all);
-                blocks.push(Task {
-                    sequence: number,
-                    kv_head,
-                    queries,
-                    keys,
-                });
+                blocks.push(Task { sequence: number, kv_head, queries, keys });
             }
         }
     }
@@ -150,9 +129,7 @@ fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, HostMemoryExhausted> {
     }
     // Blocks with the same amount of work keep their order.
     order.sort_unstable();
-    let sorted = order
-        .into_iter()
-        .filter_map(|(.., place)| blocks.get(place));
+    let sorted = order.into_iter().filter_map(|(.., place)| blocks.get(place));
     let mut all = try_with_capacity(blocks.len())?;
     all.extend(sorted.cloned());
     Ok(all)
@@ -180,16 +157,9 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
             bytes.fetch_add(scratch.used(), Ordering::Relaxed);
         });
     };
-    let workers = if parallel {
-        rayon::current_num_threads().min(count)
-    } else {
-        1
-    };
+    let workers = if parallel { rayon::current_num_threads().min(count) } else { 1 };
     if workers > 1 {
-        (0..workers)
-            .into_par_iter()
-            .with_max_len(1)
-            .for_each(|_| worker());
+        (0..workers).into_par_iter().with_max_len(1).for_each(|_| worker());
     } else {
         worker();
     }
@@ -228,11 +198,6 @@ impl Kernel for ComputeTask<'_> {
                 }
             }
         };
-        simd.outline(Epilogue {
-            attention,
-            sequence,
-            task,
-            softmax,
-        });
+        simd.outline(Epilogue { attention, sequence, task, softmax });
     }
 }

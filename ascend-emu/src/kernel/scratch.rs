@@ -40,11 +40,7 @@ impl Scratch {
     }
 
     /// `count` vectors, each on its own cache line, and `bits` words of 16 bits.
-    pub(super) fn vectors_and_bits(
-        &mut self,
-        count: usize,
-        bits: usize,
-    ) -> (&mut [Vector], &mut [u16]) {
+    pub(super) fn vectors_and_bits(&mut self, count: usize, bits: usize) -> (&mut [Vector], &mut [u16]) {
         let floats = count * WIDTH + ALIGN / size_of::<f32>();
         let bytes = floats * size_of::<f32>() + bits * size_of::<u16>();
         self.used = self.used.max(bytes);
@@ -54,11 +50,7 @@ impl Scratch {
         if self.bits.len() < bits {
             self.bits.resize(bits, 0);
         }
-        let skip = self
-            .floats
-            .as_ptr()
-            .align_offset(ALIGN)
-            .min(self.floats.len());
+        let skip = self.floats.as_ptr().align_offset(ALIGN).min(self.floats.len());
         let (aligned, _) = self.floats[skip..].as_chunks_mut();
         (&mut aligned[..count], &mut self.bits[..bits])
     }

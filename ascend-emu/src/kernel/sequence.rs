@@ -8,9 +8,7 @@ use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
 use crate::host_memory::HostMemoryExhausted;
 use ascend_spec::MaskGeometry;
-use ascend_spec::attention_problem::{
-    self, AttentionProblem, DropRows, MaskRows, Rows, TensorRole,
-};
+use ascend_spec::attention_problem::{self, AttentionProblem, DropRows, MaskRows, Rows, TensorRole};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -61,17 +59,9 @@ impl Sequence {
         let key_value = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),
-            None => (
-                key_value.batch + 1,
-                extent.kv_first.saturating_add(extent.kv_len),
-            ),
+            None => (key_value.batch + 1, extent.kv_first.saturating_add(extent.kv_len)),
         };
-        let sizes = |batch, rows, dim| Sizes {
-            batch,
-            heads: problem.kv_heads,
-            rows,
-            dim,
-        };
+        let sizes = |batch, rows, dim| Sizes { batch, heads: problem.kv_heads, rows, dim };
         let source = |role, rows_of: &Rows, dim| {
             // SAFETY: the problem touches at least the valid rows of this tensor, or all of it where it is paged.
             unsafe { InputTensor::new(buffers.base(role), rows_of, sizes(batch, rows, dim), types) }
@@ -91,27 +81,13 @@ impl Sequence {
                 key: KvTensor {
                     dim: problem.head_dim,
                     own: source(TensorRole::Key(index), &key_value.key, problem.head_dim),
-                    prefix: shared(
-                        TensorRole::KeyPrefix,
-                        prefix.map(|prefix| prefix.key),
-                        problem.head_dim,
-                    ),
-                    rope: key_value
-                        .key_rope
-                        .map(|rope| source(TensorRole::KeyRope, &rope, problem.rope_dim)),
+                    prefix: shared(TensorRole::KeyPrefix, prefix.map(|prefix| prefix.key), problem.head_dim),
+                    rope: key_value.key_rope.map(|rope| source(TensorRole::KeyRope, &rope, problem.rope_dim)),
                 },
                 value: KvTensor {
                     dim: problem.value_dim,
-                    own: source(
-                        TensorRole::Value(index),
-                        &key_value.value,
-                        problem.value_dim,
-                    ),
-                    prefix: shared(
-                        TensorRole::ValuePrefix,
-                        prefix.map(|prefix| prefix.value),
-                        problem.value_dim,
-                    ),
+                    own: source(TensorRole::Value(index), &key_value.value, problem.value_dim),
+                    prefix: shared(TensorRole::ValuePrefix, prefix.map(|prefix| prefix.value), problem.value_dim),
                     rope: None,
                 },
                 prefix: extent.prefix,
@@ -121,20 +97,14 @@ impl Sequence {
                         // SAFETY: the problem touches the block table.
                         Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, extent.kv_len) }?)
                     }
-                    None => Storage::Rows {
-                        batch: key_value.batch,
-                        first: extent.kv_first,
-                        position: extent.kv_position,
-                    },
+                    None => {
+                        Storage::Rows { batch: key_value.batch, first: extent.kv_first, position: extent.kv_position }
+                    }
                 },
             },
             batch: if problem.packed { 0 } else { b },
             head: 0,
-            rows: if problem.packed {
-                extent.q_len
-            } else {
-                problem.query_rows
-            },
+            rows: if problem.packed { extent.q_len } else { problem.query_rows },
             first: extent.q_first,
             end: problem.query_rows,
             origin: match problem.slopes {
@@ -154,17 +124,8 @@ impl Sequence {
     /// # Safety
     ///
     /// As for [`super::run`], for as long as the value is used.
-    pub(super) unsafe fn without_keys(
-        problem: &AttentionProblem<'_>,
-        buffers: &Buffers<'_>,
-        batch: usize,
-    ) -> Self {
-        let tensor = || KvTensor {
-            dim: 0,
-            own: InputTensor::Absent,
-            prefix: InputTensor::Absent,
-            rope: None,
-        };
+    pub(super) unsafe fn without_keys(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>, batch: usize) -> Self {
+        let tensor = || KvTensor { dim: 0, own: InputTensor::Absent, prefix: InputTensor::Absent, rope: None };
         Sequence {
             geometry: MaskGeometry::full(0, 0),
             kv: KeyValues {
@@ -172,11 +133,7 @@ impl Sequence {
                 value: tensor(),
                 prefix: 0,
                 sequence: batch,
-                storage: Storage::Rows {
-                    batch: 0,
-                    first: 0,
-                    position: 0,
-                },
+                storage: Storage::Rows { batch: 0, first: 0, position: 0 },
             },
             batch,
             head: 0,
@@ -263,8 +220,5 @@ unsafe fn softmax_outputs(
         // SAFETY: the problem touches the numbers of each row of the sequence.
         Some(unsafe { WriteTensor::new(buffers.base(role), &rows, extents.into()) })
     };
-    Some([
-        output(TensorRole::SoftmaxMax, softmax.max_offset)?,
-        output(TensorRole::SoftmaxSum, softmax.sum_offset)?,
-    ])
+    Some([output(TensorRole::SoftmaxMax, softmax.max_offset)?, output(TensorRole::SoftmaxSum, softmax.sum_offset)?])
 }

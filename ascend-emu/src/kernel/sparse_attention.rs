@@ -72,8 +72,7 @@ unsafe fn run_under(
     contents: SparseContents<'_>,
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
-    let [of_query, of_key] =
-        [problem.sequences.query, problem.sequences.key].map(|room| room.layout);
+    let [of_query, of_key] = [problem.sequences.query, problem.sequences.key].map(|room| room.layout);
     let (out, sizes) = buffers.out.rows(of_query);
     // SAFETY: the caller keeps this contract.
     let (mut attention, key, rope) = unsafe {
@@ -99,8 +98,7 @@ unsafe fn run_under(
     loop {
         attention.sequences = try_with_capacity(ROWS)?;
         for (sequence, row) in rows.by_ref().take(ROWS) {
-            let storage =
-                Storage::Listed(listed(problem, &contents, buffers.lists, (&sequence, row))?);
+            let storage = Storage::Listed(listed(problem, &contents, buffers.lists, (&sequence, row))?);
             let number = sequence.first_query + row;
             let place = match sizes.batch {
                 1 => (0, number),
@@ -112,9 +110,7 @@ unsafe fn run_under(
             let kv = latent_rows(key, rope, storage);
             let (batch, row) = place;
             let rows = (batch, 0, row..row + 1);
-            attention
-                .sequences
-                .push(Sequence::listed(rows, kv, softmax));
+            attention.sequences.push(Sequence::listed(rows, kv, softmax));
         }
         if attention.sequences.is_empty() {
             return Ok(());
@@ -136,22 +132,13 @@ fn listed(
     let list = &list[..list.len().min(problem.entries)];
     let chosen = problem.chosen(list, candidates);
     let mut rows = try_with_capacity(chosen.clone().map(|keys| keys.len()).sum())?;
-    rows.extend(
-        chosen
-            .flatten()
-            .map(|key| problem.sequences.key(contents, sequence, key)),
-    );
+    rows.extend(chosen.flatten().map(|key| problem.sequences.key(contents, sequence, key)));
     Ok(ListedRows::new(rows))
 }
 
 /// The keys of a row, whose beginning are the values.
 fn latent_rows(key: InputTensor, rope: Option<InputTensor>, storage: Storage) -> KeyValues {
-    let tensor = |dim, rope| KvTensor {
-        dim,
-        own: key,
-        prefix: InputTensor::Absent,
-        rope,
-    };
+    let tensor = |dim, rope| KvTensor { dim, own: key, prefix: InputTensor::Absent, rope };
     KeyValues {
         key: tensor(key.sizes().dim, rope),
         value: tensor(SparseFlashProblem::DIM, None),
@@ -183,12 +170,7 @@ unsafe fn softmax_row(output: &TokenRows<'_>, (batch, row): (usize, usize)) -> W
         lanes: 0,
         dtype: output.desc.dtype,
     };
-    let sizes = Sizes {
-        batch: 1,
-        heads,
-        rows: 1,
-        dim: 1,
-    };
+    let sizes = Sizes { batch: 1, heads, rows: 1, dim: 1 };
     // SAFETY: the caller's promise.
     unsafe { WriteTensor::new(output.base, &rows, sizes) }
 }
@@ -223,11 +205,7 @@ mod tests {
 
     impl Call {
         fn new([heads, rows, keys, entries, block]: [usize; 5]) -> Self {
-            let room = |rows| Room {
-                layout: TokenLayout::Tnd,
-                outer: 1,
-                rows,
-            };
+            let room = |rows| Room { layout: TokenLayout::Tnd, outer: 1, rows };
             let blocks = keys.div_ceil(block);
             let list = |row| (0..entries).map(move |place| ((place * 7 + row) % blocks) as i64);
             Call {
@@ -289,14 +267,12 @@ mod tests {
                     query_rope: Some(read(1)),
                     key: read(2),
                     key_rope: Some(read(3)),
-                    out: TokenRows {
-                        desc: &descs[0],
-                        base: out.as_mut_ptr().cast(),
-                    },
-                    softmax: Some(softmax.each_mut().map(|numbers| TokenRows {
-                        desc: &descs[4],
-                        base: numbers.as_mut_ptr().cast(),
-                    })),
+                    out: TokenRows { desc: &descs[0], base: out.as_mut_ptr().cast() },
+                    softmax: Some(
+                        softmax
+                            .each_mut()
+                            .map(|numbers| TokenRows { desc: &descs[4], base: numbers.as_mut_ptr().cast() }),
+                    ),
                     lists: &self.lists,
                 };
                 let numbers = [vec![rows as i64], vec![self.keys as i64], Vec::new()];
@@ -313,8 +289,7 @@ mod tests {
             let candidates = self.keys + row + 1 - self.rows();
             let list = &self.lists[row * entries..][..entries];
             let read = list.iter().take(candidates.div_ceil(block));
-            let keys =
-                read.flat_map(|&entry| (0..block).map(move |key| entry as usize * block + key));
+            let keys = read.flat_map(|&entry| (0..block).map(move |key| entry as usize * block + key));
             keys.filter(|&key| key < candidates).collect()
         }
     }
@@ -330,8 +305,7 @@ mod tests {
             pairs.map(|(a, b)| a * b).sum()
         };
         let keys = call.chosen(query / call.problem.heads);
-        let score =
-            |&key: &usize| 0.1 * (dot([0, 2], [query, key], DIM) + dot([1, 3], [query, key], ROPE));
+        let score = |&key: &usize| 0.1 * (dot([0, 2], [query, key], DIM) + dot([1, 3], [query, key], ROPE));
         let scores: Vec<f64> = keys.iter().map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
@@ -347,12 +321,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_attends_to_the_lists_and_threads_change_no_bit() {
-        for sizes in [
-            [1, 3, 40, 40, 1],
-            [2, 2, 1500, 700, 2],
-            [16, 5, 120, 13, 8],
-            [128, 1, 800, 700, 1],
-        ] {
+        for sizes in [[1, 3, 40, 40, 1], [2, 2, 1500, 700, 2], [16, 5, 120, 13, 8], [128, 1, 800, 700, 1]] {
             let call = Call::new(sizes);
             let queries = call.rows() * call.problem.heads;
             let wanted: Vec<_> = (0..queries).map(|query| defined(&call, query)).collect();
@@ -362,15 +331,9 @@ mod tests {
                 let (out, [maxima, sums]) = got;
                 for (query, (max, sum, want)) in wanted.iter().enumerate() {
                     assert!((f64::from(maxima[query]) - max).abs() < 1e-4, "{sizes:?}");
-                    assert!(
-                        (f64::from(sums[query]) / sum - 1.0).abs() < 1e-4,
-                        "{sizes:?}"
-                    );
+                    assert!((f64::from(sums[query]) / sum - 1.0).abs() < 1e-4, "{sizes:?}");
                     for (got, want) in out[query * DIM..].iter().zip(want) {
-                        assert!(
-                            (got.to_f64() - want).abs() < 2e-3,
-                            "{sizes:?}: {got} is not {want}"
-                        );
+                        assert!((got.to_f64() - want).abs() < 2e-3, "{sizes:?}: {got} is not {want}");
                     }
                 }
             }

@@ -18,20 +18,12 @@ pub(super) struct PartialResult {
 
 impl PartialResult {
     fn of(softmax: &OnlineSoftmax<'_>) -> Self {
-        PartialResult {
-            max: softmax.max.to_vec(),
-            sum: softmax.sum.to_vec(),
-            out: softmax.out.to_vec(),
-        }
+        PartialResult { max: softmax.max.to_vec(), sum: softmax.sum.to_vec(), out: softmax.out.to_vec() }
     }
 
     /// The online softmax of the keys.
     pub(super) fn softmax(&mut self) -> OnlineSoftmax<'_> {
-        OnlineSoftmax {
-            max: &mut self.max,
-            sum: &mut self.sum,
-            out: &mut self.out,
-        }
+        OnlineSoftmax { max: &mut self.max, sum: &mut self.sum, out: &mut self.out }
     }
 
     /// Combines the result with that of other keys: rescales both to the larger maximum and adds them.
@@ -86,15 +78,8 @@ impl SplitKv {
     /// Adds partial result `number`. The call that adds the last missing one returns the combined result.
     pub(super) fn add(&self, number: usize, softmax: &OnlineSoftmax<'_>) -> Option<PartialResult> {
         let mut combining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let CombinedResults {
-            combined,
-            next,
-            waiting,
-            most,
-            bytes,
-        } = &mut *combining;
-        *bytes =
-            size_of_val(&*softmax.max) + size_of_val(&*softmax.sum) + size_of_val(&*softmax.out);
+        let CombinedResults { combined, next, waiting, most, bytes } = &mut *combining;
+        *bytes = size_of_val(&*softmax.max) + size_of_val(&*softmax.sum) + size_of_val(&*softmax.out);
         if number != *next {
             *waiting.get_mut(number)? = Some(PartialResult::of(softmax));
         } else {
@@ -132,11 +117,7 @@ mod tests {
 
     /// The partial result of one query and one key with this score and value.
     fn partial(score: f32, value: f32) -> PartialResult {
-        PartialResult {
-            max: vec![score],
-            sum: vec![1.0],
-            out: vec![[value; WIDTH]],
-        }
+        PartialResult { max: vec![score], sum: vec![1.0], out: vec![[value; WIDTH]] }
     }
 
     #[test]
@@ -180,11 +161,7 @@ mod tests {
     #[test]
     fn two_results_without_keys_combine_to_one_without_keys() {
         let all = SplitKv::new(2);
-        let nothing = || PartialResult {
-            max: vec![f32::NEG_INFINITY],
-            sum: vec![0.0],
-            out: vec![[0.0; WIDTH]],
-        };
+        let nothing = || PartialResult { max: vec![f32::NEG_INFINITY], sum: vec![0.0], out: vec![[0.0; WIDTH]] };
         assert!(all.add(0, &nothing().softmax()).is_none());
         let whole = all.add(1, &nothing().softmax());
         assert!(whole.is_some_and(|whole| whole.sum == [0.0] && whole.out == [[0.0; WIDTH]]));

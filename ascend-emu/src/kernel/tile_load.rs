@@ -45,11 +45,7 @@ pub(crate) enum Destination<'a> {
     /// Whole rows, a [`stride`] apart.
     Rows(&'a mut [Vector]),
     /// In slices, from row `first` of the tile on. `row` is a buffer for one row.
-    Tile {
-        tile: &'a mut [Vector],
-        first: usize,
-        row: &'a mut [Vector],
-    },
+    Tile { tile: &'a mut [Vector], first: usize, row: &'a mut [Vector] },
 }
 
 /// The rows of a KV tile to load.
@@ -131,13 +127,7 @@ impl LoadRows<'_> {
             if rope.count() < rows.count() {
                 return None;
             }
-            self.widen(
-                simd,
-                destination,
-                rope,
-                (done, tensor.dim / WIDTH),
-                nonfinite,
-            );
+            self.widen(simd, destination, rope, (done, tensor.dim / WIDTH), nonfinite);
         }
         self.widen(simd, destination, rows, (done, 0), nonfinite);
         Some(rows.count())
@@ -178,27 +168,14 @@ impl LoadRows<'_> {
 
     /// Loads row number `j`, of any type and storage.
     #[inline(always)]
-    fn load_row<S: Simd>(
-        &self,
-        simd: S,
-        destination: &mut Destination<'_>,
-        j: usize,
-        nonfinite: &mut S::Register,
-    ) {
+    fn load_row<S: Simd>(&self, simd: S, destination: &mut Destination<'_>, j: usize, nonfinite: &mut S::Register) {
         let row = (self.load.kv_head, self.load.rows.start + j);
         let out = match destination {
             Destination::Rows(rows) => &mut rows[j * stride(self.vectors)..],
             Destination::Tile { row, .. } => &mut **row,
         };
         let kv = &self.load.sequence.kv;
-        kv.read(
-            simd,
-            self.tensor,
-            self.quantisation,
-            row,
-            (out, 1),
-            nonfinite,
-        );
+        kv.read(simd, self.tensor, self.quantisation, row, (out, 1), nonfinite);
         if let Destination::Tile { tile, first, row } = destination {
             for (slice, from) in row[..self.vectors].chunks(SLICE).enumerate() {
                 let to = tile_index(*first + j, slice * SLICE);
@@ -225,9 +202,7 @@ impl Kernel for LoadRows<'_> {
                 (None, InputTensor::Bf16(_)) => {
                     self.load_segment::<bf16, S>(simd, &mut destination, done, &mut nonfinite)
                 }
-                (None, _) => {
-                    self.load_segment::<f32, S>(simd, &mut destination, done, &mut nonfinite)
-                }
+                (None, _) => self.load_segment::<f32, S>(simd, &mut destination, done, &mut nonfinite),
             };
             done += match loaded {
                 Some(rows) => rows,

@@ -45,20 +45,13 @@ impl TokenRows<'_> {
 
     /// The rows of a tensor whose axes are in this order; `None` for a tensor of another rank.
     pub(super) fn ordered(&self, axes: Axes) -> Option<(Rows, Sizes)> {
-        let rows = Rows {
-            view: axes.view(self.desc, 0)?,
-            lanes: 0,
-            dtype: self.desc.dtype,
-        };
+        let rows = Rows { view: axes.view(self.desc, 0)?, lanes: 0, dtype: self.desc.dtype };
         Some((rows, axes.extents(&self.desc.shape, 0)?.into()))
     }
 
     /// The element types of a tensor that holds what it says.
     pub(super) fn types(&self) -> ElementTypes {
-        ElementTypes {
-            query: self.desc.dtype,
-            stored: self.desc.dtype,
-        }
+        ElementTypes { query: self.desc.dtype, stored: self.desc.dtype }
     }
 
     /// The tensor to be read.

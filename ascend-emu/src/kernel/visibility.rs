@@ -30,10 +30,7 @@ impl Lanes {
     /// The bits of some of the queries.
     #[inline(always)]
     fn bits(&self, queries: &Range<usize>) -> u16 {
-        let (first, end) = (
-            queries.start - self.queries.start,
-            queries.end - self.queries.start,
-        );
+        let (first, end) = (queries.start - self.queries.start, queries.end - self.queries.start);
         ((1u32 << end) - (1u32 << first)) as u16
     }
 
@@ -46,8 +43,7 @@ impl Lanes {
     /// The head of each of a row's queries, and its bit.
     fn heads_of(&self, row: u64) -> impl Iterator<Item = (usize, u16)> + '_ {
         let before = self.kv_head * self.group;
-        self.queries_of(row)
-            .map(move |query| (before + query % self.group, self.bits(&(query..query + 1))))
+        self.queries_of(row).map(move |query| (before + query % self.group, self.bits(&(query..query + 1))))
     }
 }
 
@@ -89,10 +85,7 @@ pub(crate) fn find_visible(
     }
     let coverage = match &sequence.mask_summary {
         _ if attention.mask.is_none() => Coverage::Visible,
-        Some(summary) => summary.coverage(
-            rows.clone(),
-            tile.start + visible.start..tile.start + visible.end,
-        ),
+        Some(summary) => summary.coverage(rows.clone(), tile.start + visible.start..tile.start + visible.end),
         None => Coverage::Mixed,
     };
     if coverage == Coverage::Hidden {
@@ -110,10 +103,8 @@ pub(crate) fn find_visible(
         }
         let is_visible = |lanes: &u16| lanes & used != used;
         let within = &hidden[visible.clone()];
-        let (Some(first), Some(last)) = (
-            within.iter().position(is_visible),
-            within.iter().rposition(is_visible),
-        ) else {
+        let (Some(first), Some(last)) = (within.iter().position(is_visible), within.iter().rposition(is_visible))
+        else {
             return (0..0, false);
         };
         let within = &within[first..=last];
@@ -186,22 +177,10 @@ impl<'s> MaskWindow<'s> {
             for row in rows.start..rows.end.min(sequence.geometry.q_len()) {
                 if mask_rows.differs_by_head() {
                     for (head, lane) in lanes.heads_of(row) {
-                        mask.hide(
-                            &mask_rows.of_head(head),
-                            row as usize,
-                            tile.start,
-                            lane,
-                            hidden,
-                        );
+                        mask.hide(&mask_rows.of_head(head), row as usize, tile.start, lane, hidden);
                     }
                 } else {
-                    mask.hide(
-                        mask_rows,
-                        row as usize,
-                        tile.start,
-                        lanes.of_row(row),
-                        hidden,
-                    );
+                    mask.hide(mask_rows, row as usize, tile.start, lanes.of_row(row), hidden);
                 }
             }
         }

@@ -18,12 +18,8 @@ impl PhysicalMemory {
     /// Makes a file of at most `len` bytes.
     #[cfg(target_os = "linux")]
     pub(crate) fn new(len: usize) -> Outcome<Self> {
-        let refused = |why: std::io::Error| {
-            failure!(
-                NOT_SUPPORTED,
-                "the operating system grants no file in memory: {why}"
-            )
-        };
+        let refused =
+            |why: std::io::Error| failure!(NOT_SUPPORTED, "the operating system grants no file in memory: {why}");
         // A file beyond the process's limit would end the process by a signal.
         let size = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
         if file_limit() < size.unsigned_abs() {
@@ -40,10 +36,7 @@ impl PhysicalMemory {
         if unsafe { libc::ftruncate(file.as_raw_fd(), size) } != 0 {
             return Err(refused(std::io::Error::last_os_error()));
         }
-        Ok(PhysicalMemory {
-            file,
-            parts: Arena::new(0, len),
-        })
+        Ok(PhysicalMemory { file, parts: Arena::new(0, len) })
     }
 
     /// Sets the first bytes of the file to a value. Says whether the system let it.
@@ -72,10 +65,7 @@ impl PhysicalMemory {
     /// Fails: the operating system has no such file.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn new(_len: usize) -> Outcome<Self> {
-        Err(failure!(
-            NOT_SUPPORTED,
-            "physical memory is emulated on Linux alone"
-        ))
+        Err(failure!(NOT_SUPPORTED, "physical memory is emulated on Linux alone"))
     }
 
     /// Takes a part of `bytes` bytes, which read as zero, and returns its offset in the file.
@@ -89,14 +79,8 @@ impl PhysicalMemory {
         {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             // SAFETY: the part is within this object's file, and is mapped nowhere.
-            let punched = unsafe {
-                libc::fallocate(
-                    self.file.as_raw_fd(),
-                    mode,
-                    offset as libc::off_t,
-                    bytes as libc::off_t,
-                )
-            };
+            let punched =
+                unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset as libc::off_t, bytes as libc::off_t) };
             if punched != 0 {
                 // The part would not read as zero again: it is not given out any more.
                 return;
@@ -121,12 +105,7 @@ impl PhysicalMemory {
     /// # Safety
     ///
     /// As for [`PhysicalMemory::show`].
-    pub(crate) unsafe fn show_privately(
-        &self,
-        host: *mut u8,
-        offset: usize,
-        bytes: usize,
-    ) -> Outcome {
+    pub(crate) unsafe fn show_privately(&self, host: *mut u8, offset: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise.
         unsafe { self.show_as(libc::MAP_PRIVATE | libc::MAP_NORESERVE, host, offset, bytes) }
     }
@@ -160,10 +139,7 @@ impl PhysicalMemory {
 /// The most bytes of a file of this process.
 #[cfg(target_os = "linux")]
 fn file_limit() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the place is valid. Should the system refuse, there is no limit.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
     limit.rlim_cur

@@ -41,10 +41,7 @@ impl Ranges {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let all = self
-            .all
-            .read()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let all = self.all.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         all.iter().find(|range| range.contains(address)).copied()
     }
 
@@ -60,51 +57,30 @@ impl Ranges {
 
     /// Reserves a range of at least `bytes` bytes.
     pub(crate) fn reserve(&self, bytes: usize) -> Outcome<Range> {
-        let len = bytes
-            .checked_next_multiple_of(Self::ALIGNMENT)
-            .filter(|len| *len <= isize::MAX as usize / 2);
+        let len = bytes.checked_next_multiple_of(Self::ALIGNMENT).filter(|len| *len <= isize::MAX as usize / 2);
         let len = len.ok_or_else(|| Self::refused(bytes))?;
         let mut idle = self.idle.lock();
         // The smallest that is large enough.
-        let fitting = idle
-            .iter()
-            .enumerate()
-            .filter(|(_, range)| range.len >= len);
+        let fitting = idle.iter().enumerate().filter(|(_, range)| range.len >= len);
         if let Some((at, _)) = fitting.min_by_key(|(_, range)| range.len) {
             return Ok(idle.swap_remove(at));
         }
         drop(idle);
-        let device =
-            map(len + Self::ALIGNMENT, libc::PROT_NONE).ok_or_else(|| Self::refused(bytes))?;
+        let device = map(len + Self::ALIGNMENT, libc::PROT_NONE).ok_or_else(|| Self::refused(bytes))?;
         let Some(backing) = map(len, libc::PROT_READ | libc::PROT_WRITE) else {
             // SAFETY: the range was mapped just now and nothing refers to it.
-            unsafe {
-                libc::munmap(
-                    ptr::with_exposed_provenance_mut(device),
-                    len + Self::ALIGNMENT,
-                )
-            };
+            unsafe { libc::munmap(ptr::with_exposed_provenance_mut(device), len + Self::ALIGNMENT) };
             return Err(Self::refused(bytes));
         };
-        let range = Range {
-            base: device.next_multiple_of(Self::ALIGNMENT),
-            len,
-            backing,
-        };
-        let mut all = self
-            .all
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let range = Range { base: device.next_multiple_of(Self::ALIGNMENT), len, backing };
+        let mut all = self.all.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         all.push(range);
         self.count.store(all.len(), Ordering::Release);
         Ok(range)
     }
 
     fn refused(bytes: usize) -> crate::status::Failure {
-        failure!(
-            MEMORY_ALLOCATION,
-            "the operating system grants no address range of {bytes} bytes"
-        )
+        failure!(MEMORY_ALLOCATION, "the operating system grants no address range of {bytes} bytes")
     }
 
     /// Takes back a range that [`Ranges::reserve`] gave, in which nothing is mapped.

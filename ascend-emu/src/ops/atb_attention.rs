@@ -13,9 +13,7 @@ use half::{bf16, f16};
 pub(crate) type AtbAttention = Attention<Arguments<TensorDesc>>;
 
 impl AttentionCall for Arguments<TensorDesc> {
-    unsafe fn truth_values(
-        launch: &Launch<'_, AtbAttention>,
-    ) -> Result<Option<TruthValues>, Fault> {
+    unsafe fn truth_values(launch: &Launch<'_, AtbAttention>) -> Result<Option<TruthValues>, Fault> {
         let op = launch.op;
         let (Some(problem), Some(mask)) = (&op.problem, op.arguments.mask) else {
             return Ok(None);
@@ -58,9 +56,7 @@ impl Numbers<'_> {
     /// The mask of the launch may be read.
     unsafe fn hides(&self, place: usize, row: usize, key: usize) -> Result<bool, Fault> {
         if place >= self.elements {
-            return Err(self.launch.fault(format_args!(
-                "mask: there is no number for row {row} and key {key}"
-            )));
+            return Err(self.launch.fault(format_args!("mask: there is no number for row {row} and key {key}")));
         }
         // SAFETY: the place is one of the mask's elements, which may be read. Alignment is not required.
         let bits = unsafe { self.first.add(place).read_unaligned() };
@@ -72,11 +68,7 @@ impl Numbers<'_> {
             Hiding::Shows => Ok(false),
             Hiding::Hides => Ok(true),
             Hiding::Weighs => {
-                let hides = if self.times_lowest {
-                    "1 or more"
-                } else {
-                    "-10000 or less"
-                };
+                let hides = if self.times_lowest { "1 or more" } else { "-10000 or less" };
                 Err(self.launch.fault(format_args!(
                     "mask: {number} for row {row} and key {key} is not emulated: 0 shows a key, and {hides} hides it"
                 )))
@@ -96,9 +88,7 @@ fn elements(desc: &TensorDesc) -> usize {
 
 /// The most rows and the most keys of a sequence.
 fn longest(problem: &AttentionProblem<'_>) -> (usize, usize) {
-    (0..problem.batch).fold((0, 0), |(rows, keys), b| {
-        (rows.max(problem.q_len(b)), keys.max(problem.kv_len(b)))
-    })
+    (0..problem.batch).fold((0, 0), |(rows, keys), b| (rows.max(problem.q_len(b)), keys.max(problem.kv_len(b))))
 }
 
 /// Truth values of a mask with a number for each row and key, which also hide the keys of tiles that are skipped.
@@ -161,11 +151,7 @@ unsafe fn of_square(
     }
     let of_sequence = rows.saturating_mul(keys);
     let mut values = numbers.zeros(of_sequence.saturating_mul(problem.batch))?;
-    let hides = |row: usize, key: usize| {
-        square
-            .get(row * side + key)
-            .is_some_and(|&hides| hides != 0)
-    };
+    let hides = |row: usize, key: usize| square.get(row * side + key).is_some_and(|&hides| hides != 0);
     for sequence in 0..problem.batch {
         let lengths = (problem.q_len(sequence), problem.kv_len(sequence));
         for row in 0..lengths.0 {
@@ -179,11 +165,6 @@ unsafe fn of_square(
     let stride = |elements: usize| i64::try_from(elements).unwrap_or(i64::MAX);
     Ok(Some(TruthValues {
         values,
-        places: MaskTensor {
-            offset: 0,
-            batch: stride(of_sequence),
-            row: stride(keys),
-            key: 1,
-        },
+        places: MaskTensor { offset: 0, batch: stride(of_sequence), row: stride(keys), key: 1 },
     }))
 }

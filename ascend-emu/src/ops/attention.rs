@@ -13,9 +13,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
-use ascend_spec::attention_problem::{
-    AttentionArguments, AttentionProblem, MaskTensor, MaskUse, TensorRole,
-};
+use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskTensor, MaskUse, TensorRole};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
 use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
 use ascend_spec::{Level, SparseMode, Target, TensorDesc, Violation};
@@ -94,12 +92,7 @@ pub(super) fn of_machine<D, A: AttentionCall>(
 
 impl<A: AttentionCall> Attention<A> {
     /// Checks a call for a product and a release. The lengths of a `measured` call are placeholders.
-    pub(crate) fn new(
-        arguments: A,
-        version: A::Version,
-        target: Target,
-        measured: bool,
-    ) -> Outcome<Self> {
+    pub(crate) fn new(arguments: A, version: A::Version, target: Target, measured: bool) -> Outcome<Self> {
         let symbol = version.info().symbol();
         let (mut overruns, mut problem) = (false, Ok(None));
         lints::report(symbol, &arguments, |report| {
@@ -180,11 +173,7 @@ impl<A: AttentionCall> Attention<A> {
     }
 
     /// Does the work of a launch.
-    fn attend(
-        &self,
-        problem: &AttentionProblem<'_>,
-        launch: &Launch<'_, Self>,
-    ) -> Result<(), Fault> {
+    fn attend(&self, problem: &AttentionProblem<'_>, launch: &Launch<'_, Self>) -> Result<(), Fault> {
         let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
         for &role in A::IN_ORDER {
             if let Some((argument, desc)) = self.copied(problem, role) {
@@ -205,10 +194,8 @@ impl<A: AttentionCall> Attention<A> {
             problem
         });
         let problem = masked.as_ref().unwrap_or(problem);
-        let copy_addresses: Vec<(TensorRole, *mut u8)> = copies
-            .iter_mut()
-            .map(|(role, copy)| (*role, copy.as_mut_ptr()))
-            .collect();
+        let copy_addresses: Vec<(TensorRole, *mut u8)> =
+            copies.iter_mut().map(|(role, copy)| (*role, copy.as_mut_ptr())).collect();
         let base = |role: TensorRole| {
             let copy = copy_addresses.iter().find(|(copied, _)| *copied == role);
             match (copy, A::of_role(role)) {
@@ -224,10 +211,8 @@ impl<A: AttentionCall> Attention<A> {
         // apart from everything else. Copies have all elements of their tensors.
         unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
         // SAFETY: the ranges of `touches` are live and locked for this task, and the outputs overlap nothing else.
-        unsafe { kernel::run(problem, &buffers) }.map_err(|unsupported| Fault {
-            code: AICORE_EXCEPTION,
-            message: unsupported.to_string(),
-        })?;
+        unsafe { kernel::run(problem, &buffers) }
+            .map_err(|unsupported| Fault { code: AICORE_EXCEPTION, message: unsupported.to_string() })?;
         for (role, copy) in &copies {
             let copied = self.copied(problem, *role);
             if let Some((argument, desc)) = copied.filter(|(argument, _)| argument.is_output()) {
@@ -271,9 +256,8 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
     }
 
     fn unlaunchable(&self) -> Option<&'static str> {
-        self.measured.then_some(
-            "the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize",
-        )
+        self.measured
+            .then_some("the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize")
     }
 
     fn touches(&self, visit: &mut dyn FnMut(Argument<A::Parameter>, Range<u64>)) {
@@ -285,18 +269,11 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         if let Some(problem) = &self.problem {
             // SAFETY: the caller's promise.
-            unsafe {
-                attention_reads::reads(self, problem, &A::of_role, (addresses, memory), reader)
-            };
+            unsafe { attention_reads::reads(self, problem, &A::of_role, (addresses, memory), reader) };
         }
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        _: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
         let order = softmax.and_then(|softmax| softmax.order);
         let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
@@ -354,10 +331,8 @@ fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Violation> {
     if problem.query_rows > CheckedCall::MOST_ROWS || longest > CheckedCall::MOST_ROWS {
         return unsupported("a sequence of more than 20971520 query rows or keys");
     }
-    let queries = problem
-        .batch
-        .saturating_mul(problem.heads)
-        .saturating_mul(problem.query_rows.div_ceil(kernel::BLOCK_QUERIES));
+    let queries =
+        problem.batch.saturating_mul(problem.heads).saturating_mul(problem.query_rows.div_ceil(kernel::BLOCK_QUERIES));
     let keys = problem.pages.map_or(0, |pages| {
         let blocks = longest.div_ceil(pages.block_size.max(1));
         problem.batch.saturating_mul(blocks)
@@ -378,16 +353,11 @@ mod tests {
     fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {
         let shape = Dims::new(shape).unwrap();
         let strides = Dims::new(&vec![0; shape.rank()]).unwrap();
-        TensorDesc {
-            strides,
-            ..TensorDesc::packed(dtype, shape)
-        }
+        TensorDesc { strides, ..TensorDesc::packed(dtype, shape) }
     }
 
     fn reached(call: &FiaCall<'_>) -> bool {
-        let checked = call
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        let checked = call.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
         within_reach(&checked.problem).is_ok()
     }
 

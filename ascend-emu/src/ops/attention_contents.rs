@@ -8,9 +8,7 @@ use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::{self, BlockIds, Buffers};
 use ascend_spec::DType;
-use ascend_spec::attention_problem::{
-    AttentionProblem, BiasRows, MaskUse, SequenceLengths, TensorRole, Work,
-};
+use ascend_spec::attention_problem::{AttentionProblem, BiasRows, MaskUse, SequenceLengths, TensorRole, Work};
 use half::{bf16, f16};
 use std::fmt;
 use std::ops::Range;
@@ -25,11 +23,7 @@ struct RepeatedBlock {
 
 impl fmt::Display for RepeatedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RepeatedBlock {
-            sequence,
-            columns: [first, second],
-            block,
-        } = self;
+        let RepeatedBlock { sequence, columns: [first, second], block } = self;
         write!(
             f,
             "block table entries [{sequence}, {first}] and [{sequence}, {second}] name block {block} both, so that its \
@@ -49,17 +43,8 @@ struct NonFiniteBias {
 
 impl fmt::Display for NonFiniteBias {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NonFiniteBias {
-            sequence,
-            head,
-            row,
-            key,
-            value,
-        } = self;
-        write!(
-            f,
-            "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, "
-        )?;
+        let NonFiniteBias { sequence, head, row, key, value } = self;
+        write!(f, "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, ")?;
         f.write_str(match *value == f32::NEG_INFINITY {
             false => "which makes NaN of the whole row; give a finite number",
             true => {
@@ -99,12 +84,7 @@ struct HidingBias {
 
 impl fmt::Display for HidingBias {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HidingBias {
-            sequence,
-            head,
-            row,
-            value,
-        } = self;
+        let HidingBias { sequence, head, row, value } = self;
         write!(
             f,
             "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs \
@@ -170,8 +150,7 @@ impl BiasRow {
         // Most rows see their first key or their last.
         let mut ends = [0, self.count - 1].into_iter().chain(0..self.count);
         // SAFETY: the caller's promise, for each of the elements.
-        ends.all(|index| unsafe { self.at(index) } == lowest)
-            .then_some(lowest)
+        ends.all(|index| unsafe { self.at(index) } == lowest).then_some(lowest)
     }
 }
 
@@ -186,34 +165,15 @@ unsafe fn first_non_finite(row: BiasRow) -> Option<(usize, f32)> {
         const CHUNK: usize = 64;
         let chunks = (0..count).step_by(CHUNK);
         let mut chunks = chunks.map(|start| start..count.min(start + CHUNK));
-        let any = |chunk: &Range<usize>| {
-            chunk
-                .clone()
-                .fold(false, |any, index| any | non_finite(index))
-        };
+        let any = |chunk: &Range<usize>| chunk.clone().fold(false, |any, index| any | non_finite(index));
         chunks.find(any)?.find(|&index| non_finite(index))
     }
-    let BiasRow {
-        dtype,
-        first,
-        step,
-        count,
-    } = row;
+    let BiasRow { dtype, first, step, count } = row;
     let place = |index: usize| index as isize * step;
     // SAFETY: the caller's promise, for each of the elements.
     unsafe {
-        let half = |index| {
-            first
-                .cast::<u16>()
-                .wrapping_offset(place(index))
-                .read_unaligned()
-        };
-        let float = |index| {
-            first
-                .cast::<f32>()
-                .wrapping_offset(place(index))
-                .read_unaligned()
-        };
+        let half = |index| first.cast::<u16>().wrapping_offset(place(index)).read_unaligned();
+        let float = |index| first.cast::<f32>().wrapping_offset(place(index)).read_unaligned();
         // All bits of the exponent.
         let found = match dtype {
             DType::Float16 => find(count, |index| half(index) & 0x7c00 == 0x7c00),
@@ -235,12 +195,8 @@ impl Bytes<'_> {
         let size = pages.block_size.max(1);
         let mut named: Vec<(usize, usize)> = Vec::new();
         (0..problem.batch).find_map(|sequence| {
-            let seen = problem
-                .geometry(sequence)
-                .span(0..problem.q_len(sequence) as u64);
-            let own = |key: u64| {
-                (key as usize).saturating_sub(problem.prefix.map_or(0, |prefix| prefix.len))
-            };
+            let seen = problem.geometry(sequence).span(0..problem.q_len(sequence) as u64);
+            let own = |key: u64| (key as usize).saturating_sub(problem.prefix.map_or(0, |prefix| prefix.len));
             let (start, end) = (own(seen.start), own(seen.end));
             if end <= size {
                 return None;
@@ -250,8 +206,7 @@ impl Bytes<'_> {
             let columns = start / size..end.div_ceil(size);
             named.clear();
             named.try_reserve(columns.len()).ok()?;
-            let entries =
-                columns.filter_map(|column| Some((blocks.find(column * size)?.0, column)));
+            let entries = columns.filter_map(|column| Some((blocks.find(column * size)?.0, column)));
             // Engines fill tables with zeros, and zeros also replace the blocks that a window has left.
             named.extend(entries.filter(|&(block, _)| block != 0));
             named.sort_unstable();
@@ -262,11 +217,7 @@ impl Bytes<'_> {
                 let [(one, low), (other, high)] = [pair[0], pair[1]];
                 one == other && first(low).max(first(high)) < behind(low).min(behind(high))
             })?;
-            Some(RepeatedBlock {
-                sequence,
-                columns: [twice[0].1, twice[1].1],
-                block: twice[0].0,
-            })
+            Some(RepeatedBlock { sequence, columns: [twice[0].1, twice[1].1], block: twice[0].0 })
         })
     }
 
@@ -312,20 +263,15 @@ impl Bytes<'_> {
                 Some(terms) => terms.bias?.element(head, row, key),
                 None => {
                     let place = (sequence, head, first_row + row);
-                    (place.2 < rows && first_key + key < keys)
-                        .then(|| bias.rows.element(place, first_key + key))
+                    (place.2 < rows && first_key + key < keys).then(|| bias.rows.element(place, first_key + key))
                 }
             };
-            for (head, row) in
-                (0..heads).flat_map(|head| (0..extent.q_len).map(move |row| (head, row)))
-            {
+            for (head, row) in (0..heads).flat_map(|head| (0..extent.q_len).map(move |row| (head, row))) {
                 let seen = geometry.span(row as u64..row as u64 + 1);
                 let start = seen.start as usize;
                 // A bias may end before the keys do, or with the row's own key.
                 let end = match problem.terms_of(sequence).and_then(|terms| terms.bias) {
-                    Some(BiasRows {
-                        up_to_row: true, ..
-                    }) => row + 1,
+                    Some(BiasRows { up_to_row: true, .. }) => row + 1,
                     Some(_) => usize::MAX,
                     None => keys.saturating_sub(first_key),
                 };
@@ -333,49 +279,28 @@ impl Bytes<'_> {
                 if end <= start {
                     continue;
                 }
-                let (Some(first), Some(last)) =
-                    (element(head, row, start), element(head, row, end - 1))
-                else {
+                let (Some(first), Some(last)) = (element(head, row, start), element(head, row, end - 1)) else {
                     continue;
                 };
                 let step = last.saturating_sub(first) / (end - start - 1).max(1) as i64;
                 let byte = |element: i64| u64::try_from(element.saturating_mul(size)).ok();
-                let (low, high) = (
-                    byte(first.min(last)),
-                    byte(first.max(last).saturating_add(1)),
-                );
-                if !(low.is_some_and(|low| bytes.start <= low)
-                    && high.is_some_and(|high| high <= bytes.end))
-                {
+                let (low, high) = (byte(first.min(last)), byte(first.max(last).saturating_add(1)));
+                if !(low.is_some_and(|low| bytes.start <= low) && high.is_some_and(|high| high <= bytes.end)) {
                     continue;
                 }
                 let first = base.wrapping_offset((first * size) as isize);
-                let elements = BiasRow {
-                    dtype,
-                    first,
-                    step: step as isize,
-                    count: end - start,
-                };
+                let elements = BiasRow { dtype, first, step: step as isize, count: end - start };
                 // A bias that ends before the keys do hides none of those behind it.
                 if faults.hiding.is_none() && end == seen.end as usize {
                     // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
-                    faults.hiding = unsafe { elements.hides_all() }.map(|value| HidingBias {
-                        sequence,
-                        head,
-                        row,
-                        value,
-                    });
+                    faults.hiding =
+                        unsafe { elements.hides_all() }.map(|value| HidingBias { sequence, head, row, value });
                 }
                 if faults.non_finite.is_none() {
                     // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
                     let found = unsafe { first_non_finite(elements) };
-                    faults.non_finite = found.map(|(key, value)| NonFiniteBias {
-                        sequence,
-                        head,
-                        row,
-                        key: start + key,
-                        value,
-                    });
+                    faults.non_finite =
+                        found.map(|(key, value)| NonFiniteBias { sequence, head, row, key: start + key, value });
                 }
                 if faults.hiding.is_some() && faults.non_finite.is_some() {
                     return Some(());
@@ -388,9 +313,7 @@ impl Bytes<'_> {
     fn hidden_row(&self) -> Option<HiddenRow> {
         let Bytes(problem, buffers) = self;
         // Where such rows are written as 0, a mask may hide whole rows on purpose.
-        if problem.zeroes_masked_rows
-            || !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences)
-        {
+        if problem.zeroes_masked_rows || !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences) {
             return None;
         }
         let bytes = problem.mask_bytes()?;
@@ -448,33 +371,11 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
     let (repeated, bias) = (shown.repeated_block(), shown.bias_faults());
     let hidden = shown.hidden_row();
     let found = [
-        (
-            FindingKind::BlockTable,
-            TensorRole::BlockTable,
-            bad.as_ref().map(|text| text as &dyn fmt::Display),
-        ),
-        (
-            FindingKind::RepeatedBlock,
-            TensorRole::BlockTable,
-            repeated.as_ref().map(|text| text as _),
-        ),
-        (
-            FindingKind::NonFiniteBias,
-            TensorRole::Bias,
-            bias.non_finite.as_ref().map(|text| text as _),
-        ),
-        (
-            FindingKind::HiddenRow,
-            TensorRole::Bias,
-            bias.hiding.as_ref().map(|text| text as _),
-        ),
-        (
-            FindingKind::HiddenRow,
-            TensorRole::Mask,
-            hidden.as_ref().map(|text| text as _),
-        ),
+        (FindingKind::BlockTable, TensorRole::BlockTable, bad.as_ref().map(|text| text as &dyn fmt::Display)),
+        (FindingKind::RepeatedBlock, TensorRole::BlockTable, repeated.as_ref().map(|text| text as _)),
+        (FindingKind::NonFiniteBias, TensorRole::Bias, bias.non_finite.as_ref().map(|text| text as _)),
+        (FindingKind::HiddenRow, TensorRole::Bias, bias.hiding.as_ref().map(|text| text as _)),
+        (FindingKind::HiddenRow, TensorRole::Mask, hidden.as_ref().map(|text| text as _)),
     ];
-    found
-        .into_iter()
-        .try_for_each(|(kind, role, text)| suspect(kind, role, text))
+    found.into_iter().try_for_each(|(kind, role, text)| suspect(kind, role, text))
 }

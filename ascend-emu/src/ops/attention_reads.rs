@@ -14,9 +14,7 @@ use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::kernel::{self, BlockIds, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use ascend_spec::attention_problem::{
-    AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole,
-};
+use ascend_spec::attention_problem::{AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole};
 use ascend_spec::operator::Argument;
 use std::ops::Range;
 
@@ -63,47 +61,26 @@ impl RowReads<'_> {
             Some((bytes(first, bits)?, bytes(run as i64, bits)?, steps))
         };
         if let Some((first, run, steps)) = in_bytes() {
-            self.elements(
-                role,
-                first,
-                usize::try_from(run).unwrap_or(0),
-                &steps,
-                place,
-            );
+            self.elements(role, first, usize::try_from(run).unwrap_or(0), &steps, place);
         }
     }
 
     /// Passes elements of `size` bytes each, from `first` on along two axes, to the reader.
-    fn grid(
-        &mut self,
-        role: TensorRole,
-        size: usize,
-        first: i64,
-        axes: [(usize, i64); 2],
-        place: Place,
-    ) {
+    fn grid(&mut self, role: TensorRole, size: usize, first: i64, axes: [(usize, i64); 2], place: Place) {
         let bytes = |elements: i64| elements.saturating_mul(size as i64);
         let axes = axes.map(|(count, step)| (count, bytes(step)));
         self.elements(role, bytes(first), size, &axes, place);
     }
 
     /// Passes runs of bytes, whose second axis counts rows, to the reader.
-    fn elements(
-        &mut self,
-        role: TensorRole,
-        first: i64,
-        run: usize,
-        axes: &[(usize, i64)],
-        place: Place,
-    ) {
+    fn elements(&mut self, role: TensorRole, first: i64, run: usize, axes: &[(usize, i64)], place: Place) {
         let Some(tensor) = (self.find)(role) else {
             return;
         };
         let first = isize::try_from(first).unwrap_or(isize::MAX);
         let first = tensor.address.saturating_add_signed(first);
         let elements = Elements::new(tensor, first, run, axes, Some(1), place);
-        let is_padding =
-            |elements: &Elements| self.may_be_padding && self.reader.untouched(elements.bounds());
+        let is_padding = |elements: &Elements| self.may_be_padding && self.reader.untouched(elements.bounds());
         if let Some(elements) = elements.filter(|elements| !is_padding(elements)) {
             self.reader.read(&elements);
         }
@@ -117,9 +94,7 @@ fn by_token(grid: &Grid) -> bool {
 
 /// Scales and offsets of keys and values that have an entry for each token.
 fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Grid> + 'a {
-    let both = [problem.key_quantisation, problem.value_quantisation]
-        .into_iter()
-        .flatten();
+    let both = [problem.key_quantisation, problem.value_quantisation].into_iter().flatten();
     let grids = both.flat_map(|ScaleOffset { scale, offset }| [Some(scale), offset]);
     grids.flatten().filter(by_token)
 }
@@ -129,11 +104,7 @@ fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Gr
 /// # Safety
 ///
 /// As for [`kernel::run`].
-unsafe fn each_sequence(
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-    reads: &mut RowReads<'_>,
-) {
+unsafe fn each_sequence(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>, reads: &mut RowReads<'_>) {
     let Some(pages) = &problem.pages else {
         return;
     };
@@ -166,17 +137,10 @@ unsafe fn each_sequence(
             let all = [
                 Some((TensorRole::Key(index), key_value.key, problem.head_dim)),
                 Some((TensorRole::Value(index), key_value.value, problem.value_dim)),
-                key_value
-                    .key_rope
-                    .map(|rope| (TensorRole::KeyRope, rope, problem.rope_dim)),
+                key_value.key_rope.map(|rope| (TensorRole::KeyRope, rope, problem.rope_dim)),
             ];
             for (role, stored, dim) in all.into_iter().flatten() {
-                let part = Part {
-                    batch,
-                    heads: problem.kv_heads,
-                    rows: rows.clone(),
-                    dim,
-                };
+                let part = Part { batch, heads: problem.kv_heads, rows: rows.clone(), dim };
                 reads.rows(role, &stored, &part, place);
             }
             for grid in token_grids(problem) {
@@ -188,10 +152,7 @@ unsafe fn each_sequence(
                 let size = grid.tensor.dtype.size().unwrap_or(0);
                 if size > 0 && grid.cuts.row == Cut::NONE && grid.cuts.head == Cut::NONE {
                     let first = grid.at((entry.0, 0, entry.1), 0);
-                    let axes = [
-                        (problem.kv_heads, grid.view.head),
-                        (rows.len(), grid.view.row),
-                    ];
+                    let axes = [(problem.kv_heads, grid.view.head), (rows.len(), grid.view.row)];
                     reads.grid(grid.tensor.role, size, first, axes, place);
                 }
             }
@@ -203,11 +164,7 @@ unsafe fn each_sequence(
             };
             let keys = seen.start.max(column * size)..seen.end.min((column + 1) * size);
             let rows = keys.start - column * size..keys.end - column * size;
-            let place = Place::Block {
-                block,
-                first: rows.start,
-                sequence: Some((sequence, extent.kv_len)),
-            };
+            let place = Place::Block { block, first: rows.start, sequence: Some((sequence, extent.kv_len)) };
             stored(block, rows, keys.start, place);
         }
     }
@@ -252,11 +209,7 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
             whole.iter().for_each(|whole| reader.read(whole));
         }
     }
-    let mut rows = RowReads {
-        find: &find,
-        reader,
-        may_be_padding: false,
-    };
+    let mut rows = RowReads { find: &find, reader, may_be_padding: false };
     // SAFETY: the caller's promise.
     unsafe { each_sequence(problem, &Buffers(&base), &mut rows) };
 }

@@ -31,11 +31,7 @@ impl UpdateOperator {
     fn new(arguments: &Arguments<DescribedTensor>) -> Result<Self, Violation> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let problem = arguments.call().check(context::machine().target)?;
-        Ok(UpdateOperator {
-            arguments,
-            problem,
-            check: check(),
-        })
+        Ok(UpdateOperator { arguments, problem, check: check() })
     }
 }
 
@@ -92,12 +88,7 @@ impl DeclaredOperator for UpdateOperator {
                 copies.push(copy);
             }
         }
-        let buffers = merge::Buffers {
-            lse: &lse,
-            local_out: &local_out,
-            out,
-            lse_out,
-        };
+        let buffers = merge::Buffers { lse: &lse, local_out: &local_out, out, lse_out };
         // SAFETY: the places are those of `touches`, in the order of the lists and outputs, or copies of as many
         // elements: live (the allocation table let the launch in), locked for the task that runs this, and, as the
         // launch has found, with the outputs apart from everything else.

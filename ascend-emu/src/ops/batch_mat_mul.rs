@@ -13,9 +13,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
-use ascend_spec::ops::batch_mat_mul::{
-    Argument, Arguments, BatchMatMulProblem, Parameter, Version,
-};
+use ascend_spec::ops::batch_mat_mul::{Argument, Arguments, BatchMatMulProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 
 /// A call that satisfies every rule.
@@ -31,9 +29,7 @@ impl BatchMatMulOperator {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
-        lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
-            call.lint(soc, allowed)
-        })?;
+        lints::report_first(Version::V1.symbol(), &arguments, |allowed| call.lint(soc, allowed))?;
         Ok(BatchMatMulOperator { arguments, problem })
     }
 }
@@ -63,22 +59,14 @@ impl DeclaredOperator for BatchMatMulOperator {
     declared_by_problem! {}
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let Arguments {
-            self_: Some(left),
-            mat2: Some(right),
-            out: Some(out),
-            ..
-        } = &self.arguments
-        else {
+        let Arguments { self_: Some(left), mat2: Some(right), out: Some(out), .. } = &self.arguments else {
             return Ok(());
         };
         if self.is_idle() {
             return Ok(());
         }
-        let placed = |parameter: Parameter, desc| Matrices {
-            desc,
-            base: memory.host(addresses.get(Argument::from(parameter))),
-        };
+        let placed =
+            |parameter: Parameter, desc| Matrices { desc, base: memory.host(addresses.get(Argument::from(parameter))) };
         let bytes = |matrices: &Matrices<'_>| {
             let range = matrices.desc.byte_range().unwrap_or(0..0);
             let base = matrices.base.addr();
@@ -104,10 +92,7 @@ impl DeclaredOperator for BatchMatMulOperator {
             // they share with the output were copied; the problem is of these descriptions.
             unsafe { batch_mat_mul::run(&self.problem, factors, out) }
         };
-        multiply().map_err(|why| Fault {
-            code: AICORE_EXCEPTION,
-            message: format!("{}: {why}", self.symbol()),
-        })
+        multiply().map_err(|why| Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.symbol()) })
     }
 }
 

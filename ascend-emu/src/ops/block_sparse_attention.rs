@@ -40,11 +40,7 @@ impl BlockSparseOperator {
     /// # Safety
     ///
     /// The bytes of the mask that a launch touches are live and written by no other thread.
-    unsafe fn mask(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-    ) -> Result<Vec<u8>, HostMemoryExhausted> {
+    unsafe fn mask(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<Vec<u8>, HostMemoryExhausted> {
         let parameter = Parameter::BlockSparseMask;
         match self.walked(parameter) {
             None => Ok(Vec::new()),
@@ -72,12 +68,7 @@ impl BlockSparseOperator {
     }
 
     /// The elements of some rows of a tensor.
-    fn rows(
-        &self,
-        parameter: Parameter,
-        addresses: &Addresses,
-        (batch, heads, rows): Rows,
-    ) -> Option<Elements> {
+    fn rows(&self, parameter: Parameter, addresses: &Addresses, (batch, heads, rows): Rows) -> Option<Elements> {
         let desc = self.walked(parameter)?;
         let view = self.problem.axes.view(&desc, 0)?;
         let size = desc.dtype.size()?;
@@ -85,11 +76,7 @@ impl BlockSparseOperator {
         let named = self.named(parameter.into(), addresses);
         let place = bytes(view.at(batch, heads.start, rows.start));
         let dim = desc.shape.last().map_or(0, |&dim| dim.max(0) as usize);
-        let axes = [
-            (heads.len(), bytes(view.head)),
-            (rows.len(), bytes(view.row)),
-            (dim, bytes(view.dim)),
-        ];
+        let axes = [(heads.len(), bytes(view.head)), (rows.len(), bytes(view.row)), (dim, bytes(view.dim))];
         let first = named.address.saturating_add_signed(place as isize);
         Elements::new(named, first, size, &axes, Some(1), Place::Whole)
     }
@@ -108,8 +95,7 @@ impl BlockSparseOperator {
             }));
         }
         let rows = read.into_iter();
-        rows.map(|(batch, head, start, end)| (batch, head..head + 1, start..end))
-            .collect()
+        rows.map(|(batch, head, start, end)| (batch, head..head + 1, start..end)).collect()
     }
 
     /// The rows that a launch writes: those that see some key.
@@ -126,8 +112,7 @@ impl BlockSparseOperator {
             let rows = first + block.rows.start..first + block.rows.end;
             match written.last_mut() {
                 Some((batch, heads, before))
-                    if (*batch, heads.start, before.end)
-                        == (sequence.batch, block.head, rows.start) =>
+                    if (*batch, heads.start, before.end) == (sequence.batch, block.head, rows.start) =>
                 {
                     before.end = rows.end;
                 }
@@ -160,9 +145,9 @@ impl DeclaredOperator for BlockSparseOperator {
                     rows.collect()
                 }
                 // SAFETY: the caller's promise. Without memory for the mask the launch fails with the same error.
-                Parameter::Key | Parameter::Value => unsafe { self.mask(addresses, memory) }
-                    .map(|mask| self.keys_read(&mask))
-                    .unwrap_or_default(),
+                Parameter::Key | Parameter::Value => {
+                    unsafe { self.mask(addresses, memory) }.map(|mask| self.keys_read(&mask)).unwrap_or_default()
+                }
                 _ if reader.untouched(bytes.clone()) => {
                     let (start, count) = (bytes.start, bytes.len());
                     let named = self.named(argument, addresses);
@@ -179,12 +164,7 @@ impl DeclaredOperator for BlockSparseOperator {
         }
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise. Without memory for the mask the launch has failed.
         let mask = unsafe { self.mask(addresses, memory) }.unwrap_or_default();
         for rows in self.rows_written(&mask) {
@@ -207,26 +187,16 @@ impl DeclaredOperator for BlockSparseOperator {
             let base = launch.base(parameter);
             Some(TokenRows { desc, base })
         };
-        let (Some(query), Some(key), Some(value), Some(out)) = (
-            rows(Parameter::Query),
-            rows(Parameter::Key),
-            rows(Parameter::Value),
-            rows(Parameter::AttentionOut),
-        ) else {
+        let (Some(query), Some(key), Some(value), Some(out)) =
+            (rows(Parameter::Query), rows(Parameter::Key), rows(Parameter::Value), rows(Parameter::AttentionOut))
+        else {
             return Ok(());
         };
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
         let mask = unsafe { self.mask(addresses, memory) }.map_err(|why| launch.fault(why))?;
         self.inspect(&launch, &mask)?;
-        let buffers = Buffers {
-            query,
-            key,
-            value,
-            out,
-            lse: rows(Parameter::SoftmaxLse),
-            mask: &mask,
-        };
+        let buffers = Buffers { query, key, value, out, lse: rows(Parameter::SoftmaxLse), mask: &mask };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else.

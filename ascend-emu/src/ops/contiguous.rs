@@ -34,14 +34,9 @@ fn each_element(desc: &TensorDesc, mut visit: impl FnMut(isize)) {
 /// # Safety
 ///
 /// The bytes of the description may be read.
-pub(super) unsafe fn gather(
-    desc: &TensorDesc,
-    base: *const u8,
-) -> Result<Vec<u8>, HostMemoryExhausted> {
+pub(super) unsafe fn gather(desc: &TensorDesc, base: *const u8) -> Result<Vec<u8>, HostMemoryExhausted> {
     let size = size(desc);
-    let elements = desc
-        .elements()
-        .and_then(|count| usize::try_from(count).ok());
+    let elements = desc.elements().and_then(|count| usize::try_from(count).ok());
     let mut copy = try_with_capacity(elements.unwrap_or(usize::MAX).saturating_mul(size))?;
     each_element(desc, |at| {
         for byte in 0..size {
@@ -76,11 +71,8 @@ mod tests {
 
     #[test]
     fn strided_elements_come_and_go_in_order() {
-        let desc = TensorDesc {
-            strides: Dims::of([1, -4]),
-            offset: 9,
-            ..TensorDesc::packed(DType::UInt8, Dims::of([2, 3]))
-        };
+        let desc =
+            TensorDesc { strides: Dims::of([1, -4]), offset: 9, ..TensorDesc::packed(DType::UInt8, Dims::of([2, 3])) };
         let mut bytes: Vec<u8> = (0..12).collect();
         // SAFETY: the description ends with byte 10.
         let copy = unsafe { gather(&desc, bytes.as_ptr()) }.unwrap();

@@ -59,21 +59,14 @@ pub(crate) trait DeclaredOperator: Send + Sync {
 
     /// A tensor's name and its base address.
     fn named(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> NamedTensor {
-        NamedTensor {
-            what: argument.acl_name(),
-            address: addresses.get(argument),
-        }
+        NamedTensor { what: argument.acl_name(), address: addresses.get(argument) }
     }
 
     /// Address of the first byte of a tensor.
     fn first_byte(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> usize {
         let desc = self.arguments().tensor(argument);
-        let start = desc
-            .and_then(TensorDesc::byte_range)
-            .map_or(0, |range| range.start);
-        addresses
-            .get(argument)
-            .saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
+        let start = desc.and_then(TensorDesc::byte_range).map_or(0, |range| range.start);
+        addresses.get(argument).saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
     }
 
     /// The inputs that have unwritten bytes among those that a launch touches.
@@ -87,8 +80,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
                 return;
             }
             let base = addresses.get(argument);
-            let place =
-                |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
+            let place = |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
             let bytes = place(range.start)..place(range.end);
             if !reader.knows(bytes.clone()) {
                 doubtful.push((argument, bytes));
@@ -98,16 +90,11 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     }
 
     /// Visits all elements of the outputs that a launch writes.
-    fn written(
-        &self,
-        addresses: &Addresses,
-        visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Elements),
-    ) {
+    fn written(&self, addresses: &Addresses, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Elements)) {
         self.touches(&mut |argument, _| {
             let desc = self.arguments().tensor(argument);
             let output = desc.filter(|_| argument.parameter.info().output.is_some());
-            let elements =
-                output.and_then(|desc| Elements::described(self.named(argument, addresses), desc));
+            let elements = output.and_then(|desc| Elements::described(self.named(argument, addresses), desc));
             if let Some(elements) = elements {
                 visit(argument, elements);
             }
@@ -128,12 +115,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        _: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         self.written(addresses, &mut |_, elements| visit(&elements));
     }
 
@@ -208,12 +190,7 @@ impl<O: DeclaredOperator> Operator for O {
         unsafe { DeclaredOperator::reads(self, addresses, memory, reader) };
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
         unsafe { DeclaredOperator::writes(self, addresses, memory, visit) };
     }

@@ -112,13 +112,7 @@ macro_rules! phase_two {
         ) -> ascend_sys::bindings::aclnnStatus {
             $crate::status::aclnn(|| {
                 let executor = executor.cast();
-                $crate::executor::launch(
-                    $symbol,
-                    workspace.addr(),
-                    workspace_size,
-                    executor,
-                    stream,
-                )
+                $crate::executor::launch($symbol, workspace.addr(), workspace_size, executor, stream)
             })
         }
     };
@@ -128,11 +122,7 @@ macro_rules! phase_two {
 const WORKSPACE_BYTES: u64 = 16 << 20;
 
 /// An executor of a prepared operator: one with nothing to compute needs no workspace.
-pub(crate) fn executor_with(
-    op: impl Operator + 'static,
-    addresses: Addresses,
-    idle: bool,
-) -> Executor {
+pub(crate) fn executor_with(op: impl Operator + 'static, addresses: Addresses, idle: bool) -> Executor {
     let bytes = if idle { 0 } else { WORKSPACE_BYTES };
     Executor::new(Arc::new(op), addresses, bytes)
 }
@@ -164,10 +154,7 @@ pub(crate) unsafe fn write_executor<O: Operator + 'static>(
 
 /// The call that `new` checks and prepares from arguments, with the addresses of its tensors, and whether it has
 /// nothing to compute.
-pub(crate) fn prepared<O, A, E>(
-    new: impl FnOnce(&A) -> Result<O, E>,
-    arguments: &A,
-) -> Outcome<(O, Addresses, bool)>
+pub(crate) fn prepared<O, A, E>(new: impl FnOnce(&A) -> Result<O, E>, arguments: &A) -> Outcome<(O, Addresses, bool)>
 where
     O: DeclaredOperator + 'static,
     A: ArgumentList<Parameter = ParameterOf<O>, Tensor = DescribedTensor>,
@@ -208,8 +195,7 @@ fn refuse_beyond_tensors<O: DeclaredOperator>(op: &O) -> Result<(), Violation> {
     op.touches(&mut |argument, touched| {
         let desc = op.arguments().tensor(argument);
         let all = desc.and_then(TensorDesc::byte_range);
-        inside &= touched.is_empty()
-            || all.is_some_and(|all| all.start <= touched.start && touched.end <= all.end);
+        inside &= touched.is_empty() || all.is_some_and(|all| all.start <= touched.start && touched.end <= all.end);
     });
     match inside || op.overruns() {
         true => Ok(()),

@@ -6,18 +6,12 @@ use crate::descriptor::DescribedTensor;
 use ascend_spec::attention_problem::TensorRole;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
 use ascend_spec::{
-    TensorDesc, arguments_of_version, flash_attention_score_arguments,
-    flash_attention_var_len_score_arguments,
+    TensorDesc, arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
 };
 
 impl AttentionCall for Arguments<TensorDesc> {
-    const IN_ORDER: &'static [TensorRole] = &[
-        TensorRole::Mask,
-        TensorRole::Bias,
-        TensorRole::DropMask,
-        TensorRole::SoftmaxMax,
-        TensorRole::SoftmaxSum,
-    ];
+    const IN_ORDER: &'static [TensorRole] =
+        &[TensorRole::Mask, TensorRole::Bias, TensorRole::DropMask, TensorRole::SoftmaxMax, TensorRole::SoftmaxSum];
 }
 
 attention_functions! {

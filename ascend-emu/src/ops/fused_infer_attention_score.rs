@@ -11,9 +11,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
-use ascend_spec::{
-    Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments,
-};
+use ascend_spec::{Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::bindings::aclOpExecutor;
 
 type Checked = Attention<Arguments<TensorDesc>>;
@@ -21,12 +19,7 @@ type Checked = Attention<Arguments<TensorDesc>>;
 impl AttentionCall for Arguments<TensorDesc> {
     const OVERRUNS: bool = true;
 
-    unsafe fn ran(
-        op: &Checked,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        outcome: Result<(), &Fault>,
-    ) {
+    unsafe fn ran(op: &Checked, addresses: &Addresses, memory: &DeviceMemory, outcome: Result<(), &Fault>) {
         let Some(observer) = observer() else {
             return;
         };
@@ -62,11 +55,7 @@ fn checked(arguments: Arguments<TensorDesc>, version: Version, target: Target) -
 }
 
 /// Checks a call whose lengths the operator does not know, to find the workspace that is enough for all lengths.
-fn measured(
-    mut arguments: Arguments<TensorDesc>,
-    version: Version,
-    target: Target,
-) -> Outcome<Checked> {
+fn measured(mut arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Checked> {
     let unread = arguments.call().unread_lengths(version, target);
     let unread = unread.map_err(|refusal| lints::refused(version.symbol(), refusal))?;
     arguments.actual_seq_lengths = unread.actual_seq_lengths;

@@ -13,9 +13,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::Outcome;
-use ascend_spec::ops::gather_pa_kv_cache::{
-    Argument, Arguments, GatherProblem, Parameter, Source, Version,
-};
+use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use std::ops::Range;
@@ -38,11 +36,7 @@ impl GatherOperator {
         let problem = call.check(soc)?;
         let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
         lints::report_first(Version::V1.symbol(), &arguments, first)?;
-        Ok(GatherOperator {
-            arguments,
-            problem,
-            check: check(),
-        })
+        Ok(GatherOperator { arguments, problem, check: check() })
     }
 
     /// Reports a source that is not in the cache; in strict mode that is a device fault.
@@ -58,23 +52,14 @@ impl GatherOperator {
             ),
             Source::NoColumn { sequence, column } => (
                 "blockTables",
-                format!(
-                    "sequence {sequence} needs column {column}, and there are {}",
-                    self.problem.columns
-                ),
+                format!("sequence {sequence} needs column {column}, and there are {}", self.problem.columns),
             ),
-            Source::NoToken { sequence, token } => (
-                "keyRef",
-                format!(
-                    "sequence {sequence} has row {token}, and there are {}",
-                    self.problem.tokens
-                ),
-            ),
+            Source::NoToken { sequence, token } => {
+                ("keyRef", format!("sequence {sequence} has row {token}, and there are {}", self.problem.tokens))
+            }
             Source::BadNumber { sequence, given } => (
                 "seqLens",
-                format!(
-                    "{given} of sequence {sequence}, allowed: lengths and offsets of at least 0, ends that ascend"
-                ),
+                format!("{given} of sequence {sequence}, allowed: lengths and offsets of at least 0, ends that ascend"),
             ),
         };
         let text = format_args!("{tensor}: {text}");
@@ -99,9 +84,7 @@ impl DeclaredOperator for GatherOperator {
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
+        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
     }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
@@ -112,30 +95,20 @@ impl DeclaredOperator for GatherOperator {
                 _ => continue,
             };
             // SAFETY: the caller's promise, for each of them.
-            let numbers =
-                |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
-            let (Ok(table), Ok(lengths), Ok(offsets)) = (
-                numbers(Parameter::BlockTables),
-                numbers(Parameter::SeqLens),
-                numbers(Parameter::SeqOffset),
-            ) else {
+            let numbers = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
+            let (Ok(table), Ok(lengths), Ok(offsets)) =
+                (numbers(Parameter::BlockTables), numbers(Parameter::SeqLens), numbers(Parameter::SeqOffset))
+            else {
                 // The launch fails with the same error.
                 return;
             };
-            let (tensor, first) = (
-                self.named(argument, addresses),
-                self.first_byte(argument, addresses),
-            );
+            let (tensor, first) = (self.named(argument, addresses), self.first_byte(argument, addresses));
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { block, row, .. } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
                     let axes = [(pieces.count, place(1) as i64 - place(0) as i64)];
                     let start = first.saturating_add(place(0));
-                    let named = Place::Block {
-                        block,
-                        first: row,
-                        sequence: None,
-                    };
+                    let named = Place::Block { block, first: row, sequence: None };
                     let row = Elements::new(tensor, start, pieces.bytes, &axes, None, named);
                     row.iter().for_each(|row| reader.read(row));
                 }
@@ -190,13 +163,7 @@ impl DeclaredOperator for GatherOperator {
 /// # Safety
 ///
 /// The places are within the cache, and the token's row is within `rows`, which overlaps nothing.
-unsafe fn copy(
-    pieces: &Pieces,
-    cache: *const u8,
-    place: &dyn Fn(usize) -> usize,
-    rows: *mut u8,
-    token: usize,
-) {
+unsafe fn copy(pieces: &Pieces, cache: *const u8, place: &dyn Fn(usize) -> usize, rows: *mut u8, token: usize) {
     for piece in 0..pieces.count {
         let to = (token * pieces.count + piece) * pieces.bytes;
         // SAFETY: the caller's promise.

@@ -50,12 +50,7 @@ impl DeclaredOperator for QuantSparseFlashOperator {
         unsafe { self.read_listed(addresses, memory, reader) };
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
         unsafe { self.write_rows(addresses, memory, visit) };
     }
@@ -72,30 +67,19 @@ impl DeclaredOperator for QuantSparseFlashOperator {
             let base = launch.base(parameter);
             Some(TokenRows { desc, base })
         };
-        let (Some(query), Some(key), Some(out)) = (
-            rows(Parameter::Query),
-            rows(Parameter::Key),
-            rows(Parameter::AttentionOut),
-        ) else {
+        let (Some(query), Some(key), Some(out)) =
+            (rows(Parameter::Query), rows(Parameter::Key), rows(Parameter::AttentionOut))
+        else {
             return Ok(());
         };
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
         let (numbers, lists) = unsafe { Self::numbers(&launch) }?;
-        let buffers = Buffers {
-            query,
-            query_rope: None,
-            key,
-            key_rope: None,
-            out,
-            softmax: None,
-            lists: &lists,
-        };
+        let buffers = Buffers { query, query_rope: None, key, key_rope: None, out, softmax: None, lists: &lists };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else.
-        let run =
-            unsafe { sparse_attention::run(&self.problem, SparseContents::of(&numbers), &buffers) };
+        let run = unsafe { sparse_attention::run(&self.problem, SparseContents::of(&numbers), &buffers) };
         run.map_err(|why| launch.fault(why))
     }
 }

@@ -42,12 +42,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         memory: &'a DeviceMemory,
     ) -> Result<Self, Fault> {
         refuse_overlap(op, addresses)?;
-        Ok(Launch {
-            op,
-            check,
-            addresses,
-            memory,
-        })
+        Ok(Launch { op, check, addresses, memory })
     }
 
     /// Base address of a tensor; null if the call has no such tensor.
@@ -63,18 +58,13 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let argument = argument.into();
         match self.op.arguments().tensor(argument) {
             None => ptr::null_mut(),
-            Some(_) => self
-                .memory
-                .host(self.op.first_byte(argument, self.addresses)),
+            Some(_) => self.memory.host(self.op.first_byte(argument, self.addresses)),
         }
     }
 
     /// A device fault of the operator.
     pub(super) fn fault(&self, why: impl Display) -> Fault {
-        Fault {
-            code: AICORE_EXCEPTION,
-            message: format!("{}: {why}", self.op.symbol()),
-        }
+        Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.op.symbol()) }
     }
 
     /// The numbers of a tensor of `INT32` or `INT64`; none if the call has no such tensor.
@@ -85,10 +75,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     /// # Safety
     ///
     /// The tensor's bytes are live and written by no other thread.
-    pub(super) unsafe fn integers(
-        &self,
-        argument: impl Into<Argument<ParameterOf<O>>>,
-    ) -> Result<Vec<i64>, Fault> {
+    pub(super) unsafe fn integers(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> Result<Vec<i64>, Fault> {
         // SAFETY: the caller's promise.
         let all = unsafe { integers(self.op, self.memory, self.addresses, argument) };
         all.map_err(|why| self.fault(why))
@@ -98,12 +85,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     ///
     /// # Errors
     /// A device fault in strict mode.
-    pub(super) fn suspect(
-        &self,
-        kind: FindingKind,
-        tensor: &'static str,
-        text: impl Display,
-    ) -> Result<(), Fault> {
+    pub(super) fn suspect(&self, kind: FindingKind, tensor: &'static str, text: impl Display) -> Result<(), Fault> {
         let symbol = self.op.symbol();
         let mut tensors = self.op.arguments().each_tensor();
         let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
@@ -171,18 +153,11 @@ pub(super) unsafe fn bytes<O: DeclaredOperator>(
 }
 
 /// An output that shares bytes with another tensor of the same launch, unless both are one tensor by `may_be_one`.
-fn overlap(
-    accesses: &[Access],
-    may_be_one: impl Fn(&Access, &Access) -> bool,
-) -> Option<(&Access, &Access)> {
+fn overlap(accesses: &[Access], may_be_one: impl Fn(&Access, &Access) -> bool) -> Option<(&Access, &Access)> {
     let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
     accesses.iter().enumerate().find_map(|(i, one)| {
         let other = accesses.iter().enumerate().find(|&(j, other)| {
-            i != j
-                && one.write
-                && one.address < end(other)
-                && other.address < end(one)
-                && !may_be_one(one, other)
+            i != j && one.write && one.address < end(other) && other.address < end(one) && !may_be_one(one, other)
         });
         other.map(|(_, other)| (one, other))
     })
@@ -201,9 +176,8 @@ fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Result<
         output == input
     });
     let names = in_place.map(|pair| pair.map(|parameter| parameter.info().acl_name));
-    let may_be_one = |one: &Access, other: &Access| {
-        names == Some([one.what, other.what]) && one.address == other.address
-    };
+    let may_be_one =
+        |one: &Access, other: &Access| names == Some([one.what, other.what]) && one.address == other.address;
     match overlap(&accesses, may_be_one) {
         None => Ok(()),
         Some((output, other)) => Err(Fault {

@@ -58,12 +58,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::reads`].
-    unsafe fn read_listed(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        reader: &mut dyn Reader,
-    ) {
+    unsafe fn read_listed(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         let paged = self.problem().sequences.key.layout == TokenLayout::PaBsnd;
         for (argument, bytes) in self.doubtful(addresses, reader) {
             let named = self.named(argument, addresses);
@@ -72,9 +67,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
             }
             if paged && Self::KEYS.contains(&argument.parameter) {
                 // SAFETY: the caller's promise, for each of them.
-                let numbers = |parameter: ParameterOf<Self>| unsafe {
-                    integers(self, memory, addresses, parameter)
-                };
+                let numbers = |parameter: ParameterOf<Self>| unsafe { integers(self, memory, addresses, parameter) };
                 let [queries, keys, table] = Self::CONTENTS.map(numbers);
                 let lists = numbers(Self::INDICES);
                 // Without memory for them the launch fails with the same error.
@@ -97,21 +90,12 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::writes`].
-    unsafe fn write_rows(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn write_rows(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
         let lengths = unsafe { integers(self, memory, addresses, Self::CONTENTS[0]) };
-        let contents = SparseContents {
-            query_lengths: &lengths.unwrap_or_default(),
-            ..SparseContents::default()
-        };
+        let contents = SparseContents { query_lengths: &lengths.unwrap_or_default(), ..SparseContents::default() };
         let sequences = self.problem().sequences;
-        let ends =
-            (sequences.each(contents)).map(|sequence| sequence.first_query + sequence.written);
+        let ends = (sequences.each(contents)).map(|sequence| sequence.first_query + sequence.written);
         let rows = ends.max().unwrap_or(0) as i64;
         let packed = sequences.query.layout == TokenLayout::Tnd;
         for &(parameter, axis) in Self::OUTPUTS {
@@ -120,9 +104,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
                     desc.shape = desc.shape.with(axis, rows);
                 }
                 let named = self.named(parameter.into(), addresses);
-                Elements::described(named, &desc)
-                    .iter()
-                    .for_each(&mut *visit);
+                Elements::described(named, &desc).iter().for_each(&mut *visit);
             }
         }
     }
@@ -150,9 +132,9 @@ fn inspect_lists<O: ListedKeys>(
             if let Some(fault) = problem.entry_fault(list, keys, &mut seen) {
                 let kind = match fault.kind {
                     EntryFaultKind::Twice => FindingKind::RepeatedBlock,
-                    EntryFaultKind::Negative
-                    | EntryFaultKind::Beyond(_)
-                    | EntryFaultKind::Unread => FindingKind::SkippedEntry,
+                    EntryFaultKind::Negative | EntryFaultKind::Beyond(_) | EntryFaultKind::Unread => {
+                        FindingKind::SkippedEntry
+                    }
                 };
                 let tensor = O::INDICES.info().acl_name;
                 let index = sequence.index;
@@ -192,11 +174,7 @@ fn read_keys(
             let place = desc.offset + blocks * block as i64 + rows * row as i64;
             let first = cache.address.saturating_add_signed(bytes(place) as isize);
             let dim = desc.shape.last().map_or(0, |&dim| dim.max(0) as usize);
-            let place = Place::Block {
-                block,
-                first: row,
-                sequence: Some((sequence.index, sequence.keys)),
-            };
+            let place = Place::Block { block, first: row, sequence: Some((sequence.index, sequence.keys)) };
             let axes = [(dim, bytes(step))];
             let key = Elements::new(cache, first, bytes(1) as usize, &axes, None, place);
             key.iter().for_each(|key| reader.read(key));

@@ -53,9 +53,7 @@ macro_rules! declared_by_problem {
 
         fn touches(&self, visit: &mut dyn FnMut(Argument, std::ops::Range<u64>)) {
             let call = self.arguments.call();
-            (self.problem).touches(&call, &mut |parameter, range| {
-                visit(parameter.into(), range)
-            });
+            (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
         }
     };
 }

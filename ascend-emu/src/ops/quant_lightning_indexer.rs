@@ -13,9 +13,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
-use ascend_spec::ops::quant_lightning_indexer::{
-    Argument, Arguments, Parameter, QuantIndexerCall, Version,
-};
+use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
@@ -44,14 +42,9 @@ impl DeclaredOperator for QuantIndexerOperator {
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the output, the only tensor written, shares no memory with them.
-        let numbers = unsafe {
-            sparse_contents::read(&launch, &self.problem.sequences, QuantIndexerCall::CONTENTS)
-        }?;
+        let numbers = unsafe { sparse_contents::read(&launch, &self.problem.sequences, QuantIndexerCall::CONTENTS) }?;
         let contents = SparseContents::of(&numbers);
-        let source = |parameter: Parameter, desc| TokenRows {
-            desc,
-            base: launch.base(parameter),
-        };
+        let source = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
         let buffers = Buffers {
             query: source(Parameter::Query, query),
             key: source(Parameter::Key, key),

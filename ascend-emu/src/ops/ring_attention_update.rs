@@ -16,9 +16,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
-use ascend_spec::ops::ring_attention_update::{
-    Argument, Arguments, Parameter, RingUpdateProblem, Version,
-};
+use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
 use ascend_spec::{TensorDesc, arguments_of_version, ring_attention_update_arguments};
 use std::ops::Range;
 
@@ -39,12 +37,7 @@ impl RingUpdateOperator {
         let call = arguments.call();
         let problem = call.check(version, context::machine().target)?;
         lints::report_first(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
-        Ok(RingUpdateOperator {
-            arguments,
-            version,
-            problem,
-            check: check(),
-        })
+        Ok(RingUpdateOperator { arguments, version, problem, check: check() })
     }
 
     /// The order of maxima and sums, where it makes a difference.
@@ -76,9 +69,7 @@ impl DeclaredOperator for RingUpdateOperator {
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
+        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
     }
 
     unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
@@ -87,20 +78,14 @@ impl DeclaredOperator for RingUpdateOperator {
         };
         for (argument, desc) in self.arguments.each_tensor() {
             let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
-            let elements =
-                Elements::described(self.named(argument, addresses), desc).filter(|_| read);
+            let elements = Elements::described(self.named(argument, addresses), desc).filter(|_| read);
             if let Some(elements) = elements {
                 reader.read_in_order(&elements.in_order(Some(order)));
             }
         }
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        _: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         let order = self.softmax_order();
         self.written(addresses, &mut |argument, elements| {
             let of_softmax = is_softmax(argument.parameter);
@@ -116,11 +101,7 @@ impl DeclaredOperator for RingUpdateOperator {
             Some(ring_update::Elements::new(launch.first(parameter), *desc))
         };
         let triple = |[attn, max, sum]: [Parameter; 3]| {
-            Some(Triple {
-                attn: elements(attn)?,
-                max: elements(max)?,
-                sum: elements(sum)?,
-            })
+            Some(Triple { attn: elements(attn)?, max: elements(max)?, sum: elements(sum)? })
         };
         use Parameter as P;
         let triples = [
@@ -171,9 +152,7 @@ fn is_softmax(parameter: Parameter) -> bool {
     maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
-fn new(
-    version: Version,
-) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<RingUpdateOperator> {
+fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<RingUpdateOperator> {
     move |arguments| RingUpdateOperator::new(arguments, version)
 }
 

@@ -26,14 +26,7 @@ impl DeclaredOperator for RmsNormOperator {
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let Arguments {
-            x: Some(x),
-            gamma: Some(gamma),
-            y: Some(y),
-            rstd: Some(rstd),
-            ..
-        } = &self.arguments
-        else {
+        let Arguments { x: Some(x), gamma: Some(gamma), y: Some(y), rstd: Some(rstd), .. } = &self.arguments else {
             return Ok(());
         };
         if self.is_idle() {
@@ -41,8 +34,7 @@ impl DeclaredOperator for RmsNormOperator {
         }
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
-        let elements =
-            |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);
+        let elements = |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);
         let buffers = Buffers {
             x: elements(Parameter::X, x),
             gamma: elements(Parameter::Gamma, gamma),

@@ -42,18 +42,9 @@ impl ScatterOperator {
     }
 
     /// A call of the operator `symbol`, checked as ScatterPaKvCache checks it on a product.
-    pub(crate) fn of(
-        symbol: &'static str,
-        arguments: &Arguments<DescribedTensor>,
-        soc: Soc,
-    ) -> Outcome<Self> {
+    pub(crate) fn of(symbol: &'static str, arguments: &Arguments<DescribedTensor>, soc: Soc) -> Outcome<Self> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
-        Ok(ScatterOperator {
-            symbol,
-            problem: arguments.call().check(soc)?,
-            arguments,
-            check: check(),
-        })
+        Ok(ScatterOperator { symbol, problem: arguments.call().check(soc)?, arguments, check: check() })
     }
 
     /// Returns a device fault if the address of a cache as an output differs from its address as an input.
@@ -86,22 +77,13 @@ impl ScatterOperator {
         let slots = unsafe { integers(self, memory, addresses, Parameter::SlotMapping) };
         // Without memory for the slots, the launch itself fails.
         let slots = slots.unwrap_or_default();
-        let inside = |slot: i64| {
-            u64::try_from(slot)
-                .ok()
-                .filter(|&slot| slot < self.problem.slots())
-        };
+        let inside = |slot: i64| u64::try_from(slot).ok().filter(|&slot| slot < self.problem.slots());
         let inside = slots.into_iter().map(inside).enumerate();
-        inside
-            .filter_map(|(token, slot)| Some((token, slot? as usize)))
-            .collect()
+        inside.filter_map(|(token, slot)| Some((token, slot? as usize))).collect()
     }
 
     fn fault(&self, text: impl std::fmt::Display) -> Fault {
-        Fault {
-            code: AICORE_EXCEPTION,
-            message: format!("{}: {text}", self.symbol()),
-        }
+        Fault { code: AICORE_EXCEPTION, message: format!("{}: {text}", self.symbol()) }
     }
 
     /// Reports the faults of the slots; in strict mode the first is a device fault.
@@ -139,43 +121,25 @@ impl DeclaredOperator for ScatterOperator {
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| {
-            visit(parameter.into(), range)
-        });
+        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
-        let pairs = [
-            (Some(self.problem.key), Parameter::KeyCache),
-            (self.problem.value, Parameter::ValueCache),
-        ];
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let pairs = [(Some(self.problem.key), Parameter::KeyCache), (self.problem.value, Parameter::ValueCache)];
         for (pieces, cache) in pairs {
             let Some(pieces) = pieces else { continue };
-            let (tensor, first) = (
-                self.named(cache.into(), addresses),
-                self.first_byte(cache.into(), addresses),
-            );
+            let (tensor, first) = (self.named(cache.into(), addresses), self.first_byte(cache.into(), addresses));
             // SAFETY: the caller's promise.
             let slots = unsafe { self.slots(addresses, memory) };
             // Tokens in consecutive slots of a block are elements of one step.
             let block = |slot: usize| slot / self.problem.block_size.max(1);
-            let runs = slots
-                .chunk_by(|(_, one), (_, next)| *next == one + 1 && block(*one) == block(*next));
+            let runs = slots.chunk_by(|(_, one), (_, next)| *next == one + 1 && block(*one) == block(*next));
             for run in runs {
                 let place = |token: usize, piece| {
-                    (run.get(token))
-                        .map_or(0, |(_, slot)| self.problem.place(&pieces, *slot, piece))
+                    (run.get(token)).map_or(0, |(_, slot)| self.problem.place(&pieces, *slot, piece))
                 };
                 let step = |to: usize| (to as i64).saturating_sub(place(0, 0) as i64);
-                let axes = [
-                    (run.len(), step(place(1, 0))),
-                    (pieces.count, step(place(0, 1))),
-                ];
+                let axes = [(run.len(), step(place(1, 0))), (pieces.count, step(place(0, 1)))];
                 let start = first.saturating_add(place(0, 0));
                 let rows = Elements::new(tensor, start, pieces.bytes, &axes, None, Place::Whole);
                 rows.iter().for_each(&mut *visit);
@@ -223,16 +187,7 @@ unsafe fn scatter_rows(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) 
             let inside = u64::try_from(slot).is_ok_and(|slot| slot < problem.slots());
             if inside {
                 // SAFETY: the caller keeps this contract; the slot is inside and the token one of the call's.
-                unsafe {
-                    write(
-                        problem,
-                        &pieces,
-                        base(rows),
-                        token,
-                        base(cache),
-                        slot as usize,
-                    )
-                };
+                unsafe { write(problem, &pieces, base(rows), token, base(cache), slot as usize) };
             }
         }
     }
@@ -243,14 +198,7 @@ unsafe fn scatter_rows(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) 
 /// # Safety
 ///
 /// As for [`scatter_rows`]; the token is one of the call's, the slot one of the cache's.
-unsafe fn write(
-    problem: &ScatterProblem,
-    pieces: &Pieces,
-    rows: *const u8,
-    token: usize,
-    cache: *mut u8,
-    slot: usize,
-) {
+unsafe fn write(problem: &ScatterProblem, pieces: &Pieces, rows: *const u8, token: usize, cache: *mut u8, slot: usize) {
     for piece in 0..pieces.count {
         let from = token * pieces.row_bytes() + piece * pieces.bytes;
         let to = problem.place(pieces, slot, piece);

@@ -23,13 +23,7 @@ pub(super) unsafe fn read<O: DeclaredOperator>(
 ) -> Result<[Vec<i64>; 3], Fault> {
     let [of_query, of_key, of_table] = parameters;
     // SAFETY: the caller's promise.
-    let numbers = unsafe {
-        [
-            launch.integers(of_query)?,
-            launch.integers(of_key)?,
-            launch.integers(of_table)?,
-        ]
-    };
+    let numbers = unsafe { [launch.integers(of_query)?, launch.integers(of_key)?, launch.integers(of_table)?] };
     for fault in sequences.faults(SparseContents::of(&numbers)) {
         let (kind, parameter) = match fault {
             SparseFault::Length { side, .. } => {

@@ -12,9 +12,7 @@ use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::sparse_flash_attention::{
-    Argument, Arguments, Parameter, SparseFlashProblem, Version,
-};
+use ascend_spec::ops::sparse_flash_attention::{Argument, Arguments, Parameter, SparseFlashProblem, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
@@ -25,11 +23,8 @@ impl ListedKeys for SparseFlashOperator {
     const INDICES: Parameter = Parameter::SparseIndices;
     const KEYS: &'static [Parameter] = &[Parameter::Key, Parameter::KeyRope];
     const VALUE: Parameter = Parameter::Value;
-    const OUTPUTS: &'static [(Parameter, usize)] = &[
-        (Parameter::AttentionOut, 0),
-        (Parameter::SoftmaxMax, 1),
-        (Parameter::SoftmaxSum, 1),
-    ];
+    const OUTPUTS: &'static [(Parameter, usize)] =
+        &[(Parameter::AttentionOut, 0), (Parameter::SoftmaxMax, 1), (Parameter::SoftmaxSum, 1)];
 
     fn problem(&self) -> &SparseFlashProblem {
         &self.problem
@@ -53,12 +48,7 @@ impl DeclaredOperator for SparseFlashOperator {
         unsafe { self.read_listed(addresses, memory, reader) };
     }
 
-    unsafe fn writes(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-        visit: &mut dyn FnMut(&Elements),
-    ) {
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
         unsafe { self.write_rows(addresses, memory, visit) };
     }
@@ -100,8 +90,7 @@ impl DeclaredOperator for SparseFlashOperator {
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else.
-        let run =
-            unsafe { sparse_attention::run(&self.problem, SparseContents::of(&numbers), &buffers) };
+        let run = unsafe { sparse_attention::run(&self.problem, SparseContents::of(&numbers), &buffers) };
         run.map_err(|why| launch.fault(why))
     }
 }

@@ -4,8 +4,7 @@ use crate::fault::Fault;
 use crate::lock::{Lock, Signal, expired};
 use crate::sanitizer::StreamId;
 use crate::status::{
-    NO_CALLBACK_THREAD, NOT_SUBSCRIBED, Outcome, REPORT_TIMEOUT, STREAM_SUBSCRIBED,
-    THREAD_SUBSCRIBED, failure,
+    NO_CALLBACK_THREAD, NOT_SUBSCRIBED, Outcome, REPORT_TIMEOUT, STREAM_SUBSCRIBED, THREAD_SUBSCRIBED, failure,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -78,11 +77,7 @@ pub(crate) fn subscribe(name: &str, thread: u64, stream: StreamId) -> Outcome {
     }
     match inboxes.iter_mut().find(|inbox| inbox.thread == thread) {
         Some(inbox) => inbox.streams.push(stream),
-        None => inboxes.push(Inbox {
-            thread,
-            streams: vec![stream],
-            waiting: VecDeque::new(),
-        }),
+        None => inboxes.push(Inbox { thread, streams: vec![stream], waiting: VecDeque::new() }),
     }
     Ok(())
 }
@@ -91,10 +86,7 @@ pub(crate) fn subscribe(name: &str, thread: u64, stream: StreamId) -> Outcome {
 pub(crate) fn unsubscribe(name: &str, thread: u64, stream: StreamId) -> Outcome {
     let mut inboxes = INBOXES.lock();
     let Some(inbox) = inboxes.iter().find(|inbox| inbox.streams.contains(&stream)) else {
-        return Err(failure!(
-            NO_CALLBACK_THREAD,
-            "{name}: no thread runs the callbacks of the stream"
-        ));
+        return Err(failure!(NO_CALLBACK_THREAD, "{name}: no thread runs the callbacks of the stream"));
     };
     if inbox.thread != thread {
         return Err(failure!(
@@ -140,28 +132,15 @@ pub(crate) fn subscribed(name: &str, stream: StreamId) -> Outcome {
 }
 
 /// Passes a call to the thread of a stream, and with `block` waits until it was made.
-pub(crate) fn deliver(
-    stream: StreamId,
-    call: HostCall,
-    block: bool,
-    abort: &AtomicBool,
-) -> Result<(), Fault> {
+pub(crate) fn deliver(stream: StreamId, call: HostCall, block: bool, abort: &AtomicBool) -> Result<(), Fault> {
     let gone = || Fault {
         code: NO_CALLBACK_THREAD,
-        message: "aclrtLaunchCallback: no thread runs the callbacks of the stream any more"
-            .to_owned(),
+        message: "aclrtLaunchCallback: no thread runs the callbacks of the stream any more".to_owned(),
     };
     let state = Arc::new(Lock::new(State::Pending));
     let mut inboxes = INBOXES.lock();
-    let inbox = inboxes
-        .iter_mut()
-        .find(|inbox| inbox.streams.contains(&stream))
-        .ok_or_else(gone)?;
-    inbox.waiting.push_back(Report {
-        stream,
-        call,
-        state: Arc::clone(&state),
-    });
+    let inbox = inboxes.iter_mut().find(|inbox| inbox.streams.contains(&stream)).ok_or_else(gone)?;
+    inbox.waiting.push_back(Report { stream, call, state: Arc::clone(&state) });
     CHANGED.notify_all();
     while block && !abort.load(Ordering::Acquire) {
         match *state.lock() {

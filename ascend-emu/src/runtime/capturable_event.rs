@@ -26,10 +26,8 @@ impl CapturableEvent {
     /// Makes an event for the uses that the flags name; `None` is `aclrtCreateEvent`.
     pub(crate) fn create(flags: Option<u32>) -> Outcome<Id> {
         let id = EVENTS.reserve();
-        let event = CapturableEvent {
-            event: Arc::new(Event::new(flags, id.raw::<()>().addr())?),
-            captured: Lock::new(None),
-        };
+        let event =
+            CapturableEvent { event: Arc::new(Event::new(flags, id.raw::<()>().addr())?), captured: Lock::new(None) };
         EVENTS.insert_at(id, Arc::new(event));
         Ok(id)
     }
@@ -73,10 +71,7 @@ impl CapturableEvent {
         let Some((capture, _)) = self.capture() else {
             return Ok(());
         };
-        let failure = failure!(
-            EVENT_CAPTURED,
-            "{name}: the event was recorded in a stream that is being captured"
-        );
+        let failure = failure!(EVENT_CAPTURED, "{name}: the event was recorded in a stream that is being captured");
         capture.invalidate(&failure.message);
         Err(failure)
     }
@@ -115,12 +110,9 @@ impl CapturableEvent {
     pub(crate) fn elapsed_ms(start: &Self, end: &Self) -> Outcome<f32> {
         const NAME: &str = "aclrtEventElapsedTime";
         let (from, to) = (start.time(NAME, "start ")?, end.time(NAME, "end ")?);
-        let elapsed = to.checked_duration_since(from).ok_or_else(|| {
-            failure!(
-                TIMESTAMP_REVERSAL,
-                "the end event was reached before the start event"
-            )
-        })?;
+        let elapsed = to
+            .checked_duration_since(from)
+            .ok_or_else(|| failure!(TIMESTAMP_REVERSAL, "the end event was reached before the start event"))?;
         Ok(elapsed.as_secs_f32() * 1e3)
     }
 

@@ -6,8 +6,8 @@ use crate::runtime::graph::{GRAPHS, Graph, Group, Node, Step};
 use crate::runtime::task::Task;
 use crate::sanitizer::{StreamId, VectorClock, allocation_table, merge};
 use crate::status::{
-    CAPTURE_CONFLICT, CAPTURE_DEPENDENCY, CAPTURE_INVALIDATED, CAPTURE_WRONG_THREAD, Failure,
-    MEMORY_TYPE, Outcome, STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
+    CAPTURE_CONFLICT, CAPTURE_DEPENDENCY, CAPTURE_INVALIDATED, CAPTURE_WRONG_THREAD, Failure, MEMORY_TYPE, Outcome,
+    STREAM_UNJOINED, TASK_GROUP_STATUS, failure,
 };
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
@@ -81,9 +81,8 @@ pub(crate) fn forbid_unsafe(code: i32, name: &str) -> Outcome {
     let refused = match MODE.try_with(Cell::get).unwrap_or(Mode::Relaxed) {
         Mode::Relaxed => false,
         mode => {
-            let local = BEGUN
-                .try_with(|begun| begun.try_borrow_mut().is_ok_and(|mut b| any_active(&mut b)))
-                .unwrap_or(false);
+            let local =
+                BEGUN.try_with(|begun| begun.try_borrow_mut().is_ok_and(|mut b| any_active(&mut b))).unwrap_or(false);
             local || (mode == Mode::Global && any_active(&mut GLOBAL.lock()))
         }
     };
@@ -138,17 +137,11 @@ impl Capture {
 
     /// Makes the capture invalid; ending it fails with the reason.
     pub(crate) fn invalidate(&self, why: &str) {
-        self.state
-            .lock()
-            .invalid
-            .get_or_insert_with(|| why.to_owned());
+        self.state.lock().invalid.get_or_insert_with(|| why.to_owned());
     }
 
     fn invalidated(why: &str) -> Failure {
-        failure!(
-            CAPTURE_INVALIDATED,
-            "the capture became invalid when this happened: {why}"
-        )
+        failure!(CAPTURE_INVALIDATED, "the capture became invalid when this happened: {why}")
     }
 
     fn with_stream<T>(
@@ -172,10 +165,7 @@ impl Capture {
     pub(crate) fn add(&self, stream: StreamId, step: Step) -> Outcome {
         self.with_stream(stream, |stream, graph| {
             let is_task = matches!(step, Step::Task(..));
-            let place = graph.push(Node {
-                stream: stream.id,
-                step,
-            });
+            let place = graph.push(Node { stream: stream.id, step });
             stream.count += 1;
             if let (Some(group), true) = (&mut stream.group, is_task) {
                 group.push(place);
@@ -229,10 +219,7 @@ impl Capture {
 
     /// Refuses to let a captured stream wait for a record of another capture.
     pub(crate) fn refuse_other(&self) -> Failure {
-        let failure = failure!(
-            CAPTURE_CONFLICT,
-            "aclrtStreamWaitEvent: the event belongs to another capture"
-        );
+        let failure = failure!(CAPTURE_CONFLICT, "aclrtStreamWaitEvent: the event belongs to another capture");
         self.invalidate(&failure.message);
         failure
     }
@@ -255,10 +242,7 @@ impl Capture {
     pub(crate) fn end_group(&self, stream: StreamId) -> Outcome<Id> {
         self.with_stream(stream, |stream, graph| {
             let members = stream.group.take().ok_or_else(|| {
-                failure!(
-                    TASK_GROUP_STATUS,
-                    "aclmdlRICaptureTaskGrpEnd: no task group is being recorded in this stream"
-                )
+                failure!(TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpEnd: no task group is being recorded in this stream")
             })?;
             Ok(Group::create(graph, members))
         })
@@ -267,10 +251,7 @@ impl Capture {
     /// Refuses to end the capture from another stream or thread than the one that began it.
     pub(crate) fn check_end(&self, stream: StreamId) -> Outcome {
         if stream != self.origin {
-            return Err(failure!(
-                CAPTURE_CONFLICT,
-                "aclmdlRICaptureEnd: the capture began on another stream"
-            ));
+            return Err(failure!(CAPTURE_CONFLICT, "aclmdlRICaptureEnd: the capture began on another stream"));
         }
         if self.mode != Mode::Relaxed && self.thread != thread::current().id() {
             return Err(failure!(
@@ -308,10 +289,7 @@ impl Capture {
 
     fn check_joined(&self, streams: &[CapturedStream]) -> Outcome {
         if streams.iter().any(|stream| stream.group.is_some()) {
-            return Err(failure!(
-                TASK_GROUP_STATUS,
-                "aclmdlRICaptureEnd: a task group was begun and not ended"
-            ));
+            return Err(failure!(TASK_GROUP_STATUS, "aclmdlRICaptureEnd: a task group was begun and not ended"));
         }
         let seen = streams.iter().find(|stream| stream.id == self.origin);
         let joined = |stream: &CapturedStream| {
@@ -320,10 +298,7 @@ impl Capture {
                 known.is_some_and(|&(_, count)| count >= stream.count)
             })
         };
-        match streams
-            .iter()
-            .find(|stream| stream.id != self.origin && !joined(stream))
-        {
+        match streams.iter().find(|stream| stream.id != self.origin && !joined(stream)) {
             None => Ok(()),
             Some(stream) => Err(failure!(
                 STREAM_UNJOINED,
@@ -337,12 +312,7 @@ impl Capture {
 
 impl CapturedStream {
     fn new(stream: StreamId) -> Self {
-        CapturedStream {
-            id: stream,
-            count: 0,
-            seen: Position::new(),
-            group: None,
-        }
+        CapturedStream { id: stream, count: 0, seen: Position::new(), group: None }
     }
 }
 

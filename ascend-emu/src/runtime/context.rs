@@ -12,8 +12,8 @@ use crate::runtime::stream::{ContextNumber, STREAMS, Settings, Stream, refuse_de
 use crate::sanitizer::allocation_table;
 use crate::sanitizer::{Suspicion, report};
 use crate::status::{
-    CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
-    REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
+    CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE, REPEAT_INITIALIZE,
+    STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -40,13 +40,7 @@ impl Options {
         usize::try_from(option)
             .ok()
             .filter(|&place| place < OPTIONS)
-            .ok_or_else(|| {
-                failure!(
-                    PARAM_INVALID,
-                    "{name}: opt: given {option}, allowed: 0 to {}",
-                    OPTIONS - 1
-                )
-            })
+            .ok_or_else(|| failure!(PARAM_INVALID, "{name}: opt: given {option}, allowed: 0 to {}", OPTIONS - 1))
     }
 
     pub(crate) fn set(&self, name: &str, option: i64, value: i64) -> Outcome {
@@ -116,14 +110,10 @@ pub(crate) fn initialize() -> Outcome {
     prepare()?;
     match PHASE.compare_exchange(BEFORE, DURING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(()),
-        Err(DURING) => Err(failure!(
-            REPEAT_INITIALIZE,
-            "aclInit was already called in this process"
-        )),
-        Err(_) => Err(failure!(
-            REPEAT_INITIALIZE,
-            "aclInit cannot be called again after aclFinalize in the same process"
-        )),
+        Err(DURING) => Err(failure!(REPEAT_INITIALIZE, "aclInit was already called in this process")),
+        Err(_) => {
+            Err(failure!(REPEAT_INITIALIZE, "aclInit cannot be called again after aclFinalize in the same process"))
+        }
     }
 }
 
@@ -169,9 +159,7 @@ pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
     let mut devices = DEVICES.lock();
     let state = devices.entry((device, index)).or_default();
     state.uses = state.uses.saturating_add(1);
-    let primary = *state
-        .primary
-        .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, index, false)));
+    let primary = *state.primary.get_or_insert_with(|| CONTEXTS.insert(Context::new(device, index, false)));
     CURRENT.set(Some(primary));
     fault::enter_device(Some(device));
     Ok(())
@@ -186,11 +174,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
     let primary = {
         let mut devices = DEVICES.lock();
         let state = devices.entry((device, index)).or_default();
-        state.uses = if force {
-            0
-        } else {
-            state.uses.saturating_sub(1)
-        };
+        state.uses = if force { 0 } else { state.uses.saturating_sub(1) };
         if state.uses > 0 {
             return Ok(());
         }
@@ -209,9 +193,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
             kind: FindingKind::Leak,
             site: ("aclrtResetDevice", "memory"),
             tensor: 0,
-            message: format!(
-                "device {device} was reset with {count} allocations of {bytes} bytes not freed"
-            ),
+            message: format!("device {device} was reset with {count} allocations of {bytes} bytes not freed"),
         };
         // The leak is reported, but the reset has happened, so the call succeeds in either mode.
         let _ = report(check(), PARAM_INVALID, suspicion);
@@ -281,17 +263,11 @@ pub(crate) fn set_current(raw: *const c_void) -> Outcome {
 pub(crate) fn current_with_id() -> Outcome<(Id, Arc<Context>)> {
     usable()?;
     let id = CURRENT.try_with(Cell::get).ok().flatten().ok_or_else(|| {
-        failure!(
-            CONTEXT_NULL,
-            "this thread has no context: call aclrtSetDevice or aclrtSetCurrentContext in it"
-        )
+        failure!(CONTEXT_NULL, "this thread has no context: call aclrtSetDevice or aclrtSetCurrentContext in it")
     })?;
-    let context = CONTEXTS.get(id.raw::<c_void>()).map_err(|_| {
-        failure!(
-            CONTEXT_NULL,
-            "this thread's context was destroyed, or its device was reset"
-        )
-    })?;
+    let context = CONTEXTS
+        .get(id.raw::<c_void>())
+        .map_err(|_| failure!(CONTEXT_NULL, "this thread's context was destroyed, or its device was reset"))?;
     Ok((id, context))
 }
 
@@ -325,10 +301,7 @@ pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
     }
     let stream = STREAMS.get(raw)?;
     if !stream.belongs_to(context.number) {
-        return Err(failure!(
-            STREAM_CONTEXT,
-            "{name}: the stream belongs to another context than this thread's"
-        ));
+        return Err(failure!(STREAM_CONTEXT, "{name}: the stream belongs to another context than this thread's"));
     }
     Ok(stream)
 }
@@ -379,12 +352,7 @@ impl Context {
     }
 
     /// `aclrtDestroyStream` and `aclrtDestroyStreamForce`.
-    pub(crate) fn destroy_stream(
-        self: &Arc<Self>,
-        name: &str,
-        raw: *const c_void,
-        at_once: bool,
-    ) -> Outcome {
+    pub(crate) fn destroy_stream(self: &Arc<Self>, name: &str, raw: *const c_void, at_once: bool) -> Outcome {
         if raw.is_null() {
             return Err(refuse_default(NULL_PARAM, name));
         }
@@ -397,12 +365,7 @@ impl Context {
 
     fn all_streams(&self) -> Vec<Arc<Stream>> {
         let mut streams: Vec<_> = self.default_stream.lock().iter().cloned().collect();
-        streams.extend(
-            self.streams
-                .lock()
-                .iter()
-                .filter_map(|(_, weak)| weak.upgrade()),
-        );
+        streams.extend(self.streams.lock().iter().filter_map(|(_, weak)| weak.upgrade()));
         streams
     }
 

@@ -78,17 +78,9 @@ thread_local! {
 }
 
 /// `aclrtSetDeviceResLimit`, for a device with this chip.
-pub(crate) fn limit_device(
-    name: &str,
-    (device, chip): (i32, Chip),
-    kind: CoreKind,
-    value: u32,
-) -> Outcome {
+pub(crate) fn limit_device(name: &str, (device, chip): (i32, Chip), kind: CoreKind, value: u32) -> Outcome {
     let mut devices = DEVICES.lock();
-    devices
-        .entry(device)
-        .or_default()
-        .set(name, chip, kind, value)
+    devices.entry(device).or_default().set(name, chip, kind, value)
 }
 
 /// `aclrtResetDeviceResLimit`.

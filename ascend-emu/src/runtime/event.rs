@@ -148,10 +148,7 @@ impl Event {
     /// An event for the uses that the flags name; `None` is `aclrtCreateEvent`, which can order and measure time.
     pub(crate) fn new(flags: Option<u32>, handle: usize) -> Outcome<Self> {
         if let Some(unknown) = flags.map(|flags| flags & !FLAGS).filter(|&bits| bits != 0) {
-            return Err(failure!(
-                PARAM_INVALID,
-                "event flag: unknown bits {unknown:#x}, allowed: {FLAGS:#x}"
-            ));
+            return Err(failure!(PARAM_INVALID, "event flag: unknown bits {unknown:#x}, allowed: {FLAGS:#x}"));
         }
         LazyLock::force(&STARTED);
         let has = |flag| flags.is_some_and(|flags| flags & flag != 0);
@@ -159,10 +156,7 @@ impl Event {
             handle,
             external: has(sys::ACL_EVENT_EXTERNAL),
             timed: flags.is_none() || has(sys::ACL_EVENT_TIME_LINE),
-            state: Lock::new(State {
-                clock: VectorClock::with_capacity(8),
-                ..State::default()
-            }),
+            state: Lock::new(State { clock: VectorClock::with_capacity(8), ..State::default() }),
             changed: Signal::new(),
         })
     }
@@ -177,10 +171,7 @@ impl Event {
     /// Queues a record after the work of a stream.
     pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         let mut state = self.state.lock();
-        let mark = Mark {
-            stream,
-            ticket: state.next_ticket(),
-        };
+        let mark = Mark { stream, ticket: state.next_ticket() };
         state.last = LastCommand::Record(mark);
         state.queue(mark);
         allocation_table::snapshot_clock(mark.stream, &mut state.clock);
@@ -229,12 +220,7 @@ impl Event {
 
     /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called. Returns `false` when the limit
     /// is over.
-    pub(crate) fn wait_reached(
-        &self,
-        mark: Mark,
-        limit: Option<Duration>,
-        abort: &AtomicBool,
-    ) -> bool {
+    pub(crate) fn wait_reached(&self, mark: Mark, limit: Option<Duration>, abort: &AtomicBool) -> bool {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
         while state.is_pending(mark) && !abort.load(Ordering::Acquire) {
@@ -337,18 +323,13 @@ impl Event {
                 kind: FindingKind::UnrecordedEvent,
                 site: (name, "event"),
                 tensor: 0,
-                message: format!(
-                    "{name}: the event was never recorded, or reset since; nothing is waited for"
-                ),
+                message: format!("{name}: the event was never recorded, or reset since; nothing is waited for"),
             };
             return report(check, PARAM_INVALID, suspicion);
         };
         while state.is_pending(mark) {
             if expired(deadline) {
-                return Err(failure!(
-                    EVENT_SYNC_TIMEOUT,
-                    "{name}: the event was not reached in time"
-                ));
+                return Err(failure!(EVENT_SYNC_TIMEOUT, "{name}: the event was not reached in time"));
             }
             let mut until = deadline;
             if deadline.is_none() {

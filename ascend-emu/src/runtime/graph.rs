@@ -120,9 +120,7 @@ impl Graph {
         let steps = self.0.lock();
         let replaced = |place: usize, counts: &dyn Fn(&QueuedUpdate) -> bool| {
             let mut updates = steps.updates.iter();
-            updates.any(|update| {
-                before.contains(&update.operation) && counts(update) && update.replaces(place)
-            })
+            updates.any(|update| before.contains(&update.operation) && counts(update) && update.replaces(place))
         };
         for (place, node) in steps.nodes.iter().enumerate() {
             if let Step::Task(task, addresses) = &node.step
@@ -134,9 +132,7 @@ impl Graph {
         for update in &steps.updates {
             let Operation { stream, number } = update.operation;
             // A stream carries its updates out in order.
-            let later = |other: &QueuedUpdate| {
-                other.operation.stream == stream && other.operation.number > number
-            };
+            let later = |other: &QueuedUpdate| other.operation.stream == stream && other.operation.number > number;
             for (place, task, addresses) in &update.tasks {
                 if !replaced(*place, &later) {
                     task.accesses(addresses, visit);
@@ -197,10 +193,7 @@ pub(crate) struct Group {
 impl Group {
     /// Makes a group of steps and returns its handle, which lives as long as the graph's.
     pub(crate) fn create(graph: &Arc<Graph>, members: Vec<usize>) -> Id {
-        let id = GROUPS.insert(Group {
-            graph: Arc::downgrade(graph),
-            members,
-        });
+        let id = GROUPS.insert(Group { graph: Arc::downgrade(graph), members });
         graph.0.lock().groups.push(id);
         id
     }
@@ -208,10 +201,8 @@ impl Group {
     /// Checks that tasks can replace the group's.
     pub(crate) fn check(&self, tasks: &[(Task, Addresses)]) -> Outcome {
         const NAME: &str = "aclmdlRICaptureTaskUpdateEnd";
-        let graph = self
-            .graph
-            .upgrade()
-            .ok_or_else(|| failure!(TASK_GROUP_STATUS, "{NAME}: the graph was destroyed"))?;
+        let graph =
+            self.graph.upgrade().ok_or_else(|| failure!(TASK_GROUP_STATUS, "{NAME}: the graph was destroyed"))?;
         let steps = graph.0.lock();
         if tasks.len() != self.members.len() {
             return Err(failure!(
@@ -245,9 +236,7 @@ impl Group {
         let mut steps = graph.0.lock();
         steps.updates.push(QueuedUpdate {
             operation: update,
-            tasks: members
-                .map(|(member, (task, addresses))| (member, task, addresses))
-                .collect(),
+            tasks: members.map(|(member, (task, addresses))| (member, task, addresses)).collect(),
         });
         let mut replays: Vec<_> = steps.replays.iter().copied().collect();
         drop(steps);
@@ -255,10 +244,7 @@ impl Group {
         let over: Vec<_> = replays.extract_if(.., waited).collect();
         let visit = |visit: &mut dyn FnMut(Access)| {
             let steps = graph.0.lock();
-            let queued = steps
-                .updates
-                .iter()
-                .filter(|queued| queued.operation == update);
+            let queued = steps.updates.iter().filter(|queued| queued.operation == update);
             for (_, task, addresses) in queued.flat_map(|queued| &queued.tasks) {
                 task.accesses(addresses, visit);
             }
@@ -275,16 +261,9 @@ impl Group {
             return;
         };
         let mut steps = graph.0.lock();
-        let queued = steps
-            .updates
-            .iter()
-            .position(|queued| queued.operation == update);
+        let queued = steps.updates.iter().position(|queued| queued.operation == update);
         let queued = queued.map(|place| steps.updates.remove(place));
-        for (member, task, addresses) in queued
-            .filter(|_| !dropped)
-            .into_iter()
-            .flat_map(|q| q.tasks)
-        {
+        for (member, task, addresses) in queued.filter(|_| !dropped).into_iter().flat_map(|q| q.tasks) {
             if let Some(node) = steps.nodes.get_mut(member) {
                 node.step = Step::Task(task, Box::new(addresses));
             }

@@ -76,10 +76,7 @@ impl Notify {
             {
                 return Err(Fault {
                     code: TASK_TIMEOUT,
-                    message: format!(
-                        "aclrtWaitAndResetNotify: the notify was not recorded in {} s",
-                        limit.as_secs()
-                    ),
+                    message: format!("aclrtWaitAndResetNotify: the notify was not recorded in {} s", limit.as_secs()),
                 });
             }
             state = self.changed.wait(state, now.checked_add(ABORT_POLL));

@@ -71,11 +71,7 @@ pub(crate) struct Queue {
 
 impl Default for Queue {
     fn default() -> Self {
-        Queue {
-            entries: (0..CAPACITY).map(|_| Entry::default()).collect(),
-            first: 0,
-            len: 0,
-        }
+        Queue { entries: (0..CAPACITY).map(|_| Entry::default()).collect(), first: 0, len: 0 }
     }
 }
 
@@ -130,11 +126,7 @@ mod tests {
     use super::*;
 
     fn fill(value: u8) -> Command {
-        let fill = Task::Fill {
-            dst: 0,
-            value,
-            bytes: 0,
-        };
+        let fill = Task::Fill { dst: 0, value, bytes: 0 };
         Command::Task(fill, Check::Compat)
     }
 
@@ -152,8 +144,7 @@ mod tests {
                 next = next.wrapping_add(1);
             }
             for _ in 0..CAPACITY - round {
-                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut taken)
-                else {
+                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut taken) else {
                     panic!("no command");
                 };
                 assert_eq!(value, expected);

@@ -44,11 +44,7 @@ impl Drop for Waiting {
 
 /// Whether a stream goes on only if the program queues more work: whether no way along the streams that it waits for
 /// leads to one that goes on. `seen` are the streams that were looked at, none of which goes on by itself.
-fn waits_forever(
-    waits: &BTreeMap<StreamId, Wait>,
-    stream: StreamId,
-    seen: &mut BTreeSet<StreamId>,
-) -> bool {
+fn waits_forever(waits: &BTreeMap<StreamId, Wait>, stream: StreamId, seen: &mut BTreeSet<StreamId>) -> bool {
     if seen.contains(&stream) {
         return true;
     }
@@ -97,9 +93,7 @@ fn stalled_by(stream: StreamId) -> Option<String> {
 /// Describes the record that a replayed graph waits for.
 fn missing_record(event: &Event) -> String {
     let queued = match event.awaited_streams() {
-        Some(streams) if !streams.is_empty() => {
-            "of which the only record queued comes after this wait itself"
-        }
+        Some(streams) if !streams.is_empty() => "of which the only record queued comes after this wait itself",
         _ => "of which no stream has a record queued",
     };
     let lost = match event.lost_records() {
@@ -110,10 +104,7 @@ fn missing_record(event: &Event) -> String {
             lost.saturating_add(1)
         ),
     };
-    format!(
-        "an ACL_EVENT_EXTERNAL event, {:#x}, {queued}{lost}; record it",
-        event.handle
-    )
+    format!("an ACL_EVENT_EXTERNAL event, {:#x}, {queued}{lost}; record it", event.handle)
 }
 
 /// Measures how long the host has been waiting, without a deadline, for a stalled stream.

@@ -22,8 +22,7 @@ use crate::runtime::stall::StallWatch;
 use crate::runtime::task::Task;
 use crate::sanitizer::{Operation, StreamId, StreamProgress, allocation_table};
 use crate::status::{
-    CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
-    TASK_GROUP_STATUS, failure,
+    CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED, TASK_GROUP_STATUS, failure,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -97,11 +96,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Starts a stream.
-    pub(crate) fn start(
-        context: ContextNumber,
-        device: i32,
-        settings: Settings,
-    ) -> Outcome<Arc<Self>> {
+    pub(crate) fn start(context: ContextNumber, device: i32, settings: Settings) -> Outcome<Arc<Self>> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let id = NUMBERS.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let progress = StreamProgress::default();
@@ -156,10 +151,7 @@ impl Stream {
 
     /// The operation that is queued next.
     fn next_operation(&self, submission: &Submission) -> Operation {
-        Operation {
-            stream: self.id,
-            number: submission.seq + 1,
-        }
+        Operation { stream: self.id, number: submission.seq + 1 }
     }
 
     /// Waits until the queue has room for another command. No other thread fills it while the caller holds
@@ -201,8 +193,7 @@ impl Stream {
         }
         self.refuse_stopped(task.name())?;
         self.wait_for_room(task.name(), &submission)?;
-        let visit =
-            |visit: &mut dyn FnMut(Access)| task.accesses(addresses.unwrap_or(&none), visit);
+        let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses.unwrap_or(&none), visit);
         let operation = self.next_operation(&submission);
         let broken = allocation_table::admit(operation, check(), code, task.name(), &visit)?;
         match broken {
@@ -235,11 +226,7 @@ impl Stream {
     pub(crate) fn submit_fault(&self, name: &'static str, fault: Fault) -> Outcome {
         let mut submission = self.submission.lock();
         if !matches!(submission.mode(), Mode::Eager) {
-            return Err(failure!(
-                fault.code,
-                "{name}: {}, while the stream is captured",
-                fault.message
-            ));
+            return Err(failure!(fault.code, "{name}: {}, while the stream is captured", fault.message));
         }
         self.wait_for_room(name, &submission)?;
         self.push(&mut submission, Command::Broken(fault), None);
@@ -280,11 +267,7 @@ impl Stream {
                 };
             }
             (Mode::Captured(capture), None) => {
-                return if event.recorded_eagerly() {
-                    Err(capture.refuse_outside())
-                } else {
-                    Ok(())
-                };
+                return if event.recorded_eagerly() { Err(capture.refuse_outside()) } else { Ok(()) };
             }
             (Mode::Updating(..), Some(_)) => {
                 return Err(failure!(
@@ -301,11 +284,7 @@ impl Stream {
         }
         self.wait_for_room("aclrtStreamWaitEvent", &submission)?;
         if let Some(mark) = event.event().queue_wait(self.id) {
-            let command = Command::Wait {
-                event: Arc::clone(event.event()),
-                mark,
-                limit: wait_limit(),
-            };
+            let command = Command::Wait { event: Arc::clone(event.event()), mark, limit: wait_limit() };
             self.push(&mut submission, command, None);
         }
         Ok(())
@@ -335,18 +314,12 @@ impl Stream {
         match submission.mode() {
             Mode::Eager => {}
             Mode::Captured(capture) => {
-                let failure = failure!(
-                    STREAM_CAPTURED,
-                    "{NAME}: the stream is being captured, and graphs do not nest"
-                );
+                let failure = failure!(STREAM_CAPTURED, "{NAME}: the stream is being captured, and graphs do not nest");
                 capture.invalidate(&failure.message);
                 return Err(failure);
             }
             Mode::Updating(..) => {
-                return Err(failure!(
-                    TASK_GROUP_STATUS,
-                    "{NAME}: the stream is in a task update"
-                ));
+                return Err(failure!(TASK_GROUP_STATUS, "{NAME}: the stream is in a task update"));
             }
         }
         self.wait_for_room(NAME, &submission)?;
@@ -358,10 +331,7 @@ impl Stream {
         if !matches!(admitted, Ok(None)) {
             graph.remove_replay(replay);
         }
-        let command = admitted?.map_or_else(
-            || Command::Replay(Arc::clone(&graph), check()),
-            Command::Broken,
-        );
+        let command = admitted?.map_or_else(|| Command::Replay(Arc::clone(&graph), check()), Command::Broken);
         self.push(&mut submission, command, None);
         Ok(())
     }
@@ -430,8 +400,5 @@ impl Stream {
 
 /// The failure of a call that does not accept the default stream.
 pub(crate) fn refuse_default(code: i32, name: &str) -> Failure {
-    failure!(
-        code,
-        "{name}: the default stream (null) is not allowed here"
-    )
+    failure!(code, "{name}: the default stream (null) is not allowed here")
 }

@@ -61,21 +61,14 @@ pub(crate) fn queue_write(stream: StreamId, address: usize, value: u64) {
 /// unknown.
 pub(crate) fn queue_wait(stream: StreamId, address: usize, value: u64, comparison: Comparison) {
     match QUEUED.lock().get(&address) {
-        Some((written, clock)) if comparison.holds(*written, value) => {
-            allocation_table::order_after(stream, clock)
-        }
+        Some((written, clock)) if comparison.holds(*written, value) => allocation_table::order_after(stream, clock),
         _ => allocation_table::order_after_unknown(stream),
     }
 }
 
 /// The eight bytes at an address.
 fn value_bytes(address: usize, write: bool) -> Access {
-    Access {
-        address,
-        bytes: 8,
-        write,
-        what: "devAddr",
-    }
+    Access { address, bytes: 8, write, what: "devAddr" }
 }
 
 /// Writes a value.
@@ -136,11 +129,7 @@ mod tests {
             (Comparison::MissingBit, 1, 2, true),
             (Comparison::MissingBit, u64::MAX - 1, 1, false),
         ] {
-            assert_eq!(
-                comparison.holds(found, wanted),
-                holds,
-                "{comparison:?} {found} {wanted}"
-            );
+            assert_eq!(comparison.holds(found, wanted), holds, "{comparison:?} {found} {wanted}");
         }
     }
 }

@@ -83,29 +83,14 @@ impl Task {
 
     /// Visits every byte range that the task touches.
     pub(crate) fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access)) {
-        let mut access = |address, bytes, write, what| {
-            visit(Access {
-                address,
-                bytes,
-                write,
-                what,
-            })
-        };
+        let mut access = |address, bytes, write, what| visit(Access { address, bytes, write, what });
         match self {
-            Task::Nothing
-            | Task::Call(_)
-            | Task::Report { .. }
-            | Task::Raise(_)
-            | Task::AwaitNotify { .. } => {}
+            Task::Nothing | Task::Call(_) | Task::Report { .. } | Task::Raise(_) | Task::AwaitNotify { .. } => {}
             // Streams synchronise by the value, so its writes and waits are not a race: both count as reads.
             Task::Write { address, .. } | Task::AwaitValue { address, .. } => {
                 access(*address, 8, false, "devAddr");
             }
-            Task::Launch {
-                op,
-                workspace,
-                workspace_bytes,
-            } => {
+            Task::Launch { op, workspace, workspace_bytes } => {
                 access(*workspace, *workspace_bytes, true, "workspace");
                 op.accesses(addresses, visit);
             }
@@ -137,10 +122,7 @@ impl Task {
             Task::Launch { op, .. } => unsafe { op.reads(addresses, memory, reader) },
             Task::Copy { dst, src, bytes } if !memory.contains(*dst) => {
                 let (what, bytes) = ("src", *bytes as usize);
-                let tensor = NamedTensor {
-                    what,
-                    address: *src,
-                };
+                let tensor = NamedTensor { what, address: *src };
                 let elements = Elements::new(tensor, *src, bytes, &[], None, Place::Copied);
                 if let Some(elements) = elements
                     && reader.untouched(elements.bounds())
@@ -226,12 +208,7 @@ impl Task {
         // The missing writes of a failed launch are no finding besides its fault.
         // SAFETY: the ranges are live (the caller's promise) and locked.
         unsafe { self.report_written(addresses, memory) };
-        allocation_table::written(
-            scratch
-                .iter()
-                .filter(|access| access.write)
-                .map(|access| access.address),
-        );
+        allocation_table::written(scratch.iter().filter(|access| access.write).map(|access| access.address));
         drop(locked);
         outcome
     }
@@ -246,16 +223,10 @@ impl fmt::Debug for Task {
                 write!(f, " notify {}", notify.id)
             }
             Task::Write { address, value } => write!(f, " {value} at {address:#x}"),
-            Task::AwaitValue {
-                address,
-                value,
-                comparison,
-            } => write!(f, " {comparison:?} {value} at {address:#x}"),
-            Task::Launch {
-                workspace,
-                workspace_bytes,
-                ..
-            } => write!(f, " workspace {workspace:#x} ({workspace_bytes} bytes)"),
+            Task::AwaitValue { address, value, comparison } => write!(f, " {comparison:?} {value} at {address:#x}"),
+            Task::Launch { workspace, workspace_bytes, .. } => {
+                write!(f, " workspace {workspace:#x} ({workspace_bytes} bytes)")
+            }
             Task::Copy { dst, src, bytes } => {
                 write!(f, " from {src:#x} to {dst:#x} ({bytes} bytes)")
             }
@@ -269,11 +240,7 @@ impl fmt::Debug for Task {
 /// # Safety
 ///
 /// As for [`Operator::run`].
-unsafe fn launch(
-    op: &dyn Operator,
-    addresses: &Addresses,
-    memory: &DeviceMemory,
-) -> Result<(), Fault> {
+unsafe fn launch(op: &dyn Operator, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
     let device = fault::device_of_thread();
     let body = || {
         fault::enter_device(device);
@@ -282,11 +249,7 @@ unsafe fn launch(
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
             Err(Fault {
                 code: DEVICE_INTERNAL,
-                message: format!(
-                    "internal error of the emulator in {}: {}",
-                    op.name(),
-                    panic_text(payload.as_ref())
-                ),
+                message: format!("internal error of the emulator in {}: {}", op.name(), panic_text(payload.as_ref())),
             })
         })
     };
@@ -300,11 +263,7 @@ unsafe fn launch(
 fn kernel_threads() -> Option<&'static ThreadPool> {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     POOL.get_or_init(|| {
-        ThreadPoolBuilder::new()
-            .num_threads(config().threads)
-            .thread_name(|n| format!("ascend-emu-{n}"))
-            .build()
-            .ok()
+        ThreadPoolBuilder::new().num_threads(config().threads).thread_name(|n| format!("ascend-emu-{n}")).build().ok()
     })
     .as_ref()
 }

@@ -21,10 +21,7 @@ struct Locks {
     holders: u64,
 }
 
-static LOCKS: Lock<Locks> = Lock::new(Locks {
-    held: Vec::new(),
-    holders: 0,
-});
+static LOCKS: Lock<Locks> = Lock::new(Locks { held: Vec::new(), holders: 0 });
 static RELEASED: Signal = Signal::new();
 
 /// The lock on bytes, held until dropped.
@@ -52,12 +49,7 @@ pub(crate) fn lock_accesses(accesses: &[Access]) -> AccessLock {
     let holder = locks.holders;
     locks.held.extend(accesses.iter().map(|access| {
         let (start, end) = span(access);
-        LockedRange {
-            start,
-            end,
-            write: access.write,
-            holder,
-        }
+        LockedRange { start, end, write: access.write, holder }
     }));
     AccessLock(holder)
 }
@@ -76,12 +68,7 @@ mod tests {
     use std::time::Duration;
 
     fn access(address: usize, bytes: u64, write: bool) -> Access {
-        Access {
-            address,
-            bytes,
-            write,
-            what: "test",
-        }
+        Access { address, bytes, write, what: "test" }
     }
 
     #[test]

@@ -11,9 +11,8 @@ mod written;
 
 pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
 pub(crate) use hazards::{
-    add_replay_accesses, add_stream, admit, busy_streams, happens_before, host_has_waited,
-    host_waited, host_waited_for_stream, inspect, order_after, order_after_unknown, remove_stream,
-    snapshot_clock,
+    add_replay_accesses, add_stream, admit, busy_streams, happens_before, host_has_waited, host_waited,
+    host_waited_for_stream, inspect, order_after, order_after_unknown, remove_stream, snapshot_clock,
 };
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use virtual_memory::{
@@ -129,9 +128,8 @@ impl AllocationTable {
         if self.deferred_frees.is_empty() {
             return Vec::new();
         }
-        let (keep, done) = std::mem::take(&mut self.deferred_frees)
-            .into_iter()
-            .partition(|region| self.is_in_flight(region));
+        let (keep, done) =
+            std::mem::take(&mut self.deferred_frees).into_iter().partition(|region| self.is_in_flight(region));
         self.deferred_frees = keep;
         done
     }
@@ -204,8 +202,7 @@ impl AllocationTable {
 
     /// Forgets the freed ranges that overlap `range`, which is in use again.
     fn forget_freed(&mut self, range: Range<usize>) {
-        self.freed
-            .retain(|freed| freed.end <= range.start || range.end <= freed.start);
+        self.freed.retain(|freed| freed.end <= range.start || range.end <= freed.start);
     }
 }
 
@@ -225,12 +222,7 @@ pub(crate) fn capacity() -> Outcome<u64> {
 pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let memory = DeviceMemory::get()?;
     let page = memory.page();
-    let short = || {
-        failure!(
-            MEMORY_ALLOCATION,
-            "out of memory: {bytes} bytes asked for on {location:?}"
-        )
-    };
+    let short = || failure!(MEMORY_ALLOCATION, "out of memory: {bytes} bytes asked for on {location:?}");
     let reserved = usize::try_from(bytes)
         .ok()
         .and_then(|bytes| bytes.checked_next_multiple_of(page))
@@ -252,22 +244,15 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
             ));
         }
         let base = match location {
-            MemoryLocation::Device(_) => table
-                .arena
-                .get_or_insert_with(|| Arena::new(memory.base(), memory.len()))
-                .take(reserved),
+            MemoryLocation::Device(_) => {
+                table.arena.get_or_insert_with(|| Arena::new(memory.base(), memory.len())).take(reserved)
+            }
             MemoryLocation::PinnedHost => allocate_host(page, reserved),
         };
         let base = base.ok_or_else(short)?;
         table.allocations += 1;
         let region = Region {
-            info: Allocation {
-                id: table.allocations,
-                base,
-                bytes,
-                location,
-                version: 0,
-            },
+            info: Allocation { id: table.allocations, base, bytes, location, version: 0 },
             reach: base.saturating_add(reserved),
             owner: Owner::Emulator,
             accesses: Vec::with_capacity(8),
@@ -339,40 +324,25 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
             return Err(not_allocated(table, name, address));
         };
         if device != matches!(region.info.location, MemoryLocation::Device(_)) {
-            let (is, other) = if device {
-                ("pinned host memory", "aclrtFreeHost")
-            } else {
-                ("device memory", "aclrtFree")
-            };
-            return Err(failure!(
-                PARAM_INVALID,
-                "{name}: {address:#x} is {is}, which {other} frees"
-            ));
+            let (is, other) =
+                if device { ("pinned host memory", "aclrtFreeHost") } else { ("device memory", "aclrtFree") };
+            return Err(failure!(PARAM_INVALID, "{name}: {address:#x} is {is}, which {other} frees"));
         }
         let other = match region.owner {
             Owner::Emulator => None,
-            Owner::Program => {
-                Some("the program's own, whose registration aclrtHostUnregister ends")
-            }
+            Owner::Program => Some("the program's own, whose registration aclrtHostUnregister ends"),
             Owner::Mapped(_) => Some("mapped, which aclrtUnmapMem ends"),
         };
         if let Some(other) = other {
-            return Err(failure!(
-                PARAM_INVALID,
-                "{name}: {address:#x} is memory that is {other}"
-            ));
+            return Err(failure!(PARAM_INVALID, "{name}: {address:#x} is memory that is {other}"));
         }
         Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let free_now = with(|table| -> Outcome<Vec<Region>> {
-        let region = table
-            .remove(address)
-            .ok_or_else(|| not_allocated(table, name, address))?;
+        let region = table.remove(address).ok_or_else(|| not_allocated(table, name, address))?;
         // Registrations within the memory end with it.
-        table
-            .registered
-            .retain(|start, _| !(address..region.reach).contains(start));
+        table.registered.retain(|start, _| !(address..region.reach).contains(start));
         Ok(table.end(region))
     })?;
     release(free_now);
@@ -395,19 +365,9 @@ fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure
 pub(crate) fn clear_device(device: i32) -> (u64, u64) {
     let (now, count, bytes) = with(|table| {
         let on_device = |region: &&Region| region.info.location == MemoryLocation::Device(device);
-        let bases: Vec<usize> = table
-            .regions
-            .values()
-            .filter(on_device)
-            .map(|region| region.info.base)
-            .collect();
+        let bases: Vec<usize> = table.regions.values().filter(on_device).map(|region| region.info.base).collect();
         let own = |region: &&Region| on_device(region) && region.owner == Owner::Emulator;
-        let own: Vec<u64> = table
-            .regions
-            .values()
-            .filter(own)
-            .map(|region| region.info.bytes)
-            .collect();
+        let own: Vec<u64> = table.regions.values().filter(own).map(|region| region.info.bytes).collect();
         let (count, bytes) = (own.len() as u64, own.iter().sum::<u64>());
         let mut now = Vec::new();
         for base in bases {
@@ -514,11 +474,7 @@ mod tests {
 
     #[test]
     fn an_address_within_a_live_region_is_not_called_freed() {
-        let said = |table: &AllocationTable, address| {
-            not_allocated(table, "aclrtFree", address)
-                .message
-                .into_owned()
-        };
+        let said = |table: &AllocationTable, address| not_allocated(table, "aclrtFree", address).message.into_owned();
         let mut table = AllocationTable::default();
         for base in [0x4000, 0x6000] {
             table.insert(region(base..base + 0x2000));

@@ -77,9 +77,7 @@ impl Log {
     /// The number of findings of each kind; `None` without any.
     fn total(&self) -> Option<String> {
         let kinds = self.counts.iter();
-        let kinds: Vec<String> = kinds
-            .map(|(kind, count)| format!("{kind} ({count})"))
-            .collect();
+        let kinds: Vec<String> = kinds.map(|(kind, count)| format!("{kind} ({count})")).collect();
         let all: u64 = self.counts.values().sum();
         let findings = if all == 1 { "finding" } else { "findings" };
         (all > 0).then(|| format!("{all} {findings} in this process: {}", kinds.join(", ")))
@@ -98,21 +96,13 @@ static LOG: Lock<Option<Log>> = Lock::new(None);
 
 /// The findings of this process so far, the oldest first.
 pub fn findings() -> Vec<Finding> {
-    LOG.lock()
-        .as_ref()
-        .map(|log| log.kept.clone())
-        .unwrap_or_default()
+    LOG.lock().as_ref().map(|log| log.kept.clone()).unwrap_or_default()
 }
 
 /// Keeps a finding. In compat mode, and for warnings, stderr names it once for each kind, site and tensor, and the
 /// call goes on; in strict mode the call fails with `code`. A kind that the mode leaves out is counted, and no more.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
-    let Suspicion {
-        kind,
-        site,
-        tensor,
-        message,
-    } = suspicion;
+    let Suspicion { kind, site, tensor, message } = suspicion;
     let left_out = check.leaves_out(kind);
     let fails = check.is_strict() && !kind.only_warns();
     let finding = Finding { kind, message };
@@ -132,10 +122,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     }
     if first {
         let further = match last {
-            true => format!(
-                "; of further tensors at {}, {} it is counted, not named",
-                site.0, site.1
-            ),
+            true => format!("; of further tensors at {}, {} it is counted, not named", site.0, site.1),
             false => String::new(),
         };
         warn(format_args!("{text}{further}"));
@@ -144,11 +131,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
 }
 
 /// Keeps several findings. In strict mode the call fails with the first one.
-pub(crate) fn report_all(
-    check: Check,
-    code: i32,
-    suspicions: impl IntoIterator<Item = Suspicion>,
-) -> Outcome {
+pub(crate) fn report_all(check: Check, code: i32, suspicions: impl IntoIterator<Item = Suspicion>) -> Outcome {
     let mut outcome = Ok(());
     for suspicion in suspicions {
         let reported = report(check, code, suspicion);
@@ -168,46 +151,18 @@ mod tests {
         let mut log = Log::default();
         let mut add = |kind, what: &'static str, tensor| {
             let message = format!("{what} at {tensor}");
-            log.add(
-                Finding { kind, message },
-                ("aclnnScatterPaKvCache", what),
-                tensor,
-            )
+            log.add(Finding { kind, message }, ("aclnnScatterPaKvCache", what), tensor)
         };
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", 1),
-            (true, false)
-        );
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", 1),
-            (false, false)
-        );
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", 2),
-            (true, false)
-        );
-        assert_eq!(
-            add(FindingKind::StreamRace, "slotMapping", 1),
-            (true, false)
-        );
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "keyCache", 1),
-            (true, false)
-        );
+        assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", 1), (true, false));
+        assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", 1), (false, false));
+        assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", 2), (true, false));
+        assert_eq!(add(FindingKind::StreamRace, "slotMapping", 1), (true, false));
+        assert_eq!(add(FindingKind::DuplicateSlot, "keyCache", 1), (true, false));
         for tensor in 3..NAMED {
-            assert_eq!(
-                add(FindingKind::DuplicateSlot, "slotMapping", tensor),
-                (true, false)
-            );
+            assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", tensor), (true, false));
         }
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", NAMED),
-            (true, true)
-        );
-        assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", NAMED + 1),
-            (false, false)
-        );
+        assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", NAMED), (true, true));
+        assert_eq!(add(FindingKind::DuplicateSlot, "slotMapping", NAMED + 1), (false, false));
         let total = log.total().unwrap();
         let kinds = "race between streams (1), slot named twice (19)";
         assert_eq!(total, format!("20 findings in this process: {kinds}"));

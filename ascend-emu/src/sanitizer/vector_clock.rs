@@ -60,13 +60,7 @@ impl StreamOrder {
     pub(super) fn add_stream(&mut self, stream: StreamId, progress: StreamProgress) {
         self.streams.insert(
             stream,
-            Stream {
-                queued: 0,
-                host_waited: 0,
-                progress,
-                clock: Vec::with_capacity(8),
-                unknown_after: None,
-            },
+            Stream { queued: 0, host_waited: 0, progress, clock: Vec::with_capacity(8), unknown_after: None },
         );
     }
 
@@ -109,15 +103,10 @@ impl StreamOrder {
         let in_clock = || {
             let clock = self.streams.get(&stream).map(|stream| &stream.clock);
             clock.is_some_and(|clock| {
-                clock
-                    .iter()
-                    .any(|&(id, number)| id == operation.stream && number >= operation.number)
+                clock.iter().any(|&(id, number)| id == operation.stream && number >= operation.number)
             })
         };
-        let next = Operation {
-            stream,
-            number: u64::MAX,
-        };
+        let next = Operation { stream, number: u64::MAX };
         operation.stream == stream
             || self.host_has_waited(operation)
             || in_clock()

@@ -6,8 +6,7 @@
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
 use crate::descriptor::{
-    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar,
-    TENSOR_LISTS, TENSORS,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS, TENSORS,
 };
 use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};
@@ -32,13 +31,7 @@ pub(crate) type Arguments<'a> = &'a [(&'static str, Value)];
 /// # Safety
 ///
 /// The arguments keep the contract of [`abi`](crate::abi).
-pub(super) unsafe fn argument(
-    json: &mut Json,
-    function: &str,
-    name: &str,
-    value: &Value,
-    arguments: Arguments<'_>,
-) {
+pub(super) unsafe fn argument(json: &mut Json, function: &str, name: &str, value: &Value, arguments: Arguments<'_>) {
     json.key(shown(name));
     match *value {
         // SAFETY: the caller's promise for a text that the function reads.
@@ -72,13 +65,7 @@ pub(super) unsafe fn argument(
 /// # Safety
 ///
 /// As for [`argument`], after the call.
-pub(super) unsafe fn written(
-    json: &mut Json,
-    function: &str,
-    name: &str,
-    value: &Value,
-    arguments: Arguments<'_>,
-) {
+pub(super) unsafe fn written(json: &mut Json, function: &str, name: &str, value: &Value, arguments: Arguments<'_>) {
     match *value {
         Value::Out(..) if batch(name, arguments).is_some() => {}
         Value::Out(pointee, at) if !at.is_null() => {
@@ -199,9 +186,7 @@ unsafe fn pointee(json: &mut Json, pointee: Pointee, pointer: *const c_void) {
             Pointee::I64 => json.integer(pointer.cast::<i64>().read_unaligned()),
             Pointee::U64 => json.integer(pointer.cast::<u64>().read_unaligned()),
             Pointee::F32 => json.real(pointer.cast::<f32>().read_unaligned()),
-            Pointee::Pointer => {
-                json.address(pointer.cast::<*const c_void>().read_unaligned().addr())
-            }
+            Pointee::Pointer => json.address(pointer.cast::<*const c_void>().read_unaligned().addr()),
             Pointee::Enumeration(read) => name(json, read(pointer)),
         }
     }
@@ -225,11 +210,7 @@ fn plain(json: &mut Json, value: &Value) {
         Value::Address(address) => json.address(address),
         Value::Other(ref text) => json.string(text),
         // Handled by the callers, each in its way.
-        Value::Text(_)
-        | Value::Characters(_)
-        | Value::Handle(..)
-        | Value::Elements(..)
-        | Value::Out(..) => json.null(),
+        Value::Text(_) | Value::Characters(_) | Value::Handle(..) | Value::Elements(..) | Value::Out(..) => json.null(),
     }
 }
 

@@ -180,8 +180,7 @@ mod tests {
     #[test]
     fn a_long_array_says_how_much_it_leaves_out() {
         let text = line(|json| {
-            json.key("a")
-                .bounded(0..5i32, 3, |json, value| json.integer(value));
+            json.key("a").bounded(0..5i32, 3, |json, value| json.integer(value));
         });
         assert_eq!(text, "{\"a\":[0,1,2,\"2 left out\"]}\n");
     }

@@ -31,11 +31,7 @@ impl Trace {
     /// # Safety
     ///
     /// The arguments keep the contract of [`abi`](crate::abi).
-    pub(crate) unsafe fn begin<'a>(
-        &'a self,
-        function: &'static str,
-        arguments: Arguments<'a>,
-    ) -> Line<'a> {
+    pub(crate) unsafe fn begin<'a>(&'a self, function: &'static str, arguments: Arguments<'a>) -> Line<'a> {
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed);
         let text = contain(|| {
             let mut json = Json::default();
@@ -64,9 +60,7 @@ impl Trace {
         if let Err(error) = { self.file }.write_all(line.as_bytes())
             && !self.failed.swap(true, Ordering::Relaxed)
         {
-            status::warn(format_args!(
-                "ASCEND_EMU_TRACE: a line cannot be written: {error}"
-            ));
+            status::warn(format_args!("ASCEND_EMU_TRACE: a line cannot be written: {error}"));
         }
     }
 }
@@ -113,9 +107,7 @@ impl Line<'_> {
                     json.key("out").object(|json| {
                         for (name, value) in self.arguments {
                             // SAFETY: the call has succeeded.
-                            unsafe {
-                                decode::written(json, self.function, name, value, self.arguments)
-                            };
+                            unsafe { decode::written(json, self.function, name, value, self.arguments) };
                         }
                     });
                 }
@@ -142,8 +134,7 @@ impl Line<'_> {
                 {
                     json.key("message").string(&message);
                 }
-                json.key("microseconds")
-                    .fixed(duration.as_secs_f64() * 1e6, 1);
+                json.key("microseconds").fixed(duration.as_secs_f64() * 1e6, 1);
             });
             json.into_line()
         });
@@ -184,11 +175,7 @@ fn chosen() -> Option<&'static Trace> {
     static TRACE: OnceLock<Option<Trace>> = OnceLock::new();
     let trace = TRACE.get_or_init(|| {
         let file = config().trace.as_ref()?;
-        Some(Trace {
-            file,
-            calls: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-        })
+        Some(Trace { file, calls: AtomicU64::new(0), failed: AtomicBool::new(false) })
     });
     let trace = trace.as_ref();
     STATE.store(if trace.is_some() { ON } else { OFF }, Ordering::Relaxed);

@@ -43,10 +43,7 @@ pub(crate) struct Name {
 
 impl Name {
     pub(super) fn of(value: impl Enumeration) -> Self {
-        Name {
-            code: value.code(),
-            name: value.name(),
-        }
+        Name { code: value.code(), name: value.name() }
     }
 }
 
@@ -193,10 +190,7 @@ pub(crate) trait EnumerationOut {
 
 impl<T: Enumeration> EnumerationOut for &&Argument<*mut T> {
     fn value(&self) -> Value {
-        Value::Out(
-            Pointee::Enumeration(read_name::<T>),
-            self.0.cast_const().cast(),
-        )
+        Value::Out(Pointee::Enumeration(read_name::<T>), self.0.cast_const().cast())
     }
 }
 
@@ -231,10 +225,7 @@ impl<T: Debug> ShownType for Argument<T> {
 /// The [`Value`] of an argument.
 macro_rules! value {
     ($argument:expr) => {{
-        #[allow(
-            unused_imports,
-            reason = "method resolution takes the first that has the type"
-        )]
+        #[allow(unused_imports, reason = "method resolution takes the first that has the type")]
         use $crate::trace::value::{EnumerationOut, Enumerator, KnownType, Pointer, ShownType};
         (&&&&&$crate::trace::value::Argument($argument)).value()
     }};
@@ -254,10 +245,7 @@ mod tests {
         let text: *const c_char = c"x".as_ptr();
         assert!(matches!(value!(text), Value::Text(_)));
         let tensor: *const aclTensor = ptr::without_provenance(0xb1);
-        assert!(matches!(
-            value!(tensor),
-            Value::Handle(Handle::Tensor, 0xb1)
-        ));
+        assert!(matches!(value!(tensor), Value::Handle(Handle::Tensor, 0xb1)));
         let executor: *mut aclOpExecutor = ptr::without_provenance_mut(0xb8);
         assert!(matches!(value!(executor), Value::Address(0xb8)));
         let out: *mut *mut aclOpExecutor = ptr::null_mut();

@@ -12,45 +12,25 @@ pub(crate) const FLOAT16: i32 = 1;
 const INT32: i32 = 3;
 pub(crate) const ND: i32 = 2;
 const FRACTAL_NZ: i32 = 29;
-const HEADS: Heads = Heads {
-    query: 4,
-    key: 2,
-    scale: 0.25,
-};
+const HEADS: Heads = Heads { query: 4, key: 2, scale: 0.25 };
 const WORKSPACE: usize = 16 << 20;
 
 pub(crate) fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void) -> Tensor<'_> {
-    Tensor {
-        dtype,
-        format,
-        shape,
-        address: at.addr(),
-        host: None,
-    }
+    Tensor { dtype, format, shape, address: at.addr(), host: None }
 }
 
 pub(crate) fn on_host<'a>(shape: &'a [i64], values: &'a [i32]) -> Tensor<'a> {
-    Tensor {
-        host: Some(values),
-        ..on_device(INT32, ND, shape, null_mut())
-    }
+    Tensor { host: Some(values), ..on_device(INT32, ND, shape, null_mut()) }
 }
 
-pub(crate) fn run(
-    operation: Operation,
-    inputs: &[Tensor<'_>],
-    outputs: &[Tensor<'_>],
-) -> Result<(), Refusal> {
+pub(crate) fn run(operation: Operation, inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]) -> Result<(), Refusal> {
     let bytes = operation.setup(inputs, outputs)?;
     assert!(bytes <= WORKSPACE as u64);
     let (workspace, stream) = (malloc(WORKSPACE), stream());
     let queued = operation.execute(inputs, outputs, (workspace, bytes), stream);
     // SAFETY: the stream is one that was made here.
     let synced = unsafe { aclrtSynchronizeStream(stream) };
-    let failed = Refusal {
-        status: synced,
-        message: message(),
-    };
+    let failed = Refusal { status: synced, message: message() };
     destroy(stream);
     free(workspace);
     queued.and(if synced == 0 { Ok(()) } else { Err(failed) })
@@ -72,10 +52,7 @@ fn caches_of_310p_are_written_and_read() {
     let caches = cache.map(|at| on_device(FLOAT16, FRACTAL_NZ, &nz, at));
     let [keys, kept] = tokens.map(|at| on_device(FLOAT16, ND, &[3, 2, DIM as i64], at));
     let slots_given = on_device(INT32, ND, &[3], slots);
-    let write = Operation::ReshapeAndCache {
-        keys_alone: false,
-        nz: true,
-    };
+    let write = Operation::ReshapeAndCache { keys_alone: false, nz: true };
     let inputs = [keys, kept, caches[0], caches[1], slots_given];
     run(write, &inputs, &caches).unwrap();
     let stored = download::<f16>(cache[0], 2 * 16 * 2 * DIM);
@@ -89,13 +66,7 @@ fn caches_of_310p_are_written_and_read() {
     let given = on_device(FLOAT16, ND, &[1, 4, DIM as i64], rows);
     let output = on_device(FLOAT16, ND, &[1, 4, DIM as i64], out);
     let table_given = on_device(INT32, ND, &[1, 1], table);
-    let inputs = [
-        given,
-        caches[0],
-        caches[1],
-        table_given,
-        on_host(&[1], &[4]),
-    ];
+    let inputs = [given, caches[0], caches[1], table_given, on_host(&[1], &[4])];
     run(Operation::PagedAttention(HEADS), &inputs, &[output]).unwrap();
     let computed = download::<f16>(out, 4 * DIM);
     for head in 0..4 {
@@ -109,19 +80,12 @@ fn caches_of_310p_are_written_and_read() {
         };
         let total: f64 = (0..4).map(score).sum();
         for d in 0..DIM {
-            let want = (0..4)
-                .map(|token| score(token) * of(&values, token, d))
-                .sum::<f64>()
-                / total;
+            let want = (0..4).map(|token| score(token) * of(&values, token, d)).sum::<f64>() / total;
             let got = computed[head * DIM + d].to_f64();
             assert!((got - want).abs() < 2e-3, "{got} for {want}");
         }
     }
-    for memory in tokens
-        .into_iter()
-        .chain(cache)
-        .chain([slots, table, rows, out])
-    {
+    for memory in tokens.into_iter().chain(cache).chain([slots, table, rows, out]) {
         free(memory);
     }
 }
@@ -152,45 +116,15 @@ fn refused_calls_have_the_statuses_of_atb() {
     let three = Heads { key: 3, ..HEADS };
     fails(Operation::PagedAttention(three), &inputs, 1, "atb.heads");
     fails(paged, &with(1, half(&[2, 16, 4, 16])), 8, "atb.keys");
-    fails(
-        paged,
-        &with(3, on_device(INT32, ND, &[1, 1], memory)),
-        8,
-        "atb.table",
-    );
+    fails(paged, &with(3, on_device(INT32, ND, &[1, 1], memory)), 8, "atb.table");
     fails(paged, &with(4, on_host(&[2], &[5, 17])), 8, "atb.table");
     fails(paged, &with(4, on_host(&[2], &[5, -1])), 1, "atb.lengths");
     fails(paged, &with(4, table), 1, "contextLens: given no hostData");
-    fails(
-        paged,
-        &with(2, on_device(27, ND, cache.shape, memory)),
-        6,
-        "atb.dtype",
-    );
-    fails(
-        paged,
-        &with(0, on_device(FLOAT16, FRACTAL_NZ, query.shape, memory)),
-        7,
-        "atb.format",
-    );
-    fails(
-        paged,
-        &with(0, on_device(FLOAT16, ND, query.shape, null_mut())),
-        14,
-        "deviceData",
-    );
-    fails(
-        paged,
-        &with(0, on_device(99, ND, query.shape, memory)),
-        6,
-        "aclDataType",
-    );
-    fails(
-        paged,
-        &with(0, on_device(FLOAT16, 99, query.shape, memory)),
-        7,
-        "aclFormat",
-    );
+    fails(paged, &with(2, on_device(27, ND, cache.shape, memory)), 6, "atb.dtype");
+    fails(paged, &with(0, on_device(FLOAT16, FRACTAL_NZ, query.shape, memory)), 7, "atb.format");
+    fails(paged, &with(0, on_device(FLOAT16, ND, query.shape, null_mut())), 14, "deviceData");
+    fails(paged, &with(0, on_device(99, ND, query.shape, memory)), 6, "aclDataType");
+    fails(paged, &with(0, on_device(FLOAT16, 99, query.shape, memory)), 7, "aclFormat");
     fails(paged, &with(0, half(&[-2, 4, 32])), 8, "a shape");
     fails(paged, &with(0, half(&[i64::MAX, 4, 32])), 8, "a shape");
     let packed = |mask| Operation::SelfAttention {
@@ -203,44 +137,20 @@ fn refused_calls_have_the_statuses_of_atb() {
     let length = [2];
     let lens = on_host(&[1], &length);
     let full = Mask::Full;
-    fails(
-        packed(full),
-        &[query, query, query, half(&[1, 1]), lens],
-        8,
-        "atb.mask",
-    );
-    fails(
-        packed(Mask::Compressed),
-        &[query, query, query, half(&[2, 2]), lens],
-        8,
-        "atb.mask",
-    );
-    fails(
-        packed(Mask::None),
-        &[query, query, query, on_host(&[1], &[3])],
-        1,
-        "atb.lengths",
-    );
-    let write = Operation::ReshapeAndCache {
-        keys_alone: true,
-        nz: false,
-    };
+    fails(packed(full), &[query, query, query, half(&[1, 1]), lens], 8, "atb.mask");
+    fails(packed(Mask::Compressed), &[query, query, query, half(&[2, 2]), lens], 8, "atb.mask");
+    fails(packed(Mask::None), &[query, query, query, on_host(&[1], &[3])], 1, "atb.lengths");
+    let write = Operation::ReshapeAndCache { keys_alone: true, nz: false };
     let key = half(&[2, 2, 32]);
     let slots = on_device(INT32, ND, &[2], memory);
-    let refusal = write
-        .setup(&[key, cache, slots], &[half(&[2, 16, 2, 16])])
-        .unwrap_err();
+    let refusal = write.setup(&[key, cache, slots], &[half(&[2, 16, 2, 16])]).unwrap_err();
     assert_eq!(refusal.status, 14, "{}", refusal.message);
-    let refusal = write
-        .setup(&[half(&[2, 3, 32]), cache, slots], &[cache])
-        .unwrap_err();
+    let refusal = write.setup(&[half(&[2, 3, 32]), cache, slots], &[cache]).unwrap_err();
     assert_eq!(refusal.status, 8, "{}", refusal.message);
     // The device is usable afterwards.
     assert!(paged.setup(&inputs, &[query]).unwrap() > 0);
     let stream = stream();
-    let small = paged
-        .execute(&inputs, &[query], (null_mut(), 0), stream)
-        .unwrap_err();
+    let small = paged.execute(&inputs, &[query], (null_mut(), 0), stream).unwrap_err();
     assert_eq!(small.status, 22, "{}", small.message);
     destroy(stream);
     free(memory);

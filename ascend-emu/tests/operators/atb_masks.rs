@@ -45,18 +45,12 @@ impl Masked {
         let mut start = 0;
         for (sequence, (&rows, &keys)) in self.rows.iter().zip(&self.key_lens).enumerate() {
             for row in 0..rows as usize {
-                let seen: Vec<_> = (0..keys as usize)
-                    .filter(|&key| sees(sequence, row, key))
-                    .collect();
+                let seen: Vec<_> = (0..keys as usize).filter(|&key| sees(sequence, row, key)).collect();
                 // Scores are equal, so that a row is the mean of what it sees.
-                let mean =
-                    seen.iter().map(|&key| value(sequence, key)).sum::<f64>() / seen.len() as f64;
+                let mean = seen.iter().map(|&key| value(sequence, key)).sum::<f64>() / seen.len() as f64;
                 for element in 0..width {
                     let got = got[(start + row) * width + element].to_f64();
-                    assert!(
-                        (got - mean).abs() < 4e-3,
-                        "{sequence} {row}: {got} for {mean}"
-                    );
+                    assert!((got - mean).abs() < 4e-3, "{sequence} {row}: {got} for {mean}");
                 }
             }
             start += rows as usize;
@@ -76,40 +70,25 @@ impl Masked {
         let table_at = upload(&table);
         let table_shape = [batch[0], table.len() as i64 / batch[0]];
         let given = |shape, at| on_device(FLOAT16, ND, shape, at);
-        let mut inputs = vec![
-            given(&shape, query),
-            given(&kv_shape, values),
-            given(&kv_shape, values),
-        ];
-        let (both, pair) = (
-            [self.rows.clone(), self.key_lens.clone()].concat(),
-            [2, batch[0]],
-        );
+        let mut inputs = vec![given(&shape, query), given(&kv_shape, values), given(&kv_shape, values)];
+        let (both, pair) = ([self.rows.clone(), self.key_lens.clone()].concat(), [2, batch[0]]);
         if self.keys == Keys::Cached {
             inputs.push(on_device(INT32, ND, &table_shape, table_at));
         }
         inputs.push(given(&self.shape, mask));
         match self.keys {
-            Keys::Cached => {
-                inputs.extend([on_host(&batch, &self.rows), on_host(&batch, &self.key_lens)])
-            }
+            Keys::Cached => inputs.extend([on_host(&batch, &self.rows), on_host(&batch, &self.key_lens)]),
             Keys::Packed => inputs.push(on_host(&pair, &both)),
         }
         let operation = Operation::SelfAttention {
-            heads: Heads {
-                query: HEADS as i32,
-                key: 1,
-                scale: 1.0,
-            },
+            heads: Heads { query: HEADS as i32, key: 1, scale: 1.0 },
             keys: self.keys,
             mask: self.kind,
             triangle: self.triangle,
             precise: self.precise,
         };
         let outcome = run(operation, &inputs, &[given(&shape, out)]);
-        let got = outcome
-            .map(|()| download::<f16>(out, len))
-            .map_err(|refusal| refusal.message);
+        let got = outcome.map(|()| download::<f16>(out, len)).map_err(|refusal| refusal.message);
         for memory in [query, out, values, mask, table_at] {
             free(memory);
         }
@@ -122,26 +101,14 @@ impl Masked {
         let lens = self.key_lens.iter().map(|&len| len as usize).enumerate();
         match self.keys {
             Keys::Packed => {
-                let keys = lens
-                    .flat_map(|(sequence, len)| (0..len).flat_map(move |key| row(sequence, key)));
+                let keys = lens.flat_map(|(sequence, len)| (0..len).flat_map(move |key| row(sequence, key)));
                 let keys: Vec<_> = keys.collect();
                 let tokens = keys.len() as i64 / self.dim as i64;
-                (
-                    keys,
-                    vec![tokens, 1, self.dim as i64],
-                    vec![0; self.rows.len()],
-                )
+                (keys, vec![tokens, 1, self.dim as i64], vec![0; self.rows.len()])
             }
             Keys::Cached => {
-                let blocks = self
-                    .key_lens
-                    .iter()
-                    .map(|len| (*len as usize).div_ceil(128))
-                    .max()
-                    .unwrap();
-                let keys = lens.flat_map(|(sequence, _)| {
-                    (0..blocks * 128).flat_map(move |key| row(sequence, key))
-                });
+                let blocks = self.key_lens.iter().map(|len| (*len as usize).div_ceil(128)).max().unwrap();
+                let keys = lens.flat_map(|(sequence, _)| (0..blocks * 128).flat_map(move |key| row(sequence, key)));
                 let all = blocks * self.rows.len();
                 let shape = vec![all as i64, 128, 1, self.dim as i64];
                 (keys.collect(), shape, (0..all as i32).collect())
@@ -158,18 +125,13 @@ fn value(sequence: usize, key: usize) -> f64 {
 /// A square with a number where the column is behind the row.
 fn triangle(side: usize, number: f32) -> Vec<f16> {
     let places = (0..side).flat_map(|row| (0..side).map(move |key| key > row));
-    places
-        .map(|later| f16::from_f32(if later { number } else { 0.0 }))
-        .collect()
+    places.map(|later| f16::from_f32(if later { number } else { 0.0 })).collect()
 }
 
 #[test]
 fn a_strict_triangle_is_causal() {
     Masked::square(&[200, 20], -10_000.0).computes(|_, row, key| key <= row);
-    let plain = Masked {
-        kind: Mask::Full,
-        ..Masked::square(&[130], f32::NEG_INFINITY)
-    };
+    let plain = Masked { kind: Mask::Full, ..Masked::square(&[130], f32::NEG_INFINITY) };
     plain.computes(|_, row, key| key <= row);
 }
 
@@ -177,10 +139,7 @@ fn a_strict_triangle_is_causal() {
 fn zeros_hide_nothing_in_a_row_s_own_tile() {
     Masked::square(&[20, 128], 0.0).computes(|_, _, _| true);
     Masked::square(&[300], 0.0).computes(|_, row, key| key / 128 <= row / 128);
-    let wide = Masked {
-        dim: 256,
-        ..Masked::square(&[200], 0.0)
-    };
+    let wide = Masked { dim: 256, ..Masked::square(&[200], 0.0) };
     wide.computes(|_, row, key| key / 64 <= row / 64);
 }
 
@@ -191,29 +150,19 @@ fn other_numbers_are_read_by_tiles() {
         masked.numbers[row * 128] = f16::from_f32(-10_000.0);
     }
     // The first key of each tile is hidden from the others of its rows.
-    let sees = |_, row: usize, key: usize| {
-        key <= row && (!key.is_multiple_of(128) || key == row || key / 128 < row / 128)
-    };
+    let sees =
+        |_, row: usize, key: usize| key <= row && (!key.is_multiple_of(128) || key == row || key / 128 < row / 128);
     masked.computes(sees);
 }
 
 #[test]
 fn high_precision_multiplies_and_a_prefix_adds() {
-    let precise = Masked {
-        precise: true,
-        ..Masked::square(&[200], 1.0)
-    };
+    let precise = Masked { precise: true, ..Masked::square(&[200], 1.0) };
     precise.computes(|_, row, key| key <= row);
     let bench = Bench::new();
-    let added = Masked {
-        precise: true,
-        ..Masked::square(&[20], -10_000.0)
-    };
+    let added = Masked { precise: true, ..Masked::square(&[20], -10_000.0) };
     let text = added.run().unwrap_err();
-    assert!(
-        text.contains("-10000 for row 0 and key 1 is not emulated"),
-        "{text}"
-    );
+    assert!(text.contains("-10000 for row 0 and key 1 is not emulated"), "{text}");
     drop(bench);
     let prefix = |number| Masked {
         keys: Keys::Cached,
@@ -223,9 +172,7 @@ fn high_precision_multiplies_and_a_prefix_adds() {
     };
     let lead = |sequence: usize| [128, 0][sequence];
     prefix(-10_000.0).computes(|sequence, row, key| key <= row + lead(sequence));
-    prefix(0.0).computes(|sequence, row, key| {
-        key < lead(sequence) || (key - lead(sequence)) / 128 <= row / 128
-    });
+    prefix(0.0).computes(|sequence, row, key| key < lead(sequence) || (key - lead(sequence)) / 128 <= row / 128);
 }
 
 #[test]

@@ -55,11 +55,7 @@ struct Memory {
 impl Memory {
     fn of(dtype: aclDataType, values: impl Iterator<Item = f64>) -> Self {
         let bytes: Vec<u8> = values.flat_map(|value| bytes_of(dtype, value)).collect();
-        Memory {
-            dtype,
-            elements: bytes.len() / size(dtype),
-            at: upload(&bytes),
-        }
+        Memory { dtype, elements: bytes.len() / size(dtype), at: upload(&bytes) }
     }
 
     fn numbers(&self) -> Vec<f64> {
@@ -86,11 +82,7 @@ impl View {
             strides[axis] = next;
             next *= shape[axis].max(1);
         }
-        View {
-            shape,
-            strides,
-            offset: 0,
-        }
+        View { shape, strides, offset: 0 }
     }
 
     fn room(&self) -> usize {
@@ -132,19 +124,13 @@ struct Call {
 impl Call {
     fn new(views: [View; 3], memory: [&Memory; 3]) -> Self {
         let tensors = [0, 1, 2].map(|i: usize| views[i].tensor(memory[i]));
-        Call {
-            views,
-            tensors,
-            workspace: malloc(WORKSPACE as usize),
-        }
+        Call { views, tensors, workspace: malloc(WORKSPACE as usize) }
     }
 
     fn prepare(&self, math: i8) -> (i32, u64, *mut aclOpExecutor) {
         let [left, right, out] = self.tensors;
         let (mut bytes, mut executor) = (1, null_mut());
-        let status = unsafe {
-            aclnnBatchMatMulGetWorkspaceSize(left, right, out, math, &mut bytes, &mut executor)
-        };
+        let status = unsafe { aclnnBatchMatMulGetWorkspaceSize(left, right, out, math, &mut bytes, &mut executor) };
         (status, bytes, executor)
     }
 
@@ -265,18 +251,11 @@ fn factors_are_read_before_views_of_their_memory_are_written() {
     // Columns of one tensor, [2, 4, 8]: the first four are a factor, the others the products.
     let memory = Memory::of(FLOAT, noise(3).take(2 * 4 * 8));
     let right = Memory::of(FLOAT, noise(4).take(4 * 4));
-    let columns = |offset| View {
-        shape: [2, 4, 4],
-        strides: [32, 8, 1],
-        offset,
-    };
+    let columns = |offset| View { shape: [2, 4, 4], strides: [32, 8, 1], offset };
     let single = View::of([1, 4, 4], [0, 1, 2], 1);
     for to in [4, 0] {
         let old = memory.numbers();
-        let call = Call::new(
-            [columns(0), single, columns(to)],
-            [&memory, &right, &memory],
-        );
+        let call = Call::new([columns(0), single, columns(to)], [&memory, &right, &memory]);
         ok(call.run(stream));
         call.check(&old, &right.numbers(), &old, &memory.numbers(), 1e-6);
     }
@@ -290,11 +269,7 @@ fn outputs_whose_elements_share_memory_are_written_by_one_thread() {
     let out = Memory::of(FLOAT, std::iter::repeat_n(0.0, 64));
     let rows = View::of([1, 64, 2], [0, 1, 2], 1);
     let right = View::of([1, 2, 64], [0, 1, 2], 1);
-    let repeated = View {
-        shape: [1, 64, 64],
-        strides: [0, 0, 1],
-        offset: 0,
-    };
+    let repeated = View { shape: [1, 64, 64], strides: [0, 0, 1], offset: 0 };
     let call = Call::new([rows, right, repeated], [&one, &one, &out]);
     ok(call.run(stream));
     assert_eq!(out.numbers(), vec![2.0; 64]);
@@ -305,10 +280,7 @@ fn broken_rules_end_with_their_status() {
     let _bench = Bench::new();
     let memory = Memory::of(HALF, noise(1).take(64));
     let float = Memory::of(FLOAT, noise(1).take(64));
-    let ints = Memory {
-        dtype: aclDataType::ACL_INT32,
-        ..Memory::of(FLOAT, noise(1).take(64))
-    };
+    let ints = Memory { dtype: aclDataType::ACL_INT32, ..Memory::of(FLOAT, noise(1).take(64)) };
     let of = |shape| View::of(shape, [0, 1, 2], 1);
     let good = [of([2, 3, 4]), of([2, 4, 5]), of([2, 3, 5])];
     let halves = [&memory; 3];
@@ -316,40 +288,20 @@ fn broken_rules_end_with_their_status() {
     assert_eq!(call.prepare(0).0, 0);
     assert_eq!(call.prepare(3).0, 0, "without effect on FLOAT16");
     for math in [4, -1, i8::MAX] {
-        fails(
-            call.prepare(math).0,
-            161_002,
-            &["batch_mat_mul.cube_math_type"],
-        );
+        fails(call.prepare(math).0, 161_002, &["batch_mat_mul.cube_math_type"]);
     }
     let out = std::mem::replace(&mut call.tensors[2], null_mut());
-    fails(
-        call.prepare(0).0,
-        161_001,
-        &["batch_mat_mul.required", "out"],
-    );
+    fails(call.prepare(0).0, 161_001, &["batch_mat_mul.required", "out"]);
     call.tensors[2] = out;
 
     let wrong = |views, memory| Call::new(views, memory).prepare(0).0;
     let shorter = [good[0], of([2, 5, 4]), good[2]];
-    fails(
-        wrong(shorter, halves),
-        161_002,
-        &["batch_mat_mul.reduced_axis"],
-    );
+    fails(wrong(shorter, halves), 161_002, &["batch_mat_mul.reduced_axis"]);
     let fewer = [of([3, 3, 4]), good[1], of([3, 3, 5])];
     fails(wrong(fewer, halves), 161_002, &["batch_mat_mul.batch"]);
     let flipped = [good[0], good[1], of([2, 5, 3])];
-    fails(
-        wrong(flipped, halves),
-        161_002,
-        &["batch_mat_mul.out_shape"],
-    );
-    fails(
-        wrong(good, [&ints; 3]),
-        161_002,
-        &["batch_mat_mul.dtype", "INT32"],
-    );
+    fails(wrong(flipped, halves), 161_002, &["batch_mat_mul.out_shape"]);
+    fails(wrong(good, [&ints; 3]), 161_002, &["batch_mat_mul.dtype", "INT32"]);
     ok(wrong(good, [&memory, &float, &float]));
     assert_eq!(call.run(stream()), 0);
     let of = |finding: &ascend_emu::Finding| finding.message.contains("BatchMatMul");

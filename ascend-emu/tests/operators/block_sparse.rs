@@ -67,8 +67,7 @@ impl BlockSparse {
 
     fn try_prepare(&self) -> (i32, *mut aclOpExecutor) {
         let [query, key, value, mask, out, lse] = self.tensors;
-        let ints =
-            |values: &[i64]| unsafe { aclCreateIntArray(values.as_ptr(), values.len() as u64) };
+        let ints = |values: &[i64]| unsafe { aclCreateIntArray(values.as_ptr(), values.len() as u64) };
         let (mut bytes, mut executor) = (0, null_mut());
         let layout = self.layout.as_ptr().cast_mut();
         let status = unsafe {
@@ -112,10 +111,7 @@ impl BlockSparse {
     fn rows(&self) -> ([f32; ROWS], Vec<f32>) {
         let all = download::<f16>(self.out, ROWS * DIM);
         let rows = all.as_chunks::<DIM>().0;
-        assert!(
-            rows.iter()
-                .all(|row| row.iter().all(|&element| element == row[0]))
-        );
+        assert!(rows.iter().all(|row| row.iter().all(|&element| element == row[0])));
         let rows = std::array::from_fn(|row| rows[row][0].to_f32());
         (rows, download::<f32>(self.lse, ROWS))
     }
@@ -133,10 +129,7 @@ fn rows_attend_to_the_blocks_of_their_mask() {
     // The last row has the keys from row 200 on, all of them.
     assert_eq!(rows, [63.5, 63.5, 163.5, 249.5]);
     let want = [128.0f32, 128.0, 72.0, 100.0].map(f32::ln);
-    let near = lse
-        .iter()
-        .zip(want)
-        .all(|(got, want)| (got - want).abs() < 1e-5);
+    let near = lse.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-5);
     assert!(near, "{lse:?}");
 }
 
@@ -159,29 +152,15 @@ fn masks_that_say_other_than_they_do_are_found() {
             [first, second, [1, 1], fourth],
             249.5,
         ),
-        (
-            FindingKind::MaskByte,
-            "[1, 0, 0, 0] is -2, which counts as 1",
-            [first, second, [254, 0], fourth],
-            249.5,
-        ),
-        (
-            FindingKind::HiddenRow,
-            "[1, 0, 0] names no block",
-            [first, second, [0, 0], fourth],
-            OLD,
-        ),
+        (FindingKind::MaskByte, "[1, 0, 0, 0] is -2, which counts as 1", [first, second, [254, 0], fourth], 249.5),
+        (FindingKind::HiddenRow, "[1, 0, 0] names no block", [first, second, [0, 0], fourth], OLD),
     ] {
         let seen = findings().len();
         let call = BlockSparse::new(mask);
         ok(call.run(stream));
         assert_eq!(call.rows().0[3], last, "{text}");
         let text = format!("blockSparseMask{text}");
-        assert!(
-            has_found(seen, kind, &text),
-            "{text}: {:?}",
-            &findings()[seen..]
-        );
+        assert!(has_found(seen, kind, &text), "{text}: {:?}", &findings()[seen..]);
         let _strict = check_scope(Check::Strict);
         assert_ne!(BlockSparse::new(mask).run(stream), 0, "{text}");
     }
@@ -218,24 +197,15 @@ fn keys_that_nothing_has_written_and_rows_that_are_not_written_are_found() {
     ok(none.run(stream));
     let seen = findings().len();
     let _ = download::<f16>(none.out, ROWS * DIM);
-    assert!(
-        has_found(seen, FindingKind::UnwrittenCopy, ""),
-        "{:?}",
-        &findings()[seen..]
-    );
+    assert!(has_found(seen, FindingKind::UnwrittenCopy, ""), "{:?}", &findings()[seen..]);
 }
 
 #[test]
 fn missing_tensors_are_refused_by_name_with_their_status() {
     let _bench = Bench::new();
-    for (tensor, status) in [
-        (QUERY, 161_001),
-        (KEY, 161_001),
-        (VALUE, 161_001),
-        (OUT, 161_001),
-        (LSE, 561_103),
-        (MASK, 561_002),
-    ] {
+    for (tensor, status) in
+        [(QUERY, 161_001), (KEY, 161_001), (VALUE, 161_001), (OUT, 161_001), (LSE, 561_103), (MASK, 561_002)]
+    {
         let call = BlockSparse::new(PLAIN).without(tensor);
         assert_eq!(call.try_prepare().0, status, "{tensor}");
     }

@@ -118,42 +118,12 @@ fn numbers_that_lead_outside_of_tensors_are_found() {
     let of_query = "actualSeqLengthsQuery";
     let of_key = "actualSeqLengthsKey";
     for (kind, name, text, indexer) in [
-        (
-            length,
-            of_query,
-            "5 for the query rows of sequence 1",
-            ([1, 5], [20, 20], TABLE),
-        ),
-        (
-            length,
-            of_query,
-            "allowed: 3 to 4",
-            ([3, 1], [20, 20], TABLE),
-        ),
-        (
-            length,
-            of_key,
-            "-2 for the keys of sequence 0",
-            ([1, 3], [-2, 20], TABLE),
-        ),
-        (
-            length,
-            of_key,
-            "33 keys of sequence 1",
-            ([1, 3], [20, 33], TABLE),
-        ),
-        (
-            block,
-            "blockTable",
-            "block 4 in column 1 of sequence 0",
-            ([1, 3], [20, 20], [3, 4, 2, 0]),
-        ),
-        (
-            block,
-            "blockTable",
-            "block -1 in column 0",
-            ([1, 3], [20, 20], [3, 1, -1, 0]),
-        ),
+        (length, of_query, "5 for the query rows of sequence 1", ([1, 5], [20, 20], TABLE)),
+        (length, of_query, "allowed: 3 to 4", ([3, 1], [20, 20], TABLE)),
+        (length, of_key, "-2 for the keys of sequence 0", ([1, 3], [-2, 20], TABLE)),
+        (length, of_key, "33 keys of sequence 1", ([1, 3], [20, 33], TABLE)),
+        (block, "blockTable", "block 4 in column 1 of sequence 0", ([1, 3], [20, 20], [3, 4, 2, 0])),
+        (block, "blockTable", "block -1 in column 0", ([1, 3], [20, 20], [3, 1, -1, 0])),
     ] {
         let (ends, keys, table) = indexer;
         let new = || Indexer::new(ends, keys, table);

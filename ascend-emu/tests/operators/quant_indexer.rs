@@ -53,11 +53,7 @@ impl Indexer {
         Indexer {
             tensors: [
                 tensor(INT8, &[ROWS, HEADS, 128], ones(ROWS * HEADS * 128)),
-                tensor(
-                    INT8,
-                    &[BLOCKS, BLOCK_SIZE, 1, 128],
-                    ones(BLOCKS * BLOCK_SIZE * 128),
-                ),
+                tensor(INT8, &[BLOCKS, BLOCK_SIZE, 1, 128], ones(BLOCKS * BLOCK_SIZE * 128)),
                 tensor(HALF, &[ROWS, HEADS], halves(ROWS * HEADS)),
                 tensor(HALF, &[ROWS, HEADS], halves(ROWS * HEADS)),
                 tensor(HALF, &[BLOCKS, BLOCK_SIZE, 1], upload(&scales)),
@@ -72,17 +68,7 @@ impl Indexer {
     }
 
     fn try_prepare(&self) -> (i32, *mut aclOpExecutor) {
-        let [
-            query,
-            key,
-            weights,
-            query_scale,
-            key_scale,
-            ends,
-            keys,
-            table,
-            indices,
-        ] = self.tensors;
+        let [query, key, weights, query_scale, key_scale, ends, keys, table, indices] = self.tensors;
         let (mut bytes, mut executor) = (0, null_mut());
         let status = unsafe {
             aclnnQuantLightningIndexerGetWorkspaceSize(
@@ -127,10 +113,7 @@ fn rows_choose_the_keys_with_the_largest_scales() {
     let indexer = Indexer::new([1, 3], [20, 1], TABLE);
     ok(indexer.run(stream()));
     let rows = [[19, 18, 17], [-1; COUNT], [0, -1, -1], [OLD; COUNT]];
-    assert_eq!(
-        download::<i32>(indexer.indices, ROWS * COUNT),
-        rows.concat()
-    );
+    assert_eq!(download::<i32>(indexer.indices, ROWS * COUNT), rows.concat());
 }
 
 #[test]
@@ -139,38 +122,17 @@ fn numbers_that_lead_outside_of_tensors_are_found() {
     let stream = stream();
     let length = FindingKind::SequenceLength;
     for (kind, text, ends, keys, table) in [
-        (
-            length,
-            "5 for the query rows of sequence 1",
-            [1, 5],
-            [20, 20],
-            TABLE,
-        ),
-        (
-            length,
-            "actualSeqLengthsKey: -2 for the keys",
-            [1, 3],
-            [-2, 20],
-            TABLE,
-        ),
+        (length, "5 for the query rows of sequence 1", [1, 5], [20, 20], TABLE),
+        (length, "actualSeqLengthsKey: -2 for the keys", [1, 3], [-2, 20], TABLE),
         (length, "33 keys of sequence 1", [1, 3], [20, 33], TABLE),
-        (
-            FindingKind::BlockTable,
-            "block 4 in column 1",
-            [1, 3],
-            [20, 20],
-            [3, 4, 2, 0],
-        ),
+        (FindingKind::BlockTable, "block 4 in column 1", [1, 3], [20, 20], [3, 4, 2, 0]),
     ] {
         let new = || Indexer::new(ends, keys, table);
         let seen = findings().len();
         ok(new().run(stream));
         let found = findings();
         let mut found = found[seen..].iter();
-        assert!(
-            found.any(|finding| finding.kind == kind && finding.message.contains(text)),
-            "{text}"
-        );
+        assert!(found.any(|finding| finding.kind == kind && finding.message.contains(text)), "{text}");
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }

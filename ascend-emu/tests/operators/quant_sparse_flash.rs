@@ -63,11 +63,7 @@ impl Sparse {
         let key = keys_at(upload(&cache));
         Sparse {
             tensors: [
-                tensor(
-                    HALF,
-                    &shape(&[ROWS, 1, 576]),
-                    upload(&[f16::ZERO; ROWS * 576]),
-                ),
+                tensor(HALF, &shape(&[ROWS, 1, 576]), upload(&[f16::ZERO; ROWS * 576])),
                 key,
                 key,
                 tensor(INT32, &shape(&[ROWS, 1, COUNT]), upload(&lists.concat())),
@@ -125,9 +121,7 @@ impl Sparse {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe {
-            aclnnKvQuantSparseFlashAttention(self.workspace, WORKSPACE, executor, stream)
-        });
+        ok(unsafe { aclnnKvQuantSparseFlashAttention(self.workspace, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 
@@ -135,21 +129,14 @@ impl Sparse {
     fn rows(&self) -> [f32; ROWS] {
         let all = download::<f16>(self.out, ROWS * 512);
         let rows = all.as_chunks::<512>().0;
-        assert!(
-            rows.iter()
-                .all(|row| row.iter().all(|&element| element == row[0]))
-        );
+        assert!(rows.iter().all(|row| row.iter().all(|&element| element == row[0])));
         std::array::from_fn(|row| rows[row][0].to_f32())
     }
 }
 
 /// A cache of packed rows at an address.
 fn keys_at(cache: *mut c_void) -> *mut aclTensor {
-    tensor(
-        aclDataType::ACL_INT8,
-        &shape(&[BLOCKS, BLOCK_SIZE, 1, ROW]),
-        cache,
-    )
+    tensor(aclDataType::ACL_INT8, &shape(&[BLOCKS, BLOCK_SIZE, 1, ROW]), cache)
 }
 
 const TABLE: [i32; 4] = [3, 1, 2, 0];
@@ -177,56 +164,18 @@ fn numbers_and_lists_that_mislead_are_found_and_fail_in_strict_mode() {
     let lists = |first| [first, NONE, NONE, NONE];
     let length = FindingKind::SequenceLength;
     for (kind, text, ends, keys, table, lists) in [
-        (
-            length,
-            "5 for the query rows of sequence 1",
-            [1, 5],
-            [20, 20],
-            TABLE,
-            lists(NONE),
-        ),
-        (
-            length,
-            "actualSeqLengthsKv: -2 for the keys",
-            [1, 3],
-            [-2, 20],
-            TABLE,
-            lists(NONE),
-        ),
-        (
-            FindingKind::BlockTable,
-            "block 4 in column 1",
-            [1, 3],
-            [20, 20],
-            [3, 4, 2, 0],
-            lists(NONE),
-        ),
-        (
-            FindingKind::RepeatedBlock,
-            "names block 4 again",
-            [1, 3],
-            [20, 20],
-            TABLE,
-            lists([4, 4, -1]),
-        ),
-        (
-            FindingKind::SkippedEntry,
-            "entry 0 names block 20",
-            [1, 3],
-            [20, 20],
-            TABLE,
-            lists([20, 1, 2]),
-        ),
+        (length, "5 for the query rows of sequence 1", [1, 5], [20, 20], TABLE, lists(NONE)),
+        (length, "actualSeqLengthsKv: -2 for the keys", [1, 3], [-2, 20], TABLE, lists(NONE)),
+        (FindingKind::BlockTable, "block 4 in column 1", [1, 3], [20, 20], [3, 4, 2, 0], lists(NONE)),
+        (FindingKind::RepeatedBlock, "names block 4 again", [1, 3], [20, 20], TABLE, lists([4, 4, -1])),
+        (FindingKind::SkippedEntry, "entry 0 names block 20", [1, 3], [20, 20], TABLE, lists([20, 1, 2])),
     ] {
         let new = || Sparse::new(ends, keys, table, lists);
         let seen = findings().len();
         ok(new().run(stream));
         let found = findings();
         let mut found = found[seen..].iter();
-        assert!(
-            found.any(|finding| finding.kind == kind && finding.message.contains(text)),
-            "{text}"
-        );
+        assert!(found.any(|finding| finding.kind == kind && finding.message.contains(text)), "{text}");
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }
@@ -241,13 +190,7 @@ fn packed_keys_that_nothing_has_written_are_found_where_a_row_reads_them() {
     let written = packed(1).repeat(BLOCK_SIZE);
     ok(unsafe {
         let to = cache.cast::<u8>().wrapping_add(3 * written.len());
-        aclrtMemcpy(
-            to.cast(),
-            written.len(),
-            written.as_ptr().cast(),
-            written.len(),
-            H2D,
-        )
+        aclrtMemcpy(to.cast(), written.len(), written.as_ptr().cast(), written.len(), H2D)
     });
     let run = |list| {
         let mut sparse = Sparse::new([1, 3], [20, 20], TABLE, [list, NONE, NONE, NONE]);
@@ -257,10 +200,7 @@ fn packed_keys_that_nothing_has_written_are_found_where_a_row_reads_them() {
         ok(sparse.run(stream));
         let found = findings();
         let unwritten = |finding: &ascend_emu::Finding| finding.kind == FindingKind::UnwrittenRead;
-        found[seen..]
-            .iter()
-            .filter(|finding| unwritten(finding))
-            .count()
+        found[seen..].iter().filter(|finding| unwritten(finding)).count()
     };
     assert_eq!(run([15, 2, -1]), 0);
     assert_ne!(run([15, 16, -1]), 0);

@@ -58,18 +58,10 @@ fn rows_are_normalised_in_place() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
     let (rows, rstd) = (upload(&ROWS), upload(&[0f32; 2]));
-    assert_eq!(
-        normalise_into(&[2], [rows, rows, rstd]),
-        [0; 3],
-        "{}",
-        message()
-    );
+    assert_eq!(normalise_into(&[2], [rows, rows, rstd]), [0; 3], "{}", message());
     let want = [1.0 / 13f32.sqrt(), 1.0 / 2.5f32.sqrt()];
     assert_eq!(download::<f32>(rstd, 2), want);
-    assert_eq!(
-        download::<f32>(rows, 4),
-        [3.0 * want[0], -40.0 * want[0], 0.0, 20.0 * want[1]]
-    );
+    assert_eq!(download::<f32>(rows, 4), [3.0 * want[0], -40.0 * want[0], 0.0, 20.0 * want[1]]);
 }
 
 #[test]

@@ -45,13 +45,8 @@ impl Scatter {
     ) -> Self {
         let (b, s, n) = (BLOCKS as i64, BLOCK_SIZE as i64, HEADS as i64);
         let cache = |dim: usize| upload(&vec![OLD; BLOCKS * BLOCK_SIZE * HEADS * dim]);
-        let memory = [
-            upload(&rows(0x100, DIM)),
-            cache(DIM),
-            upload(&slots),
-            upload(&rows(0x200, VALUE_DIM)),
-            cache(VALUE_DIM),
-        ];
+        let memory =
+            [upload(&rows(0x100, DIM)), cache(DIM), upload(&slots), upload(&rows(0x200, VALUE_DIM)), cache(VALUE_DIM)];
         let shape = |dim: usize| match nz {
             true => [b, n * dim as i64 / 16, s, 16],
             false => [b, s, n, dim as i64],
@@ -64,20 +59,10 @@ impl Scatter {
             new(VALUE_DIM, memory[3]),
             tensor(HALF, &shape(VALUE_DIM), memory[4]),
         ];
-        Scatter {
-            memory,
-            tensors,
-            workspace: malloc(WORKSPACE as usize),
-            mode: nz.then_some(c"PA_NZ"),
-        }
+        Scatter { memory, tensors, workspace: malloc(WORKSPACE as usize), mode: nz.then_some(c"PA_NZ") }
     }
 
-    fn try_prepare(
-        &self,
-        scatter_mode: *const i8,
-        bytes: &mut u64,
-        executor: &mut *mut aclOpExecutor,
-    ) -> i32 {
+    fn try_prepare(&self, scatter_mode: *const i8, bytes: &mut u64, executor: &mut *mut aclOpExecutor) -> i32 {
         let [key, key_cache, slots, value, value_cache] = self.tensors;
         unsafe {
             aclnnScatterPaKvCacheGetWorkspaceSize(
@@ -89,8 +74,7 @@ impl Scatter {
                 null(),
                 null(),
                 null(),
-                self.mode
-                    .map_or(null_mut(), |mode| mode.as_ptr().cast_mut()),
+                self.mode.map_or(null_mut(), |mode| mode.as_ptr().cast_mut()),
                 scatter_mode.cast_mut().cast(),
                 null(),
                 null(),
@@ -128,10 +112,7 @@ impl Scatter {
     /// new.
     #[track_caller]
     fn check(&self, slots: [Option<usize>; TOKENS]) {
-        for (at, dim, seed) in [
-            (self.memory[1], DIM, 0x100),
-            (self.memory[4], VALUE_DIM, 0x200),
-        ] {
+        for (at, dim, seed) in [(self.memory[1], DIM, 0x100), (self.memory[4], VALUE_DIM, 0x200)] {
             let new = rows(seed, dim);
             let mut want = vec![OLD; BLOCKS * BLOCK_SIZE * HEADS * dim];
             for (token, slot) in slots.iter().enumerate() {
@@ -190,14 +171,8 @@ fn tensors_that_pytorch_describes_are_taken_and_private_formats_are_not() {
         (false, aclFormat::ACL_FORMAT_NC1HWC0),
         (true, aclFormat::ACL_FORMAT_NC1HWC0),
     ] {
-        let scatter = Scatter::described([9, 0, 7], nz, |dtype, shape, at| {
-            tensor_of(format, dtype, shape, at)
-        });
-        fails(
-            scatter.try_prepare(null(), &mut bytes, &mut executor),
-            161_002,
-            &["scatter.format", "NCL"],
-        );
+        let scatter = Scatter::described([9, 0, 7], nz, |dtype, shape, at| tensor_of(format, dtype, shape, at));
+        fails(scatter.try_prepare(null(), &mut bytes, &mut executor), 161_002, &["scatter.format", "NCL"]);
         scatter.destroy();
     }
 }
@@ -217,8 +192,7 @@ fn negative_slots_are_skipped() {
 
 /// Findings of a kind whose text has a part.
 fn found(kind: FindingKind, part: &str) -> usize {
-    let of =
-        |finding: &&ascend_emu::Finding| finding.kind == kind && finding.message.contains(part);
+    let of = |finding: &&ascend_emu::Finding| finding.kind == kind && finding.message.contains(part);
     findings().iter().filter(of).count()
 }
 
@@ -227,22 +201,12 @@ fn strict_writes_nothing_if_one_slot_is_wrong() {
     let _bench = Bench::new();
     let _scope = check_scope(Check::Strict);
     for (slots, parts) in [
-        (
-            [2, 3, 12],
-            ["slot out of range", "token 2 goes to slot 12 of 12"],
-        ),
-        (
-            [6, 1, 6],
-            ["slot named twice", "tokens 0 and 2 go to slot 6"],
-        ),
+        ([2, 3, 12], ["slot out of range", "token 2 goes to slot 12 of 12"]),
+        ([6, 1, 6], ["slot named twice", "tokens 0 and 2 go to slot 6"]),
     ] {
         let scatter = Scatter::new(slots, false);
         ok(scatter.launch(scatter.prepare(), null_mut()));
-        fails(
-            unsafe { aclrtSynchronizeStream(null_mut()) },
-            507_015,
-            &parts,
-        );
+        fails(unsafe { aclrtSynchronizeStream(null_mut()) }, 507_015, &parts);
         scatter.check([None; TOKENS]);
         // The device is as good as before.
         scatter.slots([2, 3, 11]);
@@ -268,10 +232,7 @@ fn compat_tells_and_goes_on() {
     sync(null_mut());
     // The last one stays.
     scatter.check([None, Some(3), Some(10)]);
-    assert_eq!(
-        found(FindingKind::DuplicateSlot, "tokens 0 and 2 go to slot 10"),
-        1
-    );
+    assert_eq!(found(FindingKind::DuplicateSlot, "tokens 0 and 2 go to slot 10"), 1);
     scatter.destroy();
 }
 
@@ -287,44 +248,20 @@ fn a_repeatable_executor_takes_other_caches() {
         ok(one.launch(executor, stream));
         // key, slots, value; the caches as inputs and as outputs.
         for place in [0, 2, 3] {
-            ok(aclSetInputTensorAddr(
-                executor,
-                place,
-                one.tensors[place],
-                two.memory[place],
-            ));
+            ok(aclSetInputTensorAddr(executor, place, one.tensors[place], two.memory[place]));
         }
         for (input, output) in [(1, 0), (4, 1)] {
-            ok(aclSetInputTensorAddr(
-                executor,
-                input,
-                one.tensors[input],
-                two.memory[input],
-            ));
-            ok(aclSetTensorAddr(
-                executor,
-                8 + output,
-                one.tensors[input],
-                two.memory[input],
-            ));
+            ok(aclSetInputTensorAddr(executor, input, one.tensors[input], two.memory[input]));
+            ok(aclSetTensorAddr(executor, 8 + output, one.tensors[input], two.memory[input]));
         }
         ok(one.launch(executor, stream));
         sync(stream);
         one.check([Some(1), Some(2), Some(3)]);
         two.check([Some(8), Some(6), Some(4)]);
         // A cache at two places.
-        ok(aclSetInputTensorAddr(
-            executor,
-            1,
-            one.tensors[1],
-            one.memory[1],
-        ));
+        ok(aclSetInputTensorAddr(executor, 1, one.tensors[1], one.memory[1]));
         ok(one.launch(executor, stream));
-        fails(
-            aclrtSynchronizeStream(stream),
-            507_015,
-            &["keyCacheRef", "as input 1", "as output 0", "change both"],
-        );
+        fails(aclrtSynchronizeStream(stream), 507_015, &["keyCacheRef", "as input 1", "as output 0", "change both"]);
         ok(aclDestroyAclOpExecutor(executor));
     }
     destroy(stream);
@@ -360,30 +297,14 @@ fn phase_one_refuses_by_rule() {
     let _bench = Bench::new();
     let mut scatter = Scatter::new([0, 1, 2], false);
     let (mut bytes, mut executor) = (7, null_mut());
-    fails(
-        scatter.try_prepare(c"Rope".as_ptr().cast(), &mut bytes, &mut executor),
-        561_003,
-        &["unsupported", "Rope"],
-    );
-    fails(
-        scatter.try_prepare(c"rope".as_ptr().cast(), &mut bytes, &mut executor),
-        161_002,
-        &["scatter_mode.known"],
-    );
+    fails(scatter.try_prepare(c"Rope".as_ptr().cast(), &mut bytes, &mut executor), 561_003, &["unsupported", "Rope"]);
+    fails(scatter.try_prepare(c"rope".as_ptr().cast(), &mut bytes, &mut executor), 161_002, &["scatter_mode.known"]);
     let slots = std::mem::replace(&mut scatter.tensors[2], null_mut());
-    fails(
-        scatter.try_prepare(null(), &mut bytes, &mut executor),
-        161_001,
-        &["scatter.required", "slotMapping"],
-    );
+    fails(scatter.try_prepare(null(), &mut bytes, &mut executor), 161_001, &["scatter.required", "slotMapping"]);
     scatter.tensors[2] = slots;
     let value = scatter.tensors[3];
     let key = std::mem::replace(&mut scatter.tensors[0], value);
-    fails(
-        scatter.try_prepare(null(), &mut bytes, &mut executor),
-        561_002,
-        &["key_cache.shape"],
-    );
+    fails(scatter.try_prepare(null(), &mut bytes, &mut executor), 561_002, &["key_cache.shape"]);
     scatter.tensors[0] = key;
     assert!(executor.is_null());
     assert_eq!(bytes, 7);
@@ -397,11 +318,7 @@ fn a_cache_that_overlaps_its_rows_is_a_device_fault() {
     let executor = scatter.prepare();
     ok(unsafe { aclSetInputTensorAddr(executor, 0, scatter.tensors[0], scatter.memory[1]) });
     ok(scatter.launch(executor, null_mut()));
-    fails(
-        unsafe { aclrtSynchronizeStream(null_mut()) },
-        507_015,
-        &["keyCacheRef", "key ", "overlap"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(null_mut()) }, 507_015, &["keyCacheRef", "key ", "overlap"]);
     scatter.check([None; TOKENS]);
     scatter.destroy();
 }

@@ -63,10 +63,7 @@ impl Sparse {
                 tensor(INT32, &[2], upload(&ends)),
                 tensor(INT32, &[2], upload(&keys)),
                 half(&[ROWS, 1, 64], zeros(ROWS * 64)),
-                half(
-                    &[BLOCKS, BLOCK_SIZE, 1, 64],
-                    zeros(BLOCKS * BLOCK_SIZE * 64),
-                ),
+                half(&[BLOCKS, BLOCK_SIZE, 1, 64], zeros(BLOCKS * BLOCK_SIZE * 64)),
                 half(&[ROWS, 1, 512], out),
                 none(),
                 none(),
@@ -84,20 +81,7 @@ impl Sparse {
     }
 
     fn try_prepare(&self) -> (i32, *mut aclOpExecutor) {
-        let [
-            query,
-            key,
-            value,
-            lists,
-            table,
-            ends,
-            keys,
-            query_rope,
-            key_rope,
-            out,
-            max,
-            sum,
-        ] = self.tensors;
+        let [query, key, value, lists, table, ends, keys, query_rope, key_rope, out, max, sum] = self.tensors;
         let (mut bytes, mut executor) = (0, null_mut());
         let status = unsafe {
             aclnnSparseFlashAttentionGetWorkspaceSize(
@@ -140,10 +124,7 @@ impl Sparse {
     fn rows(&self) -> [f32; ROWS] {
         let all = download::<f16>(self.out, ROWS * 512);
         let rows = all.as_chunks::<512>().0;
-        assert!(
-            rows.iter()
-                .all(|row| row.iter().all(|&element| element == row[0]))
-        );
+        assert!(rows.iter().all(|row| row.iter().all(|&element| element == row[0])));
         std::array::from_fn(|row| rows[row][0].to_f32())
     }
 }
@@ -160,12 +141,7 @@ fn rows_attend_to_their_lists() {
     ok(sparse.run(stream));
     assert_eq!(sparse.rows(), [8.0, 0.0, 0.0, OLD]);
     // From 9.1 on the key is the value, where there is none.
-    let sparse = Sparse::new(
-        [1, 3],
-        [20, 20],
-        TABLE,
-        [[19, 2, -1], [18, 17, -1], [19, -1, -1], [-1; 3]],
-    );
+    let sparse = Sparse::new([1, 3], [20, 20], TABLE, [[19, 2, -1], [18, 17, -1], [19, -1, -1], [-1; 3]]);
     let sparse = sparse.without(VALUE);
     ok(sparse.run(stream));
     assert_eq!(sparse.rows(), [10.5, 17.5, 19.0, OLD]);
@@ -177,37 +153,15 @@ fn numbers_that_lead_outside_of_tensors_are_found() {
     let stream = stream();
     let length = FindingKind::SequenceLength;
     for (kind, text, ends, keys, table) in [
-        (
-            length,
-            "5 for the query rows of sequence 1",
-            [1, 5],
-            [20, 20],
-            TABLE,
-        ),
-        (
-            length,
-            "actualSeqLengthsKv: -2 for the keys of sequence 0",
-            [1, 3],
-            [-2, 20],
-            TABLE,
-        ),
+        (length, "5 for the query rows of sequence 1", [1, 5], [20, 20], TABLE),
+        (length, "actualSeqLengthsKv: -2 for the keys of sequence 0", [1, 3], [-2, 20], TABLE),
         (length, "33 keys of sequence 1", [1, 3], [20, 33], TABLE),
-        (
-            FindingKind::BlockTable,
-            "block 4 in column 1 of sequence 0",
-            [1, 3],
-            [20, 20],
-            [3, 4, 2, 0],
-        ),
+        (FindingKind::BlockTable, "block 4 in column 1 of sequence 0", [1, 3], [20, 20], [3, 4, 2, 0]),
     ] {
         let new = || Sparse::new(ends, keys, table, [[-1; COUNT]; ROWS]);
         let seen = findings().len();
         ok(new().run(stream));
-        assert!(
-            has_found(seen, kind, text),
-            "{text}: {:?}",
-            &findings()[seen..]
-        );
+        assert!(has_found(seen, kind, text), "{text}: {:?}", &findings()[seen..]);
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }
@@ -227,16 +181,8 @@ fn lists_that_say_other_than_they_do_are_found() {
     let (twice, skipped) = (FindingKind::RepeatedBlock, FindingKind::SkippedEntry);
     for (kind, text, list) in [
         (twice, "entry 1 names block 4 again", [4, 4, -1]),
-        (
-            skipped,
-            "entry 2 names block 4, which is not read",
-            [5, -1, 4],
-        ),
-        (
-            skipped,
-            "entry 0 names block 20, which begins behind the 20 keys",
-            [20, 1, 2],
-        ),
+        (skipped, "entry 2 names block 4, which is not read", [5, -1, 4]),
+        (skipped, "entry 0 names block 20, which begins behind the 20 keys", [20, 1, 2]),
         (skipped, "entry 1 names block -2", [0, -2, -1]),
     ] {
         let lists = [list, [-1; COUNT], [-1; COUNT], [7, 7, 7]];
@@ -244,11 +190,7 @@ fn lists_that_say_other_than_they_do_are_found() {
         let seen = findings().len();
         ok(new().run(stream));
         let text = format!("sparseIndices: row 0 of sequence 0: {text}");
-        assert!(
-            has_found(seen, kind, &text),
-            "{text}: {:?}",
-            &findings()[seen..]
-        );
+        assert!(has_found(seen, kind, &text), "{text}: {:?}", &findings()[seen..]);
         let _strict = check_scope(Check::Strict);
         assert_ne!(new().run(stream), 0, "{text}");
     }
@@ -276,11 +218,7 @@ fn keys_that_nothing_has_written_and_rows_that_are_not_written_are_found() {
     sparse.tensors[KEY_ROPE] = tensor(HALF, &shape, cache);
     let seen = findings().len();
     ok(sparse.run(stream));
-    assert!(
-        has_found(seen, FindingKind::UnwrittenRead, "keyRope"),
-        "{:?}",
-        &findings()[seen..]
-    );
+    assert!(has_found(seen, FindingKind::UnwrittenRead, "keyRope"), "{:?}", &findings()[seen..]);
 
     let mut none = Sparse::new([0, 0], [20, 20], TABLE, [[-1; COUNT]; ROWS]);
     none.out = malloc(ROWS * 512 * 2);
@@ -288,11 +226,7 @@ fn keys_that_nothing_has_written_and_rows_that_are_not_written_are_found() {
     ok(none.run(stream));
     let seen = findings().len();
     let _ = download::<f16>(none.out, ROWS * 512);
-    assert!(
-        has_found(seen, FindingKind::UnwrittenCopy, ""),
-        "{:?}",
-        &findings()[seen..]
-    );
+    assert!(has_found(seen, FindingKind::UnwrittenCopy, ""), "{:?}", &findings()[seen..]);
 }
 
 #[test]

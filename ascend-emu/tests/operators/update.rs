@@ -6,9 +6,8 @@ use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, Machine, check_scope, findings, functions_of};
 use ascend_spec::Cann;
 use ascend_sys::bindings::{
-    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtMemAllocationType,
-    aclrtMemAttr, aclrtMemHandleType, aclrtMemLocation, aclrtMemLocationType, aclrtPhysicalMemProp,
-    aclrtStream,
+    aclDataType, aclFormat, aclOpExecutor, aclTensor, aclTensorList, aclrtMemAllocationType, aclrtMemAttr,
+    aclrtMemHandleType, aclrtMemLocation, aclrtMemLocationType, aclrtPhysicalMemProp, aclrtStream,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -62,12 +61,7 @@ impl Update {
         Self::in_format(aclFormat::ACL_FORMAT_ND, lse, local, dim)
     }
 
-    fn in_format<T: Number>(
-        format: aclFormat,
-        lse: &[Vec<f32>],
-        local: &[Vec<T>],
-        dim: usize,
-    ) -> Self {
+    fn in_format<T: Number>(format: aclFormat, lse: &[Vec<f32>], local: &[Vec<T>], dim: usize) -> Self {
         let tensor = |dtype, shape: &[i64], at| tensor_of(format, dtype, shape, at);
         let rows = lse[0].len();
         let (shape, flat) = ([rows as i64, dim as i64], [rows as i64]);
@@ -77,14 +71,8 @@ impl Update {
             memory.push(at);
             at
         };
-        let lse: Vec<_> = lse
-            .iter()
-            .map(|lse| tensor(float, &flat, keep(upload(lse))))
-            .collect();
-        let local: Vec<_> = local
-            .iter()
-            .map(|part| tensor(T::TYPE, &shape, keep(upload(part))))
-            .collect();
+        let lse: Vec<_> = lse.iter().map(|lse| tensor(float, &flat, keep(upload(lse)))).collect();
+        let local: Vec<_> = local.iter().map(|part| tensor(T::TYPE, &shape, keep(upload(part)))).collect();
         let out = keep(upload(&vec![T::of(f64::NAN); rows * dim]));
         let lse_out = keep(upload(&vec![7.0e7f32; rows]));
         Update {
@@ -97,28 +85,11 @@ impl Update {
         }
     }
 
-    fn try_prepare(
-        &self,
-        update_type: i64,
-        bytes: &mut u64,
-        executor: &mut *mut aclOpExecutor,
-    ) -> i32 {
+    fn try_prepare(&self, update_type: i64, bytes: &mut u64, executor: &mut *mut aclOpExecutor) -> i32 {
         let [lse, local] = self.lists;
-        let lse_out = if update_type == 0 {
-            null_mut()
-        } else {
-            self.outputs[1]
-        };
+        let lse_out = if update_type == 0 { null_mut() } else { self.outputs[1] };
         unsafe {
-            aclnnAttentionUpdateGetWorkspaceSize(
-                lse,
-                local,
-                update_type,
-                self.outputs[0],
-                lse_out,
-                bytes,
-                executor,
-            )
+            aclnnAttentionUpdateGetWorkspaceSize(lse, local, update_type, self.outputs[0], lse_out, bytes, executor)
         }
     }
 
@@ -152,14 +123,8 @@ fn expected<T: Number>(lse: &[Vec<f32>], local: &[Vec<T>], dim: usize) -> (Vec<f
     let rows = lse[0].len();
     let (mut out, mut merged) = (vec![0.0; rows * dim], vec![0.0; rows]);
     for row in 0..rows {
-        let largest = lse
-            .iter()
-            .map(|lse| f64::from(lse[row]))
-            .fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = lse
-            .iter()
-            .map(|lse| (f64::from(lse[row]) - largest).exp())
-            .collect();
+        let largest = lse.iter().map(|lse| f64::from(lse[row])).fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = lse.iter().map(|lse| (f64::from(lse[row]) - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
         merged[row] = largest + sum.ln();
         for d in 0..dim {
@@ -174,9 +139,7 @@ fn close<T: Number>(lse: Vec<Vec<f32>>, seed: u64, dim: usize) {
     let rows = lse[0].len();
     let local: Vec<Vec<T>> = (0..lse.len())
         .map(|part| {
-            let one = |i: usize| {
-                ((i as u64 * 37 + seed * 101 + part as u64 * 7) % 65) as f64 / 32.0 - 1.0
-            };
+            let one = |i: usize| ((i as u64 * 37 + seed * 101 + part as u64 * 7) % 65) as f64 / 32.0 - 1.0;
             (0..rows * dim).map(|i| T::of(one(i))).collect()
         })
         .collect();
@@ -186,17 +149,10 @@ fn close<T: Number>(lse: Vec<Vec<f32>>, seed: u64, dim: usize) {
     let (want, want_lse) = expected(&lse, &local, dim);
     for (got, want) in download::<T>(update.out, rows * dim).iter().zip(&want) {
         let bound = 1e-5 + T::ROUNDING * want.abs();
-        assert!(
-            abs_diff_eq!(got.get(), want, epsilon = bound),
-            "{} is not {want}",
-            got.get()
-        );
+        assert!(abs_diff_eq!(got.get(), want, epsilon = bound), "{} is not {want}", got.get());
     }
     for (got, want) in download::<f32>(update.lse_out, rows).iter().zip(&want_lse) {
-        assert!(
-            abs_diff_eq!(f64::from(*got), want, epsilon = 2e-6 * want.abs().max(1.0)),
-            "{got} is not {want}"
-        );
+        assert!(abs_diff_eq!(f64::from(*got), want, epsilon = 2e-6 * want.abs().max(1.0)), "{got} is not {want}");
     }
     update.destroy();
 }
@@ -234,13 +190,8 @@ fn parts_that_lie_side_by_side_with_their_sums_are_merged_in_place() {
     const DIM: usize = 8;
     let _bench = Bench::new();
     let lse = vec![vec![0.5f32, -1.0, 3.0], vec![2.0, 0.0, f32::NEG_INFINITY]];
-    let local: Vec<Vec<f32>> = (0..2)
-        .map(|part| {
-            (0..3 * DIM)
-                .map(|i| (i + 31 * part) as f32 / 16.0)
-                .collect()
-        })
-        .collect();
+    let local: Vec<Vec<f32>> =
+        (0..2).map(|part| (0..3 * DIM).map(|i| (i + 31 * part) as f32 / 16.0).collect()).collect();
     let joined: Vec<f32> = (0..2 * 3)
         .flat_map(|row| {
             let (part, row) = (row / 3, row % 3);
@@ -264,33 +215,16 @@ fn parts_that_lie_side_by_side_with_their_sums_are_merged_in_place() {
         )
     };
     let (width, dim) = (DIM as i64 + 1, DIM as i64);
-    let sums: Vec<_> = (0..2)
-        .map(|part| view(&[3], &[width], part * 3 * (DIM + 1) + DIM))
-        .collect();
-    let parts: Vec<_> = (0..2)
-        .map(|part| view(&[3, dim], &[width, 1], part * 3 * (DIM + 1)))
-        .collect();
-    let update = Update {
-        lists: [list(&sums), list(&parts)],
-        ..plain
-    };
+    let sums: Vec<_> = (0..2).map(|part| view(&[3], &[width], part * 3 * (DIM + 1) + DIM)).collect();
+    let parts: Vec<_> = (0..2).map(|part| view(&[3, dim], &[width, 1], part * 3 * (DIM + 1))).collect();
+    let update = Update { lists: [list(&sums), list(&parts)], ..plain };
     ok(update.launch(update.prepare(1), null_mut()));
     sync(null_mut());
     let (want, want_lse) = expected(&lse, &local, DIM);
     let got = download::<f32>(update.out, 3 * DIM);
-    assert!(
-        got.iter()
-            .zip(&want)
-            .all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5),
-        "{got:?}"
-    );
+    assert!(got.iter().zip(&want).all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5), "{got:?}");
     let got = download::<f32>(update.lse_out, 3);
-    assert!(
-        got.iter()
-            .zip(&want_lse)
-            .all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5),
-        "{got:?}"
-    );
+    assert!(got.iter().zip(&want_lse).all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5), "{got:?}");
     unsafe {
         for list in plain.lists {
             ok(aclDestroyTensorList(list));
@@ -311,10 +245,7 @@ fn a_workspace_may_cross_parts_that_are_mapped_side_by_side() {
         handleType: aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE,
         allocationType: aclrtMemAllocationType::ACL_MEM_ALLOCATION_TYPE_PINNED,
         memAttr: aclrtMemAttr::ACL_HBM_MEM_HUGE,
-        location: aclrtMemLocation {
-            id: 0,
-            type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE,
-        },
+        location: aclrtMemLocation { id: 0, type_: aclrtMemLocationType::ACL_MEM_LOCATION_TYPE_DEVICE },
         reserve: 0,
     };
     let bytes = WORKSPACE as usize + UNIT;
@@ -335,11 +266,7 @@ fn a_workspace_may_cross_parts_that_are_mapped_side_by_side() {
     let last = range.wrapping_byte_add(UNIT + 512);
     update.workspace = last;
     let executor = update.prepare(0);
-    fails(
-        update.launch(executor, null_mut()),
-        161_002,
-        &["workspace", "left"],
-    );
+    fails(update.launch(executor, null_mut()), 161_002, &["workspace", "left"]);
     for (at, handle) in parts {
         ok(unsafe { aclrtUnmapMem(at) });
         ok(unsafe { aclrtFreePhysical(handle) });
@@ -362,11 +289,7 @@ fn plain_formats_are_taken_and_private_ones_are_not() {
     }
     let update = Update::in_format(aclFormat::ACL_FORMAT_FRACTAL_NZ, &lse, &local, 8);
     let (mut bytes, mut executor) = (0, null_mut());
-    fails(
-        update.try_prepare(1, &mut bytes, &mut executor),
-        161_002,
-        &["update.format", "NCHW"],
-    );
+    fails(update.try_prepare(1, &mut bytes, &mut executor), 161_002, &["update.format", "NCHW"]);
     update.destroy();
 }
 
@@ -390,9 +313,7 @@ fn merged_rows(update: &Update) -> [(f32, f32); 4] {
 }
 
 fn is_told(text: &str) -> bool {
-    let told = |finding: &ascend_emu::Finding| {
-        finding.kind == FindingKind::EmptyRow && finding.message.contains(text)
-    };
+    let told = |finding: &ascend_emu::Finding| finding.kind == FindingKind::EmptyRow && finding.message.contains(text);
     findings().iter().any(told)
 }
 
@@ -404,10 +325,7 @@ fn a_part_without_keys_weighs_nothing_and_a_row_without_any_becomes_nan() {
     ok(update.launch(update.prepare(1), null_mut()));
     sync(null_mut());
     let [both, marked, none, one] = merged_rows(&update);
-    assert_eq!(
-        [both, marked, one],
-        [(2.0, 2f32.ln()), (3.0, 2.0), (1.0, 1.0)]
-    );
+    assert_eq!([both, marked, one], [(2.0, 2f32.ln()), (3.0, 2.0), (1.0, 1.0)]);
     assert!(none.0.is_nan() && none.1.is_nan());
     assert!(is_told(text));
     update.destroy();
@@ -415,11 +333,7 @@ fn a_part_without_keys_weighs_nothing_and_a_row_without_any_becomes_nan() {
     let update = some_rows_without_keys();
     let poison = bits(update.lse_out, 4);
     ok(update.launch(update.prepare(1), null_mut()));
-    fails(
-        unsafe { aclrtSynchronizeStream(null_mut()) },
-        507_015,
-        &["row without keys in a merge", text],
-    );
+    fails(unsafe { aclrtSynchronizeStream(null_mut()) }, 507_015, &["row without keys in a merge", text]);
     assert_eq!(bits(update.lse_out, 4), poison, "nothing is written");
     update.destroy();
 }
@@ -428,10 +342,7 @@ fn a_part_without_keys_weighs_nothing_and_a_row_without_any_becomes_nan() {
 #[test]
 fn on_older_releases_the_mark_of_a_row_without_keys_makes_nan() {
     let bench = Bench::new();
-    for (soc, cann) in [
-        ("Ascend910B3", Cann::V8_1),
-        ("Ascend950PR_9599", Cann::V9_0),
-    ] {
+    for (soc, cann) in [("Ascend910B3", Cann::V8_1), ("Ascend950PR_9599", Cann::V9_0)] {
         let machine = Machine::new(soc, cann).unwrap();
         let table = functions_of(&machine).unwrap();
         ok(unsafe { table.aclrtSetDevice.unwrap()(0) });
@@ -495,26 +406,9 @@ fn a_repeatable_executor_and_a_graph_take_other_parts() {
         ok(update.launch(executor, stream));
         sync(stream);
         assert_eq!(value(update.out), 2.0);
-        ok(aclSetDynamicInputTensorAddr(
-            executor,
-            0,
-            1,
-            update.lists[0],
-            heavy,
-        ));
-        ok(aclSetDynamicInputTensorAddr(
-            executor,
-            1,
-            1,
-            update.lists[1],
-            part,
-        ));
-        ok(aclSetOutputTensorAddr(
-            executor,
-            0,
-            update.outputs[0],
-            other,
-        ));
+        ok(aclSetDynamicInputTensorAddr(executor, 0, 1, update.lists[0], heavy));
+        ok(aclSetDynamicInputTensorAddr(executor, 1, 1, update.lists[1], part));
+        ok(aclSetOutputTensorAddr(executor, 0, update.outputs[0], other));
         ok(aclmdlRICaptureBegin(stream, RELAXED));
         ok(update.launch(executor, stream));
         ok(aclmdlRICaptureEnd(stream, &mut graph));
@@ -522,20 +416,12 @@ fn a_repeatable_executor_and_a_graph_take_other_parts() {
         assert_eq!(value(other), 0.0);
         ok(aclmdlRIExecuteAsync(graph, stream));
         sync(stream);
-        assert!(
-            abs_diff_eq!(value(other), 7.0, epsilon = 1e-5),
-            "{}",
-            value(other)
-        );
+        assert!(abs_diff_eq!(value(other), 7.0, epsilon = 1e-5), "{}", value(other));
         assert_eq!(value(update.out), 2.0);
         // An output that is a part.
         ok(aclSetOutputTensorAddr(executor, 0, update.outputs[0], part));
         ok(update.launch(executor, stream));
-        fails(
-            aclrtSynchronizeStream(stream),
-            507_015,
-            &["localOut", "overlap"],
-        );
+        fails(aclrtSynchronizeStream(stream), 507_015, &["localOut", "overlap"]);
         ok(aclmdlRIDestroy(graph));
         ok(aclDestroyAclOpExecutor(executor));
     }
@@ -552,17 +438,9 @@ fn phase_one_refuses_by_rule() {
     let lse = [vec![0.0f32], vec![0.0]];
     let update = Update::new(&lse, &[vec![1.0f32; 8], vec![3.0; 8]], 8);
     let (mut bytes, mut executor) = (7, null_mut());
-    fails(
-        update.try_prepare(2, &mut bytes, &mut executor),
-        161_002,
-        &["update_type.known"],
-    );
+    fails(update.try_prepare(2, &mut bytes, &mut executor), 161_002, &["update_type.known"]);
     let wrong = Update::new(&lse, &[vec![1.0f32; 6], vec![3.0; 6]], 6);
-    fails(
-        wrong.try_prepare(1, &mut bytes, &mut executor),
-        161_002,
-        &["update.head_dim"],
-    );
+    fails(wrong.try_prepare(1, &mut bytes, &mut executor), 161_002, &["update.head_dim"]);
     let status = unsafe {
         aclnnAttentionUpdateGetWorkspaceSize(
             update.lists[0],

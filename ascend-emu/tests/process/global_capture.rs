@@ -12,9 +12,7 @@ pub(crate) fn every_thread_is_kept_from_disturbing() {
     ok(unsafe { aclmdlRICaptureBegin(stream, global) });
     let context = bench.context.addr();
     std::thread::spawn(move || unsafe {
-        ok(aclrtSetCurrentContext(std::ptr::without_provenance_mut(
-            context,
-        )));
+        ok(aclrtSetCurrentContext(std::ptr::without_provenance_mut(context)));
         let at = malloc(32);
         fails(aclrtMemset(at, 32, 0, 32), 107_030, &["aclrtMemset"]);
         // A thread that says it knows what it does may.

@@ -23,11 +23,7 @@ pub(crate) fn begin() {
         ok(aclrtMemsetAsync(early, 32, 7, 32, stream));
         sync(stream);
         assert_eq!(download::<u8>(early, 32), [7; 32]);
-        fails(
-            aclInit(c"/nowhere/acl.json".as_ptr()),
-            100_003,
-            &["/nowhere/acl.json"],
-        );
+        fails(aclInit(c"/nowhere/acl.json".as_ptr()), 100_003, &["/nowhere/acl.json"]);
         init();
         // The device, its memory and its streams stay as they were.
         assert_eq!(download::<u8>(early, 32), [7; 32]);
@@ -86,20 +82,10 @@ pub(crate) fn end() {
         assert!(!live().is_empty());
         ok(aclrtMemsetAsync(leaked, 100, 0, 100, stream));
         ok(aclrtResetDevice(1));
-        fails(
-            aclrtSynchronizeStream(stream),
-            107_002,
-            &["context was destroyed"],
-        );
+        fails(aclrtSynchronizeStream(stream), 107_002, &["context was destroyed"]);
         assert!(live().is_empty(), "{:?}", live());
-        let leak = findings()
-            .into_iter()
-            .find(|f| f.kind == FindingKind::Leak)
-            .unwrap();
-        assert!(
-            leak.message.contains("1 allocations of 100 bytes"),
-            "{leak}"
-        );
+        let leak = findings().into_iter().find(|f| f.kind == FindingKind::Leak).unwrap();
+        assert!(leak.message.contains("1 allocations of 100 bytes"), "{leak}");
 
         // Each kind of object is counted and gone when destroyed.
         ok(aclrtSetDevice(0));

@@ -9,11 +9,7 @@ pub(crate) fn a_launch_without_an_executor_tells_what_phase_one_said() {
     let call = Call::new(6);
     let (mut bytes, mut executor) = (0, null_mut());
     // A causal mode without its mask.
-    fails(
-        call.try_prepare(call.tensors[0], 3, &mut bytes, &mut executor),
-        561_002,
-        &["atten_mask.required"],
-    );
+    fails(call.try_prepare(call.tensors[0], 3, &mut bytes, &mut executor), 561_002, &["atten_mask.required"]);
     let launch = || {
         fails(
             unsafe { aclnnFusedInferAttentionScore(null_mut(), 0, null_mut(), null_mut()) },

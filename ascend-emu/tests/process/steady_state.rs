@@ -12,24 +12,10 @@ pub(crate) fn launches_addresses_and_events_allocate_nothing() {
     ok(unsafe { aclSetAclOpExecutorRepeatable(executor) });
     let step = |from: &Call| unsafe {
         ok(aclSetInputTensorAddr(executor, 0, call.tensors[0], from.q));
-        ok(aclSetDynamicInputTensorAddr(
-            executor, 1, 0, call.key, from.k,
-        ));
-        ok(aclSetDynamicInputTensorAddr(
-            executor, 2, 0, call.value, from.v,
-        ));
-        ok(aclSetOutputTensorAddr(
-            executor,
-            0,
-            call.tensors[1],
-            from.out,
-        ));
-        ok(aclSetOutputTensorAddr(
-            executor,
-            1,
-            call.tensors[2],
-            from.lse,
-        ));
+        ok(aclSetDynamicInputTensorAddr(executor, 1, 0, call.key, from.k));
+        ok(aclSetDynamicInputTensorAddr(executor, 2, 0, call.value, from.v));
+        ok(aclSetOutputTensorAddr(executor, 0, call.tensors[1], from.out));
+        ok(aclSetOutputTensorAddr(executor, 1, call.tensors[2], from.lse));
         ok(call.launch(executor, one));
         ok(aclrtRecordEvent(event, one));
         ok(aclrtStreamWaitEvent(two, event));

@@ -10,16 +10,8 @@ use std::ptr::null_mut;
 /// The attribute of copies to the device, or from it.
 fn direction(to_device: bool) -> aclrtMemcpyBatchAttr {
     let place = |type_| aclrtMemLocation { id: 0, type_ };
-    let (dst, src) = if to_device {
-        (DEVICE, HOST)
-    } else {
-        (HOST, DEVICE)
-    };
-    aclrtMemcpyBatchAttr {
-        dstLoc: place(dst),
-        srcLoc: place(src),
-        rsv: [0; 16],
-    }
+    let (dst, src) = if to_device { (DEVICE, HOST) } else { (HOST, DEVICE) };
+    aclrtMemcpyBatchAttr { dstLoc: place(dst), srcLoc: place(src), rsv: [0; 16] }
 }
 
 #[test]
@@ -66,8 +58,7 @@ fn batches_copy_each_of_their_ranges() {
     let mut other = vec![9u8; 64];
     let mut back = [at];
     let mut from = [other.as_mut_ptr().cast::<c_void>()];
-    let (mut rooms, mut sizes, mut attribute, mut start, mut bad) =
-        ([64], [64], direction(true), 0, 5);
+    let (mut rooms, mut sizes, mut attribute, mut start, mut bad) = ([64], [64], direction(true), 0, 5);
     ok(unsafe {
         aclrtMemcpyBatch(
             back.as_mut_ptr(),
@@ -94,10 +85,7 @@ fn a_batch_names_the_copy_that_is_wrong() {
     let at = malloc(64);
     let mut host = [0u8; 64];
     let h = host.as_mut_ptr().cast::<c_void>();
-    let run = |dsts: [*mut c_void; 2],
-               sizes: [usize; 2],
-               attrs: &[aclrtMemcpyBatchAttr],
-               starts: &[usize]| {
+    let run = |dsts: [*mut c_void; 2], sizes: [usize; 2], attrs: &[aclrtMemcpyBatchAttr], starts: &[usize]| {
         let (mut dsts, mut srcs, mut sizes, mut rooms) = (dsts, [h, h], sizes, [64, 64]);
         let (mut attrs, mut starts, mut bad) = (attrs.to_vec(), starts.to_vec(), 5);
         let status = unsafe {
@@ -122,60 +110,12 @@ fn a_batch_names_the_copy_that_is_wrong() {
         ([at, h], [64, 64], vec![up], vec![0], 107_000, 1, "copy 1"),
         ([at, at], [65, 64], vec![up], vec![0], 107_000, 0, "destMax"),
         ([at, at], [0, 64], vec![up], vec![0], 107_000, 0, "count"),
-        (
-            [at, at],
-            [64, 64],
-            vec![direction(false)],
-            vec![0],
-            107_000,
-            0,
-            "dst",
-        ),
-        (
-            [at, at],
-            [64, 64],
-            vec![up],
-            vec![1],
-            100_000,
-            none,
-            "attrsIndexes",
-        ),
-        (
-            [at, at],
-            [64, 64],
-            vec![up, up],
-            vec![0, 0],
-            100_000,
-            none,
-            "attrsIndexes[1]",
-        ),
-        (
-            [at, at],
-            [64, 64],
-            vec![up, up],
-            vec![0, 2],
-            100_000,
-            none,
-            "attrsIndexes[1]",
-        ),
-        (
-            [at, at],
-            [64, 64],
-            vec![],
-            vec![],
-            107_000,
-            none,
-            "numAttrs",
-        ),
-        (
-            [at, at],
-            [64, 64],
-            vec![up; 3],
-            vec![0, 1, 2],
-            107_000,
-            none,
-            "numAttrs",
-        ),
+        ([at, at], [64, 64], vec![direction(false)], vec![0], 107_000, 0, "dst"),
+        ([at, at], [64, 64], vec![up], vec![1], 100_000, none, "attrsIndexes"),
+        ([at, at], [64, 64], vec![up, up], vec![0, 0], 100_000, none, "attrsIndexes[1]"),
+        ([at, at], [64, 64], vec![up, up], vec![0, 2], 100_000, none, "attrsIndexes[1]"),
+        ([at, at], [64, 64], vec![], vec![], 107_000, none, "numAttrs"),
+        ([at, at], [64, 64], vec![up; 3], vec![0, 1, 2], 107_000, none, "numAttrs"),
     ] {
         assert_eq!(run(dsts, sizes, &attrs, &starts), (code, bad), "{part}");
         let told = message();

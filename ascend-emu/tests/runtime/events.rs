@@ -92,11 +92,7 @@ fn a_destroyed_event_still_does_what_was_queued() {
         ok(aclrtRecordEvent(event, one));
         ok(aclrtStreamWaitEvent(two, event));
         ok(aclrtDestroyEvent(event));
-        fails(
-            aclrtRecordEvent(event, one),
-            107_017,
-            &["event", "already destroyed"],
-        );
+        fails(aclrtRecordEvent(event, one), 107_017, &["event", "already destroyed"]);
     }
     assert!(!complete(two));
     gate.open();
@@ -133,40 +129,21 @@ fn time_between_events() {
     let (stream, start, end, gate) = (stream(), event(), event(), Gate::new());
     let mut ms = -1.0;
     unsafe {
-        fails(
-            aclrtEventElapsedTime(&mut ms, start, end),
-            107_006,
-            &["start event", "not recorded"],
-        );
+        fails(aclrtEventElapsedTime(&mut ms, start, end), 107_006, &["start event", "not recorded"]);
         ok(aclrtRecordEvent(start, stream));
         sync(stream);
         gate.hold(stream);
         ok(aclrtRecordEvent(end, stream));
         thread::sleep(Duration::from_millis(20));
-        fails(
-            aclrtEventElapsedTime(&mut ms, start, end),
-            107_006,
-            &["end event"],
-        );
+        fails(aclrtEventElapsedTime(&mut ms, start, end), 107_006, &["end event"]);
         gate.open();
         sync(stream);
         ok(aclrtEventElapsedTime(&mut ms, start, end));
         assert!((20.0..10_000.0).contains(&ms), "{ms}");
-        fails(
-            aclrtEventElapsedTime(&mut ms, end, start),
-            107_007,
-            &["before"],
-        );
+        fails(aclrtEventElapsedTime(&mut ms, end, start), 107_007, &["before"]);
         let mut untimed = null_mut();
-        ok(aclrtCreateEventWithFlag(
-            &mut untimed,
-            ascend_sys::bindings::ACL_EVENT_SYNC,
-        ));
-        fails(
-            aclrtEventElapsedTime(&mut ms, untimed, end),
-            107_006,
-            &["ACL_EVENT_TIME_LINE"],
-        );
+        ok(aclrtCreateEventWithFlag(&mut untimed, ascend_sys::bindings::ACL_EVENT_SYNC));
+        fails(aclrtEventElapsedTime(&mut ms, untimed, end), 107_006, &["ACL_EVENT_TIME_LINE"]);
         for event in [start, end, untimed] {
             ok(aclrtDestroyEvent(event));
         }
@@ -186,11 +163,7 @@ fn a_wait_in_a_stream_ends_at_its_limit() {
     ok(unsafe { aclrtStreamWaitEvent(waiting, event) });
     ok(unsafe { aclrtSetOpWaitTimeout(0) });
     let begun = Instant::now();
-    fails(
-        unsafe { aclrtSynchronizeStream(waiting) },
-        107_020,
-        &["aclrtSetOpWaitTimeout", "1 s"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(waiting) }, 107_020, &["aclrtSetOpWaitTimeout", "1 s"]);
     assert!(begun.elapsed() >= Duration::from_millis(900));
     ok(unsafe { aclrtStreamWaitEvent(waiting, event) });
     gate.open();
@@ -223,11 +196,7 @@ fn timestamps_of_events_rise() {
     let mut ms = 0.0;
     ok(unsafe { aclrtEventElapsedTime(&mut ms, first, second) });
     assert!((f64::from(ms) * 1e3 - (two.1 - one.1) as f64).abs() < 2.0);
-    fails(
-        unsafe { aclrtEventGetTimestamp(first, null_mut()) },
-        100_000,
-        &["timestamp"],
-    );
+    fails(unsafe { aclrtEventGetTimestamp(first, null_mut()) }, 100_000, &["timestamp"]);
     for event in [first, second] {
         ok(unsafe { aclrtDestroyEvent(event) });
     }
@@ -249,10 +218,6 @@ fn limits_of_time_are_multiples_of_their_unit() {
         ok(aclrtSetOpExecuteTimeOut(0));
         ok(aclrtGetOpExecuteTimeout(&mut told));
         assert_eq!(u64::from(told), 254 * unit / 1000);
-        fails(
-            aclrtSetOpExecuteTimeOutV2(1, null_mut()),
-            100_000,
-            &["actualTimeout"],
-        );
+        fails(aclrtSetOpExecuteTimeOutV2(1, null_mut()), 100_000, &["actualTimeout"]);
     }
 }

@@ -14,22 +14,14 @@ const NAMES: &[&str] = ascend_sys::for_each_function! { names };
 fn the_table_has_every_function_of_the_release() {
     let functions = ascend_emu::functions();
     let missing = NAMES.iter().copied();
-    let missing: Vec<_> = missing
-        .filter(|name| !functions.names().any(|there| there == *name))
-        .collect();
+    let missing: Vec<_> = missing.filter(|name| !functions.names().any(|there| there == *name)).collect();
     // 9.0 has it, and 9.1 does not.
     let quantised = "aclnnQuantFlashAttentionScore";
-    assert_eq!(
-        missing,
-        [format!("{quantised}GetWorkspaceSize"), quantised.to_owned()]
-    );
+    assert_eq!(missing, [format!("{quantised}GetWorkspaceSize"), quantised.to_owned()]);
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> usize {
-    bytes[at..at + size]
-        .iter()
-        .rev()
-        .fold(0, |value, &byte| value << 8 | usize::from(byte))
+    bytes[at..at + size].iter().rev().fold(0, |value, &byte| value << 8 | usize::from(byte))
 }
 
 /// Names in the symbol tables of a 64-bit little-endian ELF file.

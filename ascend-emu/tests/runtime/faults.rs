@@ -11,11 +11,7 @@ fn a_chosen_allocation_fails() {
     let fault = inject(Site::Malloc, 2, 207_001);
     let at = malloc(32);
     let mut other = null_mut();
-    fails(
-        unsafe { aclrtMalloc(&mut other, 32, HUGE_FIRST) },
-        207_001,
-        &["fault on demand", "malloc"],
-    );
+    fails(unsafe { aclrtMalloc(&mut other, 32, HUGE_FIRST) }, 207_001, &["fault on demand", "malloc"]);
     assert!(other.is_null());
     let third = malloc(32);
     drop(fault);
@@ -34,11 +30,7 @@ fn a_device_fault_shows_at_the_next_synchronisation() {
         ok(unsafe { aclrtStreamWaitEvent(stream, event()) });
         true
     });
-    fails(
-        unsafe { aclrtSynchronizeStream(stream) },
-        507_015,
-        &["fault on demand"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(stream) }, 507_015, &["fault on demand"]);
     assert!(call.is_poisoned());
     sync(stream);
     call.run(stream);
@@ -59,11 +51,7 @@ fn the_first_of_several_faults_is_told_and_later_work_runs() {
     call.run(stream);
     drop((first, second));
     other.run(stream);
-    fails(
-        unsafe { aclrtSynchronizeDevice() },
-        507_015,
-        &["fault on demand"],
-    );
+    fails(unsafe { aclrtSynchronizeDevice() }, 507_015, &["fault on demand"]);
     assert!(call.is_poisoned());
     other.check(12);
     destroy(stream);
@@ -94,11 +82,7 @@ fn a_host_side_fault_of_a_launch_queues_nothing() {
     let call = Call::new(4);
     let executor = call.prepare();
     let _fault = inject(Site::Launch, 1, 361_001);
-    fails(
-        call.launch(executor, null_mut()),
-        361_001,
-        &["fault on demand"],
-    );
+    fails(call.launch(executor, null_mut()), 361_001, &["fault on demand"]);
     sync(null_mut());
     assert!(call.is_poisoned());
     // The executor was not used up.
@@ -117,17 +101,9 @@ fn synchronisations_and_copies_fail_when_chosen() {
     let host = [0u8; 32];
     unsafe {
         ok(aclrtSynchronizeDevice());
-        fails(
-            aclrtSynchronizeStream(null_mut()),
-            507_014,
-            &["fault on demand", "sync"],
-        );
+        fails(aclrtSynchronizeStream(null_mut()), 507_014, &["fault on demand", "sync"]);
         ok(aclrtSynchronizeStream(null_mut()));
-        fails(
-            aclrtMemcpy(at, 32, host.as_ptr().cast(), 32, H2D),
-            507_899,
-            &["memcpy"],
-        );
+        fails(aclrtMemcpy(at, 32, host.as_ptr().cast(), 32, H2D), 507_899, &["memcpy"]);
         ok(aclrtMemcpy(at, 32, host.as_ptr().cast(), 32, H2D));
     }
     free(at);

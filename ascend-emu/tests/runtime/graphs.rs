@@ -20,11 +20,7 @@ pub(crate) fn end(stream: *mut c_void) -> *mut c_void {
 
 fn end_fails(stream: *mut c_void, code: i32, parts: &[&str]) {
     let mut graph = nowhere();
-    fails(
-        unsafe { aclmdlRICaptureEnd(stream, &mut graph) },
-        code,
-        parts,
-    );
+    fails(unsafe { aclmdlRICaptureEnd(stream, &mut graph) }, code, parts);
     assert!(graph.is_null());
 }
 
@@ -62,11 +58,7 @@ fn captured_work_runs_when_replayed_and_only_then() {
     sync(null_mut());
     unsafe {
         ok(aclmdlRIDestroy(graph));
-        fails(
-            aclmdlRIExecuteAsync(graph, stream),
-            107_017,
-            &["graph", "already destroyed"],
-        );
+        fails(aclmdlRIExecuteAsync(graph, stream), 107_017, &["graph", "already destroyed"]);
     }
     destroy(stream);
     call.destroy();
@@ -137,11 +129,7 @@ fn external_events_cross_the_border_of_a_graph() {
     for round in 0..3 {
         ok(unsafe { aclrtMemset(at, 64, 9, 64) });
         replay(graph, one);
-        fails(
-            unsafe { aclrtSynchronizeStreamWithTimeout(one, 10) },
-            507_046,
-            &["in time"],
-        );
+        fails(unsafe { aclrtSynchronizeStreamWithTimeout(one, 10) }, 507_046, &["in time"]);
         assert_eq!(value_unsynced(at), 9, "round {round}");
         ok(unsafe { aclrtRecordEvent(ready, two) });
         sync(one);
@@ -177,16 +165,8 @@ fn waiting_for_a_replay_that_nothing_wakes_is_an_error() {
     ok(unsafe { aclrtRecordEvent(ready, two) });
     sync(two);
     let strict = check_scope(Check::Strict);
-    fails(
-        unsafe { aclrtSynchronizeStream(one) },
-        507_046,
-        &["waits for an ACL_EVENT_EXTERNAL event"],
-    );
-    fails(
-        unsafe { aclrtSynchronizeDevice() },
-        507_046,
-        &["aclrtSynchronizeDevice", "no stream has a record"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(one) }, 507_046, &["waits for an ACL_EVENT_EXTERNAL event"]);
+    fails(unsafe { aclrtSynchronizeDevice() }, 507_046, &["aclrtSynchronizeDevice", "no stream has a record"]);
     // Nothing is broken.
     ok(unsafe { aclrtRecordEvent(ready, two) });
     sync(one);
@@ -215,18 +195,10 @@ fn task_groups_take_new_parameters() {
     begin(one);
     unsafe {
         ok(aclmdlRICaptureTaskGrpBegin(one));
-        fails(
-            aclmdlRICaptureTaskGrpBegin(one),
-            107_033,
-            &["already being recorded"],
-        );
+        fails(aclmdlRICaptureTaskGrpBegin(one), 107_033, &["already being recorded"]);
         first.run(one);
         ok(aclmdlRICaptureTaskGrpEnd(one, &mut group));
-        fails(
-            aclmdlRICaptureTaskGrpEnd(one, &mut group),
-            107_033,
-            &["no task group"],
-        );
+        fails(aclmdlRICaptureTaskGrpEnd(one, &mut group), 107_033, &["no task group"]);
         set(at, 6, one);
     }
     let graph = end(one);
@@ -256,34 +228,14 @@ fn task_groups_take_new_parameters() {
         assert_eq!(value(at), 6);
         // Other tasks than the group's are refused.
         ok(aclmdlRICaptureTaskUpdateBegin(two, group));
-        fails(
-            aclmdlRICaptureTaskUpdateBegin(two, group),
-            107_033,
-            &["already going on"],
-        );
-        fails(
-            aclmdlRICaptureTaskUpdateEnd(two),
-            107_033,
-            &["given 0 tasks", "allowed: 1"],
-        );
+        fails(aclmdlRICaptureTaskUpdateBegin(two, group), 107_033, &["already going on"]);
+        fails(aclmdlRICaptureTaskUpdateEnd(two), 107_033, &["given 0 tasks", "allowed: 1"]);
         ok(aclmdlRICaptureTaskUpdateBegin(two, group));
         set(at, 1, two);
-        fails(
-            aclmdlRICaptureTaskUpdateEnd(two),
-            107_033,
-            &["aclrtMemsetAsync cannot take the place"],
-        );
-        fails(
-            aclmdlRICaptureTaskUpdateEnd(two),
-            107_033,
-            &["no update is going on"],
-        );
+        fails(aclmdlRICaptureTaskUpdateEnd(two), 107_033, &["aclrtMemsetAsync cannot take the place"]);
+        fails(aclmdlRICaptureTaskUpdateEnd(two), 107_033, &["no update is going on"]);
         ok(aclmdlRIDestroy(graph));
-        fails(
-            aclmdlRICaptureTaskUpdateBegin(two, group),
-            107_017,
-            &["task group", "already destroyed"],
-        );
+        fails(aclmdlRICaptureTaskUpdateBegin(two, group), 107_017, &["task group", "already destroyed"]);
     }
     free(at);
     destroy(one);
@@ -338,11 +290,7 @@ fn memory_of_an_update_is_in_use_until_the_replay_is_over() {
         sync(one);
         free(new);
         // The next one does.
-        fails(
-            aclmdlRIExecuteAsync(graph, one),
-            107_000,
-            &["devPtr", "freed"],
-        );
+        fails(aclmdlRIExecuteAsync(graph, one), 107_000, &["devPtr", "freed"]);
         ok(aclmdlRIDestroy(graph));
         ok(aclrtDestroyEvent(wake));
         ok(aclrtDestroyEvent(over));
@@ -372,11 +320,7 @@ fn an_update_before_a_replay_frees_the_memory_of_the_task_before() {
     free(old);
     unsafe {
         // Nothing orders the replay after the update, which waits: the old task may run.
-        fails(
-            aclmdlRIExecuteAsync(graph, one),
-            107_000,
-            &["devPtr", "freed"],
-        );
+        fails(aclmdlRIExecuteAsync(graph, one), 107_000, &["devPtr", "freed"]);
         ok(aclrtRecordEvent(updated, two));
         ok(aclrtStreamWaitEvent(one, updated));
         replay(graph, one);
@@ -412,44 +356,24 @@ fn synchronising_spoils_a_capture() {
     let spoil: [(&dyn Fn() -> i32, i32); 3] = [
         (&|| unsafe { aclrtSynchronizeStream(stream) }, 107_027),
         (&|| unsafe { aclrtSynchronizeEvent(event) }, 107_028),
-        (
-            &|| unsafe { aclrtStreamQuery(stream, &mut std::mem::zeroed()) },
-            107_027,
-        ),
+        (&|| unsafe { aclrtStreamQuery(stream, &mut std::mem::zeroed()) }, 107_027),
     ];
     for (spoil, code) in spoil {
         begin(stream);
         unsafe {
             ok(aclrtRecordEvent(event, stream));
             ok(aclmdlRICaptureGetInfo(stream, &mut status, &mut graph));
-            assert_eq!(
-                status,
-                aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE
-            );
+            assert_eq!(status, aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE);
             assert!(!graph.is_null());
-            fails(
-                aclmdlRIExecuteAsync(graph, null_mut()),
-                107_026,
-                &["still being captured"],
-            );
+            fails(aclmdlRIExecuteAsync(graph, null_mut()), 107_026, &["still being captured"]);
             fails(spoil(), code, &["being captured"]);
             ok(aclmdlRICaptureGetInfo(stream, &mut status, &mut graph));
-            assert_eq!(
-                status,
-                aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED
-            );
-            fails(
-                aclrtRecordEvent(event, stream),
-                507_903,
-                &["became invalid"],
-            );
+            assert_eq!(status, aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED);
+            fails(aclrtRecordEvent(event, stream), 507_903, &["became invalid"]);
         }
         end_fails(stream, 507_903, &["became invalid", "being captured"]);
         ok(unsafe { aclmdlRICaptureGetInfo(stream, &mut status, null_mut()) });
-        assert_eq!(
-            status,
-            aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_NONE
-        );
+        assert_eq!(status, aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_NONE);
         sync(stream);
     }
     ok(unsafe { aclrtDestroyEvent(event) });
@@ -467,11 +391,7 @@ fn a_device_is_not_waited_for_during_a_capture_which_goes_on() {
     set(at, 1, captured);
     let refused = || unsafe {
         fails(aclrtSynchronizeDevice(), 107_027, &["being captured"]);
-        fails(
-            aclrtSynchronizeDeviceWithTimeout(1),
-            107_027,
-            &["being captured"],
-        );
+        fails(aclrtSynchronizeDeviceWithTimeout(1), 107_027, &["being captured"]);
     };
     refused();
     let context = bench.context.addr();
@@ -502,34 +422,14 @@ fn captures_begin_and_end_where_they_may() {
     let mut graph = null_mut();
     let local = aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL;
     unsafe {
-        fails(
-            aclmdlRICaptureBegin(null_mut(), RELAXED),
-            107_031,
-            &["default stream"],
-        );
-        fails(
-            aclmdlRICaptureBegin(one, aclmdlRICaptureMode(5)),
-            107_000,
-            &["mode", "5"],
-        );
-        fails(
-            aclmdlRICaptureEnd(one, &mut graph),
-            107_029,
-            &["not being captured"],
-        );
+        fails(aclmdlRICaptureBegin(null_mut(), RELAXED), 107_031, &["default stream"]);
+        fails(aclmdlRICaptureBegin(one, aclmdlRICaptureMode(5)), 107_000, &["mode", "5"]);
+        fails(aclmdlRICaptureEnd(one, &mut graph), 107_029, &["not being captured"]);
         begin(one);
-        fails(
-            aclmdlRICaptureBegin(one, RELAXED),
-            107_027,
-            &["already being captured"],
-        );
+        fails(aclmdlRICaptureBegin(one, RELAXED), 107_027, &["already being captured"]);
         ok(aclrtRecordEvent(event, one));
         ok(aclrtStreamWaitEvent(two, event));
-        fails(
-            aclmdlRICaptureEnd(two, &mut graph),
-            107_032,
-            &["another stream"],
-        );
+        fails(aclmdlRICaptureEnd(two, &mut graph), 107_032, &["another stream"]);
         end_fails(one, 107_025, &["not joined"]);
         // On another thread only when relaxed.
         for (mode, code) in [(local, 107_038), (RELAXED, 0)] {
@@ -565,21 +465,13 @@ fn a_capture_does_not_wait_for_outside_work() {
     unsafe {
         ok(aclrtRecordEvent(event, two));
         begin(one);
-        fails(
-            aclrtStreamWaitEvent(one, event),
-            107_024,
-            &["outside the capture"],
-        );
+        fails(aclrtStreamWaitEvent(one, event), 107_024, &["outside the capture"]);
         end_fails(one, 507_903, &["outside the capture"]);
         // Nor for another capture.
         begin(one);
         begin(two);
         ok(aclrtRecordEvent(event, two));
-        fails(
-            aclrtStreamWaitEvent(one, event),
-            107_032,
-            &["another capture"],
-        );
+        fails(aclrtStreamWaitEvent(one, event), 107_032, &["another capture"]);
         end_fails(one, 507_903, &["another capture"]);
         ok(aclmdlRIDestroy(end(two)));
         ok(aclrtDestroyEvent(event));
@@ -598,16 +490,8 @@ fn modes_forbid_what_disturbs() {
     let mut host = [0u8; 64];
     ok(unsafe { aclmdlRICaptureBegin(stream, local) });
     unsafe {
-        fails(
-            aclrtMemset(at, 64, 0, 64),
-            107_030,
-            &["aclrtMemset", "captured"],
-        );
-        fails(
-            aclrtMemcpy(host.as_mut_ptr().cast(), 64, at, 64, D2H),
-            107_030,
-            &["aclrtMemcpy", "captured"],
-        );
+        fails(aclrtMemset(at, 64, 0, 64), 107_030, &["aclrtMemset", "captured"]);
+        fails(aclrtMemcpy(host.as_mut_ptr().cast(), 64, at, 64, D2H), 107_030, &["aclrtMemcpy", "captured"]);
         // Memory that is not pinned makes it wait.
         fails(
             aclrtMemcpyAsync(host.as_mut_ptr().cast(), 64, at, 64, D2H, eager),
@@ -626,11 +510,7 @@ fn modes_forbid_what_disturbs() {
         ok(aclmdlRICaptureThreadExchangeMode(&mut mode));
         assert_eq!(mode, RELAXED);
         let mut wrong = aclmdlRICaptureMode(7);
-        fails(
-            aclmdlRICaptureThreadExchangeMode(&mut wrong),
-            107_000,
-            &["mode", "7"],
-        );
+        fails(aclmdlRICaptureThreadExchangeMode(&mut wrong), 107_000, &["mode", "7"]);
     }
     // The capture goes on.
     set(at, 1, stream);
@@ -651,11 +531,7 @@ fn captured_copies_need_pinned_memory() {
     unsafe {
         ok(aclrtMallocHost(&mut pinned, 64));
         begin(stream);
-        fails(
-            aclrtMemcpyAsync(host.as_mut_ptr().cast(), 64, at, 64, D2H, stream),
-            107_016,
-            &["dst", "pinned"],
-        );
+        fails(aclrtMemcpyAsync(host.as_mut_ptr().cast(), 64, at, 64, D2H, stream), 107_016, &["dst", "pinned"]);
         ok(aclrtMemcpyAsync(pinned, 64, at, 64, D2H, stream));
         let graph = end(stream);
         ok(aclrtMemset(at, 64, 8, 64));
@@ -665,11 +541,7 @@ fn captured_copies_need_pinned_memory() {
         // What a graph names has to live as long as it is replayed.
         ok(aclrtFreeHost(pinned));
         ok(aclmdlRIExecuteAsync(graph, stream));
-        fails(
-            aclrtSynchronizeStream(stream),
-            507_015,
-            &["aclmdlRIExecuteAsync", "dst", "freed"],
-        );
+        fails(aclrtSynchronizeStream(stream), 507_015, &["aclmdlRIExecuteAsync", "dst", "freed"]);
         ok(aclmdlRIDestroy(graph));
     }
     free(at);
@@ -690,11 +562,7 @@ fn a_graph_runs_to_its_end_at_once() {
         fails(aclmdlRIExecute(graph, -5), 107_000, &["timeout"]);
         ok(aclmdlRIDebugPrint(graph));
         begin(stream);
-        fails(
-            aclmdlRIExecuteAsync(graph, stream),
-            107_027,
-            &["do not nest"],
-        );
+        fails(aclmdlRIExecuteAsync(graph, stream), 107_027, &["do not nest"]);
         end_fails(stream, 507_903, &["do not nest"]);
         ok(aclmdlRIDestroy(graph));
     }

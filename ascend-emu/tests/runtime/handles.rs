@@ -3,8 +3,7 @@
 use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_sys::bindings::{
-    aclDataType, aclFormat, aclOpExecutor, aclScalar, aclSysParamOpt, aclTensor, aclTensorList,
-    aclrtRunMode,
+    aclDataType, aclFormat, aclOpExecutor, aclScalar, aclSysParamOpt, aclTensor, aclTensorList, aclrtRunMode,
 };
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -16,42 +15,23 @@ fn a_handle_of_another_kind_is_named() {
     let _bench = Bench::new();
     let (stream, event) = (stream(), event());
     unsafe {
-        fails(
-            aclrtDestroyEvent(stream),
-            107_017,
-            &["different kind", "stream", "event"],
-        );
+        fails(aclrtDestroyEvent(stream), 107_017, &["different kind", "stream", "event"]);
         fails(aclrtSynchronizeStream(event), 107_017, &["different kind"]);
-        fails(
-            aclDestroyTensor(event.cast()),
-            161_002,
-            &["different kind", "aclTensor"],
-        );
+        fails(aclDestroyTensor(event.cast()), 161_002, &["different kind", "aclTensor"]);
         fails(aclDestroyTensor(null()), 161_001, &["null"]);
         fails(aclrtDestroyEvent(nowhere()), 107_017, &["no event handle"]);
         fails(aclrtSetCurrentContext(null_mut()), 100_000, &["null"]);
-        fails(
-            aclrtSetCurrentContext(stream),
-            107_017,
-            &["different kind", "context"],
-        );
+        fails(aclrtSetCurrentContext(stream), 107_017, &["different kind", "context"]);
         ok(aclrtDestroyEvent(event));
         fails(aclrtDestroyEvent(event), 107_017, &["already destroyed"]);
     }
     destroy(stream);
-    fails(
-        unsafe { aclrtDestroyStream(stream) },
-        107_017,
-        &["already destroyed"],
-    );
+    fails(unsafe { aclrtDestroyStream(stream) }, 107_017, &["already destroyed"]);
 }
 
 #[test]
 fn lists_destroy_their_members() {
-    let (one, two) = (
-        tensor(HALF, &[2], null_mut()),
-        tensor(HALF, &[3], null_mut()),
-    );
+    let (one, two) = (tensor(HALF, &[2], null_mut()), tensor(HALF, &[3], null_mut()));
     let list = list(&[one, two]);
     let mut size = 0;
     unsafe {
@@ -64,11 +44,7 @@ fn lists_destroy_their_members() {
         let one = tensor(HALF, &[2], null_mut());
         let leaked = crate::bench::list(&[one]);
         ok(aclDestroyTensor(one));
-        fails(
-            aclDestroyTensorList(leaked),
-            161_002,
-            &["aclTensor", "already destroyed"],
-        );
+        fails(aclDestroyTensorList(leaked), 161_002, &["aclTensor", "already destroyed"]);
         assert!(aclCreateTensorList(&one.cast_const(), 1).is_null());
         assert!(message().contains("already destroyed"));
     }
@@ -135,11 +111,7 @@ fn tensors_tell_what_they_were_given() {
             data,
         ));
         assert_eq!(numbers(aclGetViewStrides, tensor), [12, 4, 1]);
-        fails(
-            aclGetViewShape(tensor, null_mut(), &mut rank),
-            161_001,
-            &["null"],
-        );
+        fails(aclGetViewShape(tensor, null_mut(), &mut rank), 161_001, &["null"]);
         ok(aclDestroyTensor(tensor));
         let scalar = tensor_of_rank_0();
         ok(aclGetViewShape(scalar, &mut dims, &mut rank));
@@ -150,19 +122,7 @@ fn tensors_tell_what_they_were_given() {
 }
 
 fn tensor_of_rank_0() -> *mut aclTensor {
-    let at = unsafe {
-        aclCreateTensor(
-            null(),
-            0,
-            HALF,
-            null(),
-            0,
-            aclFormat::ACL_FORMAT_ND,
-            null(),
-            0,
-            null_mut(),
-        )
-    };
+    let at = unsafe { aclCreateTensor(null(), 0, HALF, null(), 0, aclFormat::ACL_FORMAT_ND, null(), 0, null_mut()) };
     assert!(!at.is_null());
     at
 }
@@ -197,19 +157,8 @@ fn tensors_that_cannot_be_are_refused() {
         let message = message();
         assert!(message.contains(part), "`{part}` is not in `{message}`");
     }
-    let huge = unsafe {
-        aclCreateTensor(
-            null(),
-            u64::MAX,
-            HALF,
-            null(),
-            0,
-            aclFormat::ACL_FORMAT_ND,
-            null(),
-            0,
-            null_mut(),
-        )
-    };
+    let huge =
+        unsafe { aclCreateTensor(null(), u64::MAX, HALF, null(), 0, aclFormat::ACL_FORMAT_ND, null(), 0, null_mut()) };
     assert!(huge.is_null());
     assert!(unsafe { aclCreateIntArray(null(), 3) }.is_null());
     assert!(message().contains("null"));
@@ -247,16 +196,8 @@ fn arrays_and_scalars() {
         fails(aclDestroyScalar(scalar), 161_002, &["already destroyed"]);
         assert!(aclCreateScalar(value, aclDataType::ACL_STRING).is_null());
         assert!(aclCreateScalar(null_mut(), aclDataType::ACL_FLOAT).is_null());
-        fails(
-            aclGetTensorListSize(null::<aclTensorList>(), &mut size),
-            161_001,
-            &["aclTensorList handle is null"],
-        );
-        fails(
-            aclDestroyAclOpExecutor(null_mut::<aclOpExecutor>()),
-            561_103,
-            &["null"],
-        );
+        fails(aclGetTensorListSize(null::<aclTensorList>(), &mut size), 161_001, &["aclTensorList handle is null"]);
+        fails(aclDestroyAclOpExecutor(null_mut::<aclOpExecutor>()), 561_103, &["null"]);
     }
 }
 
@@ -276,11 +217,7 @@ fn the_machine_is_described() {
         assert!(major >= 1 && minor >= 0 && patch >= 0);
         let soc = CStr::from_ptr(aclrtGetSocName());
         assert_eq!(soc.to_str(), Ok("Ascend910B3"));
-        fails(
-            aclrtSetDevice(2),
-            107_001,
-            &["device 2", "ASCEND_EMU_DEVICES"],
-        );
+        fails(aclrtSetDevice(2), 107_001, &["device 2", "ASCEND_EMU_DEVICES"]);
         fails(aclrtSetDevice(-1), 107_001, &["device -1"]);
         let mut context = null_mut();
         fails(aclrtCreateContext(&mut context, 9), 107_001, &["device 9"]);
@@ -304,11 +241,7 @@ fn options_are_kept_by_context_and_by_process() {
     let deterministic = aclSysParamOpt::ACL_OPT_DETERMINISTIC;
     let mut value = -1;
     unsafe {
-        fails(
-            aclrtCtxGetSysParamOpt(deterministic, &mut value),
-            107_021,
-            &["not set"],
-        );
+        fails(aclrtCtxGetSysParamOpt(deterministic, &mut value), 107_021, &["not set"]);
         ok(aclrtCtxSetSysParamOpt(deterministic, 1));
         ok(aclrtCtxGetSysParamOpt(deterministic, &mut value));
         assert_eq!(value, 1);
@@ -316,19 +249,9 @@ fn options_are_kept_by_context_and_by_process() {
         assert_eq!(aclrtCtxGetSysParamOpt(deterministic, &mut value), 107_021);
         drop(second);
         first.enter();
-        fails(
-            aclrtSetSysParamOpt(aclSysParamOpt(9), 1),
-            107_000,
-            &["opt", "9"],
-        );
-        ok(aclrtSetSysParamOpt(
-            aclSysParamOpt::ACL_OPT_STRONG_CONSISTENCY,
-            3,
-        ));
-        ok(aclrtGetSysParamOpt(
-            aclSysParamOpt::ACL_OPT_STRONG_CONSISTENCY,
-            &mut value,
-        ));
+        fails(aclrtSetSysParamOpt(aclSysParamOpt(9), 1), 107_000, &["opt", "9"]);
+        ok(aclrtSetSysParamOpt(aclSysParamOpt::ACL_OPT_STRONG_CONSISTENCY, 3));
+        ok(aclrtGetSysParamOpt(aclSysParamOpt::ACL_OPT_STRONG_CONSISTENCY, &mut value));
         assert_eq!(value, 3);
     }
 }
@@ -337,16 +260,9 @@ fn options_are_kept_by_context_and_by_process() {
 fn an_option_of_the_process_is_0_until_it_is_set() {
     let mut value = -1;
     unsafe {
-        ok(aclrtGetSysParamOpt(
-            aclSysParamOpt::ACL_OPT_ENABLE_DEBUG_KERNEL,
-            &mut value,
-        ));
+        ok(aclrtGetSysParamOpt(aclSysParamOpt::ACL_OPT_ENABLE_DEBUG_KERNEL, &mut value));
         assert_eq!(value, 0);
-        fails(
-            aclrtGetSysParamOpt(aclSysParamOpt(9), &mut value),
-            107_000,
-            &["opt", "9"],
-        );
+        fails(aclrtGetSysParamOpt(aclSysParamOpt(9), &mut value), 107_000, &["opt", "9"]);
     }
 }
 
@@ -376,14 +292,8 @@ fn a_device_tells_what_it_is_and_can_do() {
             value
         };
         assert_eq!(capability(aclDeviceInfo::ACL_DEVICE_INFO_AI_CORE_NUM), 20);
-        assert_eq!(
-            capability(aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM),
-            40
-        );
-        assert_eq!(
-            capability(aclDeviceInfo::ACL_DEVICE_INFO_L2_SIZE),
-            192 << 20
-        );
+        assert_eq!(capability(aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM), 40);
+        assert_eq!(capability(aclDeviceInfo::ACL_DEVICE_INFO_L2_SIZE), 192 << 20);
         let info = |attribute: aclrtDevAttr| {
             let mut value = -1;
             let status = aclrtGetDeviceInfo(0, attribute, &mut value);
@@ -403,32 +313,13 @@ fn a_device_tells_what_it_is_and_can_do() {
             ok(aclGetCannAttribute(aclCannAttr(attribute), &mut there));
             assert_eq!(there == 1, listed.contains(&aclCannAttr(attribute)));
         }
-        ok(aclGetCannAttribute(
-            aclCannAttr::ACL_CANN_ATTR_INF_NAN,
-            &mut there,
-        ));
+        ok(aclGetCannAttribute(aclCannAttr::ACL_CANN_ATTR_INF_NAN, &mut there));
         assert_eq!(there, 1);
-        fails(
-            aclGetCannAttribute(aclCannAttr(-1), &mut there),
-            107_000,
-            &["cannAttr"],
-        );
+        fails(aclGetCannAttribute(aclCannAttr(-1), &mut there), 107_000, &["cannAttr"]);
         let mut value = 0;
-        fails(
-            aclGetDeviceCapability(u32::MAX, aclDeviceInfo(0), &mut value),
-            107_000,
-            &["deviceId"],
-        );
-        fails(
-            aclGetDeviceCapability(7, aclDeviceInfo(0), &mut value),
-            107_001,
-            &["device 7"],
-        );
-        fails(
-            aclGetDeviceCapability(0, aclDeviceInfo(3), &mut value),
-            107_000,
-            &["deviceInfo", "3"],
-        );
+        fails(aclGetDeviceCapability(u32::MAX, aclDeviceInfo(0), &mut value), 107_000, &["deviceId"]);
+        fails(aclGetDeviceCapability(7, aclDeviceInfo(0), &mut value), 107_001, &["device 7"]);
+        fails(aclGetDeviceCapability(0, aclDeviceInfo(3), &mut value), 107_000, &["deviceInfo", "3"]);
         let mut ids = [ascend_sys::bindings::aclrtUuid { bytes: [0; 16] }; 2];
         ok(aclrtDeviceGetUuid(0, &mut ids[0]));
         ok(aclrtDeviceGetUuid(1, &mut ids[1]));
@@ -461,16 +352,8 @@ fn devices_are_opened_to_each_other_one_way_at_a_time() {
         fails(aclrtDeviceDisablePeerAccess(1), 107_000, &["peerDeviceId"]);
         fails(aclrtDeviceEnablePeerAccess(0, 0), 100_000, &["itself"]);
         fails(aclrtDeviceEnablePeerAccess(1, 1), 200_006, &["flags"]);
-        fails(
-            aclrtDeviceCanAccessPeer(&mut can, 0, 9),
-            107_001,
-            &["device 9"],
-        );
-        fails(
-            aclrtDeviceCanAccessPeer(null_mut(), 0, 1),
-            100_000,
-            &["null"],
-        );
+        fails(aclrtDeviceCanAccessPeer(&mut can, 0, 9), 107_001, &["device 9"]);
+        fails(aclrtDeviceCanAccessPeer(null_mut(), 0, 1), 100_000, &["null"]);
     }
 }
 
@@ -491,11 +374,7 @@ fn the_health_of_a_device_is_good_and_there_is_nothing_to_repair() {
         let mut count = 7;
         ok(aclrtGetMemUceInfo(0, ranges.as_mut_ptr(), 2, &mut count));
         assert_eq!(count, 0);
-        fails(
-            aclrtGetMemUceInfo(0, ranges.as_mut_ptr(), 0, &mut count),
-            107_000,
-            &["arraySize"],
-        );
+        fails(aclrtGetMemUceInfo(0, ranges.as_mut_ptr(), 0, &mut count), 107_000, &["arraySize"]);
 
         let mut mode = aclrtFloatOverflowMode(7);
         ok(aclrtGetDeviceSatMode(&mut mode));
@@ -503,10 +382,6 @@ fn the_health_of_a_device_is_good_and_there_is_nothing_to_repair() {
         ok(aclrtSetDeviceSatMode(mode));
         let other = aclrtFloatOverflowMode::ACL_RT_OVERFLOW_MODE_SATURATION;
         fails(aclrtSetDeviceSatMode(other), 207_000, &["infinities"]);
-        fails(
-            aclrtSetDeviceSatMode(aclrtFloatOverflowMode(2)),
-            107_000,
-            &["mode", "2"],
-        );
+        fails(aclrtSetDeviceSatMode(aclrtFloatOverflowMode(2)), 107_000, &["mode", "2"]);
     }
 }

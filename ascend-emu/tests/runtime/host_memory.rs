@@ -5,8 +5,8 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, live};
 use ascend_sys::bindings::{
-    ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY, aclrtHostRegisterType,
-    aclrtMemAttr, aclrtMemLocation, aclrtMemLocationType, aclrtPtrAttributes,
+    ACL_HOST_REG_MAPPED, ACL_HOST_REG_PINNED, ACL_HOST_REG_READONLY, aclrtHostRegisterType, aclrtMemAttr,
+    aclrtMemLocation, aclrtMemLocationType, aclrtPtrAttributes,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -19,11 +19,7 @@ fn pinned_memory_has_the_limit_of_a_device() {
     ok(unsafe { aclrtGetMemInfo(aclrtMemAttr::ACL_HBM_MEM, &mut left, &mut total) });
     let mut at = null_mut();
     for bytes in [total + 1, usize::MAX] {
-        fails(
-            unsafe { aclrtMallocHost(&mut at, bytes) },
-            207_001,
-            &["out of memory"],
-        );
+        fails(unsafe { aclrtMallocHost(&mut at, bytes) }, 207_001, &["out of memory"]);
         assert!(at.is_null());
     }
     ok(unsafe { aclrtMallocHost(&mut at, 4096) });
@@ -52,10 +48,7 @@ fn pinned_memory_is_the_hosts() {
     }
     let got: Vec<u8> = download(at, 256);
     assert_eq!((got[127], got[128]), (1, 9));
-    assert_eq!(
-        allocation_at(pinned).unwrap().location,
-        MemoryLocation::PinnedHost
-    );
+    assert_eq!(allocation_at(pinned).unwrap().location, MemoryLocation::PinnedHost);
     ok(unsafe { aclrtFreeHost(pinned) });
     free(at);
     destroy(stream);
@@ -63,10 +56,7 @@ fn pinned_memory_is_the_hosts() {
 
 pub(super) fn location(of: *const c_void) -> (aclrtMemLocationType, u32) {
     let mut found = aclrtPtrAttributes {
-        location: aclrtMemLocation {
-            id: 77,
-            type_: aclrtMemLocationType(77),
-        },
+        location: aclrtMemLocation { id: 77, type_: aclrtMemLocationType(77) },
         pageSize: 0,
         rsv: [7; 4],
     };
@@ -100,16 +90,8 @@ fn a_pointer_tells_where_its_memory_is() {
     free(at);
     ok(unsafe { aclrtFreeHost(pinned) });
     let mut found = unsafe { std::mem::zeroed() };
-    fails(
-        unsafe { aclrtPointerGetAttributes(at, &mut found) },
-        107_000,
-        &["no device memory"],
-    );
-    fails(
-        unsafe { aclrtPointerGetAttributes(null_mut(), &mut found) },
-        100_000,
-        &["ptr is null"],
-    );
+    fails(unsafe { aclrtPointerGetAttributes(at, &mut found) }, 107_000, &["no device memory"]);
+    fails(unsafe { aclrtPointerGetAttributes(null_mut(), &mut found) }, 100_000, &["ptr is null"]);
 }
 
 #[test]
@@ -126,41 +108,21 @@ fn registered_host_memory_is_pinned_until_it_is_given_up() {
     assert!(found(FindingKind::PageableCopy, host));
     let before = live().host_registrations;
     unsafe {
-        ok(aclrtHostRegisterV2(
-            host,
-            4096,
-            ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED,
-        ));
+        ok(aclrtHostRegisterV2(host, 4096, ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED));
         assert_eq!(live().host_registrations, before + 1);
         assert_eq!(location(host.wrapping_byte_add(4095)), (HOST, 0));
         ok(copy());
-        fails(
-            aclrtHostUnregister(host),
-            207_002,
-            &["freed while in use", "aclrtMemcpyAsync"],
-        );
+        fails(aclrtHostUnregister(host), 207_002, &["freed while in use", "aclrtMemcpyAsync"]);
         sync(stream);
         assert_eq!(download::<u8>(device, 4096), [7; 4096]);
         let mut mapped = null_mut();
         ok(aclrtHostGetDevicePointer(host, &mut mapped, 0));
         assert_eq!(mapped, host);
-        fails(
-            aclrtHostRegisterV2(host, 4096, ACL_HOST_REG_MAPPED),
-            507_910,
-            &["registered already"],
-        );
-        fails(
-            aclrtFreeHost(host),
-            107_000,
-            &["the program's own", "aclrtHostUnregister"],
-        );
+        fails(aclrtHostRegisterV2(host, 4096, ACL_HOST_REG_MAPPED), 507_910, &["registered already"]);
+        fails(aclrtFreeHost(host), 107_000, &["the program's own", "aclrtHostUnregister"]);
         ok(aclrtHostUnregister(host));
         fails(aclrtHostUnregister(host), 507_911, &["begins at"]);
-        fails(
-            aclrtHostGetDevicePointer(host, &mut mapped, 0),
-            507_911,
-            &[],
-        );
+        fails(aclrtHostGetDevicePointer(host, &mut mapped, 0), 507_911, &[]);
     }
     assert_eq!(location(host), (UNREGISTERED, 0));
     ok(copy());
@@ -213,36 +175,12 @@ fn host_memory_that_cannot_be_registered_is_refused() {
         fails(flags(host, 4096, ACL_HOST_REG_READONLY), 207_000, &["flag"]);
         let odd = host.wrapping_byte_add(8);
         fails(flags(odd, 8, ACL_HOST_REG_MAPPED), 107_000, &["4096"]);
-        fails(
-            flags(at, 4096, ACL_HOST_REG_MAPPED),
-            107_000,
-            &["device memory"],
-        );
-        fails(
-            flags(host, u64::MAX, ACL_HOST_REG_MAPPED),
-            107_000,
-            &["address space"],
-        );
-        fails(
-            flags(pinned, 4096, ACL_HOST_REG_PINNED),
-            107_000,
-            &["pinned already"],
-        );
-        fails(
-            flags(pinned, 1 << 30, ACL_HOST_REG_MAPPED),
-            107_000,
-            &["no one range"],
-        );
-        fails(
-            aclrtHostRegister(host, 4096, aclrtHostRegisterType(9), &mut mapped),
-            107_000,
-            &["type", "9"],
-        );
-        fails(
-            aclrtHostRegister(host, 4096, kind, null_mut()),
-            100_000,
-            &["devPtr"],
-        );
+        fails(flags(at, 4096, ACL_HOST_REG_MAPPED), 107_000, &["device memory"]);
+        fails(flags(host, u64::MAX, ACL_HOST_REG_MAPPED), 107_000, &["address space"]);
+        fails(flags(pinned, 4096, ACL_HOST_REG_PINNED), 107_000, &["pinned already"]);
+        fails(flags(pinned, 1 << 30, ACL_HOST_REG_MAPPED), 107_000, &["no one range"]);
+        fails(aclrtHostRegister(host, 4096, aclrtHostRegisterType(9), &mut mapped), 107_000, &["type", "9"]);
+        fails(aclrtHostRegister(host, 4096, kind, null_mut()), 100_000, &["devPtr"]);
         // Freeing pinned memory ends what was registered of it.
         ok(aclrtHostRegister(pinned, 4096, kind, &mut mapped));
         ok(aclrtFreeHost(pinned));

@@ -5,8 +5,8 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, findings};
 use ascend_sys::bindings::{
-    aclrtCmoType, aclrtMallocAttrType, aclrtMallocAttrValue, aclrtMallocAttribute,
-    aclrtMallocConfig, aclrtMemAttr, aclrtMemMallocPolicy, aclrtMemcpyKind,
+    aclrtCmoType, aclrtMallocAttrType, aclrtMallocAttrValue, aclrtMallocAttribute, aclrtMallocConfig, aclrtMemAttr,
+    aclrtMemMallocPolicy, aclrtMemcpyKind,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -14,9 +14,7 @@ use std::ptr::null_mut;
 /// Whether a finding of a kind has an address in its message.
 pub(super) fn found(kind: FindingKind, at: *const c_void) -> bool {
     let address = format!("{:#x}", at.addr());
-    findings()
-        .iter()
-        .any(|f| f.kind == kind && f.message.contains(&address))
+    findings().iter().any(|f| f.kind == kind && f.message.contains(&address))
 }
 
 #[test]
@@ -30,13 +28,7 @@ fn bytes_go_to_the_device_and_back() {
     ok(unsafe { aclrtMemcpy(other, 20_000, at, 20_000, D2D) });
     assert_eq!(download::<u32>(other, 5000), values);
     ok(unsafe {
-        aclrtMemcpy(
-            other.wrapping_byte_add(400),
-            19_600,
-            other,
-            19_600,
-            aclrtMemcpyKind::ACL_MEMCPY_DEFAULT,
-        )
+        aclrtMemcpy(other.wrapping_byte_add(400), 19_600, other, 19_600, aclrtMemcpyKind::ACL_MEMCPY_DEFAULT)
     });
     assert_eq!(download::<u32>(other, 5000)[100..], values[..4900]);
     free(at);
@@ -76,24 +68,12 @@ fn arguments_out_of_order_are_named() {
         fails(aclrtMalloc(null_mut(), 8, HUGE_FIRST), 100_000, &["null"]);
         let policy = aclrtMemMallocPolicy(99);
         fails(aclrtMalloc(&mut to, 8, policy), 107_000, &["policy"]);
-        fails(
-            aclrtMemcpy(at, 63, h, 64, H2D),
-            107_000,
-            &["aclrtMemcpy", "count", "destMax", "63"],
-        );
+        fails(aclrtMemcpy(at, 63, h, 64, H2D), 107_000, &["aclrtMemcpy", "count", "destMax", "63"]);
         fails(aclrtMemcpy(at, 64, h, 0, H2D), 107_000, &["count"]);
         fails(aclrtMemcpy(h, 64, h, 64, H2D), 107_000, &["dst", "host"]);
-        fails(
-            aclrtMemcpy(at, 64, at, 64, H2D),
-            107_000,
-            &["src", "device"],
-        );
+        fails(aclrtMemcpy(at, 64, at, 64, H2D), 107_000, &["src", "device"]);
         fails(aclrtMemcpy(at, 64, h, 64, D2D), 107_000, &["src", "host"]);
-        fails(
-            aclrtMemcpy(at, 64, h, 64, aclrtMemcpyKind(42)),
-            107_000,
-            &["kind", "42"],
-        );
+        fails(aclrtMemcpy(at, 64, h, 64, aclrtMemcpyKind(42)), 107_000, &["kind", "42"]);
         fails(aclrtMemcpy(null_mut(), 64, h, 64, H2D), 100_000, &["dst"]);
         fails(aclrtMemset(h, 64, 0, 64), 107_000, &["host memory"]);
         fails(aclrtFree(null_mut()), 100_000, &["null"]);
@@ -103,16 +83,8 @@ fn arguments_out_of_order_are_named() {
         fails(aclrtFreeHost(at), 107_000, &["device memory", "aclrtFree"]);
         free(at);
         fails(aclrtFree(at), 107_000, &["already freed"]);
-        fails(
-            aclrtMemcpy(at, 64, h, 64, H2D),
-            107_000,
-            &["use after free", "memory that was freed"],
-        );
-        fails(
-            aclrtMemcpy(h, 64, at, 64, D2H),
-            107_000,
-            &["memory that was freed"],
-        );
+        fails(aclrtMemcpy(at, 64, h, 64, H2D), 107_000, &["use after free", "memory that was freed"]);
+        fails(aclrtMemcpy(h, 64, at, 64, D2H), 107_000, &["memory that was freed"]);
     }
 }
 
@@ -124,11 +96,7 @@ fn too_much_memory_is_refused() {
     assert!(0 < free_bytes && free_bytes <= total);
     let mut at = null_mut();
     for bytes in [total + 1, usize::MAX, usize::MAX - 4096] {
-        fails(
-            unsafe { aclrtMalloc(&mut at, bytes, HUGE_FIRST) },
-            207_001,
-            &["out of memory"],
-        );
+        fails(unsafe { aclrtMalloc(&mut at, bytes, HUGE_FIRST) }, 207_001, &["out of memory"]);
     }
     assert!(at.is_null());
     let small = malloc(32);
@@ -141,11 +109,7 @@ fn too_much_memory_is_refused() {
         ok(unsafe { aclrtGetMemInfo(aclrtMemAttr(attr), &mut left, &mut same) });
         assert!(left <= total - 32 && same == total);
     }
-    fails(
-        unsafe { aclrtGetMemInfo(aclrtMemAttr(18), &mut left, &mut total) },
-        107_000,
-        &["0 to 17"],
-    );
+    fails(unsafe { aclrtGetMemInfo(aclrtMemAttr(18), &mut left, &mut total) }, 107_000, &["0 to 17"]);
     free(small);
 }
 
@@ -170,11 +134,7 @@ fn a_page_past_the_end_is_lenient_in_compat_only() {
     // Beyond that page, hardware faults too.
     let mut host = vec![0u8; 1 << 20];
     let bytes = host.len();
-    fails(
-        unsafe { aclrtMemcpy(host.as_mut_ptr().cast(), bytes, at, bytes, D2H) },
-        107_000,
-        &["out of bounds"],
-    );
+    fails(unsafe { aclrtMemcpy(host.as_mut_ptr().cast(), bytes, at, bytes, D2H) }, 107_000, &["out of bounds"]);
     free(at);
 }
 
@@ -200,19 +160,10 @@ fn pageable_copies_keep_the_streams_order() {
 #[test]
 fn allocations_take_attributes() {
     let _bench = Bench::new();
-    let attribute = |attr, value: u32| aclrtMallocAttribute {
-        attr,
-        value: aclrtMallocAttrValue { vaFlag: value },
-    };
+    let attribute = |attr, value: u32| aclrtMallocAttribute { attr, value: aclrtMallocAttrValue { vaFlag: value } };
     use aclrtMallocAttrType as Type;
-    let mut attributes = [
-        attribute(Type::ACL_RT_MEM_ATTR_VA_FLAG, 1),
-        attribute(Type::ACL_RT_MEM_ATTR_MODULE_ID, 3),
-    ];
-    let mut config = aclrtMallocConfig {
-        attrs: attributes.as_mut_ptr(),
-        numAttrs: 2,
-    };
+    let mut attributes = [attribute(Type::ACL_RT_MEM_ATTR_VA_FLAG, 1), attribute(Type::ACL_RT_MEM_ATTR_MODULE_ID, 3)];
+    let mut config = aclrtMallocConfig { attrs: attributes.as_mut_ptr(), numAttrs: 2 };
     let mut at = null_mut();
     unsafe {
         ok(aclrtMallocHostWithCfg(&mut at, 64, &mut config));
@@ -223,43 +174,17 @@ fn allocations_take_attributes() {
         ok(aclrtMallocWithCfg(&mut at, 64, HUGE_FIRST, &mut config));
         assert_eq!(location(at), (DEVICE, 0));
         free(at);
-        fails(
-            aclrtMallocHostWithCfg(&mut at, 0, &mut config),
-            107_000,
-            &["size"],
-        );
+        fails(aclrtMallocHostWithCfg(&mut at, 0, &mut config), 107_000, &["size"]);
         let mut other = attribute(Type::ACL_RT_MEM_ATTR_DEVICE_ID, 1);
-        config = aclrtMallocConfig {
-            attrs: &mut other,
-            numAttrs: 1,
-        };
-        fails(
-            aclrtMallocWithCfg(&mut at, 64, HUGE_FIRST, &mut config),
-            100_000,
-            &["device 1"],
-        );
+        config = aclrtMallocConfig { attrs: &mut other, numAttrs: 1 };
+        fails(aclrtMallocWithCfg(&mut at, 64, HUGE_FIRST, &mut config), 100_000, &["device 1"]);
         other = attribute(Type(9), 1);
         config.attrs = &mut other;
-        fails(
-            aclrtMallocWithCfg(&mut at, 64, HUGE_FIRST, &mut config),
-            107_000,
-            &["attr", "9"],
-        );
+        fails(aclrtMallocWithCfg(&mut at, 64, HUGE_FIRST, &mut config), 107_000, &["attr", "9"]);
         config.numAttrs = 1000;
-        fails(
-            aclrtMallocHostWithCfg(&mut at, 64, &mut config),
-            107_000,
-            &["numAttrs", "1000"],
-        );
-        config = aclrtMallocConfig {
-            attrs: null_mut(),
-            numAttrs: 1,
-        };
-        fails(
-            aclrtMallocHostWithCfg(&mut at, 64, &mut config),
-            100_000,
-            &["attrs is null"],
-        );
+        fails(aclrtMallocHostWithCfg(&mut at, 64, &mut config), 107_000, &["numAttrs", "1000"]);
+        config = aclrtMallocConfig { attrs: null_mut(), numAttrs: 1 };
+        fails(aclrtMallocHostWithCfg(&mut at, 64, &mut config), 100_000, &["attrs is null"]);
     }
 }
 

@@ -11,11 +11,7 @@ use std::ptr::{null, null_mut};
 /// Messages of a kind that name an address.
 fn found(kind: FindingKind, at: *const c_void) -> Vec<String> {
     let address = format!("{:#x}", at.addr());
-    findings()
-        .into_iter()
-        .filter(|f| f.kind == kind && f.message.contains(&address))
-        .map(|f| f.message)
-        .collect()
+    findings().into_iter().filter(|f| f.kind == kind && f.message.contains(&address)).map(|f| f.message).collect()
 }
 
 #[test]
@@ -27,15 +23,7 @@ fn freeing_memory_in_use() {
     call.run(stream);
     {
         let _strict = check_scope(Check::Strict);
-        fails(
-            unsafe { aclrtFree(call.q) },
-            207_002,
-            &[
-                "query",
-                "aclnnFusedInferAttentionScore",
-                "nothing has waited",
-            ],
-        );
+        fails(unsafe { aclrtFree(call.q) }, 207_002, &["query", "aclnnFusedInferAttentionScore", "nothing has waited"]);
         assert!(allocation_at(call.q).is_some());
     }
     // In compat the memory goes when the work is over: the result is right all the same.
@@ -103,19 +91,11 @@ fn launching_with_freed_memory() {
     }
     {
         let _strict = check_scope(Check::Strict);
-        fails(
-            call.launch(executor, null_mut()),
-            361_001,
-            &["use after free", "query"],
-        );
+        fails(call.launch(executor, null_mut()), 361_001, &["use after free", "query"]);
         sync(null_mut());
     }
     ok(call.launch(executor, null_mut()));
-    fails(
-        unsafe { aclrtSynchronizeStream(null_mut()) },
-        507_015,
-        &["query", "memory that was freed"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(null_mut()) }, 507_015, &["query", "memory that was freed"]);
     assert!(call.is_poisoned());
     // The device is as good as before, and the fault is told once.
     unsafe {
@@ -143,11 +123,7 @@ fn tensors_past_their_memory() {
     }
     {
         let _strict = check_scope(Check::Strict);
-        fails(
-            call.launch(executor, null_mut()),
-            361_001,
-            &["out of bounds", "query", "64 bytes past the end"],
-        );
+        fails(call.launch(executor, null_mut()), 361_001, &["out of bounds", "query", "64 bytes past the end"]);
     }
     // Allocations are rounded up, so hardware gets away with it.
     ok(call.launch(executor, null_mut()));
@@ -159,11 +135,7 @@ fn tensors_past_their_memory() {
     let far = short.wrapping_byte_add(2 * page - 64);
     ok(unsafe { aclSetInputTensorAddr(executor, 0, call.tensors[0], far) });
     ok(call.launch(executor, null_mut()));
-    fails(
-        unsafe { aclrtSynchronizeStream(null_mut()) },
-        507_015,
-        &["query"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(null_mut()) }, 507_015, &["query"]);
     ok(unsafe { aclDestroyAclOpExecutor(executor) });
     free(short);
     call.destroy();
@@ -181,18 +153,10 @@ fn reading_a_result_before_it_is_there() {
     let mut read = || unsafe { aclrtMemcpy(host.as_mut_ptr().cast(), bytes, call.out, bytes, D2H) };
     {
         let _strict = check_scope(Check::Strict);
-        fails(
-            read(),
-            107_000,
-            &["host access without synchronisation", "attentionOut"],
-        );
+        fails(read(), 107_000, &["host access without synchronisation", "attentionOut"]);
         // Reading what is only read is fine, writing it is not.
         assert_eq!(download::<half::f16>(call.q, 4), numbers(4, 4));
-        fails(
-            unsafe { aclrtMemset(call.q, 8, 0, 8) },
-            107_000,
-            &["devPtr", "query"],
-        );
+        fails(unsafe { aclrtMemset(call.q, 8, 0, 8) }, 107_000, &["devPtr", "query"]);
     }
     ok(read());
     assert_eq!(host, [POISON; S * D]);
@@ -214,11 +178,7 @@ fn a_missing_wait_is_found_even_if_the_work_is_over() {
     unsafe {
         ok(aclrtMemsetAsync(at, 64, 1, 64, one));
         std::thread::sleep(std::time::Duration::from_millis(30));
-        fails(
-            aclrtMemsetAsync(at, 64, 2, 64, two),
-            107_000,
-            &["race between streams"],
-        );
+        fails(aclrtMemsetAsync(at, 64, 2, 64, two), 107_000, &["race between streams"]);
     }
     sync(one);
     ok(unsafe { aclrtMemsetAsync(at, 64, 2, 64, two) });
@@ -239,11 +199,7 @@ fn streams_that_race() {
     ok(call.launch(executor, one));
     {
         let _strict = check_scope(Check::Strict);
-        fails(
-            call.launch(executor, two),
-            361_001,
-            &["race between streams", "workspace"],
-        );
+        fails(call.launch(executor, two), 361_001, &["race between streams", "workspace"]);
         // Ordered by an event, it is none.
         unsafe {
             ok(aclrtRecordEvent(event, one));
@@ -281,12 +237,7 @@ fn parts_of_one_allocation_are_told_apart() {
     }
     ok(unsafe { aclrtSynchronizeDevice() });
     let bytes: Vec<u8> = download(pool, 1 << 16);
-    assert!(
-        bytes
-            .iter()
-            .enumerate()
-            .all(|(i, &b)| usize::from(b) == i >> 10)
-    );
+    assert!(bytes.iter().enumerate().all(|(i, &b)| usize::from(b) == i >> 10));
     free(pool);
     destroy(one);
     destroy(two);
@@ -298,17 +249,9 @@ fn waiting_for_an_event_never_recorded() {
     let event = event();
     let before = findings().len();
     ok(unsafe { aclrtSynchronizeEvent(event) });
-    assert!(
-        findings()[before..]
-            .iter()
-            .any(|f| f.kind == FindingKind::UnrecordedEvent)
-    );
+    assert!(findings()[before..].iter().any(|f| f.kind == FindingKind::UnrecordedEvent));
     let _strict = check_scope(Check::Strict);
-    fails(
-        unsafe { aclrtSynchronizeEvent(event) },
-        107_000,
-        &["never recorded"],
-    );
+    fails(unsafe { aclrtSynchronizeEvent(event) }, 107_000, &["never recorded"]);
     ok(unsafe { aclrtDestroyEvent(event) });
 }
 
@@ -381,9 +324,7 @@ fn decode_paged(stream: aclrtStream, table: [i32; 2]) -> Vec<f16> {
             &mut bytes,
             &mut executor,
         ));
-        ok(aclnnFusedInferAttentionScore(
-            workspace, bytes, executor, stream,
-        ));
+        ok(aclnnFusedInferAttentionScore(workspace, bytes, executor, stream));
         let status = aclrtSynchronizeStream(stream);
         let got = download(out, 16);
         ok(aclDestroyIntArray(lengths));
@@ -396,11 +337,7 @@ fn decode_paged(stream: aclrtStream, table: [i32; 2]) -> Vec<f16> {
             free(at);
         }
         if status != 0 {
-            fails(
-                status,
-                507_015,
-                &["block table entry [0, 1] names block 2 of 2"],
-            );
+            fails(status, 507_015, &["block table entry [0, 1] names block 2 of 2"]);
             assert!(got.iter().all(|&value| value == f16::ZERO));
         }
         got
@@ -413,19 +350,15 @@ fn a_block_id_out_of_range() {
     let stream = stream();
     let count = || {
         let text = "block table entry [0, 1] names block 2 of 2";
-        let of = |finding: &&ascend_emu::Finding| {
-            finding.kind == FindingKind::BlockTable && finding.message.contains(text)
-        };
+        let of =
+            |finding: &&ascend_emu::Finding| finding.kind == FindingKind::BlockTable && finding.message.contains(text);
         findings().iter().filter(of).count()
     };
     let all = |got: Vec<f16>, want: f32| got.iter().all(|value| value.to_f32() == want);
     assert!(all(decode_paged(stream, [1, 0]), 8.0));
     assert_eq!(count(), 0);
     // In compat the four keys of that block count as zeros: 16 * 8 / 20.
-    assert!(all(
-        decode_paged(stream, [1, 2]),
-        f16::from_f32(6.4).to_f32()
-    ));
+    assert!(all(decode_paged(stream, [1, 2]), f16::from_f32(6.4).to_f32()));
     assert_eq!(count(), 1);
     let _strict = check_scope(Check::Strict);
     assert!(all(decode_paged(stream, [1, 2]), 0.0));

@@ -26,12 +26,7 @@ impl Stalled {
         }
         let graph = end(one);
         replay(graph, one);
-        Stalled {
-            one,
-            two,
-            ready,
-            graph,
-        }
+        Stalled { one, two, ready, graph }
     }
 
     /// Asserts that a wait failed, and that its message names the event as a trace does.

@@ -4,8 +4,8 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, check_scope, live};
 use ascend_sys::bindings::{
-    ACL_NOTIFY_DEVICE_USE_ONLY, ACL_STREAM_WAIT_VALUE_AND, ACL_STREAM_WAIT_VALUE_EQ,
-    ACL_STREAM_WAIT_VALUE_GEQ, aclrtCallbackBlockType,
+    ACL_NOTIFY_DEVICE_USE_ONLY, ACL_STREAM_WAIT_VALUE_AND, ACL_STREAM_WAIT_VALUE_EQ, ACL_STREAM_WAIT_VALUE_GEQ,
+    aclrtCallbackBlockType,
 };
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -41,11 +41,7 @@ fn data(note: &Note) -> *mut c_void {
 }
 
 fn numbers_of(seen: &Seen) -> Vec<u32> {
-    seen.lock()
-        .unwrap()
-        .iter()
-        .map(|(number, _)| *number)
-        .collect()
+    seen.lock().unwrap().iter().map(|(number, _)| *number).collect()
 }
 
 fn set(at: *mut c_void, value: i32, stream: *mut c_void) {
@@ -88,18 +84,9 @@ fn host_functions_run_in_order_and_hold_their_stream_up() {
     sync(stream);
     assert_eq!(numbers_of(&SEEN), [0, 1, 2]);
     let own = thread::current().id();
-    assert!(
-        SEEN.lock()
-            .unwrap()
-            .iter()
-            .all(|(_, thread)| *thread != own)
-    );
+    assert!(SEEN.lock().unwrap().iter().all(|(_, thread)| *thread != own));
     assert_eq!(download::<u8>(at, 4096), [2; 4096]);
-    fails(
-        unsafe { aclrtLaunchHostFunc(stream, None, null_mut()) },
-        100_000,
-        &["fn is null"],
-    );
+    fails(unsafe { aclrtLaunchHostFunc(stream, None, null_mut()) }, 100_000, &["fn is null"]);
     free(at);
     destroy(stream);
 }
@@ -148,11 +135,7 @@ impl Runner {
             }
             thread::current().id()
         });
-        Runner {
-            number: receive.recv().unwrap(),
-            thread: Some(thread),
-            stop,
-        }
+        Runner { number: receive.recv().unwrap(), thread: Some(thread), stop }
     }
 
     fn end(mut self) -> ThreadId {
@@ -170,9 +153,7 @@ fn callbacks_run_on_the_thread_that_was_named() {
     let notes = notes(&SEEN, 4);
     let at = malloc(4096);
     unsafe {
-        let launch = |place: usize, block| {
-            aclrtLaunchCallback(Some(note), data(&notes[place]), block, stream)
-        };
+        let launch = |place: usize, block| aclrtLaunchCallback(Some(note), data(&notes[place]), block, stream);
         fails(launch(0, BLOCK), 107_015, &["aclrtSubscribeReport"]);
         ok(aclrtSubscribeReport(runner.number, stream));
         for place in 0..4 {
@@ -185,27 +166,11 @@ fn callbacks_run_on_the_thread_that_was_named() {
             thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(numbers_of(&SEEN), [0, 1, 2, 3]);
-        fails(
-            launch(0, aclrtCallbackBlockType(2)),
-            107_000,
-            &["blockType"],
-        );
-        fails(
-            aclrtSubscribeReport(runner.number + 1, stream),
-            107_011,
-            &["already"],
-        );
-        fails(
-            aclrtUnSubscribeReport(runner.number + 1, stream),
-            107_012,
-            &["threadId"],
-        );
+        fails(launch(0, aclrtCallbackBlockType(2)), 107_000, &["blockType"]);
+        fails(aclrtSubscribeReport(runner.number + 1, stream), 107_011, &["already"]);
+        fails(aclrtUnSubscribeReport(runner.number + 1, stream), 107_012, &["threadId"]);
         ok(aclrtUnSubscribeReport(runner.number, stream));
-        fails(
-            aclrtUnSubscribeReport(runner.number, stream),
-            107_015,
-            &["no thread"],
-        );
+        fails(aclrtUnSubscribeReport(runner.number, stream), 107_015, &["no thread"]);
         fails(launch(0, BLOCK), 107_015, &[]);
     }
     let thread = runner.end();
@@ -244,18 +209,9 @@ fn a_callback_that_nobody_runs_is_a_fault_once_its_thread_is_taken_away() {
         let own = libc::pthread_self();
         for stream in [one, two] {
             ok(aclrtSubscribeReport(own, stream));
-            ok(aclrtLaunchCallback(
-                Some(note),
-                data(&notes[0]),
-                BLOCK,
-                stream,
-            ));
+            ok(aclrtLaunchCallback(Some(note), data(&notes[0]), BLOCK, stream));
         }
-        fails(
-            aclrtSynchronizeStreamWithTimeout(one, 20),
-            507_046,
-            &["in time"],
-        );
+        fails(aclrtSynchronizeStreamWithTimeout(one, 20), 507_046, &["in time"]);
         ok(aclrtUnSubscribeReport(own, one));
         fails(aclrtSynchronizeStream(one), 107_015, &["any more"]);
         // Aborting ends the wait as well.
@@ -297,11 +253,7 @@ fn a_notify_orders_two_streams_and_is_lowered_by_the_wait() {
         sync(raising);
         // It was lowered: another wait has nothing to take.
         ok(aclrtWaitAndResetNotify(notify, waiting, 1));
-        fails(
-            aclrtSynchronizeStream(waiting),
-            107_020,
-            &["aclrtWaitAndResetNotify", "1 s"],
-        );
+        fails(aclrtSynchronizeStream(waiting), 107_020, &["aclrtWaitAndResetNotify", "1 s"]);
         // A wait that is queued first is no race: nobody knows yet what it comes after.
         ok(aclrtWaitAndResetNotify(notify, waiting, 0));
         set(a, 7, waiting);
@@ -320,11 +272,7 @@ fn a_notify_orders_two_streams_and_is_lowered_by_the_wait() {
         fails(aclrtDestroyNotify(null_mut()), 100_000, &["null"]);
         let mut made = null_mut();
         let device_only = u64::from(ACL_NOTIFY_DEVICE_USE_ONLY);
-        fails(
-            aclrtCreateNotify(&mut made, device_only),
-            207_000,
-            &["flag"],
-        );
+        fails(aclrtCreateNotify(&mut made, device_only), 207_000, &["flag"]);
         fails(aclrtCreateNotify(&mut made, 9), 107_000, &["flag", "9"]);
         fails(aclrtCreateNotify(null_mut(), 0), 100_000, &["notify"]);
     }
@@ -350,11 +298,7 @@ fn races_without_a_notify_are_still_found() {
         // Later than the record, so that the wait does not order it.
         set(at, 1, one);
         ok(aclrtWaitAndResetNotify(notify, two, 0));
-        fails(
-            aclrtMemsetAsync(at, 4096, 2, 4096, two),
-            107_000,
-            &["race between streams"],
-        );
+        fails(aclrtMemsetAsync(at, 4096, 2, 4096, two), 107_000, &["race between streams"]);
         gate.open();
         sync(one);
         sync(two);
@@ -404,30 +348,14 @@ fn streams_wait_for_values_in_memory() {
 
         let mut local = 0u64;
         let host = (&raw mut local).cast::<c_void>();
-        fails(
-            aclrtValueWrite(host, 1, 0, writing),
-            107_000,
-            &["host memory"],
-        );
-        fails(
-            aclrtValueWrite(null_mut(), 1, 0, writing),
-            100_000,
-            &["devAddr"],
-        );
-        fails(
-            aclrtValueWrite(flag.wrapping_byte_add(4), 1, 0, writing),
-            107_000,
-            &["multiple of 8"],
-        );
+        fails(aclrtValueWrite(host, 1, 0, writing), 107_000, &["host memory"]);
+        fails(aclrtValueWrite(null_mut(), 1, 0, writing), 100_000, &["devAddr"]);
+        fails(aclrtValueWrite(flag.wrapping_byte_add(4), 1, 0, writing), 107_000, &["multiple of 8"]);
         fails(aclrtValueWrite(flag, 1, 1, writing), 107_000, &["flag"]);
         fails(aclrtValueWait(flag, 1, 4, waiting), 107_000, &["flag", "4"]);
         let _check = check_scope(Check::Strict);
         free(flag);
-        fails(
-            aclrtValueWait(flag, 1, 0, waiting),
-            107_000,
-            &["memory that was freed"],
-        );
+        fails(aclrtValueWait(flag, 1, 0, waiting), 107_000, &["memory that was freed"]);
     }
     free(a);
     free(b);
@@ -455,11 +383,7 @@ fn a_graph_waits_for_a_value_that_is_written_after_an_update() {
         ok(aclmdlRICaptureTaskGrpBegin(stream));
         set(at, 1, stream);
         ok(aclmdlRICaptureTaskGrpEnd(stream, &mut group));
-        ok(aclrtLaunchHostFunc(
-            stream,
-            Some(count),
-            without_provenance_mut(1),
-        ));
+        ok(aclrtLaunchHostFunc(stream, Some(count), without_provenance_mut(1)));
         ok(aclmdlRICaptureEnd(stream, &mut graph));
         for value in 2..5 {
             ok(aclmdlRIExecuteAsync(graph, stream));

@@ -3,8 +3,7 @@
 use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_sys::bindings::{
-    ACL_STREAM_FAST_LAUNCH, aclrtDevResLimitType, aclrtStreamAttr, aclrtStreamAttrValue,
-    aclrtStreamStatus,
+    ACL_STREAM_FAST_LAUNCH, aclrtDevResLimitType, aclrtStreamAttr, aclrtStreamAttrValue, aclrtStreamStatus,
 };
 use std::ffi::c_void;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -85,22 +84,10 @@ fn waiting_ends_at_its_timeout() {
     let begin = Instant::now();
     unsafe {
         ok(aclrtRecordEvent(event, stream));
-        fails(
-            aclrtSynchronizeStreamWithTimeout(stream, 20),
-            507_046,
-            &["in time"],
-        );
-        fails(
-            aclrtSynchronizeEventWithTimeout(event, 20),
-            507_047,
-            &["in time"],
-        );
+        fails(aclrtSynchronizeStreamWithTimeout(stream, 20), 507_046, &["in time"]);
+        fails(aclrtSynchronizeEventWithTimeout(event, 20), 507_047, &["in time"]);
         fails(aclrtSynchronizeDeviceWithTimeout(20), 507_046, &["in time"]);
-        fails(
-            aclrtSynchronizeStreamWithTimeout(stream, -2),
-            107_000,
-            &["timeout", "-2"],
-        );
+        fails(aclrtSynchronizeStreamWithTimeout(stream, -2), 107_000, &["timeout", "-2"]);
         assert!(begin.elapsed() >= Duration::from_millis(60));
         gate.open();
         ok(aclrtSynchronizeStreamWithTimeout(stream, -1));
@@ -165,16 +152,8 @@ fn streams_belong_to_a_context() {
     let event = event();
     let mut id = 0;
     unsafe {
-        fails(
-            aclrtRecordEvent(event, stream),
-            107_003,
-            &["another context"],
-        );
-        fails(
-            aclrtMemsetAsync(null_mut(), 0, 0, 0, stream),
-            107_003,
-            &["another context"],
-        );
+        fails(aclrtRecordEvent(event, stream), 107_003, &["another context"]);
+        fails(aclrtMemsetAsync(null_mut(), 0, 0, 0, stream), 107_003, &["another context"]);
         fails(aclrtDestroyStream(null_mut()), 100_000, &["default stream"]);
         ok(aclrtStreamGetId(null_mut(), &mut id));
         drop(second);
@@ -188,11 +167,7 @@ fn streams_belong_to_a_context() {
     // The rest of a context's streams end with it.
     drop(first);
     let _third = Bench::new();
-    fails(
-        unsafe { aclrtSynchronizeStream(stream) },
-        107_017,
-        &["already destroyed"],
-    );
+    fails(unsafe { aclrtSynchronizeStream(stream) }, 107_017, &["already destroyed"]);
 }
 
 /// Waits and queries take a stream of any context, and leave the thread's context as it is.
@@ -208,11 +183,7 @@ fn streams_of_another_context_are_waited_for_and_queried() {
     unsafe {
         ok(aclrtGetCurrentContext(&mut context));
         assert!(!complete(stream));
-        fails(
-            aclrtSynchronizeStreamWithTimeout(stream, 5),
-            507_046,
-            &["aclrtSynchronizeStreamWithTimeout"],
-        );
+        fails(aclrtSynchronizeStreamWithTimeout(stream, 5), 507_046, &["aclrtSynchronizeStreamWithTimeout"]);
         first.enter();
         gate.open();
         second.enter();
@@ -245,24 +216,12 @@ fn configurations_are_checked() {
     let _bench = Bench::new();
     let mut stream = null_mut();
     unsafe {
-        fails(
-            aclrtCreateStreamWithConfig(&mut stream, 8, 0),
-            107_000,
-            &["priority"],
-        );
-        fails(
-            aclrtCreateStreamWithConfig(&mut stream, 0, 0x8000),
-            107_000,
-            &["flag", "0x8000"],
-        );
+        fails(aclrtCreateStreamWithConfig(&mut stream, 8, 0), 107_000, &["priority"]);
+        fails(aclrtCreateStreamWithConfig(&mut stream, 0, 0x8000), 107_000, &["flag", "0x8000"]);
         fails(aclrtCreateStream(null_mut()), 100_000, &["null"]);
         ok(aclrtCreateStreamWithConfig(&mut stream, 7, 3));
         let mut event = null_mut();
-        fails(
-            aclrtCreateEventWithFlag(&mut event, 0x1000),
-            107_000,
-            &["0x1000"],
-        );
+        fails(aclrtCreateEventWithFlag(&mut event, 0x1000), 107_000, &["0x1000"]);
     }
     destroy(stream);
 }
@@ -283,11 +242,8 @@ fn a_forked_process_is_refused_instead_of_waiting_for_ever() {
             libc::alarm(20);
             let refused = |status: i32, code: i32| {
                 let text = aclGetRecentErrMsg();
-                let named = !text.is_null()
-                    && std::ffi::CStr::from_ptr(text)
-                        .to_bytes()
-                        .windows(6)
-                        .any(|w| w == b"forked");
+                let named =
+                    !text.is_null() && std::ffi::CStr::from_ptr(text).to_bytes().windows(6).any(|w| w == b"forked");
                 status == code && named
             };
             let right = refused(aclrtSynchronizeStream(stream), 207_000)
@@ -304,10 +260,7 @@ fn a_forked_process_is_refused_instead_of_waiting_for_ever() {
     let mut status = 0;
     // SAFETY: `status` is a place for the result.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert!(
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        "{status:#x}"
-    );
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     // The parent goes on.
     gate.open();
     sync(stream);
@@ -322,15 +275,9 @@ fn attributes_of_a_stream_are_kept() {
     use aclrtStreamAttr as Attr;
     let _bench = Bench::new();
     let mut stream = null_mut();
-    let value = |word: u32| aclrtStreamAttrValue {
-        reserve: [word, 0, 0, 0],
-    };
+    let value = |word: u32| aclrtStreamAttrValue { reserve: [word, 0, 0, 0] };
     unsafe {
-        ok(aclrtCreateStreamWithConfig(
-            &mut stream,
-            5,
-            ACL_STREAM_FAST_LAUNCH,
-        ));
+        ok(aclrtCreateStreamWithConfig(&mut stream, 5, ACL_STREAM_FAST_LAUNCH));
         let (mut priority, mut flags) = (77, 77);
         ok(aclrtStreamGetPriority(stream, &mut priority));
         ok(aclrtStreamGetFlags(stream, &mut flags));
@@ -365,28 +312,12 @@ fn attributes_of_a_stream_are_kept() {
         assert_eq!(get(Attr::ACL_STREAM_ATTR_FLOAT_OVERFLOW_CHECK), 0);
 
         let set = |attribute, word| aclrtSetStreamAttribute(stream, attribute, &mut value(word));
-        fails(
-            set(Attr::ACL_STREAM_ATTR_PRIORITY, 1),
-            207_000,
-            &["priority"],
-        );
+        fails(set(Attr::ACL_STREAM_ATTR_PRIORITY, 1), 207_000, &["priority"]);
         fails(set(Attr::ACL_STREAM_ATTR_CACHE_OP_INFO, 2), 107_000, &["2"]);
         fails(set(Attr(6), 1), 107_000, &["stmAttrType", "6"]);
-        fails(
-            aclrtSetStreamOverflowSwitch(stream, 2),
-            107_000,
-            &["flag", "2"],
-        );
-        fails(
-            aclrtSetStreamAttribute(stream, Attr(1), null_mut()),
-            100_000,
-            &["value"],
-        );
-        fails(
-            aclrtSetStreamFailureMode(stream, 2),
-            107_000,
-            &["mode", "2"],
-        );
+        fails(aclrtSetStreamOverflowSwitch(stream, 2), 107_000, &["flag", "2"]);
+        fails(aclrtSetStreamAttribute(stream, Attr(1), null_mut()), 100_000, &["value"]);
+        fails(aclrtSetStreamFailureMode(stream, 2), 107_000, &["mode", "2"]);
     }
     destroy(stream);
 }
@@ -412,16 +343,8 @@ fn a_stream_stops_at_a_failure_if_told_to() {
     fails(unsafe { aclrtSynchronizeStream(stream) }, 507_015, &[]);
     fails(unsafe { aclrtSynchronizeStream(stream) }, 507_015, &[]);
     assert_eq!(download::<u8>(at, 4096), [1; 4096]);
-    fails(
-        unsafe { aclrtMemsetAsync(at, 4096, 3, 4096, stream) },
-        507_015,
-        &["ACL_STOP_ON_FAILURE"],
-    );
-    fails(
-        unsafe { aclrtSetStreamFailureMode(stream, 0) },
-        207_000,
-        &["make another stream"],
-    );
+    fails(unsafe { aclrtMemsetAsync(at, 4096, 3, 4096, stream) }, 507_015, &["ACL_STOP_ON_FAILURE"]);
+    fails(unsafe { aclrtSetStreamFailureMode(stream, 0) }, 207_000, &["make another stream"]);
     drop(fault);
     // Aborting clears it.
     ok(unsafe { aclrtStreamAbort(stream) });
@@ -441,10 +364,7 @@ fn limits_of_cores_are_those_of_the_stream_then_of_the_device_then_of_the_chip()
     use aclrtDevResLimitType as Cores;
     let _bench = Bench::new();
     let stream = stream();
-    let (cube, vector) = (
-        Cores::ACL_RT_DEV_RES_CUBE_CORE,
-        Cores::ACL_RT_DEV_RES_VECTOR_CORE,
-    );
+    let (cube, vector) = (Cores::ACL_RT_DEV_RES_CUBE_CORE, Cores::ACL_RT_DEV_RES_VECTOR_CORE);
     unsafe {
         let device = |cores| {
             let mut value = 77;
@@ -479,26 +399,10 @@ fn limits_of_cores_are_those_of_the_stream_then_of_the_device_then_of_the_chip()
         assert_eq!(of_stream(cube), 12);
         ok(aclrtResetDeviceResLimit(0));
         assert_eq!((device(cube), of_thread(cube)), (cubes, cubes));
-        fails(
-            aclrtSetDeviceResLimit(0, cube, cubes + 1),
-            107_000,
-            &["value", "21"],
-        );
-        fails(
-            aclrtSetStreamResLimit(stream, Cores(2), 1),
-            107_000,
-            &["type", "2"],
-        );
-        fails(
-            aclrtGetDeviceResLimit(64, cube, &mut 0),
-            107_001,
-            &["device 64"],
-        );
-        fails(
-            aclrtGetDeviceResLimit(0, cube, null_mut()),
-            100_000,
-            &["value"],
-        );
+        fails(aclrtSetDeviceResLimit(0, cube, cubes + 1), 107_000, &["value", "21"]);
+        fails(aclrtSetStreamResLimit(stream, Cores(2), 1), 107_000, &["type", "2"]);
+        fails(aclrtGetDeviceResLimit(64, cube, &mut 0), 107_001, &["device 64"]);
+        fails(aclrtGetDeviceResLimit(0, cube, null_mut()), 100_000, &["value"]);
     }
     destroy(stream);
 }

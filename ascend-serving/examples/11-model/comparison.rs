@@ -28,11 +28,7 @@ struct Apart {
 /// A key or value as INT8 is off by a step over the root of 12 on average, and a step is the token's largest number
 /// in 127 parts. Of numbers like these the largest is hardly five times the root mean square: two more roundings by a
 /// hundredth, in each of `int8_layers` layers.
-pub(crate) fn check(
-    model: &Model,
-    finished: &[Request],
-    int8_layers: usize,
-) -> Result<(), Box<dyn Error>> {
+pub(crate) fn check(model: &Model, finished: &[Request], int8_layers: usize) -> Result<(), Box<dyn Error>> {
     let left = Mutex::new(finished.iter());
     let next = || left.lock().ok().and_then(|mut left| left.next());
     let some = || {
@@ -45,18 +41,11 @@ pub(crate) fn check(
     let threads = thread::available_parallelism()?.get();
     let parts: Vec<Apart> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
-        threads
-            .into_iter()
-            .filter_map(|thread| thread.join().ok())
-            .collect()
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
     let rows: usize = parts.iter().map(|part| part.rows).sum();
-    let greatest = parts
-        .iter()
-        .fold(0.0, |most, part| larger(most, part.greatest));
-    let worst = parts
-        .iter()
-        .fold(0.0, |most, part| larger(most, part.worst));
+    let greatest = parts.iter().fold(0.0, |most, part| larger(most, part.greatest));
+    let worst = parts.iter().fold(0.0, |most, part| larger(most, part.worst));
     let rounded = 4.0 * model.layers.len() as f64 / (512.0 * 512.0);
     let quantised = 2.0 * int8_layers as f64 / (100.0 * 100.0);
     let tolerance = 4.0 * (rounded + quantised).sqrt();
@@ -64,10 +53,7 @@ pub(crate) fn check(
         "{rows} rows of logits: greatest difference {greatest:.4}; the worst row is off by {worst:.4} of its root mean \
          square, allowed {tolerance:.4}"
     );
-    let chosen: usize = finished
-        .iter()
-        .map(|request| request.tokens.len() - request.prompt)
-        .sum();
+    let chosen: usize = finished.iter().map(|request| request.tokens.len() - request.prompt).sum();
     if rows != chosen || rows == 0 {
         return Err(format!("{chosen} tokens were chosen, by {rows} rows of logits").into());
     }

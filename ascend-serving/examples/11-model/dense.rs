@@ -31,19 +31,9 @@ pub(crate) fn logits(model: &Model, tokens: &[u32], positions: &[usize]) -> Vec<
         let product = gate.zip(map(&layer.up, &input)).map(|(gate, up)| gate * up);
         accumulate(&mut state, &map(&layer.down, &product.collect::<Vec<_>>()));
     }
-    let chosen: Vec<f64> = positions
-        .iter()
-        .flat_map(|position| &state[position * width..][..width])
-        .copied()
-        .collect();
-    let logits = map(
-        &model.embedding,
-        &rms_norm(&chosen, &model.norm, config.epsilon),
-    );
-    logits
-        .chunks_exact(config.vocabulary)
-        .map(<[f64]>::to_vec)
-        .collect()
+    let chosen: Vec<f64> = positions.iter().flat_map(|position| &state[position * width..][..width]).copied().collect();
+    let logits = map(&model.embedding, &rms_norm(&chosen, &model.norm, config.epsilon));
+    logits.chunks_exact(config.vocabulary).map(<[f64]>::to_vec).collect()
 }
 
 fn map(linear: &Linear, input: &[f64]) -> Vec<f64> {
@@ -71,10 +61,7 @@ fn attention(config: &Config, [query, key, value]: [&[f64]; 3], window: usize) -
             softmax(weights, seen, (dim as f64).sqrt());
         }
         let rows = product(View::rows_of(tokens, &weights), value);
-        for (out, row) in out
-            .chunks_exact_mut(query_width)
-            .zip(rows.chunks_exact(dim))
-        {
+        for (out, row) in out.chunks_exact_mut(query_width).zip(rows.chunks_exact(dim)) {
             out[own.clone()].copy_from_slice(row);
         }
     }
@@ -83,10 +70,7 @@ fn attention(config: &Config, [query, key, value]: [&[f64]; 3], window: usize) -
 
 /// Weights of the keys that are seen, 0 for the others.
 fn softmax(scores: &mut [f64], seen: Range<usize>, divisor: f64) {
-    let most = scores[seen.clone()]
-        .iter()
-        .copied()
-        .fold(f64::NEG_INFINITY, f64::max);
+    let most = scores[seen.clone()].iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut sum = 0.0;
     for (key, score) in scores.iter_mut().enumerate() {
         *score = match seen.contains(&key) {
@@ -104,9 +88,7 @@ fn rms_norm(rows: &[f64], weights: &[f32], epsilon: f64) -> Vec<f64> {
     let normed = rows.chunks_exact(weights.len()).flat_map(|row| {
         let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
         let root = (mean + epsilon).sqrt();
-        row.iter()
-            .zip(weights)
-            .map(move |(x, weight)| x / root * f64::from(*weight))
+        row.iter().zip(weights).map(move |(x, weight)| x / root * f64::from(*weight))
     });
     normed.collect()
 }

@@ -6,8 +6,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, Causality, GraphLimits, GroupedAttention,
-    GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, Result, StatePolicy, rules,
+    Attention, AttentionGraphs, AttentionShape, Backends, Causality, GraphLimits, GroupedAttention, GroupedRequest,
+    GroupedSequence, LayerGroup, PrefixCache, Result, StatePolicy, rules,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -68,14 +68,7 @@ impl<'a> Engine<'a> {
             true => None,
             false => Some(attention.capture(stream, &graphs)?),
         };
-        Ok(Self {
-            graphs,
-            prefixes: PrefixCache::grouped(&attention)?,
-            model,
-            stream,
-            attention,
-            replays: 0,
-        })
+        Ok(Self { graphs, prefixes: PrefixCache::grouped(&attention)?, model, stream, attention, replays: 0 })
     }
 
     /// The longest prefix of these tokens that is cached, which may be none of them.
@@ -124,9 +117,7 @@ impl<'a> Engine<'a> {
     /// Blocks that a sequence reads, in all caches.
     pub(crate) fn blocks(&self, cached: &GroupedSequence) -> usize {
         let groups = 0..self.attention.groups().len();
-        let rows = groups
-            .filter_map(|group| cached.group(group))
-            .map(Sequence::row);
+        let rows = groups.filter_map(|group| cached.group(group)).map(Sequence::row);
         // What was given back stands as 0, where nothing but padding is written.
         rows.flatten().filter(|block| **block != 0).count()
     }
@@ -145,9 +136,7 @@ impl<'a> Engine<'a> {
     /// Computes a step: the logits behind the last token of each request.
     pub(crate) fn step(&mut self, batch: &[Work<'_>]) -> Result<Vec<Vec<f32>>> {
         let requests = batch.iter();
-        let requests: Vec<_> = requests
-            .map(|work| GroupedRequest::of(work.cached, work.tokens.len()))
-            .collect();
+        let requests: Vec<_> = requests.map(|work| GroupedRequest::of(work.cached, work.tokens.len())).collect();
         let mut metadata = self.attention.metadata(&requests, POLICY)?;
         let tokens: Vec<u32> = batch.iter().flat_map(|work| work.tokens).copied().collect();
         let positions = batch.iter().flat_map(|work| {

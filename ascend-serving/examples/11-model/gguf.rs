@@ -41,10 +41,7 @@ struct File<'a> {
 pub(crate) fn load(path: &Path) -> Result<(Model, Vocabulary)> {
     let bytes = std::fs::read(path)?;
     let file = File::parse(&bytes)?;
-    let vocabulary = Vocabulary::new(
-        file.texts("tokenizer.ggml.tokens")?,
-        &file.texts("tokenizer.ggml.merges")?,
-    );
+    let vocabulary = Vocabulary::new(file.texts("tokenizer.ggml.tokens")?, &file.texts("tokenizer.ggml.merges")?);
     if file.text("general.architecture")? != "llama" {
         return Err("the file's model is of another architecture than `llama`".into());
     }
@@ -115,20 +112,12 @@ impl<'a> File<'a> {
             }
             let kind = reader.integer(4)? as u32;
             let offset = usize::try_from(reader.integer(8)?)?;
-            let entry = Entry {
-                elements,
-                kind,
-                offset,
-            };
+            let entry = Entry { elements, kind, offset };
             tensors.insert(name, entry);
         }
         let begin = reader.at.next_multiple_of(32);
         let data = bytes.get(begin..).ok_or("the file ends early")?;
-        Ok(Self {
-            header,
-            tensors,
-            data,
-        })
+        Ok(Self { header, tensors, data })
     }
 
     fn value(&self, name: &str) -> Result<&Value> {
@@ -177,9 +166,7 @@ impl<'a> File<'a> {
         let entry = self.tensors.get(name).ok_or_else(|| format!("no {name}"))?;
         // Elements and bytes of what is stored together, and how to read it.
         let (together, bytes, read): (usize, usize, Read) = match entry.kind {
-            0 => (1, 4, |b, out| {
-                out.push(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            }),
+            0 => (1, 4, |b, out| out.push(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
             1 => (1, 2, |b, out| out.push(half(b))),
             3 => (32, 20, q4_1),
             8 => (32, 34, q8_0),
@@ -207,20 +194,13 @@ fn q4_1(block: &[u8], out: &mut Vec<f32>) {
     let (factor, least) = (half(block), half(&block[2..]));
     let low = block[4..].iter().map(|byte| byte & 15);
     let high = block[4..].iter().map(|byte| byte >> 4);
-    out.extend(
-        low.chain(high)
-            .map(|steps| factor * f32::from(steps) + least),
-    );
+    out.extend(low.chain(high).map(|steps| factor * f32::from(steps) + least));
 }
 
 /// 32 numbers: a factor and as many signed bytes.
 fn q8_0(block: &[u8], out: &mut Vec<f32>) {
     let factor = half(block);
-    out.extend(
-        block[2..]
-            .iter()
-            .map(|byte| factor * f32::from(*byte as i8)),
-    );
+    out.extend(block[2..].iter().map(|byte| factor * f32::from(*byte as i8)));
 }
 
 /// Reads a header from front to back.
@@ -261,11 +241,7 @@ impl<'a> Reader<'a> {
                 if kind == 9 {
                     return Err("a list of lists in the header".into());
                 }
-                Value::List(
-                    (0..count)
-                        .map(|_| self.value(kind))
-                        .collect::<Result<_>>()?,
-                )
+                Value::List((0..count).map(|_| self.value(kind)).collect::<Result<_>>()?)
             }
             10 | 11 => Value::Integer(self.integer(8)?),
             12 => Value::Real(f64::from_bits(self.integer(8)?)),

@@ -62,13 +62,7 @@ fn generated(int8: bool) -> Result<(), Box<dyn Error>> {
         let new = 24 + 9 * (number % 4);
         Request::new(number, [&shared[..], &own].concat(), shared.len(), new)
     });
-    let limits = Limits {
-        blocks: 11,
-        windowed_blocks: 8,
-        longest: 512,
-        graphs: vec![1, 2, 4],
-        int8,
-    };
+    let limits = Limits { blocks: 11, windowed_blocks: 8, longest: 512, graphs: vec![1, 2, 4], int8 };
     let finished = serve(&model, requests.collect(), &limits)?;
     let full = model.config.layers.iter();
     let full = full.filter(|layer| layer.window().is_none()).count();
@@ -84,13 +78,7 @@ fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
         let own = vocabulary.encode(&format!("Question: {question}\nAnswer:"));
         Request::new(number, [&shared[..], &own].concat(), shared.len(), 12)
     });
-    let limits = Limits {
-        blocks: 9,
-        windowed_blocks: 0,
-        longest: 384,
-        graphs: vec![1, 2, 4],
-        int8: false,
-    };
+    let limits = Limits { blocks: 9, windowed_blocks: 0, longest: 384, graphs: vec![1, 2, 4], int8: false };
     let finished = serve(&model, requests.collect(), &limits)?;
     for request in &finished {
         // What comes behind the answer would be the next question.
@@ -101,11 +89,7 @@ fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 /// Lets an engine serve all requests.
-fn serve(
-    model: &Model,
-    requests: Vec<Request>,
-    limits: &Limits,
-) -> Result<Vec<Request>, Box<dyn Error>> {
+fn serve(model: &Model, requests: Vec<Request>, limits: &Limits) -> Result<Vec<Request>, Box<dyn Error>> {
     let runtime = Runtime::auto()?;
     let stream = runtime.device(0)?.stream()?;
     println!("{} on {}", stream.device().soc_name(), runtime.platform());
@@ -123,10 +107,7 @@ fn serve(
         return Err("a request or a block was lost".into());
     }
     if happened.contains(&0) || (replays == 0) != limits.int8 {
-        return Err(
-            "nothing was shared, preempted, resumed or replayed, or an INT8 cache was replayed"
-                .into(),
-        );
+        return Err("nothing was shared, preempted, resumed or replayed, or an INT8 cache was replayed".into());
     }
     Ok(finished)
 }

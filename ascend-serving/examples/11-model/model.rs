@@ -76,11 +76,8 @@ impl Model {
     ) -> Result<Vec<f32>, E> {
         let width = self.config.width;
         let embedding = &self.embedding.weights;
-        let mut state: Vec<f32> = tokens
-            .iter()
-            .flat_map(|token| &embedding[*token as usize * width..][..width])
-            .copied()
-            .collect();
+        let mut state: Vec<f32> =
+            tokens.iter().flat_map(|token| &embedding[*token as usize * width..][..width]).copied().collect();
         for (at, layer) in self.layers.iter().enumerate() {
             let normed = self.norm(&state, &layer.attention_norm);
             let mut query = layer.query.apply(&normed);
@@ -111,11 +108,7 @@ impl Model {
         for row in rows.chunks_exact(weights.len()) {
             let square: f32 = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
             let factor = 1.0 / (square + self.config.epsilon as f32).sqrt();
-            normed.extend(
-                row.iter()
-                    .zip(weights)
-                    .map(|(x, weight)| x * factor * weight),
-            );
+            normed.extend(row.iter().zip(weights).map(|(x, weight)| x * factor * weight));
         }
         normed
     }
@@ -123,9 +116,8 @@ impl Model {
     /// Turns each pair of neighbours of a head by an angle that grows with the position, fastest in the first pair.
     fn rotate(&self, rows: &mut [f32], heads: usize, positions: &[usize]) {
         let dim = self.config.head_dim;
-        let frequencies: Vec<f64> = (0..dim / 2)
-            .map(|pair| self.config.theta.powf(-2.0 * pair as f64 / dim as f64))
-            .collect();
+        let frequencies: Vec<f64> =
+            (0..dim / 2).map(|pair| self.config.theta.powf(-2.0 * pair as f64 / dim as f64)).collect();
         for (row, position) in rows.chunks_exact_mut(heads * dim).zip(positions) {
             for (at, pair) in row.chunks_exact_mut(2).enumerate() {
                 let angle = *position as f64 * frequencies[at % (dim / 2)];

@@ -17,60 +17,29 @@ pub(crate) struct View<'a, T> {
 impl<'a, T> View<'a, T> {
     /// Rows of `columns` numbers, one behind the other.
     pub(crate) fn rows_of(columns: usize, numbers: &'a [T]) -> Self {
-        Self {
-            numbers,
-            rows: numbers.len() / columns,
-            columns,
-            row: columns,
-            column: 1,
-        }
+        Self { numbers, rows: numbers.len() / columns, columns, row: columns, column: 1 }
     }
 
     /// Some of its columns.
     pub(crate) fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start < columns.end && columns.end <= self.columns);
-        Self {
-            numbers: &self.numbers[columns.start * self.column..],
-            columns: columns.len(),
-            ..self
-        }
+        Self { numbers: &self.numbers[columns.start * self.column..], columns: columns.len(), ..self }
     }
 
     pub(crate) fn transposed(self) -> Self {
-        Self {
-            rows: self.columns,
-            columns: self.rows,
-            row: self.column,
-            column: self.row,
-            ..self
-        }
+        Self { rows: self.columns, columns: self.rows, row: self.column, column: self.row, ..self }
     }
 
     /// Whether every element is one of the numbers.
     fn is_whole(&self) -> bool {
-        let last =
-            self.rows.wrapping_sub(1) * self.row + self.columns.wrapping_sub(1) * self.column;
+        let last = self.rows.wrapping_sub(1) * self.row + self.columns.wrapping_sub(1) * self.column;
         self.rows > 0 && self.columns > 0 && last < self.numbers.len()
     }
 }
 
 /// A function of `matrixmultiply`: sizes, factor, two matrices with their strides, factor, the result with its strides.
-type Gemm<T> = unsafe fn(
-    usize,
-    usize,
-    usize,
-    T,
-    *const T,
-    isize,
-    isize,
-    *const T,
-    isize,
-    isize,
-    T,
-    *mut T,
-    isize,
-    isize,
-);
+type Gemm<T> =
+    unsafe fn(usize, usize, usize, T, *const T, isize, isize, *const T, isize, isize, T, *mut T, isize, isize);
 
 /// Numbers that there is a product for.
 pub(crate) trait Real: Copy {

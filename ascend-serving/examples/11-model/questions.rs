@@ -40,9 +40,5 @@ Answer: A.
 
 ";
 
-pub(crate) const ASKED: [&str; 4] = [
-    "What is the capital of France?",
-    "How many days has a week?",
-    "Who wrote Hamlet?",
-    "What do bees make?",
-];
+pub(crate) const ASKED: [&str; 4] =
+    ["What is the capital of France?", "How many days has a week?", "Who wrote Hamlet?", "What do bees make?"];

@@ -75,12 +75,7 @@ impl fmt::Display for Counts {
             f,
             "{} tokens generated in {} steps; {} requests admitted, with {} shared blocks of prefixes; {} times a request \
              was preempted, {} times one resumed",
-            self.generated,
-            self.steps,
-            self.admitted,
-            self.shared_blocks,
-            self.preempted,
-            self.resumed
+            self.generated, self.steps, self.admitted, self.shared_blocks, self.preempted, self.resumed
         )
     }
 }
@@ -95,12 +90,7 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     pub(crate) fn new(requests: Vec<Request>) -> Self {
-        Self {
-            waiting: requests.into(),
-            running: Vec::new(),
-            finished: Vec::new(),
-            counts: Counts::default(),
-        }
+        Self { waiting: requests.into(), running: Vec::new(), finished: Vec::new(), counts: Counts::default() }
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -123,10 +113,7 @@ impl Scheduler {
         let batch = self.running.iter().zip(&new);
         let batch = batch.map(|(running, new)| {
             let end = running.cached.len();
-            Work {
-                tokens: &running.request.tokens[end - *new..end],
-                cached: &running.cached,
-            }
+            Work { tokens: &running.request.tokens[end - *new..end], cached: &running.cached }
         });
         let logits = engine.step(&batch.collect::<Vec<_>>())?;
         for (running, logits) in self.running.iter_mut().zip(logits) {

@@ -15,9 +15,7 @@ impl Vocabulary {
         let tokens = words.iter().enumerate();
         let merges = merges.iter().enumerate();
         Self {
-            tokens: tokens
-                .map(|(token, word)| (word.clone(), token as u32))
-                .collect(),
+            tokens: tokens.map(|(token, word)| (word.clone(), token as u32)).collect(),
             merges: merges.map(|(rank, merge)| (merge.clone(), rank)).collect(),
             words,
         }
@@ -73,12 +71,8 @@ impl Vocabulary {
     }
 
     pub(crate) fn decode(&self, tokens: &[u32]) -> String {
-        let letters = tokens
-            .iter()
-            .flat_map(|token| self.words[*token as usize].chars());
-        let bytes: Vec<u8> = letters
-            .filter_map(|c| (0..=u8::MAX).find(|byte| letter(*byte) == c))
-            .collect();
+        let letters = tokens.iter().flat_map(|token| self.words[*token as usize].chars());
+        let bytes: Vec<u8> = letters.filter_map(|c| (0..=u8::MAX).find(|byte| letter(*byte) == c)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }

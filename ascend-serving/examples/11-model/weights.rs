@@ -15,12 +15,7 @@ pub(crate) fn generated(window: NonZeroUsize) -> Model {
         kv_heads: 2,
         head_dim: 64,
         hidden: 256,
-        layers: vec![
-            Causality::Window(window),
-            Causality::Causal,
-            Causality::Window(window),
-            Causality::Causal,
-        ],
+        layers: vec![Causality::Window(window), Causality::Causal, Causality::Window(window), Causality::Causal],
         theta: 10_000.0,
         epsilon: 1e-5,
     };
@@ -68,10 +63,7 @@ impl Random {
     fn linear(&mut self, inputs: usize, outputs: usize) -> Linear {
         let factor = 1.0 / (inputs as f32).sqrt();
         let weights = (0..inputs * outputs).map(|_| self.number() * factor);
-        Linear {
-            inputs,
-            weights: weights.collect(),
-        }
+        Linear { inputs, weights: weights.collect() }
     }
 
     fn near_one(&mut self, count: usize) -> Vec<f32> {

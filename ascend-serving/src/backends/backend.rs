@@ -18,8 +18,7 @@ fn check_reads_cache<T: Element>(
         true => Ok(()),
         // Under a mask that no backend for quantised caches takes, none of them is advised.
         false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
-            rules::BACKEND_QUANTISED
-                .broken("a quantised cache", format_args!("a cache of {}", T::DTYPE))
+            rules::BACKEND_QUANTISED.broken("a quantised cache", format_args!("a cache of {}", T::DTYPE))
         })),
     }
 }
@@ -31,12 +30,9 @@ fn check_reads_latents<T: Element>(
 ) -> Result<(), Violation> {
     match layer.latent.is_none() || backend.reads_latents() {
         true => Ok(()),
-        false => Err(Violation::new(
-            &rules::BACKEND_LATENT,
-            "latents and rotary parts",
-            "keys and values",
-            "register `Mla`",
-        )),
+        false => {
+            Err(Violation::new(&rules::BACKEND_LATENT, "latents and rotary parts", "keys and values", "register `Mla`"))
+        }
     }
 }
 
@@ -67,11 +63,7 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     ///
     /// # Errors
     /// The reason why it cannot serve the step. Nothing is launched.
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>>;
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>>;
 }
 
 /// The program of a backend, checked: what its calls compute and read is the step's.

@@ -24,18 +24,11 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
         "batched_queries"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let mask = step.mask.causality()?;
         let rows = metadata.q_ends().per_request();
-        let alike = rows
-            .lengths()
-            .windows(2)
-            .all(|pair| pair.first() == pair.last());
+        let alike = rows.lengths().windows(2).all(|pair| pair.first() == pair.last());
         if !alike || !metadata.state().reads_cache() || first.learnable_sink.is_some() {
             return Err(rules::BACKEND_STEP
                 .broken(

@@ -32,22 +32,14 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         "cascade_prefill"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let requests: Vec<_> = metadata.new_and_cached().collect();
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = causality.window().is_some();
         if !behind || windowed || !merges_sinks(step, first)? {
-            let given = format_args!(
-                "{:?}, {causality:?}, {} sinks",
-                metadata.state(),
-                first.describe_sinks()
-            );
+            let given = format_args!("{:?}, {causality:?}, {} sinks", metadata.state(), first.describe_sinks());
             let allowed = "a request with several new tokens behind cached ones, no window that hides keys, and sinks \
                            on Ascend 950 alone";
             return Err(rules::BACKEND_CASCADE.broken(given, allowed).into());
@@ -58,10 +50,9 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let new = StepCall::over_own_keys(ends.clone()).mask(mask);
         let before = requests.iter().map(|(_, cached)| *cached).collect();
         let cached = StepCall::packed(ends.clone(), PerRequest::new(before)?).without_sinks();
-        let rows = requests.iter().map(|(new, cached)| PartsOfRows {
-            rows: *new,
-            parts: if *cached > 0 { NEW | CACHED } else { NEW },
-        });
+        let rows = requests
+            .iter()
+            .map(|(new, cached)| PartsOfRows { rows: *new, parts: if *cached > 0 { NEW | CACHED } else { NEW } });
         Ok(StepProgram::new([new, cached]).merged(rows.collect()))
     }
 }

@@ -45,13 +45,8 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocalAttention {
         let metadata = step.metadata;
         let block_size = metadata.settings().block_size();
         let new: Vec<usize> = metadata.new_and_cached().map(|(new, _)| new).collect();
-        let local = LocalBatch::new(
-            &PerRequest::new(new)?,
-            metadata.kv_lengths(),
-            metadata.table(),
-            block_size,
-            chunk.get(),
-        )?;
+        let local =
+            LocalBatch::new(&PerRequest::new(new)?, metadata.kv_lengths(), metadata.table(), block_size, chunk.get())?;
         let ends = local.q_lengths.cumulative()?;
         let mask = Causality::Causal.mask(&step.stream.device().masks())?;
         let call = match metadata.state().reads_cache() {

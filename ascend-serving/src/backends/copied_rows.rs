@@ -65,10 +65,7 @@ impl Prompts {
         (0..self.requests).map(move |request| {
             let token = request.saturating_mul(new);
             let behind = request.saturating_mul(rows).saturating_add(keys);
-            (
-                token..token.saturating_add(new),
-                behind.saturating_sub(new)..behind,
-            )
+            (token..token.saturating_add(new), behind.saturating_sub(new)..behind)
         })
     }
 }
@@ -82,25 +79,16 @@ pub(super) struct KeyRows<T: Element> {
 impl<T: Element> KeyRows<T> {
     /// The step's own keys and values.
     pub(super) fn of_step(layer: &LayerTensors<'_, T>) -> Result<Self> {
-        Ok(Self {
-            key: flat(layer.key)?,
-            value: flat(layer.value)?,
-        })
+        Ok(Self { key: flat(layer.key)?, value: flat(layer.value)? })
     }
 
     pub(super) fn narrow(&self, tokens: Range<usize>) -> Result<Self> {
-        Ok(Self {
-            key: self.key.narrow(0, tokens.clone())?,
-            value: self.value.narrow(0, tokens)?,
-        })
+        Ok(Self { key: self.key.narrow(0, tokens.clone())?, value: self.value.narrow(0, tokens)? })
     }
 
     /// Keys and values as `[requests, tokens of each, N * D]`.
     pub(super) fn batched(&self, requests: usize) -> Result<Self> {
-        Ok(Self {
-            key: batched(&self.key, requests)?,
-            value: batched(&self.value, requests)?,
-        })
+        Ok(Self { key: batched(&self.key, requests)?, value: batched(&self.value, requests)? })
     }
 
     fn copy_from(&self, stream: &Stream, from: &Self) -> Result<()> {
@@ -168,9 +156,7 @@ impl<T: Element> CopiedRows<T> {
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         let rows = [&self.keys, &self.zeros].map(|rows| [&rows.key, &rows.value]);
-        let all = [&self.query, &self.attention]
-            .into_iter()
-            .chain(rows.into_iter().flatten());
+        let all = [&self.query, &self.attention].into_iter().chain(rows.into_iter().flatten());
         all.map(tensor_bytes).fold(0, usize::saturating_add)
     }
 
@@ -218,12 +204,7 @@ impl<T: Element> CopiedRows<T> {
 
     /// Queues the copies of queries to the rows of their own keys. No row depends on the rows before and after it,
     /// whatever another call left there.
-    pub(super) fn bring_query(
-        &self,
-        stream: &Stream,
-        prompts: &Prompts,
-        query: &Tensor<T>,
-    ) -> Result<Tensor<T>> {
+    pub(super) fn bring_query(&self, stream: &Stream, prompts: &Prompts, query: &Tensor<T>) -> Result<Tensor<T>> {
         let query = flat(query)?;
         for (tokens, at) in prompts.places() {
             let place = self.query.narrow(0, at)?;
@@ -234,12 +215,7 @@ impl<T: Element> CopiedRows<T> {
     }
 
     /// Queues the copies of the output rows of the queries that [`CopiedRows::bring_query`] copied.
-    pub(super) fn take_attention(
-        &self,
-        stream: &Stream,
-        prompts: &Prompts,
-        attention: &Tensor<T>,
-    ) -> Result<()> {
+    pub(super) fn take_attention(&self, stream: &Stream, prompts: &Prompts, attention: &Tensor<T>) -> Result<()> {
         let attention = flat(attention)?;
         for (tokens, at) in prompts.places() {
             let place = attention.narrow(0, tokens)?;

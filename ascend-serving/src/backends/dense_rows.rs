@@ -71,28 +71,15 @@ impl<T: Element> DenseRows<T> {
         let of_tokens = if channels.is_some() { 0 } else { all };
         let scales = device.alloc_zeroed::<f32>(of_tokens)?;
         let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
-        let some = quantised
-            .narrow(0, 0..rows_per_call)?
-            .reshape([rows_per_call, 1, hidden])?
-            .bits_as(dtype)?;
+        let some = quantised.narrow(0, 0..rows_per_call)?.reshape([rows_per_call, 1, hidden])?.bits_as(dtype)?;
         let (mode, scales_of_call) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
         let inputs = Inputs::<T>::of_any(&zeros, &some, &some);
-        let plan = one_key_each(heads).plan(inputs.quantisation(split(
-            mode,
-            &scales_of_call,
-            &scales_of_call,
-        )))?;
+        let plan = one_key_each(heads).plan(inputs.quantisation(split(mode, &scales_of_call, &scales_of_call)))?;
         Ok(Self {
             quantised,
             dequantised,
             scales,
-            dequantiser: Dequantiser {
-                plan,
-                dtype,
-                zeros,
-                rows_per_call,
-                calls,
-            },
+            dequantiser: Dequantiser { plan, dtype, zeros, rows_per_call, calls },
         })
     }
 
@@ -112,13 +99,7 @@ impl<T: Element> DenseRows<T> {
 
     /// Queues the dequantisation of all rows.
     pub(super) fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
-        let Dequantiser {
-            plan,
-            dtype,
-            zeros,
-            rows_per_call,
-            calls,
-        } = &self.dequantiser;
+        let Dequantiser { plan, dtype, zeros, rows_per_call, calls } = &self.dequantiser;
         for call in 0..*calls {
             let first = call.saturating_mul(*rows_per_call);
             let place = first..first.saturating_add(*rows_per_call);
@@ -137,9 +118,6 @@ impl<T: Element> DenseRows<T> {
     /// The first `rows` dequantised rows, with the heads of `like`.
     pub(super) fn packed(&self, rows: usize, like: &Tensor<T>) -> Result<Tensor<T>> {
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
-        Ok(self
-            .dequantised
-            .narrow(0, 0..rows)?
-            .reshape([rows, heads, dim])?)
+        Ok(self.dequantised.narrow(0, 0..rows)?.reshape([rows, heads, dim])?)
     }
 }

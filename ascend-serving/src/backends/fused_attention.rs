@@ -58,11 +58,7 @@ impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
                     format_args!(
                         "{:?} of {decodes} decodes and {prefills} prefills{}",
                         metadata.state(),
-                        if metadata.decodes_lead() {
-                            ""
-                        } else {
-                            ", one of the prefills in front of a decode"
-                        },
+                        if metadata.decodes_lead() { "" } else { ", one of the prefills in front of a decode" },
                     ),
                     "decodes, then prefills, at least one of them behind cached tokens",
                 )
@@ -71,10 +67,7 @@ impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
         let masks = step.stream.device().masks();
         let mask = step.mask.causality()?.mask(&masks)?;
         let call = |part: StepPart| {
-            StepCall::packed(part.q_ends, part.kv_lengths)
-                .rows(part.tokens)
-                .requests(part.requests)
-                .mask(mask.clone())
+            StepCall::packed(part.q_ends, part.kv_lengths).rows(part.tokens).requests(part.requests).mask(mask.clone())
         };
         Ok(StepProgram::new(StepPart::split(metadata).map(call)))
     }

@@ -69,10 +69,7 @@ impl LayerSet {
     pub fn new(layers: impl IntoIterator<Item = usize>, backend: impl Into<String>) -> Self {
         let backend = backend.into();
         Self {
-            layers: layers
-                .into_iter()
-                .take(CacheShape::MAX_LAYERS.saturating_add(1))
-                .collect(),
+            layers: layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect(),
             backends: Phase::ALL.map(|_| backend.clone()),
         }
     }
@@ -137,10 +134,7 @@ impl<T: Element> HybridBackend<T> {
         sets: impl IntoIterator<Item = LayerSet>,
     ) -> Result<Self, Violation> {
         if layers > CacheShape::MAX_LAYERS {
-            return Err(unknown_layers(
-                format_args!("a model of {layers} layers"),
-                CacheShape::MAX_LAYERS,
-            ));
+            return Err(unknown_layers(format_args!("a model of {layers} layers"), CacheShape::MAX_LAYERS));
         }
         // One more than there can be, so that an endless list ends: the last one names a layer again.
         let sets = sets.into_iter().take(layers.saturating_add(1));
@@ -148,10 +142,7 @@ impl<T: Element> HybridBackend<T> {
         let mut of_layer = BTreeMap::new();
         for (at, set) in sets.iter().enumerate() {
             if set.layers.is_empty() {
-                return Err(unknown_layers(
-                    format_args!("set {at} without layers"),
-                    layers,
-                ));
+                return Err(unknown_layers(format_args!("set {at} without layers"), layers));
             }
             for &layer in &set.layers {
                 if layer >= layers {
@@ -198,10 +189,7 @@ impl<T: Element> HybridBackend<T> {
 
 #[cold]
 fn unknown_layers(given: impl fmt::Display, layers: usize) -> Violation {
-    rules::HYBRID_LAYERS.broken(
-        given,
-        format_args!("each layer below {layers} once, every set with one or more"),
-    )
+    rules::HYBRID_LAYERS.broken(given, format_args!("each layer below {layers} once, every set with one or more"))
 }
 
 impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
@@ -219,11 +207,7 @@ impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let phase = Phase::from(step.metadata.state());
         let mut names: Vec<&str> = Vec::new();
         let mut programs = Vec::new();
@@ -236,21 +220,12 @@ impl<T: Element> AttentionBackend<T> for HybridBackend<T> {
             }
             of_set.push(names.len());
             names.push(name);
-            let first = LayerTensors {
-                layer: set.layers.first().copied().unwrap_or(first.layer),
-                ..*first
-            };
+            let first = LayerTensors { layer: set.layers.first().copied().unwrap_or(first.layer), ..*first };
             // Checked when the sets were made.
             let Some(backend) = self.backends.get(name) else {
-                return Err(Error::NoBackend {
-                    reasons: format!("{name}: not registered"),
-                    rules: Vec::new(),
-                });
+                return Err(Error::NoBackend { reasons: format!("{name}: not registered"), rules: Vec::new() });
             };
-            let part = format!(
-                "{name}, for the phase {phase:?} of the layers {:?}",
-                set.layers
-            );
+            let part = format!("{name}, for the phase {phase:?} of the layers {:?}", set.layers);
             let program = checked_program(backend, step, &first);
             let program = program.map_err(|why| refused_part(&part, why, step.stream.device()))?;
             programs.push((part, program));
@@ -283,10 +258,7 @@ mod tests {
         assert_eq!(rule(vec![]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 1])]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 1, 2, 3])]), &rules::HYBRID_LAYERS);
-        assert_eq!(
-            rule(vec![set(&[0, 1]), set(&[1, 2])]),
-            &rules::HYBRID_LAYERS
-        );
+        assert_eq!(rule(vec![set(&[0, 1]), set(&[1, 2])]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), &rules::HYBRID_LAYERS);
         assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), &rules::HYBRID_LAYERS);
         let gap = HybridBackend::new(3, registry(), [set(&[0, 2])]).unwrap_err();
@@ -299,19 +271,13 @@ mod tests {
 
     #[test]
     fn each_phase_has_its_backend() {
-        let sets = [
-            LayerSet::new([1], "fused"),
-            LayerSet::new([0, 2], "fused").during(Phase::Decode, "paged_decode"),
-        ];
+        let sets = [LayerSet::new([1], "fused"), LayerSet::new([0, 2], "fused").during(Phase::Decode, "paged_decode")];
         let hybrid = HybridBackend::new(3, registry(), sets).unwrap();
         let backend = |layer, phase| hybrid.backend(layer, phase).unwrap();
         for phase in Phase::ALL {
             let decodes = phase == Phase::Decode;
             let other = if decodes { "paged_decode" } else { "fused" };
-            assert_eq!(
-                [0, 1, 2].map(|l| backend(l, phase)),
-                [other, "fused", other]
-            );
+            assert_eq!([0, 1, 2].map(|l| backend(l, phase)), [other, "fused", other]);
         }
         assert_eq!(hybrid.backend(3, Phase::Decode), None);
     }

@@ -116,26 +116,14 @@ pub trait UpProjection<T: Element> {
     ///
     /// # Errors
     /// The errors of the projection, which end the step.
-    fn up_project(
-        &self,
-        stream: &Stream,
-        layer: usize,
-        rows: LatentRows<'_, T>,
-        out: &UpProjected<T>,
-    ) -> Result<()>;
+    fn up_project(&self, stream: &Stream, layer: usize, rows: LatentRows<'_, T>, out: &UpProjected<T>) -> Result<()>;
 }
 
 impl<T: Element, F> UpProjection<T> for F
 where
     F: Fn(&Stream, usize, LatentRows<'_, T>, &UpProjected<T>) -> Result<()>,
 {
-    fn up_project(
-        &self,
-        stream: &Stream,
-        layer: usize,
-        rows: LatentRows<'_, T>,
-        out: &UpProjected<T>,
-    ) -> Result<()> {
+    fn up_project(&self, stream: &Stream, layer: usize, rows: LatentRows<'_, T>, out: &UpProjected<T>) -> Result<()> {
         self(stream, layer, rows, out)
     }
 }

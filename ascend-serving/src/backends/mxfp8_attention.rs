@@ -49,10 +49,7 @@ impl MxFp8Query {
             true => Tensor::empty(device, [kv_heads, tokens, of_key_head, pairs, 2])?,
             false => Tensor::empty(device, [tokens, heads, pairs, 2])?,
         };
-        Ok(Self {
-            floats: Tensor::empty(device, [tokens, heads, dim])?,
-            powers,
-        })
+        Ok(Self { floats: Tensor::empty(device, [tokens, heads, dim])?, powers })
     }
 
     /// Waits for the queries of a layer and quantises them.
@@ -111,9 +108,7 @@ impl fmt::Debug for MxFp8Step {
 fn mxfp8_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<(&'a QuantisedLayer, &'a GroupScales), Violation> {
-    let found = layer
-        .quantised
-        .and_then(|cache| Some((cache, cache.of_groups()?)));
+    let found = layer.quantised.and_then(|cache| Some((cache, cache.of_groups()?)));
     found.ok_or_else(|| {
         Violation::new(
             &rules::BACKEND_QUANTISED,
@@ -133,11 +128,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8Attention {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let (cache, scales) = mxfp8_cache(first)?;
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
@@ -152,10 +143,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8Attention {
         let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
         let query = MxFp8Query::empty(step, first.query, longest.unwrap_or(0))?;
         let masks = step.stream.device().masks();
-        let lengths = CallLengths::PackedPaged {
-            q: step.metadata.q_ends(),
-            kv: step.metadata.kv_lengths(),
-        };
+        let lengths = CallLengths::PackedPaged { q: step.metadata.q_ends(), kv: step.metadata.kv_lengths() };
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
         let plan = call.plan(query.inputs::<T>(step.block_table, cache, scales))?;
@@ -174,12 +162,7 @@ impl<T: Element> StepStage<T> for MxFp8Step {
         StepMemory::of_calls([self.plan.workspace_bytes()]).holding(held)
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let (cache, scales) = mxfp8_cache(layer)?;
         // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.
         let query = lock(&self.query);

@@ -49,11 +49,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         "paged_decode"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let takes = metadata.state() == AttentionState::DecodeOnly

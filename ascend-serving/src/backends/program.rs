@@ -55,10 +55,8 @@ impl<P> LayerPrograms<P> {
         let program = self.of_layer.get(layer);
         match program.and_then(|program| self.programs.get(*program)) {
             Some((_, program)) => Ok(program),
-            None => Err(rules::HYBRID_LAYERS.broken(
-                format_args!("layer {layer}"),
-                format_args!("layers below {}", self.of_layer.len()),
-            )),
+            None => Err(rules::HYBRID_LAYERS
+                .broken(format_args!("layer {layer}"), format_args!("layers below {}", self.of_layer.len()))),
         }
     }
 }
@@ -97,21 +95,12 @@ impl<T: Element> LayerDivided for StepProgram<T> {
 impl<T: Element> StepProgram<T> {
     /// Calls that each compute rows of their own.
     pub fn new(calls: impl IntoIterator<Item = StepCall>) -> Self {
-        Self {
-            calls: calls.into_iter().collect(),
-            merge: None,
-            leaves_keys_out: false,
-            stage: None,
-            by_layer: None,
-        }
+        Self { calls: calls.into_iter().collect(), merge: None, leaves_keys_out: false, stage: None, by_layer: None }
     }
 
     /// A program of several, one of which computes a layer.
     pub(super) fn by_layer(programs: LayerPrograms<Self>) -> Self {
-        Self {
-            by_layer: Some(programs),
-            ..Self::new([])
-        }
+        Self { by_layer: Some(programs), ..Self::new([]) }
     }
 
     /// Merges the results of the packed calls, each of which computes all rows of the step: `rows` names the calls
@@ -135,10 +124,7 @@ impl<T: Element> StepProgram<T> {
     }
 
     /// The lengths of each call of a layer.
-    pub(crate) fn lengths(
-        &self,
-        layer: usize,
-    ) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
+    pub(crate) fn lengths(&self, layer: usize) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
         Ok(self.find_layer(layer)?.calls.iter().map(StepCall::lengths))
     }
 
@@ -155,12 +141,7 @@ impl<T: Element> StepProgram<T> {
         }
         self.check_rows(step.metadata.tokens())?;
         self.check_merge(first)?;
-        shown_keys::check(
-            &self.calls,
-            self.merge.as_deref(),
-            self.leaves_keys_out,
-            step,
-        )?;
+        shown_keys::check(&self.calls, self.merge.as_deref(), self.leaves_keys_out, step)?;
         self.check_sinks(step, first)
     }
 
@@ -247,9 +228,7 @@ impl<T: Element> StepProgram<T> {
         }
         Err(Violation::new(
             &rules::GRAPH_BACKEND,
-            format_args!(
-                "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
-            ),
+            format_args!("calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"),
             "calls that the captured size fixes",
             "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 \
              in a capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
@@ -298,12 +277,7 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of a launch.
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()>;
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()>;
 }
 
 /// The shape of a layer's output: `[tokens, N, D of the values]`; with latents as their form defines it.

@@ -50,9 +50,9 @@ impl PromptAndIncre {
     /// Whether the device has these operators and no FusedInferAttentionScore.
     pub(super) fn is_all_of(device: &Device) -> bool {
         let prompt = prompt_flash_attention::Version::V3;
-        device.target().is_ok_and(|target| {
-            prompt.runs_on(target) && !fia::Version::ALL.iter().any(|fused| fused.runs_on(target))
-        })
+        device
+            .target()
+            .is_ok_and(|target| prompt.runs_on(target) && !fia::Version::ALL.iter().any(|fused| fused.runs_on(target)))
     }
 }
 
@@ -103,11 +103,7 @@ impl Neighbours {
                 Some(last) if last.call == call && last.requests.len() < call.most_requests() => {
                     (last.requests.end, last.tokens.end) = (behind, end);
                 }
-                _ => all.push(Self {
-                    call,
-                    requests: request..behind,
-                    tokens: token..end,
-                }),
+                _ => all.push(Self { call, requests: request..behind, tokens: token..end }),
             }
             token = end;
         }
@@ -115,11 +111,7 @@ impl Neighbours {
     }
 
     /// For each of these requests the cache rows of its last `keys` tokens.
-    fn cached_rows(
-        &self,
-        metadata: &AttentionMetadata,
-        keys: usize,
-    ) -> Result<Vec<CachedRows>, Violation> {
+    fn cached_rows(&self, metadata: &AttentionMetadata, keys: usize) -> Result<Vec<CachedRows>, Violation> {
         let of_request = |request: usize| {
             let len = metadata.kv_lengths().lengths().get(request).copied();
             let len = len.unwrap_or(0);
@@ -133,10 +125,7 @@ impl Neighbours {
 #[derive(Debug)]
 enum PromptOrIncre {
     Incre(Box<PlannedIncre>),
-    Prompt {
-        plan: Arc<PromptPlan>,
-        prompts: Prompts,
-    },
+    Prompt { plan: Arc<PromptPlan>, prompts: Prompts },
 }
 
 #[derive(Debug)]
@@ -169,11 +158,7 @@ fn plan_incre<T: Element>(
         .scale(step.shape.scale)
         .actual_seq_lengths_kv(lengths)
         .plan(inputs.paged(&block_table))?;
-    Ok(PromptOrIncre::Incre(Box::new(PlannedIncre {
-        plan,
-        layout,
-        block_table,
-    })))
+    Ok(PromptOrIncre::Incre(Box::new(PlannedIncre { plan, layout, block_table })))
 }
 
 fn plan_prompt<T: Element>(
@@ -182,9 +167,7 @@ fn plan_prompt<T: Element>(
     query: &Tensor<T>,
     keys: &KeyRows<T>,
 ) -> Result<PromptPlan> {
-    let Prompts {
-        requests, prompt, ..
-    } = prompts;
+    let Prompts { requests, prompt, .. } = prompts;
     let mask = match prompt.masked {
         true => {
             let masks = step.stream.device().masks();
@@ -206,14 +189,9 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         Self::NAME
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         if first.learnable_sink.is_some() {
-            let refused =
-                rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
+            let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
             return Err(refused.into());
         }
         if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
@@ -245,13 +223,8 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
                         true => run.cached_rows(metadata, prompt.keys)?,
                         false => Vec::new(),
                     };
-                    let prompts = Prompts {
-                        requests,
-                        prompt,
-                        cached,
-                    };
-                    let known =
-                        |known: &&(usize, Prompt, _)| (known.0, known.1) == (requests, prompt);
+                    let prompts = Prompts { requests, prompt, cached };
+                    let known = |known: &&(usize, Prompt, _)| (known.0, known.1) == (requests, prompt);
                     let plan = match alike.iter().find(known) {
                         Some((.., plan)) => plan.clone(),
                         None => {
@@ -273,18 +246,13 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             };
             calls.push((run.tokens, planned));
         }
-        Ok(StepProgram::new([]).stage(StepCalls {
-            calls,
-            copied: Mutex::new(copied),
-        }))
+        Ok(StepProgram::new([]).stage(StepCalls { calls, copied: Mutex::new(copied) }))
     }
 }
 
 impl<T: Element> fmt::Debug for StepCalls<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StepCalls")
-            .field("calls", &self.calls)
-            .finish_non_exhaustive()
+        f.debug_struct("StepCalls").field("calls", &self.calls).finish_non_exhaustive()
     }
 }
 
@@ -297,12 +265,7 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         // The lock is held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {
@@ -325,10 +288,7 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
                     let keys = keys.batched(prompts.requests)?;
                     let padded = prompts.prompt.is_padded();
                     let (query, place) = match padded {
-                        true => (
-                            copied.bring_query(stream, prompts, &query)?,
-                            copied.attention(prompts)?,
-                        ),
+                        true => (copied.bring_query(stream, prompts, &query)?, copied.attention(prompts)?),
                         false => (query, attention.clone()),
                     };
                     let query = batched(&query, prompts.requests)?;

@@ -11,9 +11,7 @@ use super::backend::AttentionBackend;
 use super::paged_decode::layout;
 use super::program::StepProgram;
 use super::step_call::StepCall;
-use super::step_context::{
-    LayerTensors, StepContext, check_quantised_mask, check_single_tokens, quantised_cache,
-};
+use super::step_context::{LayerTensors, StepContext, check_quantised_mask, check_single_tokens, quantised_cache};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache; the operator
 /// multiplies the stored numbers by their scales as it reads them. It serves steps of one token a request, drafting
@@ -23,21 +21,14 @@ use super::step_context::{
 pub struct QuantisedDecode;
 
 /// The call of the first `requests` requests of a step, which have one token each.
-pub(super) fn single_tokens(
-    step: &StepContext<'_>,
-    quantised: &QuantisedLayer,
-    requests: usize,
-) -> StepCall {
+pub(super) fn single_tokens(step: &StepContext<'_>, quantised: &QuantisedLayer, requests: usize) -> StepCall {
     // The kernel for NZ caches has `HighPerformance` alone.
     let precise = match quantised.cache.key.shape().len() {
         5 => InnerPrecise::HighPerformance,
         _ => InnerPrecise::HighPrecision,
     };
     let (lengths, _) = step.metadata.kv_lengths().split_at(requests);
-    StepCall::batched(layout(&quantised.cache), lengths)
-        .rows(0..requests)
-        .requests(0..requests)
-        .inner_precise(precise)
+    StepCall::batched(layout(&quantised.cache), lengths).rows(0..requests).requests(0..requests).inner_precise(precise)
 }
 
 impl<T: Element> AttentionBackend<T> for QuantisedDecode {
@@ -49,18 +40,12 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let quantised = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
-        let takes = metadata.state().reads_cache()
-            && causality == Causality::Causal
-            && first.learnable_sink.is_none();
+        let takes = metadata.state().reads_cache() && causality == Causality::Causal && first.learnable_sink.is_none();
         let allowed = "one token a request behind cached ones, causal, without window and sinks";
         let fix = "register `QuantisedPrefill` behind this one";
         check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;

@@ -63,12 +63,7 @@ impl RequestKeys {
             let rows = metadata.cached_rows([(request, causality.shown_from(cached)..cached)])?;
             let behind = row.saturating_add(rows.len());
             let (own, end) = (token.saturating_add(new), behind.saturating_add(new));
-            all.push(Self {
-                cached: rows,
-                cached_rows: row..behind,
-                own: token..own,
-                own_rows: behind..end,
-            });
+            all.push(Self { cached: rows, cached_rows: row..behind, own: token..own, own_rows: behind..end });
             ends.push(end);
             (token, row) = (own, end);
         }
@@ -78,10 +73,7 @@ impl RequestKeys {
 
 /// The number of requests at the beginning of the step that add one token to cached ones; 0 unless the layer is
 /// causal and has no sinks.
-fn leading_singles<T: Element>(
-    step: &StepContext<'_>,
-    first: &LayerTensors<'_, T>,
-) -> Result<usize> {
+fn leading_singles<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<usize> {
     if step.mask.causality()? != Causality::Causal || first.learnable_sink.is_some() {
         return Ok(0);
     }
@@ -102,10 +94,7 @@ struct DenseStep<T: Element> {
 
 impl<T: Element> fmt::Debug for DenseStep<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DenseStep")
-            .field("plan", &self.plan)
-            .field("requests", &self.requests)
-            .finish_non_exhaustive()
+        f.debug_struct("DenseStep").field("plan", &self.plan).field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
@@ -118,20 +107,14 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let cache = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
             return FusedAttention.program(step, first);
         }
-        cache
-            .cache
-            .check_contiguous(metadata.settings().block_size())?;
+        cache.cache.check_contiguous(metadata.settings().block_size())?;
         let singles = match leading_singles(step, first)? {
             // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
             all if all == metadata.table().requests() => 0,
@@ -148,22 +131,14 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let [key, value] = packed(&dense, rows, first)?;
         let masks = step.stream.device().masks();
         let mask = step.mask.causality()?.mask(&masks)?;
-        let lengths = CallLengths::PackedDense {
-            q: &metadata.q_ends().split_at(singles).1,
-            kv: &Cumulative::new(ends)?,
-        };
+        let lengths =
+            CallLengths::PackedDense { q: &metadata.q_ends().split_at(singles).1, kv: &Cumulative::new(ends)? };
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
         let tokens = singles..metadata.tokens();
         let query = first.query.narrow(0, tokens.clone())?;
         let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
         let singles = (singles > 0).then(|| single_tokens(step, cache, singles));
-        Ok(StepProgram::new(singles).stage(DenseStep {
-            plan,
-            tokens,
-            requests,
-            rows,
-            dense: Mutex::new(dense),
-        }))
+        Ok(StepProgram::new(singles).stage(DenseStep { plan, tokens, requests, rows, dense: Mutex::new(dense) }))
     }
 }
 
@@ -180,10 +155,7 @@ fn packed<T: Element>(
     rows: usize,
     layer: &LayerTensors<'_, T>,
 ) -> Result<[Tensor<T>; 2]> {
-    Ok([
-        keys.packed(rows, layer.key)?,
-        values.packed(rows, layer.value)?,
-    ])
+    Ok([keys.packed(rows, layer.key)?, values.packed(rows, layer.value)?])
 }
 
 impl<T: Element> DenseStep<T> {
@@ -196,11 +168,7 @@ impl<T: Element> DenseStep<T> {
         layer: &LayerTensors<'_, T>,
     ) -> Result<()> {
         let [keys, values] = dense;
-        for request in self
-            .requests
-            .iter()
-            .filter(|request| !request.cached.is_empty())
-        {
+        for request in self.requests.iter().filter(|request| !request.cached.is_empty()) {
             let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
             let (key, value) = (place(&keys.quantised)?, place(&values.quantised)?);
             cache.cache.gather(stream, &request.cached, &key, &value)?;
@@ -231,16 +199,10 @@ impl<T: Element> StepStage<T> for DenseStep<T> {
     fn memory(&self) -> StepMemory {
         let dense = lock(&self.dense);
         let of_dense = dense.iter().map(DenseRows::workspace_bytes);
-        StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()]))
-            .holding(dense.iter().map(DenseRows::bytes))
+        StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()])).holding(dense.iter().map(DenseRows::bytes))
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let cache = quantised_cache(layer)?;
         // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);

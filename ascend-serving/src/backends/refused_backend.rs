@@ -34,11 +34,7 @@ impl RefusedBackend {
             Error::Attention(attention::Error::OperatorVersion { since, .. }) => release(since),
             _ => None,
         };
-        Self {
-            name,
-            why: for_schedulers(why),
-            taken_by,
-        }
+        Self { name, why: for_schedulers(why), taken_by }
     }
 }
 
@@ -69,10 +65,7 @@ fn for_schedulers(why: Error) -> Error {
         Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
             let given = violation.given;
             rules::BATCH_BLOCKS
-                .broken(
-                    format_args!("{given}, shared blocks counted for each request"),
-                    violation.allowed,
-                )
+                .broken(format_args!("{given}, shared blocks counted for each request"), violation.allowed)
                 .into()
         }
         why => why,
@@ -91,10 +84,7 @@ fn rules_of(why: &Error) -> Vec<&'static Rule> {
 /// The error of a backend, or of the program of some layers, that `part` names.
 pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
     let refused = RefusedBackend::new("", why, device);
-    Error::NoBackend {
-        rules: rules_of(&refused.why),
-        reasons: format!("{part}: {}", refused.reason()),
-    }
+    Error::NoBackend { rules: rules_of(&refused.why), reasons: format!("{part}: {}", refused.reason()) }
 }
 
 /// The rules by which backends refuse steps that they are not made for.
@@ -116,8 +106,7 @@ const OTHER_STEPS: [&Rule; 11] = [
 /// then calls that the operator refuses, then what backends do not serve. Where a backend is made for such steps and
 /// refuses this one, those for other steps are named with no more than the rule.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    let is_other =
-        |refused: &RefusedBackend| OTHER_STEPS.iter().find(|rule| refused.why.breaks(rule));
+    let is_other = |refused: &RefusedBackend| OTHER_STEPS.iter().find(|rule| refused.why.breaks(rule));
     let is_made_for_it = refused.iter().any(|refused| is_other(refused).is_none());
     let (mut others, mut in_order) = (Vec::new(), Vec::new());
     for refused in refused {
@@ -149,8 +138,5 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     }
     reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
-    Error::NoBackend {
-        reasons: reasons.join("; "),
-        rules: rules.collect(),
-    }
+    Error::NoBackend { reasons: reasons.join("; "), rules: rules.collect() }
 }

@@ -35,11 +35,7 @@ pub struct Backends<T: Element> {
 }
 
 /// The rules that no right program breaks, whatever the step is.
-const WRONG_PROGRAM: [&Rule; 3] = [
-    &rules::BACKEND_ROWS,
-    &rules::BACKEND_KEYS,
-    &rules::BACKEND_UNMASKED,
-];
+const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &rules::BACKEND_UNMASKED];
 
 /// The backend whose program a graph records.
 pub(crate) struct Recorded<T: Element> {
@@ -64,10 +60,7 @@ pub struct SelectedBackend<T: Element> {
 impl<T: Element> Backends<T> {
     /// An empty list of backends.
     pub fn none() -> Self {
-        Self {
-            backends: Vec::new(),
-            memory_limit: None,
-        }
+        Self { backends: Vec::new(), memory_limit: None }
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
@@ -155,22 +148,14 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
-    pub fn plan(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<SelectedBackend<T>> {
+    pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<SelectedBackend<T>> {
         let (selected, refused) = self.plan_first(step, first, |backend| {
             let plan = StepPlan::new(&**backend, step, first)?;
             self.admits(plan.memory())?;
             Ok((backend.name(), plan))
         })?;
         let (name, plan) = selected;
-        Ok(SelectedBackend {
-            name,
-            plan,
-            refused,
-        })
+        Ok(SelectedBackend { name, plan, refused })
     }
 
     /// Advice on a backend that may serve the step, unless it is registered.
@@ -179,9 +164,7 @@ impl<T: Element> Backends<T> {
             return None;
         }
         let older = PromptAndIncre::is_all_of(step.stream.device());
-        let is_plain = step.mask.causality().is_ok()
-            && first.learnable_sink.is_none()
-            && first.latent.is_none();
+        let is_plain = step.mask.causality().is_ok() && first.learnable_sink.is_none() && first.latent.is_none();
         if older {
             // It takes no named masks, sinks or latents, and no other backend serves this product.
             return (is_plain && self.get(PromptAndIncre::NAME).is_none()).then_some(
@@ -191,21 +174,21 @@ impl<T: Element> Backends<T> {
         }
         let metadata = step.metadata;
         if let LayerMask::Named(_) = step.mask {
-            return self.get(NamedMaskAttention::NAME).is_none().then_some(
-                "`.with(NamedMaskAttention)` adds calls with whole masks, by rules of the caller",
-            );
+            return self
+                .get(NamedMaskAttention::NAME)
+                .is_none()
+                .then_some("`.with(NamedMaskAttention)` adds calls with whole masks, by rules of the caller");
         }
         if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
-            return self.get(ChunkedLocalAttention::NAME).is_none().then_some(
-                "`.with(ChunkedLocalAttention)` adds attention within chunks, by virtual requests",
-            );
+            return self
+                .get(ChunkedLocalAttention::NAME)
+                .is_none()
+                .then_some("`.with(ChunkedLocalAttention)` adds attention within chunks, by virtual requests");
         }
         let decodes = metadata.state() == AttentionState::DecodeOnly
             && is_plain
             && *step.mask == LayerMask::Causality(Causality::Causal);
-        let untried = self
-            .get(AttentionBackend::<T>::name(&PagedDecode))
-            .is_none();
+        let untried = self.get(AttentionBackend::<T>::name(&PagedDecode)).is_none();
         (decodes && untried).then_some(
             "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element \
              types, head dimensions and blocks that packed calls of the release may not",
@@ -218,8 +201,7 @@ impl<T: Element> Backends<T> {
     }
 
     fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
-        self.memory_limit
-            .map_or(Ok(()), |limit| limit.admits(memory))
+        self.memory_limit.map_or(Ok(()), |limit| limit.admits(memory))
     }
 
     /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, by the first backend
@@ -247,11 +229,7 @@ impl<T: Element> Backends<T> {
             form.check_form(&program, backend.name())?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
             self.admits(plan.memory())?;
-            Ok(Recorded {
-                backend: Arc::clone(backend),
-                form,
-                plan,
-            })
+            Ok(Recorded { backend: Arc::clone(backend), form, plan })
         })?;
         Ok(recorded)
     }

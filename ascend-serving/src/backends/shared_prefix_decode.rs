@@ -32,18 +32,10 @@ impl SharedPrefixThresholds {
     /// Where it begins to take less time than one packed call on the emulation, the less the more keys are shared, as
     /// `cargo bench -p ascend-serving --bench serving -- shared_prefix` measures it. Kernels there are bound by
     /// arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
-    pub const MEASURED: Self = Self {
-        min_requests: 16,
-        min_shared_keys: 1024,
-        min_saved_keys: 15 * 1024,
-    };
+    pub const MEASURED: Self = Self { min_requests: 16, min_shared_keys: 1024, min_saved_keys: 15 * 1024 };
 
     /// Reads every shared prefix once, even where that saves nothing.
-    pub const ALWAYS: Self = Self {
-        min_requests: 2,
-        min_shared_keys: 1,
-        min_saved_keys: 1,
-    };
+    pub const ALWAYS: Self = Self { min_requests: 2, min_shared_keys: 1, min_saved_keys: 1 };
 }
 
 /// Neighbouring requests of a batch that begin with the same cached blocks.
@@ -96,9 +88,7 @@ struct Division {
 impl Division {
     /// The range of a prefix's blocks that are read once.
     fn once(&self, prefix: &SharedPrefixRequests) -> Range<usize> {
-        let first = self
-            .blocks
-            .map_or(0, |once| prefix.blocks.saturating_sub(once));
+        let first = self.blocks.map_or(0, |once| prefix.blocks.saturating_sub(once));
         first..prefix.blocks
     }
 }
@@ -112,11 +102,7 @@ impl SharedPrefixDecode {
         }
         let window = match causality {
             Causality::Causal => {
-                return Some(Division {
-                    prefixes,
-                    blocks: None,
-                    causality,
-                });
+                return Some(Division { prefixes, blocks: None, causality });
             }
             Causality::Window(window) => window,
             Causality::Bidirectional | Causality::Chunk(_) => return None,
@@ -136,19 +122,10 @@ impl SharedPrefixDecode {
         let is_shared = |at: usize| prefixes.iter().any(|prefix| prefix.requests.contains(&at));
         let mut each = lengths.iter().enumerate();
         let whole = each.all(|(at, len)| *len <= left.get() || is_shared(at));
-        let others = prefixes
-            .iter()
-            .map(|prefix| prefix.requests.len().saturating_sub(1));
-        let saved = others.fold(0usize, |sum, others| {
-            sum.saturating_add(keys.saturating_mul(others))
-        });
-        let pays =
-            keys >= self.thresholds.min_shared_keys && saved >= self.thresholds.min_saved_keys;
-        (whole && pays).then_some(Division {
-            prefixes,
-            blocks: Some(once),
-            causality: Causality::Window(left),
-        })
+        let others = prefixes.iter().map(|prefix| prefix.requests.len().saturating_sub(1));
+        let saved = others.fold(0usize, |sum, others| sum.saturating_add(keys.saturating_mul(others)));
+        let pays = keys >= self.thresholds.min_shared_keys && saved >= self.thresholds.min_saved_keys;
+        (whole && pays).then_some(Division { prefixes, blocks: Some(once), causality: Causality::Window(left) })
     }
 
     /// The groups that save most, in order; none if they save less than the thresholds require.
@@ -199,10 +176,7 @@ fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
     let lengths = metadata.new_and_cached();
     let full = lengths.map(|(_, cached)| cached.checked_div(block_size).unwrap_or(0));
     let rows = (0..metadata.requests()).map(|at| metadata.table().row(at).unwrap_or_default());
-    let full: Vec<&[usize]> = rows
-        .zip(full)
-        .map(|(row, full)| row.get(..full).unwrap_or(row))
-        .collect();
+    let full: Vec<&[usize]> = rows.zip(full).map(|(row, full)| row.get(..full).unwrap_or(row)).collect();
     let shared = |pair: &[&[usize]]| match pair {
         [one, next] => one.iter().zip(*next).take_while(|(a, b)| a == b).count(),
         _ => 0,
@@ -215,11 +189,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         "shared_prefix_decode"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let division = match merges_sinks(step, first)? {
@@ -244,12 +214,9 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         };
         let lists = Lists::new(step, causality, &division)?;
         let mask = division.causality.mask(&step.stream.device().masks())?;
-        let suffix = StepCall::packed(metadata.q_ends().clone(), lists.suffix_keys)
-            .blocks(lists.suffix_rows)
-            .mask(mask);
-        let prefix = StepCall::packed(lists.prefix_ends, lists.prefix_keys)
-            .blocks(lists.prefix_rows)
-            .without_sinks();
+        let suffix =
+            StepCall::packed(metadata.q_ends().clone(), lists.suffix_keys).blocks(lists.suffix_rows).mask(mask);
+        let prefix = StepCall::packed(lists.prefix_ends, lists.prefix_keys).blocks(lists.prefix_rows).without_sinks();
         Ok(StepProgram::new([suffix, prefix]).merged(lists.parts))
     }
 }
@@ -275,13 +242,8 @@ impl Lists {
         let (mut suffix_keys, mut suffix_rows, mut parts) = (vec![], vec![], vec![]);
         let (mut end, mut before) = (0usize, 0);
         for (at, (new, cached)) in requests.enumerate() {
-            while prefixes
-                .next_if(|prefix| prefix.requests.end <= at)
-                .is_some()
-            {}
-            let prefix = prefixes
-                .peek()
-                .filter(|prefix| prefix.requests.contains(&at));
+            while prefixes.next_if(|prefix| prefix.requests.end <= at).is_some() {}
+            let prefix = prefixes.peek().filter(|prefix| prefix.requests.contains(&at));
             let once = prefix.map_or(0..0, |prefix| division.once(prefix));
             let blocks = once.len();
             let row = table.row(at).unwrap_or_default();
@@ -311,10 +273,7 @@ impl Lists {
             let behind = row.get(once.end..).unwrap_or_default();
             let front = row.get(first..once.start).unwrap_or_default();
             suffix_rows.push([front, behind].concat());
-            parts.push(PartsOfRows {
-                rows: new,
-                parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX },
-            });
+            parts.push(PartsOfRows { rows: new, parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX } });
         }
         Ok(Self {
             prefix_ends: Cumulative::new(prefix_ends)?,

@@ -46,10 +46,7 @@ pub(super) fn check(
         let mut all_known = true;
         shown.clear();
         for (nth, call) in calls.iter().enumerate() {
-            if counted
-                .as_ref()
-                .is_none_or(|counted| counted.counts(row.row, nth))
-            {
+            if counted.as_ref().is_none_or(|counted| counted.counts(row.row, nth)) {
                 all_known &= call.show(&row, step, &mut shown)?;
             }
         }
@@ -76,11 +73,7 @@ struct Sequences<'a> {
 impl<'a> Sequences<'a> {
     /// The sequences of a call, with a number of keys and blocks for each. Unless the call `is_partial`, it reads the
     /// cached keys where there are some.
-    fn of(
-        call: &'a StepCall,
-        metadata: &AttentionMetadata,
-        is_partial: bool,
-    ) -> Result<Self, Violation> {
+    fn of(call: &'a StepCall, metadata: &AttentionMetadata, is_partial: bool) -> Result<Self, Violation> {
         let (start, ends) = call.row_ends(metadata.tokens());
         let keys = call.kv_lengths.lengths().len();
         let named = match &call.keys {
@@ -138,10 +131,7 @@ impl<'a> Sequences<'a> {
         };
         let seen = self.row(row.row)?;
         let blocks = blocks.get(seen.sequence)?;
-        let first = row
-            .blocks
-            .iter()
-            .position(|block| Some(block) == blocks.first());
+        let first = row.blocks.iter().position(|block| Some(block) == blocks.first());
         let in_order = first.and_then(|first| row.blocks.get(first..first + blocks.len()));
         if row.is_dummy || in_order == Some(blocks.as_slice()) {
             return None;
@@ -181,13 +171,7 @@ impl<'a> Sequences<'a> {
         step: &StepContext<'_>,
         shown: &mut Vec<Range<usize>>,
     ) -> Result<bool, Violation> {
-        let Some(CallRow {
-            sequence,
-            start,
-            keys_of_call,
-            keys,
-        }) = self.row(row.row)
-        else {
+        let Some(CallRow { sequence, start, keys_of_call, keys }) = self.row(row.row) else {
             return Ok(true);
         };
         let is_known = keys.is_some();
@@ -204,8 +188,7 @@ impl<'a> Sequences<'a> {
                 row.keys_in_blocks(blocks, range, step, shown)?;
             }
         }
-        let is_known =
-            is_known && !matches!((&self.call.keys, row.is_dummy), (CallKeys::Blocks(_), true));
+        let is_known = is_known && !matches!((&self.call.keys, row.is_dummy), (CallKeys::Blocks(_), true));
         for keys in shown.iter().skip(first) {
             row.check(keys, is_known, keys_of_call)?;
         }
@@ -273,10 +256,7 @@ impl<'a> StepRow<'a> {
         let Some((request, rows, keys)) = entry else {
             return Err(other_keys(
                 format_args!("row {row}"),
-                format_args!(
-                    "the {} rows of the step's requests",
-                    metadata.q_ends().total()
-                ),
+                format_args!("the {} rows of the step's requests", metadata.q_ends().total()),
             ));
         };
         let block_size = metadata.settings().block_size();
@@ -290,9 +270,7 @@ impl<'a> StepRow<'a> {
             keys,
             seen: match step.mask {
                 LayerMask::Causality(Causality::Bidirectional) => Some(0..keys),
-                LayerMask::Causality(causality) => {
-                    Some(causality.shown_from(position)..position.saturating_add(1))
-                }
+                LayerMask::Causality(causality) => Some(causality.shown_from(position)..position.saturating_add(1)),
                 LayerMask::Named(_) => None,
             },
             mask: step.mask,
@@ -383,12 +361,7 @@ impl<'a> StepRow<'a> {
 
     /// Refuses keys that the row's request does not have, and where it `is_known` what the row is shown, keys that the
     /// mask of the step hides.
-    fn check(
-        &self,
-        keys: &Range<usize>,
-        is_known: bool,
-        keys_of_call: usize,
-    ) -> Result<(), Violation> {
+    fn check(&self, keys: &Range<usize>, is_known: bool, keys_of_call: usize) -> Result<(), Violation> {
         if keys.end > self.keys {
             return Err(other_keys(
                 format_args!("the keys {keys:?} for {self}"),
@@ -436,10 +409,7 @@ impl<'a> StepRow<'a> {
         for keys in shown.iter().filter(|keys| !keys.is_empty()) {
             if keys.start < next {
                 return Err(other_keys(
-                    format_args!(
-                        "the keys {:?} of {self} twice",
-                        keys.start..next.min(keys.end)
-                    ),
+                    format_args!("the keys {:?} of {self} twice", keys.start..next.min(keys.end)),
                     "each key once, in one of the calls",
                 ));
             }
@@ -459,10 +429,7 @@ impl<'a> StepRow<'a> {
         let seen = self.seen.clone().unwrap_or_default();
         other_keys(
             format_args!("no call with the keys {keys:?} for {self}"),
-            format_args!(
-                "calls that show it the keys {seen:?}, as {} does",
-                self.mask
-            ),
+            format_args!("calls that show it the keys {seen:?}, as {} does", self.mask),
         )
     }
 }
@@ -480,10 +447,7 @@ impl<'a> CountedCalls<'a> {
             *end = end.saturating_add(entry.rows);
             Some(*end)
         });
-        Self {
-            ends: ends.collect(),
-            parts,
-        }
+        Self { ends: ends.collect(), parts }
     }
 
     /// Where the entry of a row ends; `None` behind the last entry.
@@ -512,14 +476,9 @@ impl StepCall {
         let mode = mask.sparse_mode();
         match mask.tensor() {
             None => Some(MaskGeometry::full(rows, keys)),
-            Some(_) if mode.takes_compressed_mask() => Some(MaskGeometry::new(
-                mode,
-                true,
-                rows,
-                keys,
-                mask.pre_tokens(),
-                mask.next_tokens(),
-            )),
+            Some(_) if mode.takes_compressed_mask() => {
+                Some(MaskGeometry::new(mode, true, rows, keys, mask.pre_tokens(), mask.next_tokens()))
+            }
             Some(_) => None,
         }
     }

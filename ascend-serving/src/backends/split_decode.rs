@@ -102,18 +102,13 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         "split_decode"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
         let takes = metadata.state() == AttentionState::DecodeOnly
             && causality == Causality::Causal
             && merges_sinks(step, first)?;
-        let allowed =
-            "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
+        let allowed = "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
         let fix = rules::BACKEND_SPLIT.fix;
         check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
         let ranges = self.ranges(step)?;
@@ -122,10 +117,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         let program = StepProgram::new(parts.collect::<Result<Vec<_>>>()?);
         // The lowest `parts` bits set; there are at most 16 parts.
         let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
-        let rows = ranges.iter().map(|ranges| PartsOfRows {
-            rows: 1,
-            parts: bits(ranges.len()),
-        });
+        let rows = ranges.iter().map(|ranges| PartsOfRows { rows: 1, parts: bits(ranges.len()) });
         Ok(match most {
             0 | 1 => program,
             _ => program.merged(rows.collect()),
@@ -134,11 +126,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
 }
 
 /// The call of part number `part` of every request; a request without that part has no keys in the call.
-fn part_call(
-    step: &StepContext<'_>,
-    ranges: &[Vec<Range<usize>>],
-    part: usize,
-) -> Result<StepCall> {
+fn part_call(step: &StepContext<'_>, ranges: &[Vec<Range<usize>>], part: usize) -> Result<StepCall> {
     let block_size = step.block_table.block_size();
     let table = step.metadata.table();
     let mut lengths = PerRequest::default();

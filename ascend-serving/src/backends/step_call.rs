@@ -105,10 +105,7 @@ impl StepCall {
     /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows. Its rows see
     /// every key of their request unless [`StepCall::mask`] hides some.
     pub fn over_own_keys(ends: Cumulative) -> Self {
-        Self {
-            keys: CallKeys::Own,
-            ..Self::new(Layout::Tnd, Some(ends), PerRequest::default())
-        }
+        Self { keys: CallKeys::Own, ..Self::new(Layout::Tnd, Some(ends), PerRequest::default()) }
     }
 
     /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
@@ -209,9 +206,7 @@ impl StepCall {
         let each = rows.len().checked_div(self.sequences()).unwrap_or(0);
         let ends = match &self.q_ends {
             Some(ends) => ends.ends().to_vec(),
-            None => (1..=self.sequences())
-                .map(|sequence| each * sequence)
-                .collect(),
+            None => (1..=self.sequences()).map(|sequence| each * sequence).collect(),
         };
         let of_step = ends.into_iter().map(|end| rows.start.saturating_add(end));
         (rows.start, of_step.collect())
@@ -260,10 +255,7 @@ impl StepCall {
     }
 
     /// The call's queries in a layer, and their rotary parts where it has latents.
-    pub(super) fn queries<T: Element>(
-        &self,
-        layer: &LayerTensors<'_, T>,
-    ) -> Result<CallQueries<T>> {
+    pub(super) fn queries<T: Element>(&self, layer: &LayerTensors<'_, T>) -> Result<CallQueries<T>> {
         let Some(latent) = layer.latent else {
             return Ok((self.view(layer.query)?, None));
         };
@@ -275,11 +267,7 @@ impl StepCall {
     }
 
     /// Where the call writes in a layer whose output is this.
-    pub(super) fn target<T: Element>(
-        &self,
-        layer: &LayerTensors<'_, T>,
-        output: &Tensor<T>,
-    ) -> Result<Tensor<T>> {
+    pub(super) fn target<T: Element>(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<Tensor<T>> {
         let heads_first = match layer.latent.map(|latent| latent.form) {
             None => return self.view(output),
             Some(LatentForm::Mixed { decoded, .. }) => decoded,

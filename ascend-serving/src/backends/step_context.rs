@@ -31,12 +31,7 @@ pub struct AttentionShape {
 impl AttentionShape {
     /// Heads with the usual scale, `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self {
-            heads,
-            kv_heads,
-            head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-        }
+        Self { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt() }
     }
 
     /// Heads of multi-head latent attention with parts of 128 and 64 elements: one key head in the cache, and the
@@ -61,10 +56,7 @@ impl AttentionShape {
         if self.heads == 0 || of_each != Some(0) {
             return Err(Error::invalid(
                 "AttentionShape.heads",
-                format_args!(
-                    "{} query heads over {} key heads",
-                    self.heads, self.kv_heads
-                ),
+                format_args!("{} query heads over {} key heads", self.heads, self.kv_heads),
                 "as many query heads for each key head, 1 or more of both",
             )
             .fix("give the heads of the model, query heads a multiple of the key heads"));
@@ -105,10 +97,7 @@ impl AttentionShape {
         Err(Error::invalid(
             "AttentionShape",
             format_args!("{} key heads of {}", self.kv_heads, self.head_dim),
-            format_args!(
-                "{} key heads of {}, as the cache has",
-                of_cache.0, of_cache.1
-            ),
+            format_args!("{} key heads of {}, as the cache has", of_cache.0, of_cache.1),
         )
         .fix("make the cache and the `AttentionShape` of one model"))
     }
@@ -122,20 +111,14 @@ impl AttentionShape {
         Err(Error::invalid(
             "AttentionShape",
             format_args!("{} key heads of {}", self.kv_heads, self.head_dim),
-            format_args!(
-                "{} key head of {}, over a cache of latents",
-                wanted.kv_heads, wanted.head_dim
-            ),
+            format_args!("{} key head of {}, over a cache of latents", wanted.kv_heads, wanted.head_dim),
         )
         .fix("make the heads by `AttentionShape::latent`, and set another scale by `AttentionShape::scale`"))
     }
 
     /// A call with these heads and this scale.
     pub fn call(&self, layout: Layout) -> FusedInferAttention {
-        FusedInferAttention::new(layout)
-            .heads(self.heads)
-            .kv_heads(self.kv_heads)
-            .scale(self.scale)
+        FusedInferAttention::new(layout).heads(self.heads).kv_heads(self.kv_heads).scale(self.scale)
     }
 }
 
@@ -148,11 +131,9 @@ pub(crate) fn apart<'a>(
     let mut others = others.into_iter();
     match others.find(|(_, other)| output.overlaps(other)) {
         None => Ok(()),
-        Some((other, _)) => Err(Error::shared(
-            name,
-            format_args!("memory that is shared with {other}"),
-            "memory of its own",
-        )),
+        Some((other, _)) => {
+            Err(Error::shared(name, format_args!("memory that is shared with {other}"), "memory of its own"))
+        }
     }
 }
 
@@ -232,9 +213,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 /// Refuses masks that no call over a quantised cache takes.
 pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violation> {
     match step.mask {
-        LayerMask::Causality(
-            Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
-        ) => Ok(()),
+        LayerMask::Causality(Causality::Causal | Causality::Window(_) | Causality::Bidirectional) => Ok(()),
         mask => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             format_args!("{mask} over a quantised cache"),
@@ -246,9 +225,7 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violati
 
 /// The quantised cache of a layer, for a backend that reads scales of channels or tokens alone; other caches are
 /// refused.
-pub(super) fn quantised_cache<'a, T: Element>(
-    layer: &LayerTensors<'a, T>,
-) -> Result<&'a QuantisedLayer, Violation> {
+pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
         Some(layer_cache) if layer_cache.of_groups().is_none() => Ok(layer_cache),
         Some(_) => Err(Violation::new(
@@ -268,10 +245,7 @@ pub(super) fn quantised_cache<'a, T: Element>(
 
 /// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their
 /// log-sum-exps.
-pub(super) fn merges_sinks<T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'_, T>,
-) -> Result<bool> {
+pub(super) fn merges_sinks<T: Element>(step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<bool> {
     Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
 }
 

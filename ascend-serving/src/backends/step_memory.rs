@@ -24,17 +24,12 @@ impl StepMemory {
     /// Bytes needed while `layers` layers are queued; `usize::MAX` where the sum overflows.
     pub fn total(self, layers: usize) -> usize {
         let layers = self.layer.saturating_mul(layers);
-        self.held
-            .saturating_add(self.workspace)
-            .saturating_add(layers)
+        self.held.saturating_add(self.workspace).saturating_add(layers)
     }
 
     /// The memory of a plan whose calls need these workspaces, one after the other.
     pub fn of_calls(workspaces: impl IntoIterator<Item = usize>) -> Self {
-        Self {
-            workspace: workspaces.into_iter().max().unwrap_or(0),
-            ..Self::default()
-        }
+        Self { workspace: workspaces.into_iter().max().unwrap_or(0), ..Self::default() }
     }
 
     /// Adds bytes that the plan holds.
@@ -53,10 +48,7 @@ impl StepMemory {
 
     /// The memory of two plans that are both held, of which each layer runs both, one after the other.
     pub(crate) fn then(self, other: Self) -> Self {
-        Self {
-            layer: self.layer.saturating_add(other.layer),
-            ..self.beside(other)
-        }
+        Self { layer: self.layer.saturating_add(other.layer), ..self.beside(other) }
     }
 
     /// The memory of two plans that are both held, where each layer runs one of them.
@@ -84,11 +76,7 @@ impl MemoryLimit {
         if needed <= bytes {
             return Ok(());
         }
-        let StepMemory {
-            held,
-            layer,
-            workspace,
-        } = memory;
+        let StepMemory { held, layer, workspace } = memory;
         Err(rules::BACKEND_MEMORY.broken(
             format_args!(
                 "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, \

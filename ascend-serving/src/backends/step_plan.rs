@@ -7,9 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
 use ascend_attention::merge::{MergeState, Part, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{
-    Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation,
-};
+use ascend_attention::{Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
 use crate::rules;
@@ -76,18 +74,14 @@ impl PlannedCall {
         let table = match (&call.keys, columns) {
             (CallKeys::Own | CallKeys::Cached, _) => None,
             (CallKeys::CachedOf(requests), _) => Some(step.block_table.rows(requests.clone())?),
-            (CallKeys::Blocks(rows), None) => {
-                Some(BlockTable::from_rows(stream, rows, block_size)?)
-            }
+            (CallKeys::Blocks(rows), None) => Some(BlockTable::from_rows(stream, rows, block_size)?),
             (CallKeys::Blocks(rows), Some(columns)) => {
                 let table = BlockTable::zeroed(device, rows.len(), columns, block_size)?;
                 table.overwrite(stream, rows)?;
                 Some(table)
             }
         };
-        let of_blocks = table
-            .as_ref()
-            .filter(|_| matches!(call.keys, CallKeys::Blocks(_)));
+        let of_blocks = table.as_ref().filter(|_| matches!(call.keys, CallKeys::Blocks(_)));
         let mut held_bytes = of_blocks.map_or(0, table_bytes);
         let (mask, tensor) = match (&call.mask, columns) {
             (CallMask::Operator(mask), _) => (Mask::clone(mask), None),
@@ -109,14 +103,7 @@ impl PlannedCall {
         let queries = call.queries(first)?;
         let inputs = call.inputs(first, &queries, table.as_ref().unwrap_or(step.block_table));
         let plan = call.lengths().apply(description.clone()).plan(inputs)?;
-        Ok(Self {
-            call,
-            description,
-            plan,
-            table,
-            mask: tensor,
-            held_bytes,
-        })
+        Ok(Self { call, description, plan, table, mask: tensor, held_bytes })
     }
 }
 
@@ -170,9 +157,7 @@ impl<T: Element> StepPlan<T> {
                 let outputs: Vec<Output<T>> = outputs.collect::<Result<_, _>>()?;
                 let parts = outputs.iter().map(Part::of);
                 let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
-                let plan = MergeState::new(Layout::Tnd)
-                    .rows(&parts_of_rows)
-                    .plan(&parts)?;
+                let plan = MergeState::new(Layout::Tnd).rows(&parts_of_rows).plan(&parts)?;
                 let device = step.stream.device().clone();
                 let lse = lse_like(&device, &outputs)?;
                 let parts = outputs.iter().map(output_bytes);
@@ -207,21 +192,13 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<LayerPrograms<Self>> {
-        let LayerPrograms {
-            programs,
-            of_layer,
-            limit,
-        } = layers;
+        let LayerPrograms { programs, of_layer, limit } = layers;
         let programs = programs.into_iter().map(|(name, program)| {
             let plan = Self::of_program(program, step, first, columns);
             let plan = plan.map_err(|why| refused_part(&name, why, step.stream.device()))?;
             Ok((name, plan))
         });
-        let layers = LayerPrograms {
-            programs: programs.collect::<Result<_>>()?,
-            of_layer,
-            limit,
-        };
+        let layers = LayerPrograms { programs: programs.collect::<Result<_>>()?, of_layer, limit };
         if let Some(limit) = limit {
             limit.admits(memory_of(&layers))?;
         }
@@ -263,12 +240,7 @@ impl<T: Element> StepPlan<T> {
     ///
     /// # Errors
     /// As for [`StepPlan::launch`], also for an output of another shape.
-    pub fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    pub fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         self.stream.check(stream)?;
         let plan = self.find_layer(layer.layer)?;
         plan.check_form(layer)?;
@@ -277,9 +249,7 @@ impl<T: Element> StepPlan<T> {
         } else {
             plan.check_tensors(layer, output)?;
         }
-        plan.queue(stream, layer, output, |call, inputs, output| {
-            Ok(call.plan.launch_into(stream, inputs, output)?)
-        })
+        plan.queue(stream, layer, output, |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?))
     }
 
     /// Refuses queries in another form than was planned.
@@ -295,24 +265,13 @@ impl<T: Element> StepPlan<T> {
     /// Refuses a query and an output of other rows than were planned, and an output that a later call would read as its
     /// input.
     fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
-        let inputs = [
-            ("query", &**layer.query),
-            ("key", &**layer.key),
-            ("value", &**layer.value),
-        ];
+        let inputs = [("query", &**layer.query), ("key", &**layer.key), ("value", &**layer.value)];
         let heads_first = usize::from(layer.latent.is_some());
-        let rows = [
-            ("query", size(layer.query, 0)),
-            ("output", size(output, heads_first)),
-        ];
+        let rows = [("query", size(layer.query, 0)), ("output", size(output, heads_first))];
         for (name, given) in rows {
             if given != self.rows {
                 let planned = format_args!("{} rows", self.rows);
-                return Err(Error::not_as_planned(
-                    name,
-                    format_args!("{given} rows"),
-                    planned,
-                ));
+                return Err(Error::not_as_planned(name, format_args!("{given} rows"), planned));
             }
         }
         apart("output", output, inputs)
@@ -350,10 +309,7 @@ impl<T: Element> StepPlan<T> {
             Some(lse) => lse.clone(),
             None => lse_like(&merge.device, &parts)?,
         };
-        let mut merged = Output {
-            attention: output.clone(),
-            softmax_lse: Some(lse),
-        };
+        let mut merged = Output { attention: output.clone(), softmax_lse: Some(lse) };
         let parts = parts.iter().map(Part::of);
         let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
         Ok(merge.plan.launch_into(queue, &parts, &mut merged)?)
@@ -372,9 +328,7 @@ impl<T: Element> StepPlan<T> {
         plan.queue(capture, layer, output, |planned, inputs, output| {
             let description = &planned.description;
             let call = match planned.call.lengths() {
-                CallLengths::PackedPaged { q, .. } => {
-                    capture.attention_within(description, q, limits, inputs)
-                }
+                CallLengths::PackedPaged { q, .. } => capture.attention_within(description, q, limits, inputs),
                 CallLengths::Batched { kv, .. } => {
                     let kv = &PerRequest::new(vec![longest; kv.lengths().len()])?;
                     let longest = CallLengths::Batched { q: None, kv };
@@ -401,12 +355,7 @@ impl<T: Element> StepPlan<T> {
     }
 
     /// Puts the tables and masks of a step's program into those that a graph reads, which waits for the stream.
-    pub(crate) fn refill(
-        &self,
-        stream: &Stream,
-        program: &StepProgram<T>,
-        masks: &[Option<HostMask>],
-    ) -> Result<()> {
+    pub(crate) fn refill(&self, stream: &Stream, program: &StepProgram<T>, masks: &[Option<HostMask>]) -> Result<()> {
         let planned = self.each_undivided().flat_map(|plan| &plan.calls);
         for ((planned, call), mask) in planned.zip(program.all_calls()).zip(masks) {
             if let (Some(table), CallKeys::Blocks(rows)) = (&planned.table, &call.keys) {

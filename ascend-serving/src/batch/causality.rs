@@ -156,10 +156,7 @@ mod tests {
         assert_eq!(convert(true, None).unwrap(), Causality::Causal);
         assert_eq!(convert(true, Some(5)).unwrap().window().unwrap().get(), 5);
         for (causal, window) in [(true, 0), (false, 0), (false, 5)] {
-            assert_eq!(
-                convert(causal, Some(window)).unwrap_err().rule,
-                &rules::MASK_WINDOW
-            );
+            assert_eq!(convert(causal, Some(window)).unwrap_err().rule, &rules::MASK_WINDOW);
         }
     }
 
@@ -185,9 +182,7 @@ mod tests {
                 assert!(one.window().is_none_or(|most| seen <= most.get()));
             }
             for &other in &kinds {
-                let within = tokens
-                    .clone()
-                    .all(|token| other.shown_from(token) <= one.shown_from(token));
+                let within = tokens.clone().all(|token| other.shown_from(token) <= one.shown_from(token));
                 assert_eq!(one.is_within(other), within, "{one:?} {other:?}");
             }
         }

@@ -150,17 +150,8 @@ impl NamedMask {
     /// new tokens and the position of a key, both counted from the beginning of the request; keys of later tokens are
     /// included. It returns whether the token sees the key: `key <= token` is causal. (In mask tensors of the operators
     /// 1 hides a key.)
-    pub fn new(
-        name: impl Into<String>,
-        sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            shared: Arc::new(SharedMask {
-                name: name.into(),
-                sees: Box::new(sees),
-                kept: Mutex::default(),
-            }),
-        }
+    pub fn new(name: impl Into<String>, sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static) -> Self {
+        Self { shared: Arc::new(SharedMask { name: name.into(), sees: Box::new(sees), kept: Mutex::default() }) }
     }
 
     /// Its name.
@@ -194,12 +185,7 @@ impl NamedMask {
     /// # Errors
     /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask; as for
     /// [`Stream::upload`](ascend_attention::Stream::upload).
-    pub(crate) fn of(
-        &self,
-        device: &Device,
-        requests: &[MaskedRequest],
-        columns: usize,
-    ) -> Result<Mask> {
+    pub(crate) fn of(&self, device: &Device, requests: &[MaskedRequest], columns: usize) -> Result<Mask> {
         let is_same = |kept: &KeptMask| {
             let same = kept.columns == columns && kept.requests == requests;
             let tensor = kept.mask.tensor();
@@ -221,11 +207,7 @@ impl NamedMask {
         let mut bytes = mask.tensor_bytes();
         if bytes <= Self::KEPT_BYTES && kept.forgotten == forgotten {
             let kept = &mut kept.masks;
-            kept.push(KeptMask {
-                requests: requests.to_vec(),
-                columns,
-                mask: mask.clone(),
-            });
+            kept.push(KeptMask { requests: requests.to_vec(), columns, mask: mask.clone() });
             // Tensors are kept from the last one on, while they fit.
             let older = kept.iter().rev().skip(1);
             let fit = older.take_while(|older| {
@@ -254,10 +236,7 @@ impl NamedMask {
             let place = requests[entry].place.unwrap_or(entry);
             return Err(rules::MASK_ROWS
                 .broken(
-                    format_args!(
-                        "{:?}: no key for token {token} of request {place}",
-                        self.name()
-                    ),
+                    format_args!("{:?}: no key for token {token} of request {place}", self.name()),
                     "a key for each token",
                 )
                 .into());

@@ -8,9 +8,8 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId,
-    Sequence, SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots,
-    uncopied, written_over,
+    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId, Sequence,
+    SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::rules;
 
@@ -179,13 +178,7 @@ impl AttentionMetadata {
     }
 
     fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
-        let BatchSettings {
-            blocks,
-            block_size,
-            pad,
-            policy,
-            ..
-        } = self.settings;
+        let BatchSettings { blocks, block_size, pad, policy, .. } = self.settings;
         if requests.is_empty() {
             return Err(rules::no_requests());
         }
@@ -194,8 +187,7 @@ impl AttentionMetadata {
         for (index, request) in requests.iter().enumerate() {
             self.pool = request.join_pool(index, self.pool)?;
             request.check_sequence(index, self.settings.causality)?;
-            let sequence =
-                (request.sequence).map(|sequence| SequenceState::new(sequence, request.recompute));
+            let sequence = (request.sequence).map(|sequence| SequenceState::new(sequence, request.recompute));
             self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
             self.sequences.states.push(sequence);
             let len = request.check_lengths(index)?;
@@ -213,11 +205,7 @@ impl AttentionMetadata {
                 self.decode_tokens += request.new;
             }
         }
-        if let Some(token) = self
-            .slots
-            .iter()
-            .position(|slot| pad.is_padding(*slot, block_size))
-        {
+        if let Some(token) = self.slots.iter().position(|slot| pad.is_padding(*slot, block_size)) {
             return Err(written_over(pad, token));
         }
         check_slots(&self.slots, blocks, block_size, PadPolicy::SkipNegative)?;
@@ -274,11 +262,7 @@ impl AttentionMetadata {
         });
         match pool.unusable(rows) {
             None => Ok(()),
-            Some(UnusableBlock {
-                request,
-                block,
-                is_shared: true,
-            }) => {
+            Some(UnusableBlock { request, block, is_shared: true }) => {
                 let mut all = self.step_tokens();
                 let tokens = all.find_map(|(place, tokens)| (place == request).then_some(tokens));
                 Err(shared_block(pool, request, block, tokens.as_ref()))
@@ -299,10 +283,7 @@ impl AttentionMetadata {
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS),
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
-    pub(crate) fn begin_progress(
-        &self,
-        cache: &Arc<CacheEntry>,
-    ) -> Result<StepProgress, Violation> {
+    pub(crate) fn begin_progress(&self, cache: &Arc<CacheEntry>) -> Result<StepProgress, Violation> {
         self.begin_progress_in(cache.pool(), Some(cache))
     }
 
@@ -325,11 +306,7 @@ impl AttentionMetadata {
         Ok(Some(progress))
     }
 
-    fn begin_progress_in(
-        &self,
-        pool: &BlockPool,
-        cache: Option<&Arc<CacheEntry>>,
-    ) -> Result<StepProgress, Violation> {
+    fn begin_progress_in(&self, pool: &BlockPool, cache: Option<&Arc<CacheEntry>>) -> Result<StepProgress, Violation> {
         // First, since a sequence that was dropped has given its blocks back, and that refusal says more than the one
         // of the progress table.
         self.check_blocks(pool)?;
@@ -337,11 +314,7 @@ impl AttentionMetadata {
     }
 
     /// Refuses a step with blocks whose copies are still to be queued.
-    pub(crate) fn check_copies_queued(
-        &self,
-        pool: &BlockPool,
-        copies: CopiesIn<'_>,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_copies_queued(&self, pool: &BlockPool, copies: CopiesIn<'_>) -> Result<(), Violation> {
         match pool.first_uncopied(self.sequence_blocks(), copies) {
             None => Ok(()),
             Some(block) => Err(uncopied(format_args!("block {block} of the step"))),
@@ -366,18 +339,8 @@ impl AttentionMetadata {
         let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
         let all = self.sequences.states.iter().zip(lengths).enumerate();
         all.filter_map(|(request, (sequence, (len, (_, cached))))| {
-            let SequenceState {
-                stamp,
-                given_back,
-                recompute,
-                ..
-            } = (*sequence)?;
-            let tokens = StepTokens {
-                stamp,
-                cached: given_back + cached,
-                len: given_back + len,
-                recompute,
-            };
+            let SequenceState { stamp, given_back, recompute, .. } = (*sequence)?;
+            let tokens = StepTokens { stamp, cached: given_back + cached, len: given_back + len, recompute };
             Some((request, tokens))
         })
     }
@@ -499,11 +462,7 @@ impl AttentionMetadata {
 
     /// Keys of the longest request.
     pub(crate) fn longest(&self) -> usize {
-        self.kv_lengths
-            .lengths()
-            .iter()
-            .copied()
-            .fold(0, usize::max)
+        self.kv_lengths.lengths().iter().copied().fold(0, usize::max)
     }
 
     /// Query tokens of the request with the most.
@@ -514,11 +473,7 @@ impl AttentionMetadata {
     /// The requests of the step, dummies included, as the rows of a named mask.
     pub(crate) fn masked_requests(&self) -> impl Iterator<Item = MaskedRequest> {
         let all = self.new_and_cached().enumerate();
-        all.map(|(index, (new, cached))| MaskedRequest {
-            place: (index < self.requests).then_some(index),
-            new,
-            cached,
-        })
+        all.map(|(index, (new, cached))| MaskedRequest { place: (index < self.requests).then_some(index), new, cached })
     }
 
     /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding
@@ -546,24 +501,14 @@ impl AttentionMetadata {
     /// end where the query tokens end.
     pub fn call_lengths(&self) -> CallLengths<'_> {
         match self.state.reads_cache() {
-            true => CallLengths::PackedPaged {
-                q: &self.q_ends,
-                kv: &self.kv_lengths,
-            },
-            false => CallLengths::PackedDense {
-                q: &self.q_ends,
-                kv: &self.q_ends,
-            },
+            true => CallLengths::PackedPaged { q: &self.q_ends, kv: &self.kv_lengths },
+            false => CallLengths::PackedDense { q: &self.q_ends, kv: &self.q_ends },
         }
     }
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
 
     use super::super::RecordedBatch;
@@ -588,27 +533,17 @@ mod tests {
 
     #[test]
     fn the_first_fault_is_named() {
-        let rule = |requests: &[BatchRequest<'_>]| {
-            AttentionMetadata::new(requests, settings())
-                .unwrap_err()
-                .rule
-        };
+        let rule = |requests: &[BatchRequest<'_>]| AttentionMetadata::new(requests, settings()).unwrap_err().rule;
         let good = request(5, 1, &[3, 9]);
         assert_eq!(rule(&[]), &rules::BATCH_EMPTY);
         assert_eq!(rule(&[good, request(5, 0, &[3])]), &rules::BATCH_EMPTY);
         assert_eq!(rule(&[good.drafts(1)]), &rules::DRAFT_COUNT);
-        assert_eq!(
-            rule(&[request(usize::MAX, 1, &[3])]),
-            &rules::LENGTHS_OVERFLOW
-        );
+        assert_eq!(rule(&[request(usize::MAX, 1, &[3])]), &rules::LENGTHS_OVERFLOW);
         assert_eq!(rule(&[request(7, 2, &[3, 9])]), &rules::TABLE_ROW);
         assert_eq!(rule(&[request(7, 1, &[3, 64])]), &rules::TABLE_BLOCK);
         assert_eq!(rule(&[request(11, 1, &[3, 5, 3])]), &rules::TABLE_REPEATED);
         assert_eq!(rule(&[good, good]), &rules::SLOT_DUPLICATE);
-        let dump = BatchSettings {
-            pad: PadPolicy::DumpSlot(37),
-            ..settings()
-        };
+        let dump = BatchSettings { pad: PadPolicy::DumpSlot(37), ..settings() };
         let error = AttentionMetadata::new(&[good], dump).unwrap_err();
         assert_eq!(error.rule, &rules::SLOT_DUMP);
     }

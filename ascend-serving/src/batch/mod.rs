@@ -71,21 +71,9 @@ impl TryFrom<SettingsFields> for BatchSettings {
 
     /// Refuses sizes that no cache has, and padding outside of the cache.
     fn try_from(fields: SettingsFields) -> Result<Self, Violation> {
-        let SettingsFields {
-            blocks,
-            block_size,
-            pad,
-            causality,
-            policy,
-        } = fields;
+        let SettingsFields { blocks, block_size, pad, causality, policy } = fields;
         pad.check(count_slots(blocks, block_size)?)?;
-        Ok(Self {
-            blocks,
-            block_size,
-            pad,
-            causality,
-            policy,
-        })
+        Ok(Self { blocks, block_size, pad, causality, policy })
     }
 }
 
@@ -137,10 +125,7 @@ impl BatchSettings {
             PadPolicy::SkipNegative => "padding skipped".to_owned(),
             PadPolicy::DumpSlot(slot) => format!("padding in slot {slot}"),
         };
-        format!(
-            "{} blocks of {} tokens, {pad}",
-            self.blocks, self.block_size
-        )
+        format!("{} blocks of {} tokens, {pad}", self.blocks, self.block_size)
     }
 }
 
@@ -157,10 +142,7 @@ mod example {
             block_size: 4,
             pad: PadPolicy::SkipNegative,
             causality: Causality::Causal,
-            policy: StatePolicy {
-                chunked_prefill: true,
-                drafting: None,
-            },
+            policy: StatePolicy { chunked_prefill: true, drafting: None },
         }
     }
 

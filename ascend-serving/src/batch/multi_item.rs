@@ -48,10 +48,7 @@ impl MultiItemPrompt {
             (None, Some(last)) => format!("an item that begins at {last} of {tokens} tokens"),
             (None, None) => return Ok(Self { starts, tokens }),
         };
-        Err(rules::ITEM_STARTS.broken(
-            given,
-            "places that rise and are within the prompt: an item has a token",
-        ))
+        Err(rules::ITEM_STARTS.broken(given, "places that rise and are within the prompt: an item has a token"))
     }
 
     /// Makes a prompt from its tokens: each delimiter begins an item. Without delimiters the prompt is all prefix.
@@ -59,10 +56,7 @@ impl MultiItemPrompt {
         let places = tokens.iter().enumerate();
         let starts = places.filter_map(|(place, token)| (token == delimiter).then_some(place));
         // Indices of tokens rise, and are within the prompt.
-        Self {
-            starts: starts.collect(),
-            tokens: tokens.len(),
-        }
+        Self { starts: starts.collect(), tokens: tokens.len() }
     }
 
     /// Tokens of the whole prompt.
@@ -99,10 +93,7 @@ impl MultiItemPrompt {
     /// Whether a token sees another one. Tokens after the prompt, which decoding would add, count as part of the last
     /// item.
     pub fn sees(&self, token: usize, key: usize) -> bool {
-        key <= token
-            && self
-                .start_of(key)
-                .is_none_or(|start| self.start_of(token) == Some(start))
+        key <= token && self.start_of(key).is_none_or(|start| self.start_of(token) == Some(start))
     }
 
     /// The mask of a step whose requests are these prompts, in order; further requests are causal. Prompts in

@@ -27,9 +27,7 @@ impl AttentionMetadata {
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Violation> {
         let now = self.tokens();
         if tokens < now || tokens > Self::MAX_TOKENS {
-            return Err(
-                rules::PAD_TARGET.broken(tokens, format_args!("{now} to {}", Self::MAX_TOKENS))
-            );
+            return Err(rules::PAD_TARGET.broken(tokens, format_args!("{now} to {}", Self::MAX_TOKENS)));
         }
         let (rows, left) = (self.dummy_rows(), tokens - now);
         let dummies = (0..left).step_by(rows);
@@ -37,11 +35,7 @@ impl AttentionMetadata {
     }
 
     /// Adds dummy requests of these query tokens each, up to `tokens` of all requests.
-    fn add_dummies(
-        &mut self,
-        tokens: usize,
-        dummies: impl Iterator<Item = usize> + Clone,
-    ) -> Result<(), Violation> {
+    fn add_dummies(&mut self, tokens: usize, dummies: impl Iterator<Item = usize> + Clone) -> Result<(), Violation> {
         let now = self.tokens();
         let (pad, block_size) = (self.settings.pad, self.settings.block_size);
         let padding = now - self.actual_tokens..tokens - self.actual_tokens;
@@ -75,11 +69,7 @@ impl AttentionMetadata {
     /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that cannot be divided over the missing requests
     /// with at least one for each; [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for dummies whose rows of the table do
     /// not fit in the host's memory. Nothing is added then.
-    pub(crate) fn pad_to_requests(
-        &mut self,
-        requests: usize,
-        tokens: usize,
-    ) -> Result<(), Violation> {
+    pub(crate) fn pad_to_requests(&mut self, requests: usize, tokens: usize) -> Result<(), Violation> {
         let dummies = self.missing(requests, tokens)?;
         self.add_dummies(tokens, dummies)
     }
@@ -108,8 +98,7 @@ impl AttentionMetadata {
             step.table.push_cut(&[]);
         }
         for nth in 0..q_ends.total() {
-            step.slots
-                .push(settings.pad.slot_of(nth, settings.block_size)?);
+            step.slots.push(settings.pad.slot_of(nth, settings.block_size)?);
         }
         (step.q_ends, step.kv_lengths) = (q_ends, kv_lengths);
         step.read_cache();
@@ -191,10 +180,7 @@ mod tests {
         assert_eq!(metadata.table().row(3), Some(&[0, 0][..]));
         assert_eq!((metadata.tokens(), metadata.actual_tokens()), (12, 5));
         assert_eq!(metadata.pad_to(11).unwrap_err().rule, &rules::PAD_TARGET);
-        assert_eq!(
-            metadata.pad_to(usize::MAX).unwrap_err().rule,
-            &rules::PAD_TARGET
-        );
+        assert_eq!(metadata.pad_to(usize::MAX).unwrap_err().rule, &rules::PAD_TARGET);
         // Decoding pads by single tokens.
         let requests = [request(5, 1, &[3, 9]), request(2, 1, &[7])];
         let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
@@ -217,10 +203,7 @@ mod tests {
 
     #[test]
     fn padding_names_each_dump_slot_once_while_there_are_enough() {
-        let dump = BatchSettings {
-            pad: PadPolicy::DumpSlot(2),
-            ..settings()
-        };
+        let dump = BatchSettings { pad: PadPolicy::DumpSlot(2), ..settings() };
         let mut metadata = AttentionMetadata::new(&[request(5, 1, &[3, 9])], dump).unwrap();
         metadata.pad_to(3).unwrap();
         metadata.pad_to(6).unwrap();

@@ -71,11 +71,7 @@ impl RecordedBatch {
             row: request.row.to_vec(),
             prompt_len: request.prompt_len,
         };
-        Self {
-            version: Self::VERSION,
-            settings,
-            requests: requests.iter().map(copy).collect(),
-        }
+        Self { version: Self::VERSION, settings, requests: requests.iter().map(copy).collect() }
     }
 
     /// The requests.
@@ -102,10 +98,7 @@ impl RecordedBatch {
     /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
     pub fn from_json(json: &str) -> Result<Self, Violation> {
         let wrong = |given: String| {
-            rules::BATCH_FORMAT.broken(
-                given,
-                format_args!("a recorded batch of version {}", Self::VERSION),
-            )
+            rules::BATCH_FORMAT.broken(given, format_args!("a recorded batch of version {}", Self::VERSION))
         };
         // The version first: another one may have other names.
         let version = serde_json::from_str(json).map(|Version { version }| version);

@@ -2,9 +2,7 @@
 
 use ascend_attention::Violation;
 
-use crate::kv::{
-    BlockPool, PoolId, Sequence, StepTokens, check_blocks_of, check_tokens, uncopied, used_of_row,
-};
+use crate::kv::{BlockPool, PoolId, Sequence, StepTokens, check_blocks_of, check_tokens, uncopied, used_of_row};
 use crate::rules;
 
 use super::causality::Causality;
@@ -40,9 +38,7 @@ impl PartialEq for BatchRequest<'_> {
     fn eq(&self, other: &Self) -> bool {
         let numbers = |r: &Self| (r.cached, r.new, r.drafts, r.pool, r.prompt_len, r.recompute);
         let sequence = |r: &Self| r.sequence.map(Sequence::stamp);
-        numbers(self) == numbers(other)
-            && self.row == other.row
-            && sequence(self) == sequence(other)
+        numbers(self) == numbers(other) && self.row == other.row && sequence(self) == sequence(other)
     }
 }
 
@@ -77,16 +73,7 @@ impl<'a> BatchRequest<'a> {
     /// A request without a [`Sequence`]: `new` tokens after `cached` ones, in the blocks of a row of the table, which
     /// has room for them all.
     pub const fn in_row(row: &'a [usize], cached: usize, new: usize) -> Self {
-        Self {
-            cached,
-            new,
-            drafts: 0,
-            row,
-            pool: None,
-            prompt_len: None,
-            sequence: None,
-            recompute: false,
-        }
+        Self { cached, new, drafts: 0, row, pool: None, prompt_len: None, sequence: None, recompute: false }
     }
 
     /// Sets the length of the whole prompt.
@@ -113,23 +100,14 @@ impl<'a> BatchRequest<'a> {
 
 /// Tokens of a request in a block that another sequence holds too, and reads or will read.
 #[cold]
-pub(super) fn shared_block(
-    pool: &BlockPool,
-    request: usize,
-    block: usize,
-    tokens: Option<&StepTokens>,
-) -> Violation {
+pub(super) fn shared_block(pool: &BlockPool, request: usize, block: usize, tokens: Option<&StepTokens>) -> Violation {
     let fix = match tokens {
-        Some(tokens)
-            if tokens.recompute && pool.computed_tokens(tokens.stamp) > Some(tokens.len) =>
-        {
+        Some(tokens) if tokens.recompute && pool.computed_tokens(tokens.stamp) > Some(tokens.len) => {
             "drop what else holds the block, or compute the tokens in a sequence of their own: what others read is not \
              computed again"
                 .into()
         }
-        Some(tokens)
-            if tokens.recompute || pool.computed_tokens(tokens.stamp) < Some(tokens.len) =>
-        {
+        Some(tokens) if tokens.recompute || pool.computed_tokens(tokens.stamp) < Some(tokens.len) => {
             format!(
                 "take the request's {} tokens back (`truncate` its sequence to {}) and `grow` by them again, which \
                  copies a shared block",
@@ -137,8 +115,7 @@ pub(super) fn shared_block(
                 tokens.cached
             )
         }
-        _ => "`grow` the sequence by its new tokens before the step, which copies a shared block"
-            .into(),
+        _ => "`grow` the sequence by its new tokens before the step, which copies a shared block".into(),
     };
     Violation::new(
         &rules::TABLE_SHARED,
@@ -164,11 +141,7 @@ fn row_of(sequence: &Sequence) -> &[usize] {
 /// Checks before a step, which name the request by its index.
 impl BatchRequest<'_> {
     /// Returns the pool of a step whose earlier requests are of the pool `known`. Another pool is refused.
-    pub(crate) fn join_pool(
-        &self,
-        request: usize,
-        known: Option<PoolId>,
-    ) -> Result<Option<PoolId>, Violation> {
+    pub(crate) fn join_pool(&self, request: usize, known: Option<PoolId>) -> Result<Option<PoolId>, Violation> {
         let own = self.sequence.map(|sequence| sequence.pool().id());
         match (known, own.or(self.pool)) {
             (Some(known), Some(pool)) if known != pool => Err(Violation::new(
@@ -183,11 +156,7 @@ impl BatchRequest<'_> {
 
     /// Refuses tokens that the request's sequence does not have, has given back, or shares with another; and blocks
     /// that are not the sequence's.
-    pub(crate) fn check_sequence(
-        &self,
-        request: usize,
-        causality: Causality,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_sequence(&self, request: usize, causality: Causality) -> Result<(), Violation> {
         let Some(sequence) = self.sequence else {
             return Ok(());
         };
@@ -196,9 +165,7 @@ impl BatchRequest<'_> {
         if let Some(block) = sequence.uncopied() {
             let column = sequence.row().iter().position(|own| *own == block);
             let first = column.unwrap_or(0) * sequence.pool().block_size();
-            return Err(uncopied(format_args!(
-                "block {block} of request {request}, which begins with token {first}"
-            )));
+            return Err(uncopied(format_args!("block {block} of request {request}, which begins with token {first}")));
         }
         if new > kept || cached > kept - new {
             return Err(Violation::new(
@@ -235,22 +202,12 @@ impl BatchRequest<'_> {
         let Some(block) = written.find(|block| block.is_read_by_others(self.recompute)) else {
             return Ok(());
         };
-        let tokens = StepTokens {
-            stamp: sequence.stamp(),
-            cached,
-            len,
-            recompute: self.recompute,
-        };
+        let tokens = StepTokens { stamp: sequence.stamp(), cached, len, recompute: self.recompute };
         Err(shared_block(pool, request, block.id(), Some(&tokens)))
     }
 
     /// Refuses a mask that shows tokens which the sequence has given back.
-    fn check_given_back(
-        &self,
-        request: usize,
-        given_back: usize,
-        causality: Causality,
-    ) -> Result<(), Violation> {
+    fn check_given_back(&self, request: usize, given_back: usize, causality: Causality) -> Result<(), Violation> {
         let (allowed, fix) = match causality {
             Causality::Chunk(size) if !given_back.is_multiple_of(size.get()) => (
                 format!("a multiple of {size}: whole chunks"),
@@ -266,9 +223,7 @@ impl BatchRequest<'_> {
         };
         Err(Violation::new(
             &rules::BLOCK_WINDOW,
-            format_args!(
-                "{causality:?} over request {request}, whose first {given_back} tokens were given back"
-            ),
+            format_args!("{causality:?} over request {request}, whose first {given_back} tokens were given back"),
             allowed,
             fix,
         ))
@@ -294,12 +249,7 @@ impl BatchRequest<'_> {
 
     /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own;
     /// those of a window may be used in turn; and an engine's dummy requests may name block 0 throughout.
-    pub(crate) fn check_repeated(
-        &self,
-        request: usize,
-        used: &[usize],
-        causality: Causality,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_repeated(&self, request: usize, used: &[usize], causality: Causality) -> Result<(), Violation> {
         let sees_all = matches!(causality, Causality::Causal | Causality::Bidirectional);
         if self.sequence.is_some() || !sees_all || used.len() < 2 {
             return Ok(());
@@ -310,21 +260,14 @@ impl BatchRequest<'_> {
         let mut twice = pairs.filter(|(one, next)| one == next && **one != 0);
         match twice.next() {
             None => Ok(()),
-            Some((block, _)) => Err(rules::TABLE_REPEATED.broken(
-                format_args!("block {block} twice in the row of request {request}"),
-                "each block once",
-            )),
+            Some((block, _)) => Err(rules::TABLE_REPEATED
+                .broken(format_args!("block {block} twice in the row of request {request}"), "each block once")),
         }
     }
 
     /// Checks the numbers of tokens, and returns how many the request has after the step, an INT32.
     pub(crate) fn check_lengths(&self, request: usize) -> Result<usize, Violation> {
-        let Self {
-            cached,
-            new,
-            drafts,
-            ..
-        } = *self;
+        let Self { cached, new, drafts, .. } = *self;
         if new == 0 {
             return Err(Violation::new(
                 &rules::BATCH_EMPTY,
@@ -343,20 +286,12 @@ impl BatchRequest<'_> {
     }
 
     /// Adds the request's query tokens to those of the earlier requests, of which a step has at most `most`.
-    pub(crate) fn add_tokens(
-        &self,
-        request: usize,
-        before: usize,
-        most: usize,
-    ) -> Result<usize, Violation> {
+    pub(crate) fn add_tokens(&self, request: usize, before: usize, most: usize) -> Result<usize, Violation> {
         let end = before.checked_add(self.new);
         end.filter(|end| *end <= most).ok_or_else(|| {
             Violation::new(
                 &rules::LENGTHS_OVERFLOW,
-                format_args!(
-                    "{} query tokens of request {request} behind {before}",
-                    self.new
-                ),
+                format_args!("{} query tokens of request {request} behind {before}", self.new),
                 format_args!("{most} in a step"),
                 "split the batch",
             )

@@ -59,10 +59,7 @@ impl Default for StatePolicy {
 impl StatePolicy {
     /// A policy of these settings.
     pub const fn new(chunked_prefill: bool, drafting: Option<Drafting>) -> Self {
-        Self {
-            chunked_prefill,
-            drafting,
-        }
+        Self { chunked_prefill, drafting }
     }
 
     /// Most query tokens of a request that a decoding call verifies.
@@ -108,10 +105,7 @@ mod tests {
         use AttentionState as S;
         let policy = StatePolicy::new;
         let (plain, chunked) = (policy(false, None), policy(true, None));
-        let (mtp, other) = (
-            policy(true, Some(Drafting::Mtp)),
-            policy(true, Some(Drafting::Other)),
-        );
+        let (mtp, other) = (policy(true, Some(Drafting::Mtp)), policy(true, Some(Drafting::Other)));
         assert_eq!(step(&[(0, 5, 0), (0, 1, 0)], chunked), S::PrefillNoCache);
         assert_eq!(step(&[(0, 1, 0)], plain), S::PrefillNoCache);
         assert_eq!(step(&[(4, 1, 0), (9, 1, 0)], chunked), S::DecodeOnly);

@@ -34,17 +34,9 @@ impl StepPart {
         let (decodes, rows) = (metadata.decodes(), metadata.decode_tokens());
         let (q, q_rest) = metadata.q_ends().split_at(decodes);
         let (kv, kv_rest) = metadata.kv_lengths().split_at(decodes);
-        let part = |q_ends, kv_lengths, requests, tokens| Self {
-            q_ends,
-            kv_lengths,
-            requests,
-            tokens,
-        };
+        let part = |q_ends, kv_lengths, requests, tokens| Self { q_ends, kv_lengths, requests, tokens };
         let (requests, tokens) = (metadata.table().requests(), metadata.tokens());
-        [
-            part(q, kv, 0..decodes, 0..rows),
-            part(q_rest, kv_rest, decodes..requests, rows..tokens),
-        ]
+        [part(q, kv, 0..decodes, 0..rows), part(q_rest, kv_rest, decodes..requests, rows..tokens)]
     }
 
     /// Whether each request has one query token.
@@ -62,7 +54,6 @@ impl StepPart {
     pub(crate) fn rows(&self, requests: &[usize]) -> Vec<Range<usize>> {
         let starts = self.q_ends.with_zero();
         let rows = requests.iter();
-        rows.map(|request| starts[*request]..starts[request + 1])
-            .collect()
+        rows.map(|request| starts[*request]..starts[request + 1]).collect()
     }
 }

@@ -38,12 +38,7 @@ pub struct PackedBits<W> {
 
 /// An unsigned word that bits are packed into: `u8`, `u16`, `u32` or `u64`.
 pub trait MaskWord:
-    sealed::Sealed
-    + Copy
-    + Default
-    + std::ops::BitOrAssign
-    + std::ops::BitAnd<Output = Self>
-    + PartialEq
+    sealed::Sealed + Copy + Default + std::ops::BitOrAssign + std::ops::BitAnd<Output = Self> + PartialEq
 {
     /// Bits of a word.
     const BITS: usize;
@@ -83,11 +78,7 @@ impl CustomMask {
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of lengths than trees,
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more than [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or
     /// more than the host has memory for.
-    pub fn of_trees(
-        trees: &[DraftTree],
-        cached: &PerRequest,
-        extent: MaskExtent,
-    ) -> Result<Self, Violation> {
+    pub fn of_trees(trees: &[DraftTree], cached: &PerRequest, extent: MaskExtent) -> Result<Self, Violation> {
         if trees.len() != cached.lengths().len() {
             return Err(Violation::new(
                 &rules::LENGTHS_BATCH,
@@ -116,27 +107,19 @@ impl CustomMask {
         let Some(total) = total else {
             return Err(Violation::new(
                 &rules::LENGTHS_OVERFLOW,
-                format_args!(
-                    "{} trees, whose masks together have more elements",
-                    trees.len()
-                ),
+                format_args!("{} trees, whose masks together have more elements", trees.len()),
                 format_args!("at most {}", Self::MAX_ELEMENTS),
                 fix,
             ));
         };
-        let mut mask = Self {
-            visible: Vec::new(),
-            mask_indptr: vec![0],
-            qo_indptr: vec![0],
-        };
+        let mut mask = Self { visible: Vec::new(), mask_indptr: vec![0], qo_indptr: vec![0] };
         room(&mut mask.visible, total, &rules::LENGTHS_OVERFLOW, fix)?;
         let mut rows = 0;
         for (tree, prefix) in trees {
             let nodes = tree.nodes();
             for node in 0..nodes {
                 mask.visible.extend(std::iter::repeat_n(true, prefix));
-                mask.visible
-                    .extend((0..nodes).map(|other| tree.sees(node, other)));
+                mask.visible.extend((0..nodes).map(|other| tree.sees(node, other)));
             }
             rows += nodes;
             mask.qo_indptr.push(rows);
@@ -150,11 +133,7 @@ impl CustomMask {
     /// # Errors
     /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) unless the offsets rise from 0, end at the mask's size, and give
     /// each request rows of equal length.
-    pub fn new(
-        visible: Vec<bool>,
-        mask_indptr: Vec<usize>,
-        qo_indptr: Vec<usize>,
-    ) -> Result<Self, Violation> {
+    pub fn new(visible: Vec<bool>, mask_indptr: Vec<usize>, qo_indptr: Vec<usize>) -> Result<Self, Violation> {
         let starts = |indptr: &[usize]| indptr.first() == Some(&0) && indptr.is_sorted();
         let whole = mask_indptr.last() == Some(&visible.len());
         let sizes = mask_indptr.windows(2).zip(qo_indptr.windows(2));
@@ -180,11 +159,7 @@ impl CustomMask {
                 "offsets from 0 to the size, rows of equal length in each request",
             ));
         }
-        Ok(Self {
-            visible,
-            mask_indptr,
-            qo_indptr,
-        })
+        Ok(Self { visible, mask_indptr, qo_indptr })
     }
 
     /// Number of requests.
@@ -229,10 +204,7 @@ impl CustomMask {
 
     /// Packs each row into words (`QLEN_ONLY_BITPACKING` for [`MaskExtent::NodesOnly`]).
     pub fn pack<W: MaskWord>(&self) -> PackedBits<W> {
-        let mut packed = PackedBits {
-            words: Vec::new(),
-            word_indptr: vec![0],
-        };
+        let mut packed = PackedBits { words: Vec::new(), word_indptr: vec![0] };
         for request in 0..self.requests() {
             let (_, keys) = self.extent(request);
             for row in self.request(request).chunks(keys.max(1)) {
@@ -254,23 +226,13 @@ impl CustomMask {
     /// # Errors
     /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) if they need another number of words than there are, or their words
     /// begin at other places than `word_indptr` has.
-    pub fn unpack<W: MaskWord>(
-        packed: &PackedBits<W>,
-        extents: &[(usize, usize)],
-    ) -> Result<Self, Violation> {
-        let mut mask = Self {
-            visible: Vec::new(),
-            mask_indptr: vec![0],
-            qo_indptr: vec![0],
-        };
+    pub fn unpack<W: MaskWord>(packed: &PackedBits<W>, extents: &[(usize, usize)]) -> Result<Self, Violation> {
+        let mut mask = Self { visible: Vec::new(), mask_indptr: vec![0], qo_indptr: vec![0] };
         let wrong = || {
             Violation::new(
                 &rules::MASK_SHAPE,
                 format_args!("{} words", packed.words.len()),
-                format_args!(
-                    "the words of {} requests of these rows and keys, and their offsets",
-                    extents.len()
-                ),
+                format_args!("the words of {} requests of these rows and keys, and their offsets", extents.len()),
                 "give the rows and keys that were packed, and the same kind of word",
             )
         };
@@ -313,11 +275,7 @@ impl CustomMask {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::super::tests::parents;
     use super::*;
@@ -330,19 +288,14 @@ mod tests {
         let mask = CustomMask::of_trees(&[fork], &cached, MaskExtent::AllKeys).unwrap();
         let rows: Vec<u8> = mask.visible().iter().map(|b| u8::from(*b)).collect();
         assert_eq!(rows, [1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1]);
-        assert_eq!(
-            (mask.mask_indptr(), mask.qo_indptr()),
-            (&[0, 15][..], &[0, 3][..])
-        );
+        assert_eq!((mask.mask_indptr(), mask.qo_indptr()), (&[0, 15][..], &[0, 3][..]));
         assert_eq!(mask.pack::<u8>().words, [0b00111, 0b01111, 0b10111]);
     }
 
     #[test]
     fn parts_that_do_not_fit_are_refused() {
         let rule = |bits: usize, mask: &[usize], rows: &[usize]| {
-            CustomMask::new(vec![true; bits], mask.to_vec(), rows.to_vec())
-                .unwrap_err()
-                .rule
+            CustomMask::new(vec![true; bits], mask.to_vec(), rows.to_vec()).unwrap_err().rule
         };
         assert_eq!(rule(4, &[0, 5], &[0, 1]), &rules::MASK_SHAPE);
         assert_eq!(rule(4, &[0, 4], &[0, 3]), &rules::MASK_SHAPE);
@@ -351,15 +304,11 @@ mod tests {
         assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), &rules::MASK_SHAPE);
         assert_eq!(rule(0, &[], &[]), &rules::MASK_SHAPE);
         let huge = PerRequest::new(vec![PerRequest::MAX_LENGTH]).unwrap();
-        let error =
-            CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
+        let error = CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
         assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
         let error = CustomMask::of_trees(&[], &huge, MaskExtent::AllKeys);
         assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_BATCH);
-        let packed = PackedBits {
-            words: vec![1u8],
-            word_indptr: vec![0, 1],
-        };
+        let packed = PackedBits { words: vec![1u8], word_indptr: vec![0, 1] };
         for extent in [(1, 9), (2, 3), (0, 0)] {
             let error = CustomMask::unpack(&packed, &[extent]).unwrap_err();
             assert_eq!(error.rule, &rules::MASK_SHAPE);

@@ -20,9 +20,7 @@ pub(crate) use tree_request::{TreeForm, TreeLengths, begin_trees, check_nodes};
 pub use tree_step::TreeStep;
 pub(crate) use tree_step::{TREES_AGAIN, check_inputs, check_rows, names_of_keys};
 pub use tree_verification::TreeVerification;
-pub(crate) use tree_verification::{
-    NodeAndContextCalls, TreeTensors, tree_mask, with_fewest_calls,
-};
+pub(crate) use tree_verification::{NodeAndContextCalls, TreeTensors, tree_mask, with_fewest_calls};
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.
@@ -53,17 +51,11 @@ impl DraftTree {
                 None => "-1, since node 0 is the last certain token".to_owned(),
                 Some(last) => format!("an earlier node, from 0 to {last}"),
             };
-            refused(
-                format!("parent {parent} of node {node}"),
-                allowed,
-                numbering,
-            )
+            refused(format!("parent {parent} of node {node}"), allowed, numbering)
         };
         match TokenTree::new(parents) {
             Ok(tree) => match (1..tree.len()).find(|node| tree.parent(*node).is_none()) {
-                None if tree.is_empty() => {
-                    refused("no node".to_owned(), "1 node or more".to_owned(), numbering)
-                }
+                None if tree.is_empty() => refused("no node".to_owned(), "1 node or more".to_owned(), numbering),
                 None => Ok(Self::linked(tree)),
                 Some(second_root) => wrong_parent(second_root, -1),
             },
@@ -97,11 +89,7 @@ impl DraftTree {
                 *next = next_token[parent].replace(node);
             }
         }
-        Self {
-            tree,
-            next_token,
-            next_sibling,
-        }
+        Self { tree, next_token, next_sibling }
     }
 
     /// The tree of a beam search that keeps `topk` candidates a step: candidate `k` of all steps (`selected`,
@@ -114,11 +102,7 @@ impl DraftTree {
     /// # Errors
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) if `topk` is 0, `selected` does not rise, or names a candidate whose
     /// parent is not selected, and for more nodes than [`TokenTree::MAX_LEN`].
-    pub fn from_candidates(
-        selected: &[usize],
-        parents: &[usize],
-        topk: usize,
-    ) -> Result<Self, Violation> {
+    pub fn from_candidates(selected: &[usize], parents: &[usize], topk: usize) -> Result<Self, Violation> {
         let wrong = |given: String, allowed: String| {
             Violation::new(
                 &rules::DRAFT_TREE,
@@ -151,10 +135,7 @@ impl DraftTree {
             let Some(parent) = parents.get(group) else {
                 return Err(wrong(
                     format!("candidate {candidate}, of group {group} after the root's"),
-                    format!(
-                        "candidates of the {} groups whose parents are given",
-                        parents.len()
-                    ),
+                    format!("candidates of the {} groups whose parents are given", parents.len()),
                 ));
             };
             let Ok(parent) = known.binary_search(parent) else {
@@ -245,10 +226,7 @@ impl DraftTree {
                 child = self.next_sibling[draft];
             }
             let Some(accepted) = child else {
-                return Ok(AcceptedDrafts {
-                    nodes: path,
-                    bonus: wanted,
-                });
+                return Ok(AcceptedDrafts { nodes: path, bonus: wanted });
             };
             path.push(accepted);
             node = accepted;
@@ -283,11 +261,7 @@ impl<T> AcceptedDrafts<T> {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -306,14 +280,8 @@ pub(super) mod tests {
         // 0 - 1 - 3, 0 - 2 - 4, 2 - 5
         let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 2]).unwrap();
         assert!(tree.depths().eq([0, 1, 1, 2, 2, 2]));
-        assert_eq!(
-            tree.next_token(),
-            [Some(1), Some(3), Some(4), None, None, None]
-        );
-        assert_eq!(
-            tree.next_sibling(),
-            [None, Some(2), None, None, Some(5), None]
-        );
+        assert_eq!(tree.next_token(), [Some(1), Some(3), Some(4), None, None, None]);
+        assert_eq!(tree.next_sibling(), [None, Some(2), None, None, Some(5), None]);
         assert!(!tree.is_chain() && DraftTree::chain(3).unwrap().is_chain());
         assert!(tree.sees(5, 2) && !tree.sees(5, 1) && !tree.sees(6, 0));
         for (parents, given) in [
@@ -336,9 +304,7 @@ pub(super) mod tests {
         let tree = DraftTree::from_candidates(&[0, 1, 3, 4], &[1, 0], 2).unwrap();
         assert_eq!(tree, DraftTree::from_parents(&[-1, 0, 0, 2, 1]).unwrap());
         let rule = |selected: &[usize], parents: &[usize], topk| {
-            DraftTree::from_candidates(selected, parents, topk)
-                .unwrap_err()
-                .rule
+            DraftTree::from_candidates(selected, parents, topk).unwrap_err().rule
         };
         assert_eq!(rule(&[0, 3], &[1, 0], 2), &rules::DRAFT_TREE);
         assert_eq!(rule(&[1, 0], &[1, 0], 2), &rules::DRAFT_TREE);

@@ -25,22 +25,14 @@ pub(crate) struct NodeWrites {
 
 impl NodeSlots {
     /// The slots of requests whose sequences have the nodes.
-    pub(crate) fn of(
-        pool: &BlockPool,
-        shape: CacheShape,
-        requests: &[TreeRequest<'_>],
-    ) -> Result<Self, Violation> {
+    pub(crate) fn of(pool: &BlockPool, shape: CacheShape, requests: &[TreeRequest<'_>]) -> Result<Self, Violation> {
         let of_requests = requests.iter().map(|request| {
             let nodes = request.cached..request.cached + request.tree.nodes();
             let mut slots = Vec::with_capacity(nodes.len());
             fill_slots(request.sequence.row(), nodes, pool.block_size(), &mut slots)?;
             Ok::<_, Violation>(slots)
         });
-        Ok(Self {
-            pool: pool.clone(),
-            shape,
-            of_requests: of_requests.collect::<Result<_, _>>()?,
-        })
+        Ok(Self { pool: pool.clone(), shape, of_requests: of_requests.collect::<Result<_, _>>()? })
     }
 
     /// Prepares the writes of latents `[requests, 1, nodes, 512]` and rotary keys. What is behind the nodes of a tree,
@@ -64,10 +56,7 @@ impl NodeSlots {
         }
         let [key, value] = [packed(rows[0])?, packed(rows[1])?];
         let blocks = (&self.pool, &self.shape);
-        Ok(NodeWrites {
-            shape: self.shape,
-            write: SlotWrite::plan(blocks, layer, stream, &slots, [&key, &value])?,
-        })
+        Ok(NodeWrites { shape: self.shape, write: SlotWrite::plan(blocks, layer, stream, &slots, [&key, &value])? })
     }
 }
 

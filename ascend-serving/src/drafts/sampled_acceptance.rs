@@ -67,8 +67,7 @@ impl Distribution {
             Some(token) => format!("{} for token {token} behind node {node}", weights[token]),
             None => format!("a sum of {sum} behind node {node}"),
         };
-        let allowed =
-            format_args!("numbers of at least 0 with a sum of 1, give or take {SUM_TOLERANCE}");
+        let allowed = format_args!("numbers of at least 0 with a sum of 1, give or take {SUM_TOLERANCE}");
         let rule = &rules::DRAFT_PROBABILITY;
         let cut_off = wrong.is_none() && sum > 0.0 && weights.iter().all(|weight| *weight <= 1.0);
         Err(match cut_off {
@@ -152,10 +151,7 @@ impl DraftTree {
     /// `vocabulary` numbers for every node; [`DRAFT_UNIFORM`](crate::rules::DRAFT_UNIFORM) for a random number that
     /// is not below 1 or not at least 0; [`DRAFT_PROBABILITY`](crate::rules::DRAFT_PROBABILITY) for a row that the
     /// walk reaches and that is no distribution, and for drafts that are no token or cannot have been drawn.
-    pub fn accept_sampled(
-        &self,
-        drafts: &SampledDrafts<'_>,
-    ) -> Result<AcceptedDrafts<u32>, Violation> {
+    pub fn accept_sampled(&self, drafts: &SampledDrafts<'_>) -> Result<AcceptedDrafts<u32>, Violation> {
         self.check_counts(drafts)?;
         let mut nodes = vec![0];
         let mut node = 0;
@@ -186,16 +182,8 @@ impl DraftTree {
     }
 
     /// The first accepted child of a node, or what the rejected ones leave of the target.
-    fn walk_on(
-        &self,
-        node: usize,
-        target: &Distribution,
-        drafts: &SampledDrafts<'_>,
-    ) -> Result<Walk, Violation> {
-        let mut rest = Distribution {
-            weights: target.weights.clone(),
-            sum: target.sum,
-        };
+    fn walk_on(&self, node: usize, target: &Distribution, drafts: &SampledDrafts<'_>) -> Result<Walk, Violation> {
+        let mut rest = Distribution { weights: target.weights.clone(), sum: target.sum };
         let mut child = self.next_token()[node];
         let mut source = match drafts.source {
             DraftSource::Independent(rows) | DraftSource::Distinct(rows) if child.is_some() => {
@@ -213,9 +201,7 @@ impl DraftTree {
                     "bring the tokens and the distributions of one vocabulary",
                 ));
             }
-            let drawn = source
-                .as_ref()
-                .map_or(1.0, |source| source.probability(token));
+            let drawn = source.as_ref().map_or(1.0, |source| source.probability(token));
             if drawn <= 0.0 {
                 return Err(Violation::new(
                     &rules::DRAFT_PROBABILITY,
@@ -278,11 +264,7 @@ impl DraftTree {
                 "give the number of tokens for which the model has logits",
             ));
         }
-        match drafts
-            .uniform
-            .iter()
-            .find(|place| !(0.0..1.0).contains(*place))
-        {
+        match drafts.uniform.iter().find(|place| !(0.0..1.0).contains(*place)) {
             None => Ok(()),
             Some(place) => Err(rules::DRAFT_UNIFORM.broken(place, "0 up to, but not including, 1")),
         }
@@ -324,9 +306,7 @@ mod tests {
     #[test]
     fn a_row_without_its_tail_is_divided_and_not_made_uniform() {
         let fix = |row: [f32; 3]| {
-            let refused = Distribution::of_row(&row, 0, 3)
-                .err()
-                .map(|refused| refused.fix);
+            let refused = Distribution::of_row(&row, 0, 3).err().map(|refused| refused.fix);
             refused.unwrap_or_default()
         };
         assert!(fix([0.5, 0.4, 0.0]).contains("divide the row by its sum"));
@@ -373,16 +353,12 @@ mod tests {
         for node in 1..tree.nodes() {
             let parent = tree.parent(node).unwrap();
             let mut weights = behind(&DRAFT, (parent > 0).then(|| tokens[parent]));
-            let siblings: Vec<usize> = (1..node)
-                .filter(|other| tree.parent(*other) == Some(parent))
-                .collect();
+            let siblings: Vec<usize> = (1..node).filter(|other| tree.parent(*other) == Some(parent)).collect();
             tokens.push(match way {
                 Way::Fixed => (siblings.len() as u32 * 2 + 1) % VOCABULARY as u32,
                 Way::Independent => random.token(&weights),
                 Way::Distinct => {
-                    siblings
-                        .iter()
-                        .for_each(|sibling| weights[tokens[*sibling] as usize] = 0.0);
+                    siblings.iter().for_each(|sibling| weights[tokens[*sibling] as usize] = 0.0);
                     random.token(&weights)
                 }
             });
@@ -501,68 +477,29 @@ mod tests {
             [f32::INFINITY, 0.0, 1.0, 0.0],
             [0.5, 0.5, 0.0, 0.0],
         ] {
-            let wrong = SampledDrafts {
-                target: &target,
-                ..right
-            };
+            let wrong = SampledDrafts { target: &target, ..right };
             assert_eq!(rule(wrong), &rules::DRAFT_PROBABILITY, "{target:?}");
         }
         for source in [[1.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]] {
-            for source in [
-                DraftSource::Independent(&source),
-                DraftSource::Distinct(&source),
-            ] {
-                assert_eq!(
-                    rule(SampledDrafts { source, ..right }),
-                    &rules::DRAFT_PROBABILITY
-                );
+            for source in [DraftSource::Independent(&source), DraftSource::Distinct(&source)] {
+                assert_eq!(rule(SampledDrafts { source, ..right }), &rules::DRAFT_PROBABILITY);
             }
         }
-        let unknown = SampledDrafts {
-            tokens: &[0, 2],
-            source: DraftSource::Fixed,
-            ..right
-        };
+        let unknown = SampledDrafts { tokens: &[0, 2], source: DraftSource::Fixed, ..right };
         assert_eq!(rule(unknown), &rules::DRAFT_PROBABILITY);
         for uniform in [[0.5, 1.0], [-0.1, 0.5], [f64::NAN, 0.5]] {
-            assert_eq!(
-                rule(SampledDrafts {
-                    uniform: &uniform,
-                    ..right
-                }),
-                &rules::DRAFT_UNIFORM
-            );
+            assert_eq!(rule(SampledDrafts { uniform: &uniform, ..right }), &rules::DRAFT_UNIFORM);
         }
         for wrong in [
-            SampledDrafts {
-                tokens: &[0],
-                ..right
-            },
-            SampledDrafts {
-                uniform: &[0.5],
-                ..right
-            },
-            SampledDrafts {
-                vocabulary: 3,
-                ..right
-            },
-            SampledDrafts {
-                vocabulary: usize::MAX,
-                ..right
-            },
-            SampledDrafts {
-                source: DraftSource::Distinct(&[0.5]),
-                ..right
-            },
+            SampledDrafts { tokens: &[0], ..right },
+            SampledDrafts { uniform: &[0.5], ..right },
+            SampledDrafts { vocabulary: 3, ..right },
+            SampledDrafts { vocabulary: usize::MAX, ..right },
+            SampledDrafts { source: DraftSource::Distinct(&[0.5]), ..right },
         ] {
             assert_eq!(rule(wrong), &rules::LENGTHS_BATCH);
         }
-        let none = SampledDrafts {
-            vocabulary: 0,
-            target: &[],
-            source: DraftSource::Fixed,
-            ..right
-        };
+        let none = SampledDrafts { vocabulary: 0, target: &[], source: DraftSource::Fixed, ..right };
         assert_eq!(rule(none), &rules::DRAFT_PROBABILITY);
     }
 

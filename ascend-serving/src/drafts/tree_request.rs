@@ -56,14 +56,8 @@ impl TreeForm {
     /// The lengths of the call over the cache.
     pub(crate) fn lengths(self, lengths: &TreeLengths) -> CallLengths<'_> {
         match self.is_one_call() {
-            true => CallLengths::Batched {
-                q: Some(&lengths.nodes),
-                kv: &lengths.with_nodes,
-            },
-            false => CallLengths::Batched {
-                q: None,
-                kv: &lengths.cached,
-            },
+            true => CallLengths::Batched { q: Some(&lengths.nodes), kv: &lengths.with_nodes },
+            false => CallLengths::Batched { q: None, kv: &lengths.cached },
         }
     }
 }
@@ -94,11 +88,7 @@ impl TreeLengths {
 impl TreeRequest<'_> {
     /// Refuses a sequence that does not have the tokens which the request says, in this cache.
     fn check(&self, index: usize, cache: &CacheEntry, is_latent: bool) -> Result<(), Violation> {
-        let Self {
-            sequence,
-            cached,
-            tree,
-        } = *self;
+        let Self { sequence, cached, tree } = *self;
         cache.pool().check_same(
             sequence.pool(),
             format_args!("a sequence for request {index}"),
@@ -125,9 +115,7 @@ impl TreeRequest<'_> {
             };
             let fix = match (is_latent, held > with_nodes) {
                 (true, false) => "grow the sequence by the nodes before the step begins",
-                (true, true) => {
-                    "truncate the sequence to the tokens before the tree, then grow it by the nodes"
-                }
+                (true, true) => "truncate the sequence to the tokens before the tree, then grow it by the nodes",
                 (false, _) => {
                     "say in `cached` how many tokens come before the tree, and truncate drafts of earlier steps that \
                      were not accepted"
@@ -179,10 +167,7 @@ impl TreeRequest<'_> {
 /// request.
 pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation> {
     let (most, of) = match is_latent {
-        true => (
-            FiaCall::MOST_DECODE_ROWS as usize,
-            "the query rows of a request that attention over latents takes",
-        ),
+        true => (FiaCall::MOST_DECODE_ROWS as usize, "the query rows of a request that attention over latents takes"),
         false => (TokenTree::MAX_LEN, "the nodes of a tree"),
     };
     if nodes <= most {

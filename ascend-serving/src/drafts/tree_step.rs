@@ -38,8 +38,7 @@ pub struct TreeStep<'a, T: Element> {
 }
 
 /// How to verify again what ended without some layers.
-pub(crate) const TREES_AGAIN: &str =
-    "begin the verification again with the same requests and queue every layer";
+pub(crate) const TREES_AGAIN: &str = "begin the verification again with the same requests and queue every layer";
 
 /// The calls of a layer, and the number of nodes for which they are planned.
 struct PlannedTrees {
@@ -138,11 +137,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan), [`Plan::launch`] and
     /// [`RowMergePlan::launch`]. Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where
     /// neither form has a call.
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let outcome = self.queue_layer(layer, &inputs.into());
         self.layers.note_outcome(layer, outcome)
     }
@@ -194,30 +189,13 @@ impl<'a, T: Element> TreeStep<'a, T> {
                 ));
             }
         };
-        let NodeRows {
-            query,
-            query_rope,
-            key,
-            value,
-            ..
-        } = self.rows;
+        let NodeRows { query, query_rope, key, value, .. } = self.rows;
         let [key_name, value_name] = names_of_keys(query_rope.is_some());
         let rope = tensors.query_rope.zip(query_rope);
-        let rows = [
-            ("query", tensors.query, query),
-            (key_name, tensors.key, key),
-            (value_name, tensors.value, value),
-        ];
-        let rows = rows
-            .into_iter()
-            .chain(rope.map(|(rope, rows)| ("query_rope", rope, rows)));
+        let rows = [("query", tensors.query, query), (key_name, tensors.key, key), (value_name, tensors.value, value)];
+        let rows = rows.into_iter().chain(rope.map(|(rope, rows)| ("query_rope", rope, rows)));
         for (name, tensor, [heads, elements]) in rows {
-            check_rows(
-                name,
-                layer,
-                tensor,
-                [self.trees.len(), heads, nodes, elements],
-            )?;
+            check_rows(name, layer, tensor, [self.trees.len(), heads, nodes, elements])?;
         }
         Ok(())
     }
@@ -252,12 +230,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
         let rows = [tensors.key, tensors.value];
         let writes = self.nodes.as_ref();
         let writes = writes.map(|of| of.plan(tensors.cache, self.stream, rows));
-        Ok(PlannedTrees {
-            nodes,
-            writes: writes.transpose()?,
-            calls,
-            refused,
-        })
+        Ok(PlannedTrees { nodes, writes: writes.transpose()?, calls, refused })
     }
 
     /// Whether a layer is one call over the cache, with a mask of the trees, once the first layer is queued. If not, a
@@ -370,33 +343,21 @@ impl TwoPlans {
     ) -> Result<Self> {
         let NodeAndContextCalls { nodes, context } = calls;
         if cached.lengths().iter().all(|len| *len == 0) {
-            return Ok(Self {
-                nodes: nodes.softmax_lse(false).plan(tensors.of_nodes())?,
-                cached: None,
-            });
+            return Ok(Self { nodes: nodes.softmax_lse(false).plan(tensors.of_nodes())?, cached: None });
         }
         let nodes = nodes.plan(tensors.of_nodes())?;
         let context = lengths.apply(context).plan(tensors.over_cache())?;
         let (of_nodes, of_cached): (Output<T>, Output<T>) = (nodes.output()?, context.output()?);
-        let parts = cached.lengths().iter().map(|len| PartsOfRows {
-            rows: 1,
-            parts: if *len > 0 { 0b11 } else { 0b01 },
-        });
+        let parts =
+            cached.lengths().iter().map(|len| PartsOfRows { rows: 1, parts: if *len > 0 { 0b11 } else { 0b01 } });
         let parts: Vec<PartsOfRows> = parts.collect();
         let outputs = [Part::of(&of_nodes)?, Part::of(&of_cached)?];
         let merge = NodeAndContextCalls::merge().rows(&parts).plan(&outputs)?;
-        Ok(Self {
-            nodes,
-            cached: Some((context, merge)),
-        })
+        Ok(Self { nodes, cached: Some((context, merge)) })
     }
 
     /// Queues both calls and the merge.
-    fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        tensors: &TreeTensors<'_, T>,
-    ) -> Result<Tensor<T>> {
+    fn launch<T: Element>(&self, stream: &Stream, tensors: &TreeTensors<'_, T>) -> Result<Tensor<T>> {
         let own: Output<T> = self.nodes.launch(stream, tensors.of_nodes())?;
         let Some((plan, merge)) = &self.cached else {
             return Ok(own.attention);

@@ -143,11 +143,7 @@ impl TreeVerification {
     }
 
     /// The two calls, with a mask of the trees.
-    pub(crate) fn two_calls(
-        &self,
-        mask: impl Into<AnyTensor>,
-        is_latent: bool,
-    ) -> NodeAndContextCalls {
+    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>, is_latent: bool) -> NodeAndContextCalls {
         let mask = match is_latent {
             false => Mask::all_mask(mask),
             // The absorbed form takes full masks in mode 0 alone.
@@ -179,9 +175,7 @@ pub(crate) fn with_fewest_calls<R>(
         };
         match make(TreeForm::TwoLatentCalls) {
             Ok(made) => Ok((made, Some(one))),
-            Err(why) if has_no_such_call(&why) => {
-                Err(no_backend(&[one, refused("context_and_tree", why)], None))
-            }
+            Err(why) if has_no_such_call(&why) => Err(no_backend(&[one, refused("context_and_tree", why)], None)),
             Err(why) => Err(why),
         }
     })
@@ -201,21 +195,9 @@ fn has_no_such_call(why: &Error) -> bool {
 
 /// The mask of the trees, `[requests, nodes, nodes]`, 1 hides. A row after the nodes of its tree sees itself, so that
 /// no row is without keys. No tree has more than `nodes` nodes.
-pub(crate) fn tree_mask(
-    trees: &[impl Borrow<DraftTree>],
-    requests: usize,
-    nodes: usize,
-) -> Result<HostMask> {
-    let sees = |request: usize, i, j| {
-        i == j || (trees.get(request)).is_some_and(|tree| tree.borrow().sees(i, j))
-    };
-    Ok(HostMask::stack_from_fn(
-        requests,
-        nodes,
-        nodes,
-        MaskForm::INT8,
-        sees,
-    )?)
+pub(crate) fn tree_mask(trees: &[impl Borrow<DraftTree>], requests: usize, nodes: usize) -> Result<HostMask> {
+    let sees = |request: usize, i, j| i == j || (trees.get(request)).is_some_and(|tree| tree.borrow().sees(i, j));
+    Ok(HostMask::stack_from_fn(requests, nodes, nodes, MaskForm::INT8, sees)?)
 }
 
 /// The calls of a verification in BNSD: the nodes among themselves, and all of them over the cached tokens, which
@@ -230,10 +212,7 @@ impl NodeAndContextCalls {
     /// The two calls, with a mask of the trees.
     fn new(shape: AttentionShape, mask: Mask) -> Self {
         let call = shape.call(Layout::Bnsd).softmax_lse(true);
-        Self {
-            nodes: call.clone().mask(mask),
-            context: call,
-        }
+        Self { nodes: call.clone().mask(mask), context: call }
     }
 
     /// The merge of both outputs.

@@ -23,12 +23,7 @@ pub struct Attention<T: Element> {
 impl<T: Element> Attention<T> {
     /// Attention of these heads over a cache, computed by these backends.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
-        Self {
-            shape,
-            cache,
-            backends,
-            range_checker: None,
-        }
+        Self { shape, cache, backends, range_checker: None }
     }
 
     /// Sets the check of the numbers of the steps that begin from now on, or removes it; steps that are replayed from

@@ -101,10 +101,7 @@ mod tests {
     fn what_no_operator_has_is_refused_by_name() {
         let none = AttentionOptions::default();
         none.check().unwrap();
-        let off = AttentionOptions {
-            logit_soft_cap: Some(0.0),
-            ..none
-        };
+        let off = AttentionOptions { logit_soft_cap: Some(0.0), ..none };
         off.check().unwrap();
         let asked = |change: fn(&mut AttentionOptions)| {
             let mut options = none;
@@ -112,25 +109,13 @@ mod tests {
             options.check().unwrap_err()
         };
         let all = [
-            (
-                asked(|o| o.logit_soft_cap = Some(30.0)),
-                &rules::OPTION_SOFT_CAP,
-            ),
-            (
-                asked(|o| o.logit_soft_cap = Some(f64::NAN)),
-                &rules::OPTION_SOFT_CAP,
-            ),
+            (asked(|o| o.logit_soft_cap = Some(30.0)), &rules::OPTION_SOFT_CAP),
+            (asked(|o| o.logit_soft_cap = Some(f64::NAN)), &rules::OPTION_SOFT_CAP),
             (asked(|o| o.alibi = true), &rules::OPTION_ALIBI),
             (asked(|o| o.dropout = 0.1), &rules::OPTION_DROPOUT),
             (asked(|o| o.dropout = f64::NAN), &rules::OPTION_DROPOUT),
-            (
-                asked(|o| o.cross_attention = true),
-                &rules::OPTION_CROSS_ATTENTION,
-            ),
-            (
-                asked(|o| o.shared_kv_layers = true),
-                &rules::OPTION_SHARED_KV,
-            ),
+            (asked(|o| o.cross_attention = true), &rules::OPTION_CROSS_ATTENTION),
+            (asked(|o| o.shared_kv_layers = true), &rules::OPTION_SHARED_KV),
         ];
         for (refused, rule) in all {
             assert_eq!(refused.rule, rule);

@@ -6,10 +6,7 @@ use std::ops::Range;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::{LayerTensors, RefusedBackend, StepContext, StepMemory};
-use crate::batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, LayerMask,
-    StatePolicy,
-};
+use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, LayerMask, StatePolicy};
 use crate::error::{Error, Result};
 use crate::kv::PadPolicy;
 
@@ -54,18 +51,9 @@ struct Example {
 const MOST_TOKENS: usize = 8;
 
 const EXAMPLES: [Example; 5] = {
-    const PLAIN: StatePolicy = StatePolicy {
-        chunked_prefill: false,
-        drafting: None,
-    };
-    const CHUNKED: StatePolicy = StatePolicy {
-        chunked_prefill: true,
-        ..PLAIN
-    };
-    const DRAFTED: StatePolicy = StatePolicy {
-        drafting: Some(Drafting::Mtp),
-        ..CHUNKED
-    };
+    const PLAIN: StatePolicy = StatePolicy { chunked_prefill: false, drafting: None };
+    const CHUNKED: StatePolicy = StatePolicy { chunked_prefill: true, ..PLAIN };
+    const DRAFTED: StatePolicy = StatePolicy { drafting: Some(Drafting::Mtp), ..CHUNKED };
     [
         Example {
             // PrefillNoCache
@@ -144,10 +132,7 @@ impl<T: Element> Attention<T> {
         let mask = mask.into();
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
-        EXAMPLES
-            .iter()
-            .map(|example| self.example_choice(stream, &mask, learnable_sink, example))
-            .collect()
+        EXAMPLES.iter().map(|example| self.example_choice(stream, &mask, learnable_sink, example)).collect()
     }
 
     fn example_choice(
@@ -159,11 +144,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<BackendChoice> {
         let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
         let settings = settings.policy(example.policy);
-        let rows = rows_of(
-            example,
-            settings.block_size(),
-            self.cache().pool().pad_policy(),
-        );
+        let rows = rows_of(example, settings.block_size(), self.cache().pool().pad_policy());
         let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
             .map(|(&(new, drafts, cached), row)| BatchRequest {
                 pool: Some(self.cache().pool().id()),
@@ -211,20 +192,12 @@ impl<T: Element> Attention<T> {
         metadata.check_mask(mask)?;
         let block_table = self.cache().block_table(stream, metadata.table())?;
         let shape = self.shape();
-        let rows =
-            |heads, dim| Tensor::<T>::empty(stream.device(), [metadata.tokens(), heads, dim]);
+        let rows = |heads, dim| Tensor::<T>::empty(stream.device(), [metadata.tokens(), heads, dim]);
         let query = rows(shape.heads, shape.head_dim)?;
         let key = rows(shape.kv_heads, shape.head_dim)?;
         let value = rows(shape.kv_heads, self.cache().shape().value_dim)?;
         let (cache, quantised) = self.cache().tensors(0)?;
-        let context = StepContext {
-            stream,
-            shape,
-            metadata,
-            mask,
-            block_table: &block_table,
-            recorded: false,
-        };
+        let context = StepContext { stream, shape, metadata, mask, block_table: &block_table, recorded: false };
         let tensors = LayerTensors {
             layer: 0,
             query: &query,
@@ -241,12 +214,7 @@ impl<T: Element> Attention<T> {
             Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new(), StepMemory::default()),
             Err(why) => return Err(why),
         };
-        Ok(BackendChoice {
-            state: metadata.state(),
-            served,
-            refused,
-            memory,
-        })
+        Ok(BackendChoice { state: metadata.state(), served, refused, memory })
     }
 }
 
@@ -254,12 +222,8 @@ impl<T: Element> Attention<T> {
 fn rows_of(example: &Example, block_size: usize, pad: PadPolicy) -> Vec<Vec<usize>> {
     let each = MOST_TOKENS.div_ceil(block_size.max(1));
     let blocks = |request: usize| -> Range<usize> {
-        let first = pad
-            .reserved_blocks(block_size)
-            .saturating_add(request.saturating_mul(each));
+        let first = pad.reserved_blocks(block_size).saturating_add(request.saturating_mul(each));
         first..first.saturating_add(each)
     };
-    (0..example.requests.len())
-        .map(|request| blocks(request).collect())
-        .collect()
+    (0..example.requests.len()).map(|request| blocks(request).collect()).collect()
 }

@@ -35,13 +35,7 @@ pub struct BackendTrial {
 impl BackendTrial {
     /// `layers` layers of these heads, over a cache in BnBsH.
     pub fn new(shape: AttentionShape, layers: usize) -> Self {
-        Self {
-            shape,
-            layers,
-            format: Cache::BnBsH,
-            seed: 0,
-            runs: 1,
-        }
+        Self { shape, layers, format: Cache::BnBsH, seed: 0, runs: 1 }
     }
 
     /// Sets another format of the cache.
@@ -207,9 +201,8 @@ pub fn compare_backends<T: Number>(
     backends: [Backends<T>; 2],
     steps: &[RecordedBatch],
 ) -> Result<BackendComparison> {
-    let first = (steps.first()).ok_or_else(|| {
-        Error::invalid("steps", "none", "1 or more").fix("record at least one step")
-    })?;
+    let first =
+        (steps.first()).ok_or_else(|| Error::invalid("steps", "none", "1 or more").fix("record at least one step"))?;
     if trial.layers == 0 {
         return Err(Error::invalid("trial.layers", 0, "1 or more").fix("try at least one layer"));
     }
@@ -233,17 +226,10 @@ pub fn compare_backends<T: Number>(
     for (at, step) in steps.iter().enumerate() {
         let metadata = AttentionMetadata::new(&step.requests(), step.settings)?;
         let layers = trial.layers(stream, at, metadata.tokens())?;
-        let (first, first_outputs) =
-            fastest_run(stream, &mut first, &metadata, &layers, trial.runs)?;
-        let (second, second_outputs) =
-            fastest_run(stream, &mut second, &metadata, &layers, trial.runs)?;
-        let mut compared = StepComparison {
-            state: metadata.state(),
-            sides: [first, second],
-            elements: 0,
-            equal: 0,
-            furthest: None,
-        };
+        let (first, first_outputs) = fastest_run(stream, &mut first, &metadata, &layers, trial.runs)?;
+        let (second, second_outputs) = fastest_run(stream, &mut second, &metadata, &layers, trial.runs)?;
+        let mut compared =
+            StepComparison { state: metadata.state(), sides: [first, second], elements: 0, equal: 0, furthest: None };
         if compared.sides.iter().all(Result::is_ok) {
             let outputs = first_outputs.iter().zip(&second_outputs);
             for (layer, (first, second)) in outputs.enumerate() {
@@ -359,22 +345,8 @@ impl StepComparison {
             if (self.furthest).is_some_and(|most| distance <= most.distance) {
                 continue;
             }
-            let ElementPlace {
-                request,
-                token,
-                head,
-                element,
-            } = rows.place(index, request_ends(metadata));
-            self.furthest = Some(BackendDeviation {
-                step,
-                layer,
-                request,
-                token,
-                head,
-                element,
-                values,
-                distance,
-            });
+            let ElementPlace { request, token, head, element } = rows.place(index, request_ends(metadata));
+            self.furthest = Some(BackendDeviation { step, layer, request, token, head, element, values, distance });
         }
     }
 }
@@ -397,17 +369,14 @@ impl BackendTrial {
         (blocks, block_size, pad): (usize, usize, PadPolicy),
         backends: Backends<T>,
     ) -> Result<Attention<T>> {
-        let AttentionShape {
-            kv_heads, head_dim, ..
-        } = self.shape;
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         let shape = CacheShape::new(self.layers, kv_heads, head_dim).format(self.format);
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, shape, pad)?;
         for layer in 0..self.layers {
             let layer_cache = cache.layer(layer)?;
-            for (tensor, numbers) in [
-                (&layer_cache.key, Numbers::CachedKey),
-                (&layer_cache.value, Numbers::CachedValue),
-            ] {
+            for (tensor, numbers) in
+                [(&layer_cache.key, Numbers::CachedKey), (&layer_cache.value, Numbers::CachedValue)]
+            {
                 let filled: Tensor<T> = self.tensor(stream, numbers, (0, layer), tensor.shape())?;
                 tensor.copy_from(stream, &filled)?;
             }
@@ -416,22 +385,10 @@ impl BackendTrial {
     }
 
     /// The rows of a step for each layer.
-    fn layers<T: Number>(
-        &self,
-        stream: &Stream,
-        step: usize,
-        tokens: usize,
-    ) -> Result<Vec<Rows<T>>> {
-        let AttentionShape {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.shape;
+    fn layers<T: Number>(&self, stream: &Stream, step: usize, tokens: usize) -> Result<Vec<Rows<T>>> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let rows = |layer| {
-            let random_rows = |numbers, heads| {
-                self.tensor(stream, numbers, (step, layer), &[tokens, heads, head_dim])
-            };
+            let random_rows = |numbers, heads| self.tensor(stream, numbers, (step, layer), &[tokens, heads, head_dim]);
             Ok([
                 random_rows(Numbers::Query, heads)?,
                 random_rows(Numbers::Key, kv_heads)?,
@@ -453,12 +410,8 @@ impl BackendTrial {
         let mut values = Vec::new();
         let room = elements.filter(|elements| values.try_reserve_exact(*elements).is_ok());
         let room = room.ok_or_else(|| {
-            Error::invalid(
-                "trial",
-                format_args!("{shape:?}"),
-                "tensors that fit in the host's memory",
-            )
-            .fix("try smaller steps")
+            Error::invalid("trial", format_args!("{shape:?}"), "tensors that fit in the host's memory")
+                .fix("try smaller steps")
         })?;
         let parts = [self.seed, numbers as u64, step as u64, layer as u64];
         let mut state = parts.into_iter().fold(0, |state, part| mixed(state ^ part));
@@ -468,8 +421,7 @@ impl BackendTrial {
             (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
         }));
         let tensor = CaseTensor::from_f32(T::DTYPE, shape, &values).map_err(|error| {
-            Error::invalid("trial", error, "numbers of the element type")
-                .fix("try an element type of 16 or 32 bits")
+            Error::invalid("trial", error, "numbers of the element type").fix("try an element type of 16 or 32 bits")
         })?;
         let uploaded = stream.upload_bytes(tensor.dtype(), tensor.bytes(), shape)?;
         Ok(uploaded.typed()?)
@@ -502,12 +454,7 @@ mod tests {
         metadata.pad_to(5).unwrap();
         let mut compared = StepComparison {
             state: metadata.state(),
-            sides: [(); 2].map(|()| {
-                Ok(ServedStep {
-                    backend: "",
-                    time: Duration::ZERO,
-                })
-            }),
+            sides: [(); 2].map(|()| Ok(ServedStep { backend: "", time: Duration::ZERO })),
             elements: 0,
             equal: 0,
             furthest: None,

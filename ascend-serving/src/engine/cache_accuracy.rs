@@ -61,13 +61,8 @@ struct Seen {
 }
 
 impl Seen {
-    const NOTHING: Self = Self {
-        largest: 0.0,
-        sum: 0.0,
-        count: 0.0,
-        least: f64::INFINITY,
-        greatest: f64::NEG_INFINITY,
-    };
+    const NOTHING: Self =
+        Self { largest: 0.0, sum: 0.0, count: 0.0, least: f64::INFINITY, greatest: f64::NEG_INFINITY };
 
     fn add(&mut self, exact: f64, got: f64) {
         let difference = (exact - got).abs();
@@ -82,11 +77,7 @@ impl Seen {
     }
 
     fn accuracy(self) -> CacheAccuracy {
-        CacheAccuracy {
-            largest: self.largest,
-            mean: self.sum / self.count,
-            range: self.greatest - self.least,
-        }
+        CacheAccuracy { largest: self.largest, mean: self.sum / self.count, range: self.greatest - self.least }
     }
 }
 
@@ -127,12 +118,8 @@ pub fn compare_caches<T: Number>(
     }
     let counts = [&*exact, &*quantised].map(|attention| attention.cache().shape().layers);
     if counts != [layers.len(); 2] {
-        return Err(Error::invalid(
-            "layers",
-            layers.len(),
-            format_args!("{counts:?}, as the caches have"),
-        )
-        .fix("bring rows for each layer of the caches"));
+        return Err(Error::invalid("layers", layers.len(), format_args!("{counts:?}, as the caches have"))
+            .fix("bring rows for each layer of the caches"));
     }
     let mut seen = vec![Seen::NOTHING; layers.len()];
     let mut runs = [exact, quantised].map(|attention| {

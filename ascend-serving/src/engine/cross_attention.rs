@@ -5,14 +5,11 @@ use ascend_attention::case::tentatively;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::{
-    AttentionShape, LayerTensors, RefusedBackend, StepCall, StepContext, StepPlan, decode_layout,
-    no_backend, size,
+    AttentionShape, LayerTensors, RefusedBackend, StepCall, StepContext, StepPlan, decode_layout, no_backend, size,
 };
 use crate::batch::{AttentionMetadata, Causality, LayerMask};
 use crate::error::Result;
-use crate::kv::{
-    CacheEntry, CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
-};
+use crate::kv::{CacheEntry, CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied};
 use crate::rules;
 
 use super::layer_check::StepRows;
@@ -160,12 +157,7 @@ impl<T: Element> CrossAttention<T> {
             let cached = sequence.len();
             check_written(self.cache.entry(), tokens.len(), sequence)?;
             slots.extend(self.cache.grow(stream, sequence, *new)?);
-            tokens.push(StepTokens {
-                stamp: sequence.stamp(),
-                cached,
-                len: sequence.len(),
-                recompute: false,
-            });
+            tokens.push(StepTokens { stamp: sequence.stamp(), cached, len: sequence.len(), recompute: false });
         }
         if slots.is_empty() {
             return Err(Violation::new(
@@ -207,11 +199,7 @@ impl<T: Element> CrossAttention<T> {
         if encoded.len() != metadata.requests() {
             return Err(Violation::new(
                 &rules::LENGTHS_BATCH,
-                format_args!(
-                    "{} sequences of encoder tokens for {} requests",
-                    encoded.len(),
-                    metadata.requests()
-                ),
+                format_args!("{} sequences of encoder tokens for {} requests", encoded.len(), metadata.requests()),
                 "one for each, an empty one for a request that has none",
                 "list them in the order of the step's requests",
             )
@@ -226,10 +214,7 @@ impl<T: Element> CrossAttention<T> {
             if sequence.given_back() > 0 {
                 return Err(Violation::new(
                     &rules::BLOCK_WINDOW,
-                    format_args!(
-                        "encoder {at}, whose first {} tokens were given back",
-                        sequence.given_back()
-                    ),
+                    format_args!("encoder {at}, whose first {} tokens were given back", sequence.given_back()),
                     "all tokens: each token of the decoder sees them",
                     "keep the blocks of encoder keys until the request ends",
                 )
@@ -253,11 +238,7 @@ impl<T: Element> CrossAttention<T> {
             metadata,
             lengths,
             planned: None,
-            layers: QueuedLayers::new(
-                self.cache.shape().layers,
-                Vec::new(),
-                rules::STEP_LAYERS_MISSING.fix,
-            ),
+            layers: QueuedLayers::new(self.cache.shape().layers, Vec::new(), rules::STEP_LAYERS_MISSING.fix),
         })
     }
 }
@@ -316,20 +297,13 @@ impl<T: Element> Encoding<'_, T> {
 /// Refuses a sequence of encoder tokens that were not all written, and one of which an encoding is in progress.
 fn check_written(entry: &CacheEntry, at: usize, sequence: &Sequence) -> Result<(), Violation> {
     let len = sequence.len();
-    let all = StepTokens {
-        stamp: sequence.stamp(),
-        cached: len,
-        len,
-        recompute: false,
-    };
-    entry
-        .check(&format_args!("encoder {at}"), all)
-        .map_err(|why| {
-            match [&rules::SEQUENCE_GAP, &rules::STEP_LAYERS_MISSING].contains(&why.rule) {
-                true => Violation::new(why.rule, why.given, why.allowed, ENCODE_AGAIN),
-                false => why,
-            }
-        })
+    let all = StepTokens { stamp: sequence.stamp(), cached: len, len, recompute: false };
+    entry.check(&format_args!("encoder {at}"), all).map_err(|why| {
+        match [&rules::SEQUENCE_GAP, &rules::STEP_LAYERS_MISSING].contains(&why.rule) {
+            true => Violation::new(why.rule, why.given, why.allowed, ENCODE_AGAIN),
+            false => why,
+        }
+    })
 }
 
 /// How to encode again what ended without some layers.
@@ -375,22 +349,12 @@ impl<T: Element> CrossStep<'_, T> {
     /// # Errors
     /// As for [`CrossStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of
     /// another shape.
-    pub fn forward_into(
-        &mut self,
-        layer: usize,
-        query: &Tensor<T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    pub fn forward_into(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         let outcome = self.queue_layer(layer, query, output);
         self.layers.note_outcome(layer, outcome)
     }
 
-    fn queue_layer(
-        &mut self,
-        layer: usize,
-        query: &Tensor<T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn queue_layer(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
         query.check_device("query", self.stream.device())?;
         let shape = self.cross.shape;
@@ -398,18 +362,9 @@ impl<T: Element> CrossStep<'_, T> {
             actual: self.metadata.actual_tokens(),
             padded: self.metadata.tokens(),
             padding: true,
-            fixes: [
-                rules::STEP_TOKENS.fix,
-                "bring the layer's query, or make the `AttentionShape` with its heads",
-            ],
+            fixes: [rules::STEP_TOKENS.fix, "bring the layer's query, or make the `AttentionShape` with its heads"],
         };
-        rows.check(
-            "query",
-            query,
-            Some(layer),
-            shape.heads,
-            Some(shape.head_dim),
-        )?;
+        rows.check("query", query, Some(layer), shape.heads, Some(shape.head_dim))?;
         let cache = self.cross.cache.layer(layer)?;
         let step = StepContext {
             stream: self.stream,

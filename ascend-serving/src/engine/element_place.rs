@@ -74,23 +74,12 @@ mod tests {
     fn each_element_has_a_place_of_its_own_in_either_order() {
         // Tokens 1 to 3 of a step of requests with 2, 0 and 2 tokens.
         let (ends, tokens) = ([2, 2, 4], [(0, 1), (2, 0), (2, 1)]);
-        let rows = |order| TokenHeads {
-            order,
-            first_token: 1,
-            tokens: 3,
-            heads: 2,
-            head_size: 5,
-        };
+        let rows = |order| TokenHeads { order, first_token: 1, tokens: 3, heads: 2, head_size: 5 };
         let (by_token, by_head) = (rows(TokenOrder::TokensFirst), rows(TokenOrder::HeadsFirst));
         for (nth, (request, token)) in tokens.into_iter().enumerate() {
             for head in 0..2 {
                 for element in 0..5 {
-                    let place = ElementPlace {
-                        request,
-                        token,
-                        head,
-                        element,
-                    };
+                    let place = ElementPlace { request, token, head, element };
                     let at = [(nth * 2 + head) * 5, (head * 3 + nth) * 5].map(|row| row + element);
                     let found = [by_token.place(at[0], &ends), by_head.place(at[1], &ends)];
                     assert_eq!(found, [place; 2]);

@@ -106,10 +106,7 @@ impl EncoderAttention {
         let shape = self.shape;
         let rows = EncoderRows { tokens, shape };
         rows.check(stream, [query, key, value])?;
-        let call = CallLengths::PackedDense {
-            q: &ends,
-            kv: &ends,
-        };
+        let call = CallLengths::PackedDense { q: &ends, kv: &ends };
         let packed = || {
             let inputs = Inputs::new(query, key, value);
             let plan = call.apply(shape.call(Layout::Tnd)).plan(inputs)?;
@@ -135,11 +132,8 @@ impl EncoderAttention {
             };
             Ok(Calls::Prompts(planned(&runs, plan)?))
         };
-        let routes: [(&'static str, &dyn Fn() -> Result<Calls>); 3] = [
-            ("packed", &packed),
-            ("batched", &batched_calls),
-            ("prompt", &prompts),
-        ];
+        let routes: [(&'static str, &dyn Fn() -> Result<Calls>); 3] =
+            [("packed", &packed), ("batched", &batched_calls), ("prompt", &prompts)];
         let mut reasons = Vec::new();
         for (route, plan) in routes {
             match tentatively(plan) {
@@ -163,12 +157,7 @@ struct EncoderRows {
 impl EncoderRows {
     /// Refuses query, key and value of other shapes or of another device.
     fn check<T: Element>(&self, stream: &Stream, tensors: [&Tensor<T>; 3]) -> Result<()> {
-        let AttentionShape {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let rows = StepRows {
             actual: self.tokens,
             padded: self.tokens,
@@ -232,10 +221,7 @@ fn runs_of(lengths: &[usize], most: usize) -> Vec<Run> {
                 run.tokens.end = end;
                 run.sequences = run.sequences.saturating_add(1);
             }
-            _ => runs.push(Run {
-                tokens: first..end,
-                sequences: 1,
-            }),
+            _ => runs.push(Run { tokens: first..end, sequences: 1 }),
         }
         (length_of_last, first) = (length, end);
     }
@@ -342,19 +328,12 @@ fn output_of<T: Element>(query: &Tensor<T>, output: &Tensor<T>) -> Result<()> {
     if output.shape() == query.shape() {
         return Ok(());
     }
-    Err(Error::not_as_planned(
-        "output",
-        format_args!("{:?}", output.shape()),
-        format_args!("{:?}", query.shape()),
-    ))
+    Err(Error::not_as_planned("output", format_args!("{:?}", output.shape()), format_args!("{:?}", query.shape())))
 }
 
 impl fmt::Debug for EncoderPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EncoderPlan")
-            .field("route", &self.route)
-            .field("rows", &self.rows)
-            .finish_non_exhaustive()
+        f.debug_struct("EncoderPlan").field("route", &self.route).field("rows", &self.rows).finish_non_exhaustive()
     }
 }
 
@@ -365,9 +344,7 @@ mod tests {
     #[test]
     fn neighbours_of_one_length_are_one_run() {
         let runs = runs_of(&[4, 4, 0, 4, 4, 7, 0, 4], 3);
-        let sizes: Vec<_> = (runs.iter())
-            .map(|run| (run.tokens.clone(), run.sequences))
-            .collect();
+        let sizes: Vec<_> = (runs.iter()).map(|run| (run.tokens.clone(), run.sequences)).collect();
         assert_eq!(sizes, [(0..12, 3), (12..16, 1), (16..23, 1), (23..27, 1)]);
         assert!(runs_of(&[0, 0], 3).is_empty());
     }

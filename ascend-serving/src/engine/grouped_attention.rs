@@ -26,16 +26,9 @@ pub struct LayerGroup<T: Element> {
 impl<T: Element> LayerGroup<T> {
     /// A group of these layers of the model, in the order in which the attention's cache has them. At most one layer
     /// more than [`CacheShape::MAX_LAYERS`] is kept: no [`GroupedAttention`] takes more.
-    pub fn new(
-        layers: impl IntoIterator<Item = usize>,
-        causality: Causality,
-        attention: Attention<T>,
-    ) -> Self {
+    pub fn new(layers: impl IntoIterator<Item = usize>, causality: Causality, attention: Attention<T>) -> Self {
         Self {
-            layers: layers
-                .into_iter()
-                .take(CacheShape::MAX_LAYERS.saturating_add(1))
-                .collect(),
+            layers: layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect(),
             causality,
             attention,
         }
@@ -119,10 +112,7 @@ impl<T: Element> GroupedAttention<T> {
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a layer that is in no group, in several or not in the model,
     /// for a group whose cache has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or
     /// groups.
-    pub fn new(
-        layers: usize,
-        groups: impl IntoIterator<Item = LayerGroup<T>>,
-    ) -> Result<Self, Violation> {
+    pub fn new(layers: usize, groups: impl IntoIterator<Item = LayerGroup<T>>) -> Result<Self, Violation> {
         // One more than any model has, so that an endless list ends.
         let most = CacheShape::MAX_LAYERS;
         let groups = groups.into_iter().take(most.saturating_add(1));
@@ -131,9 +121,7 @@ impl<T: Element> GroupedAttention<T> {
             Violation::new(
                 &rules::GROUP_LAYERS,
                 given,
-                format_args!(
-                    "each layer below {layers} in one group, whose cache has as many layers"
-                ),
+                format_args!("each layer below {layers} in one group, whose cache has as many layers"),
                 "divide the layers of the model among the groups",
             )
         };
@@ -146,9 +134,7 @@ impl<T: Element> GroupedAttention<T> {
             let cached = group.attention.cache().shape().layers;
             if cached != group.layers.len() {
                 let own = group.layers.len();
-                return Err(wrong(format!(
-                    "group {at} of {own} layers, {cached} in its cache"
-                )));
+                return Err(wrong(format!("group {at} of {own} layers, {cached} in its cache")));
             }
             for (local, &layer) in group.layers.iter().enumerate() {
                 match of_layer.get_mut(layer) {
@@ -157,10 +143,7 @@ impl<T: Element> GroupedAttention<T> {
                 }
             }
         }
-        Ok(Self {
-            groups,
-            of_layer: of_layer.into_iter().flatten().collect(),
-        })
+        Ok(Self { groups, of_layer: of_layer.into_iter().flatten().collect() })
     }
 
     /// For each layer of the model its group, and its number in the group.
@@ -203,10 +186,7 @@ impl<T: Element> GroupedAttention<T> {
         self.findings(Attention::await_range_findings)
     }
 
-    fn findings(
-        &mut self,
-        take: impl Fn(&mut Attention<T>) -> Result<Vec<RangeFinding>>,
-    ) -> Result<Vec<RangeFinding>> {
+    fn findings(&mut self, take: impl Fn(&mut Attention<T>) -> Result<Vec<RangeFinding>>) -> Result<Vec<RangeFinding>> {
         let mut all = Vec::new();
         for group in &mut self.groups {
             for mut finding in take(&mut group.attention)? {
@@ -225,9 +205,7 @@ impl<T: Element> GroupedAttention<T> {
             let sequence = Sequence::new(group.attention.cache().pool());
             (sequence, group.causality)
         };
-        GroupedSequence {
-            parts: self.groups.iter().map(part).collect(),
-        }
+        GroupedSequence { parts: self.groups.iter().map(part).collect() }
     }
 
     /// Makes room for `tokens` more tokens of a sequence in each group, gives back the tokens before the window of the
@@ -237,12 +215,7 @@ impl<T: Element> GroupedAttention<T> {
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow).
-    pub fn grow(
-        &mut self,
-        stream: &Stream,
-        sequence: &mut GroupedSequence,
-        tokens: usize,
-    ) -> Result<()> {
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut GroupedSequence, tokens: usize) -> Result<()> {
         for group in &self.groups {
             group.attention.cache().admits(stream)?;
         }
@@ -252,10 +225,7 @@ impl<T: Element> GroupedAttention<T> {
             rooms.push(group.attention.cache().reserve(part, tokens)?);
         }
         for (group, room) in self.groups.iter_mut().zip(&rooms) {
-            group
-                .attention
-                .cache_mut()
-                .copy_blocks(stream, &room.copies)?;
+            group.attention.cache_mut().copy_blocks(stream, &room.copies)?;
         }
         for ((part, _), room) in sequence.parts.iter_mut().zip(rooms) {
             // The slots are not used: the metadata has them, and the copies are queued.
@@ -278,9 +248,7 @@ impl<T: Element> GroupedAttention<T> {
         let most = BlockPool::MAX_REQUESTS.saturating_add(1);
         let requests: Vec<_> = requests.into_iter().take(most).collect();
         for (at, group) in self.groups.iter().enumerate() {
-            let lengths = requests
-                .iter()
-                .filter_map(|(sequence, tokens)| sequence.keys_of(at, *tokens));
+            let lengths = requests.iter().filter_map(|(sequence, tokens)| sequence.keys_of(at, *tokens));
             group.attention.cache().pool().admits(lengths)?;
         }
         Ok(())
@@ -290,14 +258,9 @@ impl<T: Element> GroupedAttention<T> {
     ///
     /// # Errors
     /// As for [`AttentionMetadata::new`](crate::AttentionMetadata::new).
-    pub fn metadata(
-        &self,
-        requests: &[GroupedRequest<'_>],
-        policy: StatePolicy,
-    ) -> Result<GroupedMetadata, Violation> {
-        let settings = self.groups.iter().map(|group| {
-            BatchSettings::of(group.attention.cache(), group.causality).policy(policy)
-        });
+    pub fn metadata(&self, requests: &[GroupedRequest<'_>], policy: StatePolicy) -> Result<GroupedMetadata, Violation> {
+        let settings =
+            self.groups.iter().map(|group| BatchSettings::of(group.attention.cache(), group.causality).policy(policy));
         GroupedMetadata::new(requests, settings)
     }
 
@@ -306,16 +269,11 @@ impl<T: Element> GroupedAttention<T> {
     /// # Errors
     /// As for [`Attention::begin`]; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for metadata of another attention.
-    pub fn begin<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &'a GroupedMetadata,
-    ) -> Result<GroupedStep<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a GroupedMetadata) -> Result<GroupedStep<'a, T>> {
         same_groups(metadata.groups.len(), self.groups.len())?;
         let mut steps = Vec::with_capacity(self.groups.len());
         for (group, metadata) in self.groups.iter_mut().zip(&metadata.groups) {
-            let [given, own] =
-                [metadata.settings().causality, group.causality].map(LayerMask::from);
+            let [given, own] = [metadata.settings().causality, group.causality].map(LayerMask::from);
             if given != own {
                 return Err(Violation::new(
                     &rules::STEP_CAUSALITY,
@@ -329,20 +287,14 @@ impl<T: Element> GroupedAttention<T> {
                 Ok(step) => steps.push(step),
                 Err(why) => {
                     // The caller has the error, and need not be told that the steps before have no layers.
-                    steps
-                        .iter_mut()
-                        .for_each(|step: &mut Step<'_, T>| step.layers.silence());
+                    steps.iter_mut().for_each(|step: &mut Step<'_, T>| step.layers.silence());
                     return Err(why);
                 }
             }
         }
         let mut layers = QueuedLayers::new(self.of_layer.len(), Vec::new(), STEP_AGAIN);
         layers.join(steps.iter_mut().map(|step| &mut step.layers));
-        Ok(GroupedStep {
-            layers,
-            steps,
-            of_layer: &self.of_layer,
-        })
+        Ok(GroupedStep { layers, steps, of_layer: &self.of_layer })
     }
 }
 
@@ -370,11 +322,7 @@ pub struct GroupedStep<'a, T: Element> {
 
 impl<'a, T: Element> GroupedStep<'a, T> {
     /// Queues a layer of the model as a layer of its group.
-    fn queue<R>(
-        &mut self,
-        layer: usize,
-        forward: impl FnOnce(&mut Step<'a, T>, usize) -> Result<R>,
-    ) -> Result<R> {
+    fn queue<R>(&mut self, layer: usize, forward: impl FnOnce(&mut Step<'a, T>, usize) -> Result<R>) -> Result<R> {
         let outcome = self.queue_in_group(layer, forward);
         self.layers.note_outcome(layer, outcome)
     }
@@ -406,11 +354,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// # Errors
     /// As for [`Step::forward`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does
     /// not exist.
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         self.queue(layer, |step, local| step.forward(local, inputs))
     }
 
@@ -424,9 +368,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         inputs: impl Into<LayerInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        self.queue(layer, |step, local| {
-            step.forward_into(local, inputs, output)
-        })
+        self.queue(layer, |step, local| step.forward_into(local, inputs, output))
     }
 
     /// Ends the step, and checks that all its layers were queued: [`Step::end`].

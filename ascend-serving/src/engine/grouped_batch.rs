@@ -41,18 +41,14 @@ impl GroupedSequence {
             let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
             Ok((prefix, *causality))
         });
-        Ok(Self {
-            parts: parts.collect::<Result<_, Violation>>()?,
-        })
+        Ok(Self { parts: parts.collect::<Result<_, Violation>>()? })
     }
 
     /// A sequence with the same tokens in the same blocks of every group: [`Sequence::fork`].
     pub fn fork(&self) -> Self {
         let parts = self.parts.iter();
         let parts = parts.map(|(sequence, causality)| (sequence.fork(), *causality));
-        Self {
-            parts: parts.collect(),
-        }
+        Self { parts: parts.collect() }
     }
 
     /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
@@ -123,13 +119,7 @@ impl<'a> GroupedRequest<'a> {
     /// The last `new` tokens of a sequence, by which [`GroupedAttention::grow`](crate::GroupedAttention::grow) made
     /// it longer.
     pub fn of(sequence: &'a GroupedSequence, new: usize) -> Self {
-        Self {
-            sequence,
-            new,
-            drafts: 0,
-            prompt_len: None,
-            recompute: false,
-        }
+        Self { sequence, new, drafts: 0, prompt_len: None, recompute: false }
     }
 
     /// Sets the length of the whole prompt: [`BatchRequest::prompt_len`].
@@ -178,9 +168,9 @@ impl GroupedMetadata {
         requests: &[GroupedRequest<'_>],
         settings: impl Iterator<Item = BatchSettings>,
     ) -> Result<Self, Violation> {
-        let groups = settings.enumerate().map(|(group, settings)| {
-            AttentionMetadata::new(&requests_of_group(requests, group), settings)
-        });
+        let groups = settings
+            .enumerate()
+            .map(|(group, settings)| AttentionMetadata::new(&requests_of_group(requests, group), settings));
         let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Violation>>()?;
         if groups.is_empty() {
             return Err(Violation::new(
@@ -201,8 +191,7 @@ impl GroupedMetadata {
     /// As for [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
     pub fn renew(&mut self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
         let mut groups = self.groups.iter_mut().enumerate();
-        let outcome =
-            groups.try_for_each(|(at, group)| group.renew(&requests_of_group(requests, at)));
+        let outcome = groups.try_for_each(|(at, group)| group.renew(&requests_of_group(requests, at)));
         let outcome = outcome.and_then(|()| self.has_all(requests));
         if outcome.is_err() {
             self.groups.iter_mut().for_each(AttentionMetadata::forget);
@@ -212,11 +201,7 @@ impl GroupedMetadata {
 
     /// Refuses requests whose sequences lack a group.
     fn has_all(&self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
-        if self
-            .groups
-            .iter()
-            .all(|group| group.requests() == requests.len())
-        {
+        if self.groups.iter().all(|group| group.requests() == requests.len()) {
             return Ok(());
         }
         Err(Violation::new(

@@ -21,12 +21,7 @@ pub struct KeyChoice {
 impl KeyChoice {
     /// A choice of single keys, `[tokens, 1, count]`, by an indexer of a step.
     pub(super) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
-        Self {
-            step: Arc::clone(step),
-            indexer,
-            indices,
-            keys_per_index: 1,
-        }
+        Self { step: Arc::clone(step), indexer, indices, keys_per_index: 1 }
     }
 
     /// The choice of every key that a token sees, in runs of `keys_per_index` keys.
@@ -59,10 +54,7 @@ impl KeyChoice {
 
     /// The same choice, by another indexer.
     pub(super) fn by(&self, indexer: usize) -> Self {
-        Self {
-            indexer,
-            ..self.clone()
-        }
+        Self { indexer, ..self.clone() }
     }
 
     /// The indexer, as the cache of index keys numbers its layers.
@@ -74,10 +66,8 @@ impl KeyChoice {
     pub(super) fn check_step(&self, step: &Arc<()>, layer: usize) -> Result<(), Violation> {
         match Arc::ptr_eq(&self.step, step) {
             true => Ok(()),
-            false => Err(rules::SPARSE_CHOICE.broken(
-                format_args!("a choice of another step in layer {layer}"),
-                "a choice of this step",
-            )),
+            false => Err(rules::SPARSE_CHOICE
+                .broken(format_args!("a choice of another step in layer {layer}"), "a choice of this step")),
         }
     }
 

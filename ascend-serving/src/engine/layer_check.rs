@@ -17,17 +17,11 @@ pub(crate) struct InputKinds {
 
 impl InputKinds {
     pub(crate) fn of<T: Element>(layer: &LayerTensors<'_, T>) -> Self {
-        Self {
-            sink: layer.learnable_sink.is_some(),
-            latent: layer.latent.is_some(),
-        }
+        Self { sink: layer.learnable_sink.is_some(), latent: layer.latent.is_some() }
     }
 
     /// Refuses another layer with other kinds of inputs: the plans are made for the first one.
-    pub(crate) fn check_same<T: Element>(
-        self,
-        layer: &LayerTensors<'_, T>,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_same<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
         let given = Self::of(layer);
         if given == self {
             return Ok(());
@@ -35,10 +29,7 @@ impl InputKinds {
         Err(Violation::new(
             &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.describe()),
-            format_args!(
-                "{}, as the first layer of the step with this mask",
-                self.describe()
-            ),
+            format_args!("{}, as the first layer of the step with this mask", self.describe()),
             "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; divide \
              layers of several kinds into the groups of a `GroupedAttention`",
         ))
@@ -56,16 +47,9 @@ impl InputKinds {
 
 /// Refuses tensors of another device, and tensors that do not have the step's tokens or the model's heads. The shapes
 /// of latent attention are checked by the backend.
-pub(crate) fn check_layer<T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'_, T>,
-) -> Result<()> {
+pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<()> {
     let device = step.stream.device();
-    let named = [
-        ("query", layer.query),
-        ("key", layer.key),
-        ("value", layer.value),
-    ];
+    let named = [("query", layer.query), ("key", layer.key), ("value", layer.value)];
     for (name, tensor) in named {
         tensor.check_device(name, device)?;
     }
@@ -91,15 +75,10 @@ pub(crate) fn check_layer<T: Element>(
 
 /// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,
 /// the first would write what the second reads.
-pub(crate) fn check_outputs<T: Element>(
-    layer: &LayerTensors<'_, T>,
-    into: Option<&Tensor<T>>,
-) -> Result<()> {
+pub(crate) fn check_outputs<T: Element>(layer: &LayerTensors<'_, T>, into: Option<&Tensor<T>>) -> Result<()> {
     let rope = layer.latent.map(|latent| latent.query_rope);
     let (absorbed, decoded) = match layer.latent.map(|latent| latent.form) {
-        Some(LatentForm::Mixed {
-            absorbed, decoded, ..
-        }) => (Some(absorbed), Some(decoded)),
+        Some(LatentForm::Mixed { absorbed, decoded, .. }) => (Some(absorbed), Some(decoded)),
         _ => (None, None),
     };
     let stored = layer.quantised.map(|quantised| {
@@ -165,12 +144,7 @@ impl StepRows {
             None => format!("{name} {tensor}"),
         };
         let of_shape = || given(&format_args!("{:?}", tensor.shape()));
-        let Self {
-            actual,
-            padded,
-            padding,
-            fixes,
-        } = self;
+        let Self { actual, padded, padding, fixes } = self;
         let is_packed = tensor.shape().len() == 3;
         let rows = if is_packed { size(tensor, 0) } else { padded };
         let least = if padding { padded } else { actual };
@@ -178,12 +152,10 @@ impl StepRows {
             let dummies = padded.saturating_sub(actual);
             let allowed = match (padding, dummies) {
                 (_, 0) => format!("[{actual}, {heads}, D], a row for each token"),
-                (true, _) => format!(
-                    "[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"
-                ),
-                (false, _) => format!(
-                    "[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding"
-                ),
+                (true, _) => format!("[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"),
+                (false, _) => {
+                    format!("[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding")
+                }
             };
             let rule = &rules::STEP_TOKENS;
             return Err(Violation::new(rule, of_shape(), allowed, fixes[0]));

@@ -71,14 +71,7 @@ pub struct LayerInputs<'a, T: Element> {
 
 impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for LayerInputs<'a, T> {
     fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
-        Self {
-            query,
-            key,
-            value,
-            mask: None,
-            learnable_sink: None,
-            latent: None,
-        }
+        Self { query, key, value, mask: None, learnable_sink: None, latent: None }
     }
 }
 
@@ -92,10 +85,7 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         key_rope: &'a Tensor<T>,
         tensors: LatentTensors<'a, T>,
     ) -> Self {
-        Self {
-            latent: Some(tensors),
-            ..Self::from((query, latent, key_rope))
-        }
+        Self { latent: Some(tensors), ..Self::from((query, latent, key_rope)) }
     }
 
     /// Sets a mask of the layer's own.

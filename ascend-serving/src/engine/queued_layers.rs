@@ -42,15 +42,7 @@ impl QueuedLayers {
         if layers == 0 {
             progress.iter_mut().for_each(StepProgress::end);
         }
-        Self {
-            queued: vec![false; layers],
-            missing: layers,
-            wrote: false,
-            warned: false,
-            progress,
-            again,
-            torn: false,
-        }
+        Self { queued: vec![false; layers], missing: layers, wrote: false, warned: false, progress, again, torn: false }
     }
 
     /// Takes over what the steps of single groups would record: the tokens count as computed once the layers of every
@@ -64,18 +56,12 @@ impl QueuedLayers {
 
     /// Notes what the step of a group has done with one of its layers, the number `local` there, which may be queued
     /// though an error came after it. The progress of the group is that at `group`.
-    pub(crate) fn note_part(
-        &mut self,
-        layer: usize,
-        part: &QueuedLayers,
-        (group, local): (usize, usize),
-    ) {
+    pub(crate) fn note_part(&mut self, layer: usize, part: &QueuedLayers, (group, local): (usize, usize)) {
         self.wrote |= part.wrote;
         if part.torn {
             self.torn = true;
             let own = self.progress.get(group);
-            own.into_iter()
-                .for_each(|progress| progress.lose_group(GROUP));
+            own.into_iter().for_each(|progress| progress.lose_group(GROUP));
         }
         if part.queued.get(local) == Some(&true) {
             self.note_queued(layer);
@@ -92,9 +78,7 @@ impl QueuedLayers {
         if self.torn {
             return Err(Violation::new(
                 &rules::SEQUENCE_GAP,
-                format_args!(
-                    "layer {layer} of a step, a write of which has lost tokens in front of it"
-                ),
+                format_args!("layer {layer} of a step, a write of which has lost tokens in front of it"),
                 "a step that is begun again",
                 LOST_AGAIN,
             ));
@@ -138,11 +122,7 @@ impl QueuedLayers {
     }
 
     /// Notes whether a layer was queued.
-    pub(crate) fn note_outcome<R, E>(
-        &mut self,
-        layer: usize,
-        outcome: Result<R, E>,
-    ) -> Result<R, E> {
+    pub(crate) fn note_outcome<R, E>(&mut self, layer: usize, outcome: Result<R, E>) -> Result<R, E> {
         match outcome {
             Ok(_) => self.note_queued(layer),
             Err(_) => self.silence(),
@@ -184,12 +164,7 @@ impl QueuedLayers {
     /// The layers that are not queued, as text: `layer 3`, or `layers 0 to 2, 5`.
     fn missing_text(&self) -> String {
         let mut missing: Vec<Range<usize>> = Vec::new();
-        for (layer, _) in self
-            .queued
-            .iter()
-            .enumerate()
-            .filter(|(_, queued)| !**queued)
-        {
+        for (layer, _) in self.queued.iter().enumerate().filter(|(_, queued)| !**queued) {
             let end = layer.saturating_add(1);
             match missing.last_mut() {
                 Some(last) if last.end == layer => last.end = end,
@@ -224,9 +199,7 @@ impl Drop for QueuedLayers {
         }
         if self.wrote {
             let missing: Arc<str> = missing.into();
-            self.progress
-                .iter_mut()
-                .for_each(|record| record.record_missing(&missing));
+            self.progress.iter_mut().for_each(|record| record.record_missing(&missing));
         }
     }
 }
@@ -246,9 +219,6 @@ mod tests {
         let checked: Result<(), ()> = model.note_outcome(1, Err(()));
         assert!(checked.is_err());
         assert!(model.check_not_repeated(1).is_err());
-        assert_eq!(
-            model.end().unwrap_err().given,
-            "a step that ends without layer 0"
-        );
+        assert_eq!(model.end().unwrap_err().given, "a step that ends without layer 0");
     }
 }

@@ -33,10 +33,7 @@ impl RangeCheck {
 
     /// Checks the next step, and every `steps`-th one after it.
     pub fn sampled(steps: NonZeroUsize) -> Self {
-        Self {
-            every: steps,
-            limit: f64::INFINITY,
-        }
+        Self { every: steps, limit: f64::INFINITY }
     }
 
     /// Also reports finite numbers that are farther from 0 than `limit`. A limit that is NaN or below 0 is refused
@@ -103,17 +100,7 @@ pub struct RangeFinding {
 
 impl fmt::Display for RangeFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            step,
-            layer,
-            tensor,
-            request,
-            token,
-            head,
-            element,
-            value,
-            report,
-        } = self;
+        let Self { step, layer, tensor, request, token, head, element, value, report } = self;
         write!(
             f,
             "step {step}, layer {layer}, {tensor}: {value} at element {element} of head {head} of token {token} of \
@@ -157,22 +144,14 @@ pub(crate) struct CheckedTensor<'a, T: Element> {
 impl<'a, T: Element> CheckedTensor<'a, T> {
     /// A tensor of all tokens of the step, `[tokens, N, D]`.
     pub(crate) fn packed(tensor: LayerTensor, elements: &'a Tensor<T>) -> Self {
-        Self {
-            tensor,
-            elements,
-            order: TokenOrder::TokensFirst,
-            first_token: 0,
-        }
+        Self { tensor, elements, order: TokenOrder::TokensFirst, first_token: 0 }
     }
 }
 
 /// The inputs of a layer.
-pub(crate) fn packed_inputs<'a, T: Element>(
-    [query, key, value]: [&'a Tensor<T>; 3],
-) -> [CheckedTensor<'a, T>; 3] {
+pub(crate) fn packed_inputs<'a, T: Element>([query, key, value]: [&'a Tensor<T>; 3]) -> [CheckedTensor<'a, T>; 3] {
     use LayerTensor::{Key, Query, Value};
-    [(Query, query), (Key, key), (Value, value)]
-        .map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
+    [(Query, query), (Key, key), (Value, value)].map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
 }
 
 /// The inputs and the output of a layer.
@@ -194,20 +173,12 @@ pub(crate) fn latent_tensors<'a, T: Element>(
 ) -> impl Iterator<Item = CheckedTensor<'a, T>> {
     use LayerTensor::{Key, Output, Query, QueryRope, Value};
     let packed = CheckedTensor::packed;
-    let heads_first = |elements| CheckedTensor {
-        order: TokenOrder::HeadsFirst,
-        ..packed(Output, elements)
-    };
+    let heads_first = |elements| CheckedTensor { order: TokenOrder::HeadsFirst, ..packed(Output, elements) };
     let (leading, query, output) = match tensors.form {
         LatentForm::Absorbed => (None, packed(Query, query), heads_first(output)),
         LatentForm::Plain(_) => (None, packed(Query, query), packed(Output, output)),
-        LatentForm::Mixed {
-            absorbed, decoded, ..
-        } => {
-            let behind = |checked| CheckedTensor {
-                first_token: size(absorbed, 0),
-                ..checked
-            };
+        LatentForm::Mixed { absorbed, decoded, .. } => {
+            let behind = |checked| CheckedTensor { first_token: size(absorbed, 0), ..checked };
             (
                 Some([packed(Query, absorbed), heads_first(decoded)]),
                 behind(packed(Query, query)),
@@ -244,16 +215,11 @@ struct Pending<T: Element> {
 }
 
 /// The elements of a copy of `copied_tokens` tokens, without those of its padding.
-fn without_padding<'a, T: Copy>(
-    copied: &'a [T],
-    copied_tokens: usize,
-    rows: &TokenHeads,
-) -> Cow<'a, [T]> {
+fn without_padding<'a, T: Copy>(copied: &'a [T], copied_tokens: usize, rows: &TokenHeads) -> Cow<'a, [T]> {
     if rows.tokens == copied_tokens {
         return Cow::Borrowed(copied);
     }
-    let [kept, all] =
-        [rows.tokens, copied_tokens].map(|tokens| tokens.saturating_mul(rows.head_size));
+    let [kept, all] = [rows.tokens, copied_tokens].map(|tokens| tokens.saturating_mul(rows.head_size));
     let heads = copied.chunks(all.max(1));
     let heads = heads.flat_map(|head| head.get(..kept).unwrap_or(head));
     Cow::Owned(heads.copied().collect())
@@ -333,12 +299,7 @@ impl<T: Element> RangeChecker<T> {
         self.collect(false)?;
         let of_step = ends.last().copied().unwrap_or(0);
         for checked in tensors {
-            let CheckedTensor {
-                tensor,
-                elements,
-                order,
-                first_token,
-            } = checked;
+            let CheckedTensor { tensor, elements, order, first_token } = checked;
             let axis_len = |axis: usize| elements.shape().get(axis).copied().unwrap_or(1);
             let (given, heads) = match order {
                 TokenOrder::TokensFirst => (axis_len(0), axis_len(1)),
@@ -369,13 +330,7 @@ impl<T: Element> RangeChecker<T> {
                 tensor,
                 ends: Arc::clone(&ends),
                 copied_tokens,
-                rows: TokenHeads {
-                    order,
-                    first_token,
-                    tokens,
-                    heads,
-                    head_size: axis_len(2),
-                },
+                rows: TokenHeads { order, first_token, tokens, heads, head_size: axis_len(2) },
             });
         }
         Ok(())
@@ -403,26 +358,13 @@ impl<T: Element> RangeChecker<T> {
         let Some(oldest) = self.pending.pop_front() else {
             return Ok(());
         };
-        let Pending {
-            copy,
-            step,
-            layer,
-            tensor,
-            ends,
-            copied_tokens,
-            rows,
-        } = oldest;
+        let Pending { copy, step, layer, tensor, ends, copied_tokens, rows } = oldest;
         let host = copy.wait()?;
         let elements = without_padding(&host, copied_tokens, &rows);
         let report = (self.report)(&elements, self.check.limit);
         let offender = report.first.and_then(|at| Some((at, *elements.get(at)?)));
         if let Some((at, value)) = offender {
-            let ElementPlace {
-                request,
-                token,
-                head,
-                element,
-            } = rows.place(at, &ends);
+            let ElementPlace { request, token, head, element } = rows.place(at, &ends);
             let finding = RangeFinding {
                 step,
                 layer,

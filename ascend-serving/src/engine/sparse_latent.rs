@@ -89,17 +89,8 @@ impl<T: Element> SparseLatent<T> {
     /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised
     /// caches; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
-    pub fn new(
-        shape: AttentionShape,
-        latents: PagedKvCache<T>,
-        index_keys: PagedKvCache<T>,
-    ) -> Result<Self> {
-        let sparse = Self {
-            shape,
-            latents,
-            index_keys,
-            sparse_count: Self::SPARSE_COUNT,
-        };
+    pub fn new(shape: AttentionShape, latents: PagedKvCache<T>, index_keys: PagedKvCache<T>) -> Result<Self> {
+        let sparse = Self { shape, latents, index_keys, sparse_count: Self::SPARSE_COUNT };
         sparse.check()?;
         Ok(sparse)
     }
@@ -178,11 +169,7 @@ impl<T: Element> SparseLatent<T> {
 }
 
 /// Refuses a cache that the operators cannot read: of another shape or format, or quantised.
-fn check_cache<T: Element>(
-    name: &'static str,
-    cache: &PagedKvCache<T>,
-    wanted: CacheShape,
-) -> Result<()> {
+fn check_cache<T: Element>(name: &'static str, cache: &PagedKvCache<T>, wanted: CacheShape) -> Result<()> {
     if cache.is_quantised() {
         return Err(Violation::new(
             &rules::CACHE_QUANTISED,
@@ -196,10 +183,8 @@ fn check_cache<T: Element>(
     if given == wanted && given.layers > 0 {
         return Ok(());
     }
-    Err(
-        Error::invalid(name, format_args!("{given:?}"), format_args!("{wanted:?}")).fix(
-            "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, with \
+    Err(Error::invalid(name, format_args!("{given:?}"), format_args!("{wanted:?}")).fix(
+        "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, with \
              the number of layers that have each, 1 or more",
-        ),
-    )
+    ))
 }

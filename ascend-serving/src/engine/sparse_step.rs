@@ -55,11 +55,7 @@ impl<T: Element> SparseLatent<T> {
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave tokens back,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tokens that read no key, or more than INT32 counts; as for
     /// [`Attention::begin`](crate::Attention::begin), for each of both caches.
-    pub fn begin<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &'a AttentionMetadata,
-    ) -> Result<SparseStep<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<SparseStep<'a, T>> {
         self.check()?;
         self.latents.admits(stream)?;
         metadata.check_requests()?;
@@ -75,12 +71,7 @@ impl<T: Element> SparseLatent<T> {
         let lease = self.latents.pool().begin_step(stream);
         let progress = vec![
             begin_in(&mut self.latents, "the cache of latents", stream, metadata)?,
-            begin_in(
-                &mut self.index_keys,
-                "the cache of index keys",
-                stream,
-                metadata,
-            )?,
+            begin_in(&mut self.index_keys, "the cache of index keys", stream, metadata)?,
         ];
         let new = metadata.new_and_cached().map(|(new, _)| new);
         let new: Vec<usize> = new.collect();
@@ -171,11 +162,7 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; as for
     /// [`LightningIndexer::plan`] and [`CacheWrite::plan`]. Nothing is written then.
-    pub fn choose<W: Element>(
-        &mut self,
-        indexer: usize,
-        inputs: IndexerTensors<'_, T, W>,
-    ) -> Result<KeyChoice> {
+    pub fn choose<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         let outcome = self.choose_once(indexer, inputs);
         if outcome.is_err() {
             self.layers.silence();
@@ -183,11 +170,7 @@ impl<T: Element> SparseStep<'_, T> {
         outcome
     }
 
-    fn choose_once<W: Element>(
-        &mut self,
-        indexer: usize,
-        inputs: IndexerTensors<'_, T, W>,
-    ) -> Result<KeyChoice> {
+    fn choose_once<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         let indexers = self.indexers.len();
         match self.indexers.get(indexer) {
             None => {
@@ -203,30 +186,15 @@ impl<T: Element> SparseStep<'_, T> {
         Ok(choice)
     }
 
-    fn queue_indexer<W: Element>(
-        &mut self,
-        indexer: usize,
-        inputs: IndexerTensors<'_, T, W>,
-    ) -> Result<KeyChoice> {
-        let IndexerTensors {
-            query,
-            weights,
-            key,
-        } = inputs;
+    fn queue_indexer<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
+        let IndexerTensors { query, weights, key } = inputs;
         let heads = size(query, 1);
-        let kind = IndexerKind {
-            heads,
-            weights: W::DTYPE,
-        };
+        let kind = IndexerKind { heads, weights: W::DTYPE };
         let whose = Whose::Indexer(indexer);
         self.check("index query", whose, query, &[heads, 128])?;
         self.check("index weights", whose, weights, &[heads])?;
         self.check("index key", whose, key, &[1, 128])?;
-        let SparseLatent {
-            index_keys,
-            sparse_count,
-            ..
-        } = &mut *self.sparse;
+        let SparseLatent { index_keys, sparse_count, .. } = &mut *self.sparse;
         let keys = paged(&index_keys.layer(indexer)?.key, index_keys)?;
         let no_values = Tensor::empty(self.stream.device(), [self.metadata.tokens(), 1, 0])?;
         let inputs = (query, &keys, weights);
@@ -291,9 +259,7 @@ impl<T: Element> SparseStep<'_, T> {
             None => Ok(()),
             Some((indexer, _)) => Err(Violation::new(
                 &rules::SPARSE_CHOICE,
-                format_args!(
-                    "layer {layer}, the last of the step, and no layer with the choice of indexer {indexer}"
-                ),
+                format_args!("layer {layer}, the last of the step, and no layer with the choice of indexer {indexer}"),
                 "a layer or more for each choice",
                 "pass to each layer the choice of its own indexer, and to a layer without one that of an earlier layer",
             )),
@@ -301,13 +267,7 @@ impl<T: Element> SparseStep<'_, T> {
     }
 
     fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        let SparseTensors {
-            query,
-            query_rope,
-            latent,
-            key_rope,
-            choice,
-        } = inputs;
+        let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
         choice.check_step(&self.id, layer)?;
         if self.layers.is_last(layer) {
@@ -323,11 +283,7 @@ impl<T: Element> SparseStep<'_, T> {
         let cache = latents.layer(layer)?;
         let [keys, key_ropes] = [&cache.key, &cache.value].map(|tensor| paged(tensor, latents));
         let (keys, key_ropes) = (keys?, key_ropes?);
-        let inputs = (
-            (query, query_rope),
-            (&keys, &key_ropes),
-            &choice.indices().clone(),
-        );
+        let inputs = ((query, query_rope), (&keys, &key_ropes), &choice.indices().clone());
         let planned = match &self.attends {
             Some(planned) => planned,
             None => {
@@ -346,13 +302,7 @@ impl<T: Element> SparseStep<'_, T> {
 
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
     /// device.
-    fn check(
-        &self,
-        name: &'static str,
-        whose: Whose,
-        tensor: &AnyTensor,
-        of_token: &[usize],
-    ) -> Result<()> {
+    fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
         tensor.check_device(name, self.stream.device())?;
         let (actual, tokens) = (self.metadata.actual_tokens(), self.metadata.tokens());
         let (rule, fix) = match tensor.shape().split_first() {
@@ -373,11 +323,7 @@ impl<T: Element> SparseStep<'_, T> {
         let given = format_args!("{name} {} in {whose}", tensor.desc());
         let allowed = format_args!(
             "[{tokens}, {}]: {actual} rows of the requests and {} of padding, with row-major strides",
-            of_token
-                .iter()
-                .map(usize::to_string)
-                .collect::<Vec<_>>()
-                .join(", "),
+            of_token.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
             tokens.saturating_sub(actual)
         );
         Err(Violation::new(rule, given, allowed, fix).into())
@@ -489,9 +435,8 @@ fn repeated_indexer(indexer: usize, indexers: usize) -> Violation {
 fn other_indexer(indexer: usize, given: IndexerKind, first: IndexerKind) -> Error {
     let given = format_args!("{given}, of indexer {indexer}");
     let planned = format_args!("{first}, as of the first indexer of the step");
-    Error::not_as_planned("index query", given, planned).fix(
-        "fill indexers up to one number of heads, with weights of 0, and bring weights of one type",
-    )
+    Error::not_as_planned("index query", given, planned)
+        .fix("fill indexers up to one number of heads, with weights of 0, and bring weights of one type")
 }
 
 #[cold]

@@ -39,11 +39,7 @@ impl<T: Element> Attention<T> {
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
-    pub fn begin<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &'a AttentionMetadata,
-    ) -> Result<Step<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
         metadata.check_requests()?;
@@ -113,15 +109,9 @@ impl<T: Element> Step<'_, T> {
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
     /// then.
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
-        let output = self.queue(layer, &inputs, None, |plan, stream, layer| {
-            plan.launch(stream, layer)
-        })?;
+        let output = self.queue(layer, &inputs, None, |plan, stream, layer| plan.launch(stream, layer))?;
         self.check_range(layer, &inputs, &output)?;
         Ok(output)
     }
@@ -140,27 +130,18 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<()> {
         let inputs = inputs.into();
         let into = output.clone();
-        self.queue(layer, &inputs, Some(&into), |plan, stream, layer| {
-            plan.launch_into(stream, layer, output)
-        })?;
+        self.queue(layer, &inputs, Some(&into), |plan, stream, layer| plan.launch_into(stream, layer, output))?;
         self.check_range(layer, &inputs, output)
     }
 
     /// Passes the tensors of a queued layer to the range check, if there is one.
-    fn check_range(
-        &mut self,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        output: &Tensor<T>,
-    ) -> Result<()> {
+    fn check_range(&mut self, layer: usize, inputs: &LayerInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
         let Some(checker) = &mut self.attention.range_checker else {
             return Ok(());
         };
         let tensors = [inputs.query, inputs.key, inputs.value];
         match &inputs.latent {
-            Some(latent) => {
-                checker.check(self.stream, layer, latent_tensors(tensors, latent, output))
-            }
+            Some(latent) => checker.check(self.stream, layer, latent_tensors(tensors, latent, output)),
             None => checker.check(self.stream, layer, packed_tensors(tensors, output)),
         }
     }
@@ -194,14 +175,7 @@ impl<T: Element> Step<'_, T> {
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.layers.check_not_repeated(layer)?;
-        let &LayerInputs {
-            query,
-            key,
-            value,
-            learnable_sink,
-            latent,
-            ..
-        } = inputs;
+        let &LayerInputs { query, key, value, learnable_sink, latent, .. } = inputs;
         let mask = inputs.mask.unwrap_or(self.metadata.mask());
         let context = StepContext {
             stream: self.stream,
@@ -232,11 +206,7 @@ impl<T: Element> Step<'_, T> {
             None => {
                 self.metadata.check_mask(mask)?;
                 let selected = self.attention.backends.plan(&context, &tensors)?;
-                self.planned.push(MaskPlan {
-                    mask: mask.clone(),
-                    selected,
-                    input_kinds: InputKinds::of(&tensors),
-                });
+                self.planned.push(MaskPlan { mask: mask.clone(), selected, input_kinds: InputKinds::of(&tensors) });
                 self.planned.len() - 1
             }
         };

@@ -5,9 +5,7 @@ use std::fmt;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{apart, size};
-use crate::engine::{
-    LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors,
-};
+use crate::engine::{LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
@@ -50,11 +48,7 @@ impl<'a> CapturedLayers<'a> {
     }
 
     /// Refuses a mask and sinks other than those of the capture.
-    fn check_captured<T: Element>(
-        self,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-    ) -> Result<(), Violation> {
+    fn check_captured<T: Element>(self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<(), Violation> {
         let captured = self.place(layer).and_then(|place| {
             let group = self.groups.get(place.group)?;
             group.mask(place.layer)
@@ -108,9 +102,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
         let place = self.layers.place(layer);
         let buffers = place.and_then(|place| self.step.buffers().get(place.group));
-        buffers
-            .map(|buffers| &buffers.tensors)
-            .ok_or_else(|| self.layers.missing(layer))
+        buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.layers.missing(layer))
     }
 
     /// Launches a layer's graph on the tensors that were filled. Returns at once.
@@ -129,9 +121,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             let (stream, output) = (self.stream, &tensors.output);
             let inputs = [&tensors.query, &tensors.key, &tensors.value];
             match &tensors.latent() {
-                Some(latent) => {
-                    checker.check(stream, layer, latent_tensors(inputs, latent, output))?
-                }
+                Some(latent) => checker.check(stream, layer, latent_tensors(inputs, latent, output))?,
                 None => checker.check(stream, layer, packed_tensors(inputs, output))?,
             }
         }
@@ -152,11 +142,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an input that is the graph's tensor for
     /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<&Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let tensors = self.of(layer)?;
         self.step.admits(layer)?;
@@ -184,15 +170,10 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         // An input in another input's place would be overwritten before it is copied.
         for (at, (name, from, _)) in copies().enumerate() {
             let others = copies().enumerate().filter(|(other, _)| *other != at);
-            apart(
-                name,
-                from,
-                others.map(|(_, (_, _, to))| ("another of the graph's tensors", &**to)),
-            )?;
+            apart(name, from, others.map(|(_, (_, _, to))| ("another of the graph's tensors", &**to)))?;
         }
         for (_, from, to) in copies() {
-            to.narrow(0, 0..size(from, 0))?
-                .copy_from(self.stream, from)?;
+            to.narrow(0, 0..size(from, 0))?.copy_from(self.stream, from)?;
         }
         self.launch(layer)
     }
@@ -213,8 +194,6 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
 impl<T: Element> fmt::Debug for AttentionGraphStep<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AttentionGraphStep")
-            .field("step", &self.step)
-            .finish_non_exhaustive()
+        f.debug_struct("AttentionGraphStep").field("step", &self.step).finish_non_exhaustive()
     }
 }

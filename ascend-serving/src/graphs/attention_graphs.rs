@@ -8,8 +8,8 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
-    Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
-    RangeFinding, STEP_AGAIN, same_groups, take_findings,
+    Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN,
+    same_groups, take_findings,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, no_layer};
@@ -160,9 +160,7 @@ impl<T: Element> AttentionGraphs<T> {
         let of_group = |group: usize| {
             let own = places.iter().zip(sinks);
             let own = own.filter(move |(place, _)| place.group == group);
-            let mut own: Vec<_> = own
-                .map(|(place, sink)| (place.layer, sink.as_ref()))
-                .collect();
+            let mut own: Vec<_> = own.map(|(place, sink)| (place.layer, sink.as_ref())).collect();
             own.sort_unstable_by_key(|(layer, _)| *layer);
             own.into_iter().map(|(_, sink)| sink).collect::<Vec<_>>()
         };
@@ -173,10 +171,7 @@ impl<T: Element> AttentionGraphs<T> {
             |rows| {
                 let requests = limits.each.requests(rows);
                 let both = groups.iter().zip(attentions).enumerate();
-                both.map(|(at, (group, attention))| {
-                    group.buffers(stream, attention, requests, &of_group(at))
-                })
-                .collect()
+                both.map(|(at, (group, attention))| group.buffers(stream, attention, requests, &of_group(at))).collect()
             },
             |capture, _, layer, buffers: &Vec<GroupBuffers<T>>| {
                 let known = places.get(layer).and_then(|place| {
@@ -310,13 +305,8 @@ impl<T: Element> AttentionGraphs<T> {
             1 => self.graphs.too_large(tokens),
             each => Violation::new(
                 &rules::GRAPH_SIZE,
-                format_args!(
-                    "{tokens} tokens of {} requests",
-                    metadata.table().requests()
-                ),
-                format_args!(
-                    "{most} requests of {each} tokens each, or fewer requests of up to {each} tokens"
-                ),
+                format_args!("{tokens} tokens of {} requests", metadata.table().requests()),
+                format_args!("{most} requests of {each} tokens each, or fewer requests of up to {each} tokens"),
                 "compute the step without a graph, or capture one request more than ever run",
             ),
         }
@@ -395,15 +385,10 @@ impl<T: Element> AttentionGraphs<T> {
         let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
-        let buffers = Arc::clone(
-            self.graphs
-                .buffers(rows)
-                .ok_or_else(|| self.graphs.too_large(rows))?,
-        );
+        let buffers = Arc::clone(self.graphs.buffers(rows).ok_or_else(|| self.graphs.too_large(rows))?);
         let programs = self.groups.iter().zip(&*buffers).zip(&*metadata);
-        let programs = programs.map(|((group, buffers), metadata)| {
-            group.replayed(stream, buffers, &metadata.replayed(requests, rows)?)
-        });
+        let programs = programs
+            .map(|((group, buffers), metadata)| group.replayed(stream, buffers, &metadata.replayed(requests, rows)?));
         let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
@@ -414,11 +399,7 @@ impl<T: Element> AttentionGraphs<T> {
             actual = metadata.actual_tokens();
         }
         let metadata = &*metadata;
-        let layers = CapturedLayers {
-            places: &self.places,
-            groups: &self.groups,
-            sinks: &self.sinks,
-        };
+        let layers = CapturedLayers { places: &self.places, groups: &self.groups, sinks: &self.sinks };
         let CapturedLayers { places, groups, .. } = layers;
         let lengths = |layer: usize, update: Update| {
             let known = places.get(layer).and_then(|place| {
@@ -428,27 +409,15 @@ impl<T: Element> AttentionGraphs<T> {
             let (known, layer) = known.ok_or_else(|| layers.missing(layer))?;
             Ok(update.each(known.program.lengths(layer)?)?)
         };
-        let step = self
-            .graphs
-            .start(stream, rows, (progress, STEP_AGAIN), lengths, |buffers| {
-                let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
-                all.try_for_each(|(((group, buffers), metadata), programs)| {
-                    group.fill(stream, buffers, metadata, programs)
-                })
-            })?;
+        let step = self.graphs.start(stream, rows, (progress, STEP_AGAIN), lengths, |buffers| {
+            let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
+            all.try_for_each(|(((group, buffers), metadata), programs)| group.fill(stream, buffers, metadata, programs))
+        })?;
         let mut range_checker = self.range_checker.as_mut();
         if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
             checker.begin(metadata);
         }
-        Ok(AttentionGraphStep {
-            leases,
-            step,
-            layers,
-            stream,
-            actual,
-            rows,
-            range_checker,
-        })
+        Ok(AttentionGraphStep { leases, step, layers, stream, actual, rows, range_checker })
     }
 }
 
@@ -462,12 +431,7 @@ impl<T: Element> fmt::Debug for AttentionGraphs<T> {
 }
 
 /// Refuses sinks of some layers of a group and not of others, and another number of layers.
-fn check_sinks(
-    stream: &Stream,
-    groups: usize,
-    places: &[LayerPlace],
-    limits: &GraphLimits,
-) -> Result<()> {
+fn check_sinks(stream: &Stream, groups: usize, places: &[LayerPlace], limits: &GraphLimits) -> Result<()> {
     let sinks = &limits.learnable_sinks;
     if !sinks.is_empty() && sinks.len() != places.len() {
         return Err(Error::invalid(
@@ -481,10 +445,7 @@ fn check_sinks(
         sink.check_device("learnable_sinks", stream.device())?;
     }
     for group in 0..groups {
-        let own = places
-            .iter()
-            .zip(sinks)
-            .filter(|(place, _)| place.group == group);
+        let own = places.iter().zip(sinks).filter(|(place, _)| place.group == group);
         let [with, without] = own.fold([0usize; 2], |[with, without], (_, sink)| match sink {
             Some(_) => [with.saturating_add(1), without],
             None => [with, without.saturating_add(1)],

@@ -11,8 +11,8 @@ use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, Maske
 use crate::engine::Attention;
 use crate::error::Result;
 use crate::kv::{
-    BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer,
-    quantised_rows, scattered_slots, slot_mapping,
+    BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
+    scattered_slots, slot_mapping,
 };
 use crate::rules;
 
@@ -85,11 +85,7 @@ impl CapturedGroup {
             layers,
             seen,
             program_of,
-            limits: KeyLimits {
-                keys: limits.keys.min(keys),
-                blocks: limits.blocks.min(pool.blocks()),
-                block_size,
-            },
+            limits: KeyLimits { keys: limits.keys.min(keys), blocks: limits.blocks.min(pool.blocks()), block_size },
             each: limits.each,
         }
     }
@@ -129,9 +125,7 @@ impl CapturedGroup {
             let given = metadata.mask();
             return Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), first));
         }
-        self.seen
-            .iter()
-            .try_for_each(|seen| metadata.check_mask(seen))
+        self.seen.iter().try_for_each(|seen| metadata.check_mask(seen))
     }
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
@@ -160,23 +154,17 @@ impl CapturedGroup {
                 None => format!("a dummy request of {new} tokens"),
             },
             match alike {
-                Some((LayerMask::Named(mask), _)) => format!(
-                    "{each} a request, as was captured with the named mask {:?}",
-                    mask.name()
-                ),
-                Some((_, program)) => format!(
-                    "{each} a request, as was captured with the backend `{}`",
-                    program.recorded.backend.name()
-                ),
+                Some((LayerMask::Named(mask), _)) => {
+                    format!("{each} a request, as was captured with the named mask {:?}", mask.name())
+                }
+                Some((_, program)) => {
+                    format!("{each} a request, as was captured with the backend `{}`", program.recorded.backend.name())
+                }
                 None => format!("at most {each} a request"),
             },
             match alike {
-                Some(_) => {
-                    "compute the step without a graph: the captured calls have as many rows for each request"
-                }
-                None => {
-                    "compute the step without a graph, or capture with `GraphLimits::tokens_each`"
-                }
+                Some(_) => "compute the step without a graph: the captured calls have as many rows for each request",
+                None => "compute the step without a graph, or capture with `GraphLimits::tokens_each`",
             },
         ))
     }
@@ -226,11 +214,7 @@ impl CapturedGroup {
             Ok(Tensor::from_buffer(&buffer, [rows, heads, dim])?)
         };
         let (query_dim, rope_dim, output) = match shape.is_latent() {
-            true => (
-                shape.key_dim,
-                Some(shape.value_dim),
-                [heads.heads, rows, shape.key_dim],
-            ),
+            true => (shape.key_dim, Some(shape.value_dim), [heads.heads, rows, shape.key_dim]),
             false => (heads.head_dim, None, [rows, heads.heads, shape.value_dim]),
         };
         let rope = rope_dim.map(|dim| zeros(heads.heads, dim));
@@ -245,10 +229,7 @@ impl CapturedGroup {
         let new = [&tensors.key, &tensors.value];
         let (cache, quantised) = attention.cache().tensors(0)?;
         let (write, quantisers) = match &quantised {
-            None => (
-                WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?,
-                None,
-            ),
+            None => (WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
                 let [keys, values] = quantised_rows(device, new)?;
                 let views = WriteViews::of(shape, &layer.cache, rows, [&keys, &values])?;
@@ -269,9 +250,7 @@ impl CapturedGroup {
             let steps = examples.iter();
             let steps = steps.map(|metadata| self.context(stream, metadata, mask, &table));
             let steps: Vec<_> = steps.collect();
-            let record = |steps: &[StepContext<'_>]| {
-                (attention.backends()).record(steps, &tensors, self.columns())
-            };
+            let record = |steps: &[StepContext<'_>]| (attention.backends()).record(steps, &tensors, self.columns());
             let alike = |step: &StepContext<'_>| step.metadata.longest_rows() == self.each.0;
             let alike: Vec<_> = steps.iter().copied().filter(alike).collect();
             // Where no backend serves requests with fewer tokens, all have to add as many.
@@ -280,23 +259,9 @@ impl CapturedGroup {
                 recorded => (recorded?, false),
             };
             let (recorded, all_alike) = recorded;
-            Ok(CapturedProgram {
-                recorded,
-                all_alike,
-                layer,
-                cache,
-                quantised,
-                sink: sink.cloned(),
-            })
+            Ok(CapturedProgram { recorded, all_alike, layer, cache, quantised, sink: sink.cloned() })
         });
-        Ok(GroupBuffers {
-            programs: programs.collect::<Result<_>>()?,
-            table,
-            slots,
-            quantisers,
-            write,
-            tensors,
-        })
+        Ok(GroupBuffers { programs: programs.collect::<Result<_>>()?, table, slots, quantisers, write, tensors })
     }
 
     fn context<'a>(
@@ -306,14 +271,7 @@ impl CapturedGroup {
         mask: &'a LayerMask,
         block_table: &'a BlockTable,
     ) -> StepContext<'a> {
-        StepContext {
-            stream,
-            shape: self.heads,
-            metadata,
-            mask,
-            block_table,
-            recorded: true,
-        }
+        StepContext { stream, shape: self.heads, metadata, mask, block_table, recorded: true }
     }
 
     fn layer_tensors<'a, T: Element>(
@@ -348,23 +306,13 @@ impl CapturedGroup {
         sink: Option<&AnyTensor>,
         buffers: &GroupBuffers<T>,
     ) -> Result<()> {
-        let GroupBuffers {
-            table,
-            slots,
-            quantisers,
-            write,
-            programs,
-            tensors,
-        } = buffers;
+        let GroupBuffers { table, slots, quantisers, write, programs, tensors } = buffers;
         let program = self.program(layer).and_then(|at| programs.get(at));
         let Some(program) = program else {
             return Err(no_layer(layer, self.layers.len()));
         };
         let (cache, quantised) = attention.cache().tensors(layer)?;
-        let (rows, new) = (
-            self.each.rows(table.sequences()),
-            [&tensors.key, &tensors.value],
-        );
+        let (rows, new) = (self.each.rows(table.sequences()), [&tensors.key, &tensors.value]);
         match (quantisers, &quantised) {
             (Some(quantisers), Some(layer)) => {
                 let new = layer.quantise(quantisers, capture, new)?;
@@ -391,11 +339,7 @@ impl CapturedGroup {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.seen.iter().zip(&buffers.programs);
         let programs = programs.map(|(mask, captured)| {
-            let Recorded {
-                backend,
-                form,
-                plan,
-            } = &captured.recorded;
+            let Recorded { backend, form, plan } = &captured.recorded;
             let cache = (&captured.cache, captured.quantised.as_ref());
             let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
             let step = self.context(stream, metadata, mask, table);

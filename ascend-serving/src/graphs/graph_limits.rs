@@ -45,10 +45,7 @@ impl GraphLimits {
     /// [`CaptureEstimate::STREAMS`] is kept: such limits are never captured.
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
-            sizes: sizes
-                .into_iter()
-                .take(CaptureEstimate::STREAMS.saturating_add(1))
-                .collect(),
+            sizes: sizes.into_iter().take(CaptureEstimate::STREAMS.saturating_add(1)).collect(),
             each: RowsEach(1),
             keys,
             blocks: usize::MAX,
@@ -77,10 +74,7 @@ impl GraphLimits {
         }
         Err(Violation::new(
             &rules::GRAPH_LENGTHS,
-            format_args!(
-                "graphs of requests with at most {} keys, in at most {} blocks",
-                self.keys, self.blocks
-            ),
+            format_args!("graphs of requests with at most {} keys, in at most {} blocks", self.keys, self.blocks),
             "1 or more of both, the keys of the step included",
             "declare the longest request that graphs are to serve",
         ))

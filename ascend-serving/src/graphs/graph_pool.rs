@@ -85,10 +85,7 @@ impl<B> GraphPool<B> {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
                 given,
-                format_args!(
-                    "1 to {} sizes, each of 1 to {most} tokens",
-                    CaptureEstimate::STREAMS
-                ),
+                format_args!("1 to {} sizes, each of 1 to {most} tokens", CaptureEstimate::STREAMS),
                 "capture the sizes that decode steps are padded to, such as [1, 2, 4, 8]",
             )
             .into());
@@ -102,9 +99,7 @@ impl<B> GraphPool<B> {
             let buffers = Arc::new(buffers(size)?);
             let mut graphs = Vec::new();
             for layer in 0..layers {
-                let record = |capture: &Capturing<'_>, buffers: &Arc<B>| {
-                    record(capture, size, layer, buffers)
-                };
+                let record = |capture: &Capturing<'_>, buffers: &Arc<B>| record(capture, size, layer, buffers);
                 let own = Arc::clone(&buffers);
                 let (graph, ()) = group.capture(own, record)?;
                 if captured.is_empty() && graphs.is_empty() {
@@ -113,19 +108,10 @@ impl<B> GraphPool<B> {
                 }
                 graphs.push(graph);
             }
-            captured.push(OfSize {
-                size,
-                buffers,
-                graphs,
-            });
+            captured.push(OfSize { size, buffers, graphs });
         }
         captured.reverse();
-        Ok(Self {
-            device: device.clone(),
-            sizes: captured,
-            layers,
-            last: None,
-        })
+        Ok(Self { device: device.clone(), sizes: captured, layers, last: None })
     }
 
     /// The captured sizes, in query tokens, ascending.
@@ -172,10 +158,8 @@ impl<B> GraphPool<B> {
 
     /// The refusal of a step that no size holds.
     pub(super) fn too_large(&self, tokens: usize) -> Violation {
-        rules::GRAPH_SIZE.broken(
-            format_args!("{tokens} tokens"),
-            format_args!("at most {}", self.sizes().last().unwrap_or(0)),
-        )
+        rules::GRAPH_SIZE
+            .broken(format_args!("{tokens} tokens"), format_args!("at most {}", self.sizes().last().unwrap_or(0)))
     }
 
     /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and calls `fill`
@@ -212,18 +196,13 @@ impl<B> GraphPool<B> {
         metadata.check_requests()?;
         let size = self.fitting(metadata.tokens())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
-        let lease = metadata
-            .pool_of_sequences()
-            .map(|pool| pool.begin_step(stream));
+        let lease = metadata.pool_of_sequences().map(|pool| pool.begin_step(stream));
         let progress = metadata.begin_progress_in_all()?.into_iter().collect();
         self.follow(stream)?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
         let lengths = |_, update: Update| {
-            Ok(update.all(CallLengths::PackedPaged {
-                q: metadata.q_ends(),
-                kv: metadata.kv_lengths(),
-            })?)
+            Ok(update.all(CallLengths::PackedPaged { q: metadata.q_ends(), kv: metadata.kv_lengths() })?)
         };
         let fill = |buffers: &B| fill(buffers, metadata);
         let progress = (progress, STEP_AGAIN);
@@ -242,10 +221,7 @@ impl<B> GraphPool<B> {
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
-        let Some(OfSize {
-            buffers, graphs, ..
-        }) = self.sizes.iter_mut().find(|captured| captured.size == size)
-        else {
+        let Some(OfSize { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size) else {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
                 format_args!("{size} tokens"),
@@ -259,14 +235,7 @@ impl<B> GraphPool<B> {
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
         let layers = QueuedLayers::new(graphs.len(), progress, again);
-        Ok(GraphStep {
-            buffers,
-            graphs,
-            updates,
-            stream,
-            layers,
-            lease: None,
-        })
+        Ok(GraphStep { buffers, graphs, updates, stream, layers, lease: None })
     }
 
     /// Orders the next step after the step before, whose workspace and buffers it uses. If that was on another
@@ -389,10 +358,7 @@ impl<'a, B> GraphStep<'a, B> {
         self.layers.check_not_repeated(layer)?;
         let Some(update) = update.take() else {
             return Err(rules::STEP_LAYER_REPEATED
-                .broken(
-                    format_args!("layer {layer}, whose launch failed in this step"),
-                    "a step that is begun again",
-                )
+                .broken(format_args!("layer {layer}, whose launch failed in this step"), "a step that is begun again")
                 .into());
         };
         self.layers.begin_write();
@@ -402,14 +368,7 @@ impl<'a, B> GraphStep<'a, B> {
 
 impl<B> fmt::Debug for GraphStep<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let left = self
-            .updates
-            .iter()
-            .filter(|update| update.is_some())
-            .count();
-        f.debug_struct("GraphStep")
-            .field("layers", &self.graphs.len())
-            .field("left", &left)
-            .finish_non_exhaustive()
+        let left = self.updates.iter().filter(|update| update.is_some()).count();
+        f.debug_struct("GraphStep").field("layers", &self.graphs.len()).field("left", &left).finish_non_exhaustive()
     }
 }

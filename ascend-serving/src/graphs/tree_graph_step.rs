@@ -46,13 +46,7 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         stream: &'a Stream,
         requests: usize,
     ) -> Self {
-        Self {
-            lease,
-            step,
-            writes,
-            stream,
-            requests,
-        }
+        Self { lease, step, writes, stream, requests }
     }
 
     /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::launch`]:
@@ -70,8 +64,7 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
         self.step.admits(layer)?;
         let layer_cache = self.writes.as_ref();
-        let layer_cache =
-            layer_cache.and_then(|(writes, layers)| Some((writes, layers.get(layer)?)));
+        let layer_cache = layer_cache.and_then(|(writes, layers)| Some((writes, layers.get(layer)?)));
         if let Some((writes, cache)) = layer_cache {
             let tensors = self.tensors();
             writes.queue(cache, self.stream, [&tensors.key, &tensors.value])?;
@@ -93,11 +86,7 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// where the cache has none; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that is another of the
     /// graph's tensors; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`TreeGraphStep::launch`].
-    pub fn forward<'i>(
-        &mut self,
-        layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
-    ) -> Result<&Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let tensors = self.tensors();
         let query_rope = check_inputs(layer, &inputs, tensors.query_rope.is_some())?;
@@ -108,19 +97,13 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
             (key, inputs.key, &tensors.key),
             (value, inputs.value, &tensors.value),
         ];
-        let copies = copies
-            .into_iter()
-            .chain(rope.map(|(from, to)| ("query_rope", from, to)));
+        let copies = copies.into_iter().chain(rope.map(|(from, to)| ("query_rope", from, to)));
         self.copy_in(layer, &copies.collect::<Vec<_>>())?;
         self.launch(layer)
     }
 
     /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, to the first requests in the graph's tensors.
-    fn copy_in(
-        &self,
-        layer: usize,
-        copies: &[(&'static str, &Tensor<T>, &Tensor<T>)],
-    ) -> Result<()> {
+    fn copy_in(&self, layer: usize, copies: &[(&'static str, &Tensor<T>, &Tensor<T>)]) -> Result<()> {
         self.step.admits(layer)?;
         for (name, from, to) in copies {
             let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
@@ -129,11 +112,7 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         // An input in another input's place would be overwritten before it is copied.
         for (at, (name, from, _)) in copies.iter().enumerate() {
             let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
-            apart(
-                name,
-                from,
-                others.map(|(_, (_, _, to))| ("another of the graph's tensors", &***to)),
-            )?;
+            apart(name, from, others.map(|(_, (_, _, to))| ("another of the graph's tensors", &***to)))?;
         }
         for (_, from, to) in copies {
             let place = to.narrow(0, 0..self.requests)?;
@@ -165,8 +144,6 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
 
 impl<T: Element> fmt::Debug for TreeGraphStep<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeGraphStep")
-            .field("step", &self.step)
-            .finish_non_exhaustive()
+        f.debug_struct("TreeGraphStep").field("step", &self.step).finish_non_exhaustive()
     }
 }

@@ -9,8 +9,8 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::drafts::{
-    DraftTree, NodeAndContextCalls, NodeSlots, TREES_AGAIN, TreeForm, TreeLengths, TreeRequest,
-    TreeTensors, TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
+    DraftTree, NodeAndContextCalls, NodeSlots, TREES_AGAIN, TreeForm, TreeLengths, TreeRequest, TreeTensors,
+    TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache};
@@ -88,11 +88,7 @@ impl TreeExtents {
     /// The longest lengths, which no step has all at once: each call reads up to as many keys as the cache allows.
     fn longest(self) -> Result<TreeLengths> {
         let each = |tokens: usize| PerRequest::new(vec![tokens; self.requests]);
-        Ok(TreeLengths {
-            cached: each(self.keys)?,
-            nodes: each(self.nodes)?,
-            with_nodes: each(self.keys)?,
-        })
+        Ok(TreeLengths { cached: each(self.keys)?, nodes: each(self.nodes)?, with_nodes: each(self.keys)? })
     }
 }
 
@@ -152,16 +148,9 @@ impl TreeVerification {
         // From CANN 8.5 on a batched call counts a block that requests share once, so that the cache does not limit
         // the requests together. On CANN 8.1, the capture of a size whose longest requests need more blocks than
         // there are is refused.
-        let limits_of_keys = KeyLimits {
-            keys: limits.keys.min(most),
-            blocks: limits.blocks,
-            block_size,
-        };
-        let extents = |rows: usize| TreeExtents {
-            requests: each.requests(rows),
-            nodes: each.0,
-            keys: limits_of_keys.keys,
-        };
+        let limits_of_keys = KeyLimits { keys: limits.keys.min(most), blocks: limits.blocks, block_size };
+        let extents =
+            |rows: usize| TreeExtents { requests: each.requests(rows), nodes: each.0, keys: limits_of_keys.keys };
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.rows(),
@@ -169,12 +158,7 @@ impl TreeVerification {
             |rows| self.buffers(stream, cache, extents(rows), form),
             |capture, rows, layer, buffers| {
                 let longest = extents(rows).longest()?;
-                self.record(
-                    capture,
-                    cache.layer(layer)?,
-                    form.lengths(&longest),
-                    buffers,
-                )
+                self.record(capture, cache.layer(layer)?, form.lengths(&longest), buffers)
             },
         )?;
         Ok(TreeGraphs {
@@ -203,20 +187,12 @@ impl TreeVerification {
         form: TreeForm,
     ) -> Result<TreeBuffers<T>> {
         let device = stream.device();
-        let TreeExtents {
-            requests,
-            nodes,
-            keys,
-        } = extents;
+        let TreeExtents { requests, nodes, keys } = extents;
         let rows = self.node_rows(cache.shape());
-        let tensor =
-            |[heads, dim]: [usize; 2]| Tensor::<T>::empty(device, [requests, heads, nodes, dim]);
+        let tensor = |[heads, dim]: [usize; 2]| Tensor::<T>::empty(device, [requests, heads, nodes, dim]);
         let softmax_lse = || Tensor::<f32>::empty(device, [requests, self.shape.heads, nodes, 1]);
         let part = || -> Result<Output<T>> {
-            Ok(Output {
-                attention: tensor(rows.output)?,
-                softmax_lse: Some(softmax_lse()?),
-            })
+            Ok(Output { attention: tensor(rows.output)?, softmax_lse: Some(softmax_lse()?) })
         };
         let block_size = cache.pool().block_size();
         let columns = keys.div_ceil(block_size);
@@ -245,12 +221,7 @@ impl TreeVerification {
         longest: CallLengths<'_>,
         buffers: &TreeBuffers<T>,
     ) -> Result<()> {
-        let TreeBuffers {
-            block_table,
-            mask,
-            tensors: captured,
-            two,
-        } = buffers;
+        let TreeBuffers { block_table, mask, tensors: captured, two } = buffers;
         let tensors = TreeTensors {
             query: &captured.query,
             key: &captured.key,
@@ -260,10 +231,8 @@ impl TreeVerification {
             block_table,
         };
         let over_cache = tensors.over_cache();
-        let mut output = Output {
-            attention: captured.output.clone(),
-            softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()),
-        };
+        let mut output =
+            Output { attention: captured.output.clone(), softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()) };
         let Some(([of_nodes, of_cached], _)) = two else {
             let call = capture.attention(&self.one_call(mask.clone()), longest, over_cache)?;
             return Ok(capture.launch_into(call, over_cache, &mut output)?);
@@ -305,11 +274,7 @@ impl<T: Element> TreeGraphs<T> {
     /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured; for the requests as for
     /// [`TreeVerification::begin`]; as for [`GraphPool::begin`](crate::GraphPool::begin).
-    pub fn begin<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        requests: &[TreeRequest<'_>],
-    ) -> Result<TreeGraphStep<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[TreeRequest<'_>]) -> Result<TreeGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache_entry.pool().begin_step(stream);
@@ -318,10 +283,7 @@ impl<T: Element> TreeGraphs<T> {
         let rows = self.nodes.rows(count);
         let rows = self.graphs.size_for(rows).ok_or_else(|| {
             let most = self.sizes().last().unwrap_or(0);
-            rules::GRAPH_SIZE.broken(
-                format_args!("{count} requests"),
-                format_args!("at most {most}"),
-            )
+            rules::GRAPH_SIZE.broken(format_args!("{count} requests"), format_args!("at most {most}"))
         })?;
         let size = self.nodes.requests(rows);
         for (index, request) in requests.iter().enumerate() {
@@ -334,13 +296,9 @@ impl<T: Element> TreeGraphs<T> {
         let dummies = std::iter::repeat_n(1, size - count);
         let cached = requests.iter().map(|request| request.cached);
         let nodes = trees.iter().map(|tree| tree.nodes());
-        let of_step = TreeLengths::new(
-            cached.chain(dummies.clone()).collect(),
-            nodes.chain(dummies).collect(),
-        )?;
+        let of_step = TreeLengths::new(cached.chain(dummies.clone()).collect(), nodes.chain(dummies).collect())?;
         // Each request is within its keys: this refuses too many blocks of all together.
-        self.limits
-            .admits(form.keys_in_limits(&of_step).lengths())?;
+        self.limits.admits(form.keys_in_limits(&of_step).lengths())?;
         let first = requests.first().map(|request| request.sequence.row());
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), size - count));
@@ -394,9 +352,7 @@ impl<T: Element> TreeGraphs<T> {
             },
             match cached {
                 0 => "verify trees with no tokens before them without a graph",
-                _ => {
-                    "declare more keys at the capture, and more blocks where `GraphLimits::blocks` limits them"
-                }
+                _ => "declare more keys at the capture, and more blocks where `GraphLimits::blocks` limits them",
             },
         ))
     }

@@ -29,11 +29,7 @@ pub struct AuditRequest {
 impl AuditRequest {
     /// A request that adds `new` tokens to `cached` ones, of which none was given back.
     pub const fn new(cached: usize, new: usize) -> Self {
-        Self {
-            cached,
-            given_back: 0,
-            new,
-        }
+        Self { cached, given_back: 0, new }
     }
 
     /// Sets the number of cached tokens that were given back.
@@ -95,28 +91,15 @@ impl Audit<'_> {
     }
 
     /// Checks the lengths of a request, and that its blocks are of the cache.
-    fn check_request(
-        &self,
-        request: usize,
-        lengths: &AuditRequest,
-    ) -> Result<RequestBlocks<'_>, Violation> {
-        let AuditRequest {
-            cached,
-            given_back,
-            new,
-        } = *lengths;
+    fn check_request(&self, request: usize, lengths: &AuditRequest) -> Result<RequestBlocks<'_>, Violation> {
+        let AuditRequest { cached, given_back, new } = *lengths;
         let len = check_tokens(cached, new, format_args!("request {request}"))?;
         let used = self.table.used(request, len, self.block_size)?;
         let held = &used[given_back.min(cached) / self.block_size..];
         // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
         // exists.
         check_blocks_of(request, held, self.blocks)?;
-        Ok(RequestBlocks {
-            cached,
-            new,
-            used,
-            held,
-        })
+        Ok(RequestBlocks { cached, new, used, held })
     }
 
     /// Checks that there is a slot for each new token, and only padding after them.
@@ -154,10 +137,8 @@ impl Audit<'_> {
                     ));
                 }
                 if given != wanted {
-                    return Err(rules::SLOT_POSITION.broken(
-                        format_args!("slot {given} for position {position} of request {request}"),
-                        wanted,
-                    ));
+                    return Err(rules::SLOT_POSITION
+                        .broken(format_args!("slot {given} for position {position} of request {request}"), wanted));
                 }
             }
         }
@@ -179,9 +160,7 @@ impl Audit<'_> {
                 .filter(|(_, writer)| **writer != request);
             if let Some((block, writer)) = written.next() {
                 return Err(rules::TABLE_SHARED.broken(
-                    format_args!(
-                        "block {block} of request {request}, which request {writer} writes"
-                    ),
+                    format_args!("block {block} of request {request}, which request {writer} writes"),
                     "a block that no other request of the batch writes",
                 ));
             }
@@ -191,11 +170,7 @@ impl Audit<'_> {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
@@ -265,10 +240,7 @@ mod tests {
             change(&mut step);
             step.fault()
         };
-        assert_eq!(
-            with(|s| s.requests[0].cached = usize::MAX),
-            &rules::LENGTHS_OVERFLOW
-        );
+        assert_eq!(with(|s| s.requests[0].cached = usize::MAX), &rules::LENGTHS_OVERFLOW);
         assert_eq!(with(|s| s.requests[0].cached = 40), &rules::TABLE_ROW);
         assert_eq!(with(|s| s.rows[0][2] = 6), &rules::TABLE_BLOCK);
         assert_eq!(with(|s| s.rows[1][0] = usize::MAX), &rules::TABLE_BLOCK);

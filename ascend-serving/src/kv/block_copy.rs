@@ -60,16 +60,9 @@ impl BlockCopy {
     /// Refuses a copy from a block that still waits for a copy itself in a cache.
     pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Violation> {
         let from = std::iter::once(self.from.id());
-        match self
-            .from
-            .pool()
-            .first_uncopied(from, CopiesIn::Cache(cache))
-        {
+        match self.from.pool().first_uncopied(from, CopiesIn::Cache(cache)) {
             None => Ok(()),
-            Some(block) => Err(uncopied(format_args!(
-                "a copy of block {block} to block {}",
-                self.to
-            ))),
+            Some(block) => Err(uncopied(format_args!("a copy of block {block} to block {}", self.to))),
         }
     }
 }

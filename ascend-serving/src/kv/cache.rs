@@ -56,13 +56,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for padding outside of it,
     /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// shape that cannot be counted or with more than [`CacheShape::MAX_LAYERS`].
-    pub fn new(
-        device: &Device,
-        blocks: usize,
-        block_size: usize,
-        shape: CacheShape,
-        pad: PadPolicy,
-    ) -> Result<Self> {
+    pub fn new(device: &Device, blocks: usize, block_size: usize, shape: CacheShape, pad: PadPolicy) -> Result<Self> {
         shape.check_layers()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
         let layers = shape.zeroed_layers(device, blocks, block_size)?;
@@ -93,14 +87,14 @@ impl<T: Element> PagedKvCache<T> {
         let (own, other) = (sizes(&self.pool), sizes(pool));
         let (own_held, held) = (self.pool.held_blocks(), pool.held_blocks());
         if own != other || own_held > 0 || held > 0 {
-            return Err(rules::POOL_SHARED.broken(format_args!(
+            return Err(rules::POOL_SHARED.broken(
+                format_args!(
                     "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own \
                      {own_held} are held",
                     other.0, other.1, other.2
-                ), format_args!(
-                    "{} blocks of {} tokens with padding {:?}, none held",
-                    own.0, own.1, own.2
-                )));
+                ),
+                format_args!("{} blocks of {} tokens with padding {:?}, none held", own.0, own.1, own.2),
+            ));
         }
         self.entry = CacheEntry::new(pool);
         self.pool = pool.clone();
@@ -141,14 +135,9 @@ impl<T: Element> PagedKvCache<T> {
     /// overwrite what was written.
     pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
-        sequence.check_count(
-            tokens,
-            "grow the sequence by the tokens before they are written",
-        )?;
+        sequence.check_count(tokens, "grow the sequence by the tokens before they are written")?;
         if let Some(block) = sequence.uncopied_in(&self.entry) {
-            return Err(uncopied(format_args!(
-                "tokens said to be computed, and block {block}"
-            )));
+            return Err(uncopied(format_args!("tokens said to be computed, and block {block}")));
         }
         self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
@@ -208,20 +197,12 @@ impl<T: Element> PagedKvCache<T> {
             check_blocks_of(request, row, self.pool.blocks())?;
         }
         let block_size = self.pool.block_size();
-        Ok(BlockTable::from_full_rows(
-            stream,
-            table.blocks(),
-            table.columns(),
-            block_size,
-        )?)
+        Ok(BlockTable::from_full_rows(stream, table.blocks(), table.columns(), block_size)?)
     }
 
     fn blocks_of_slots(&self) -> CacheBlocks {
         CacheBlocks {
-            shape: CacheShape {
-                layers: 1,
-                ..self.shape
-            },
+            shape: CacheShape { layers: 1, ..self.shape },
             blocks: self.pool.blocks(),
             block_size: self.pool.block_size(),
             pool: self.pool.id(),
@@ -267,19 +248,16 @@ impl<T: Element> PagedKvCache<T> {
                 "a write that is not quantised, for a quantised cache",
                 format_args!("one planned for {own}"),
             )),
-            (Writes::Quantised(_), CacheLayer::Plain(_)) => Err(other_write(
-                "a quantised write, for a cache that is not",
-                format_args!("one planned for {own}"),
-            )),
+            (Writes::Quantised(_), CacheLayer::Plain(_)) => {
+                Err(other_write("a quantised write, for a cache that is not", format_args!("one planned for {own}")))
+            }
             _ if write.blocks != own => Err(Error::invalid(
                 "write",
                 format_args!("a plan for a cache of {}", write.blocks),
                 format_args!("one for this cache, of {own}"),
             )
             .fix("plan the write for this cache")),
-            (Writes::Plain(write), CacheLayer::Plain(cache)) => {
-                write.queue(&self.shape, cache, stream, rows)
-            }
+            (Writes::Plain(write), CacheLayer::Plain(cache)) => write.queue(&self.shape, cache, stream, rows),
             (Writes::Quantised(write), CacheLayer::Quantised { layer, .. }) => {
                 write.queue(&self.shape, layer, stream, rows, torn)
             }
@@ -296,12 +274,7 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool; as for [`Sequence::grow`] and
     /// [`PagedKvCache::copy_blocks`].
-    pub fn grow(
-        &mut self,
-        stream: &Stream,
-        sequence: &mut Sequence,
-        tokens: usize,
-    ) -> Result<Vec<i32>> {
+    pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<Vec<i32>> {
         self.admits(stream)?;
         let room = self.reserve(sequence, tokens)?;
         self.copy_blocks(stream, &room.copies)?;
@@ -385,11 +358,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Queues the copies that these blocks still wait for in this cache.
-    pub(crate) fn queue_copies_to(
-        &mut self,
-        stream: &Stream,
-        blocks: impl Iterator<Item = usize>,
-    ) -> Result<()> {
+    pub(crate) fn queue_copies_to(&mut self, stream: &Stream, blocks: impl Iterator<Item = usize>) -> Result<()> {
         for (from, to, number) in self.pool.awaited_copies(blocks, &self.entry) {
             let entry = Some(&*self.entry);
             if self.pool.awaits(to, number, entry) {
@@ -426,16 +395,8 @@ struct CacheBlocks {
 
 impl fmt::Display for CacheBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            shape,
-            blocks,
-            block_size,
-            pool,
-        } = self;
-        write!(
-            f,
-            "{blocks} blocks of {block_size} tokens of {pool}, each layer {shape:?}"
-        )
+        let Self { shape, blocks, block_size, pool } = self;
+        write!(f, "{blocks} blocks of {block_size} tokens of {pool}, each layer {shape:?}")
     }
 }
 
@@ -469,18 +430,13 @@ impl CacheWrite {
         let rows = [key, value];
         let blocks = (&cache.pool, &cache.shape);
         let writes = match cache.cache_layer(0)? {
-            CacheLayer::Plain(layer) => {
-                Writes::Plain(SlotWrite::plan(blocks, layer, stream, slots, rows)?)
-            }
+            CacheLayer::Plain(layer) => Writes::Plain(SlotWrite::plan(blocks, layer, stream, slots, rows)?),
             CacheLayer::Quantised { layer, .. } => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
                 Writes::Quantised(Box::new(write))
             }
         };
-        Ok(Self {
-            writes,
-            blocks: cache.blocks_of_slots(),
-        })
+        Ok(Self { writes, blocks: cache.blocks_of_slots() })
     }
 }
 

@@ -33,27 +33,13 @@ impl CacheShape {
 
     /// Keys and values of the same head dimension, in BnBsH.
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self {
-            layers,
-            kv_heads,
-            key_dim: head_dim,
-            value_dim: head_dim,
-            format: Cache::BnBsH,
-            side_by_side: false,
-        }
+        Self { layers, kv_heads, key_dim: head_dim, value_dim: head_dim, format: Cache::BnBsH, side_by_side: false }
     }
 
     /// A shape for multi-head latent attention: one head with the latent of 512 as key (and value) and the rotary
     /// part of 64 in place of the value.
     pub fn latent(layers: usize) -> Self {
-        Self {
-            layers,
-            kv_heads: 1,
-            key_dim: 512,
-            value_dim: 64,
-            format: Cache::BnBsH,
-            side_by_side: false,
-        }
+        Self { layers, kv_heads: 1, key_dim: 512, value_dim: 64, format: Cache::BnBsH, side_by_side: false }
     }
 
     /// A shape for the keys of an indexer, which chooses the keys that sparse attention reads
@@ -118,14 +104,10 @@ impl CacheShape {
         let size = |size: usize| i64::try_from(size).ok();
         let (heads, dim) = (size(self.kv_heads)?, size(dim)?);
         let (blocks, block_size) = (size(blocks)?, size(block_size)?);
-        let dims = self
-            .format
-            .shape(T::DTYPE, blocks, block_size, heads, dim)?;
+        let dims = self.format.shape(T::DTYPE, blocks, block_size, heads, dim)?;
         let dims = dims.iter().map(|dim| usize::try_from(*dim).ok());
         let dims = dims.collect::<Option<Vec<usize>>>()?;
-        let elements = dims
-            .iter()
-            .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
+        let elements = dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
         // The bytes of a tensor are an isize.
         let most = isize::MAX as usize / size_of::<T>();
         (elements <= most).then_some((dims, elements))
@@ -137,11 +119,7 @@ impl CacheShape {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sizes of which some are 0, other than that of values, and
     /// for tensors with more bytes than can be counted.
-    pub(super) fn tensors<T: Element>(
-        &self,
-        blocks: usize,
-        block_size: usize,
-    ) -> Result<[(Vec<usize>, usize); 2]> {
+    pub(super) fn tensors<T: Element>(&self, blocks: usize, block_size: usize) -> Result<[(Vec<usize>, usize); 2]> {
         let key = self.tensor::<T>(blocks, block_size, self.key_dim);
         let value = self.tensor::<T>(blocks, block_size, self.value_dim);
         match (key, value) {
@@ -184,12 +162,7 @@ impl CacheShape {
             let buffer = device.alloc_zeroed::<T>(*elements)?;
             Ok(Tensor::from_buffer(&buffer, dims)?)
         };
-        let layer = |_| {
-            Ok(LayerCache {
-                key: zeros(&key)?,
-                value: zeros(&value)?,
-            })
-        };
+        let layer = |_| Ok(LayerCache { key: zeros(&key)?, value: zeros(&value)? });
         (0..self.layers).map(layer).collect()
     }
 
@@ -204,20 +177,14 @@ impl CacheShape {
         let (Some(both), &[blocks, first, ref rest @ ..]) = (both, &dims[..]) else {
             return Err(Error::invalid(
                 "shape",
-                format_args!(
-                    "keys of {} and values of {} side by side",
-                    self.key_dim, self.value_dim
-                ),
+                format_args!("keys of {} and values of {} side by side", self.key_dim, self.value_dim),
                 "keys and values of one size, whose bytes together can be counted",
             )
             .fix("leave `side_by_side` out"));
         };
         let buffer = device.alloc_zeroed::<T>(both)?;
         let both = Tensor::from_buffer(&buffer, [&[blocks, 2 * first], rest].concat())?;
-        Ok(LayerCache {
-            key: both.narrow(1, 0..first)?,
-            value: both.narrow(1, first..2 * first)?,
-        })
+        Ok(LayerCache { key: both.narrow(1, 0..first)?, value: both.narrow(1, first..2 * first)? })
     }
 
     /// The number of separate pieces that a token's key is written in: its heads in BnNBsD, otherwise 1.
@@ -240,15 +207,9 @@ impl CacheShape {
             return Ok(rows);
         }
         match *rows.shape() {
-            [_, heads, dim] if heads == self.kv_heads => {
-                Ok(rows.reshape([tokens * heads, 1, dim])?)
-            }
-            _ => Err(Error::invalid(
-                argument,
-                rows.desc(),
-                format_args!("[tokens, {}, D]", self.kv_heads),
-            )
-            .fix("bring the heads of the cache, in packed rows")),
+            [_, heads, dim] if heads == self.kv_heads => Ok(rows.reshape([tokens * heads, 1, dim])?),
+            _ => Err(Error::invalid(argument, rows.desc(), format_args!("[tokens, {}, D]", self.kv_heads))
+                .fix("bring the heads of the cache, in packed rows")),
         }
     }
 
@@ -285,24 +246,18 @@ impl CacheShape {
             (false, 0) => "quantised keys without values",
             (true, _) => "quantised keys and values side by side",
         };
-        Err(
-            Error::invalid("shape", given, "keys and values that lie apart")
-                .fix("make the cache by `PagedKvCache::new`"),
-        )
+        Err(Error::invalid("shape", given, "keys and values that lie apart")
+            .fix("make the cache by `PagedKvCache::new`"))
     }
 }
 
 impl CacheShape {
     /// Refuses new keys and values that are not `[tokens, N, D]` with the heads of the cache: the same number of
     /// elements in another order would be other keys.
-    pub(super) fn check_rows<T: Element>(
-        &self,
-        [key, value]: [&Tensor<T>; 2],
-    ) -> Result<(), Violation> {
+    pub(super) fn check_rows<T: Element>(&self, [key, value]: [&Tensor<T>; 2]) -> Result<(), Violation> {
         let rows = [("key", key, self.key_dim), ("value", value, self.value_dim)];
         for (name, tensor, dim) in rows {
-            if !matches!(*tensor.shape(), [_, heads, elements] if [heads, elements] == [self.kv_heads, dim])
-            {
+            if !matches!(*tensor.shape(), [_, heads, elements] if [heads, elements] == [self.kv_heads, dim]) {
                 return Err(Violation::new(
                     &rules::STEP_HEADS,
                     format_args!("{name} {:?}", tensor.shape()),
@@ -344,6 +299,5 @@ impl<T: Element> LayerCache<T> {
 /// The refusal of a layer that a model or a cache does not have.
 #[cold]
 pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
-    Error::invalid("layer", layer, format_args!("below {layers}"))
-        .fix("count the layers of the cache from 0")
+    Error::invalid("layer", layer, format_args!("below {layers}")).fix("count the layers of the cache from 0")
 }

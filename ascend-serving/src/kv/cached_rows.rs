@@ -38,11 +38,7 @@ pub struct CachedRows {
 impl CachedRows {
     /// An empty list, for a cache with blocks of `block_size` tokens.
     pub fn new(block_size: usize) -> Self {
-        Self {
-            block_size,
-            runs: Vec::new(),
-            rows: 0,
-        }
+        Self { block_size, runs: Vec::new(), rows: 0 }
     }
 
     /// Adds the tokens at these positions of a sequence with this row of the block table, after those added before.
@@ -99,20 +95,10 @@ impl<T: Element> LayerCache<T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
     /// another cache, one of another block size or without these slots, for a target of another shape, or memory
     /// that is shared with the cache or the other target; [`Acl`](ascend_attention::Error::Acl).
-    pub fn gather(
-        &self,
-        stream: &Stream,
-        rows: &CachedRows,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<()> {
+    pub fn gather(&self, stream: &Stream, rows: &CachedRows, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
         if key.overlaps(value) {
-            return Err(Error::shared(
-                "value",
-                "memory that is shared with `key`",
-                "a tensor of its own",
-            )
-            .fix("give keys and values a tensor each"));
+            return Err(Error::shared("value", "memory that is shared with `key`", "a tensor of its own")
+                .fix("give keys and values a tensor each"));
         }
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
             let (tokens, step, _) = token_rows(cache, rows.block_size)?;

@@ -51,12 +51,8 @@ impl CopiedWrites {
             }
         };
         if !rows.desc().is_contiguous() {
-            return Err(Error::invalid(
-                argument,
-                rows.desc(),
-                "a contiguous tensor: copy it into one of its own",
-            )
-            .fix("copy it with `contiguous`"));
+            return Err(Error::invalid(argument, rows.desc(), "a contiguous tensor: copy it into one of its own")
+                .fix("copy it with `contiguous`"));
         }
         let ends = self.runs.iter().map(|run| run.places().end);
         if let Some(end) = ends.max().filter(|end| *end > count) {
@@ -67,11 +63,7 @@ impl CopiedWrites {
             )
             .fix("plan the write with this cache"));
         }
-        Ok(CheckedWrites {
-            runs: &self.runs,
-            rows: rows.reshape([tokens, hidden])?,
-            places,
-        })
+        Ok(CheckedWrites { runs: &self.runs, rows: rows.reshape([tokens, hidden])?, places })
     }
 }
 

@@ -24,21 +24,12 @@ impl KernelBlocks {
     /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
     pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Violation> {
         match cache_block.checked_div(kernel_block) {
-            Some(times)
-                if (1..=Self::MAX_TIMES).contains(&times)
-                    && cache_block.is_multiple_of(kernel_block) =>
-            {
-                Ok(Self {
-                    kernel_block,
-                    times,
-                })
+            Some(times) if (1..=Self::MAX_TIMES).contains(&times) && cache_block.is_multiple_of(kernel_block) => {
+                Ok(Self { kernel_block, times })
             }
             _ => Err(rules::BLOCK_SPLIT.broken(
                 format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
-                format_args!(
-                    "cache blocks of 1 to {} times {kernel_block} tokens",
-                    Self::MAX_TIMES
-                ),
+                format_args!("cache blocks of 1 to {} times {kernel_block} tokens", Self::MAX_TIMES),
             )),
         }
     }

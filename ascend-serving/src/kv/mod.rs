@@ -47,12 +47,9 @@ pub use kernel_blocks::KernelBlocks;
 pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
-pub(crate) use pool::{
-    BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock,
-};
+pub(crate) use pool::{BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock};
 pub(crate) use quantised::{
-    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8,
-    quantised_rows, split,
+    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8, quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
 pub use sequence::{Growth, Sequence};

@@ -62,11 +62,7 @@ impl<T: Element> LayerCache<T> {
                         let slot = spread_slot(slot, block_size, step);
                         head_slot(slot, block_size, pieces, piece)
                     };
-                    let run = SlotRun {
-                        from: slot(run.from),
-                        to: slot(run.to),
-                        len: run.len,
-                    };
+                    let run = SlotRun { from: slot(run.from), to: slot(run.to), len: run.len };
                     let source = rows.narrow(0, run.sources())?;
                     rows.narrow(0, run.places())?.copy_from(stream, &source)?;
                 }
@@ -150,10 +146,7 @@ impl<T: Element> PagedKvCache<T> {
             if count == most {
                 return Err(Violation::new(
                     &rules::SEQUENCE_LENGTH,
-                    format_args!(
-                        "more than {most} moves in a sequence of {} tokens",
-                        sequence.len()
-                    ),
+                    format_args!("more than {most} moves in a sequence of {} tokens", sequence.len()),
                     "a move for each token, or for each node of the largest tree",
                     "move each accepted token once, from `AcceptedDrafts::moves`",
                 )

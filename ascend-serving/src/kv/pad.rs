@@ -66,9 +66,7 @@ impl PadPolicy {
     pub fn is_padding(self, slot: i32, block_size: usize) -> bool {
         match self {
             Self::SkipNegative => slot < 0,
-            Self::DumpSlot(_) => {
-                usize::try_from(slot).is_ok_and(|slot| slot < self.reserved_slots(block_size))
-            }
+            Self::DumpSlot(_) => usize::try_from(slot).is_ok_and(|slot| slot < self.reserved_slots(block_size)),
         }
     }
 
@@ -102,18 +100,12 @@ impl PadPolicy {
 /// The refusal of a token whose slot is one that padding is written to.
 #[cold]
 pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Violation {
-    rules::SLOT_DUMP.broken(
-        format_args!("{pad:?} for token {token}"),
-        "a slot that padding is not written to",
-    )
+    rules::SLOT_DUMP.broken(format_args!("{pad:?} for token {token}"), "a slot that padding is not written to")
 }
 
 #[cold]
 fn outside(slot: u32, slots: usize) -> Violation {
-    rules::PAD_SLOT.broken(
-        format_args!("dump slot {slot}"),
-        format_args!("below {slots}"),
-    )
+    rules::PAD_SLOT.broken(format_args!("dump slot {slot}"), format_args!("below {slots}"))
 }
 
 #[cfg(test)]

@@ -3,9 +3,7 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, Cache};
-use ascend_attention::{
-    AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor, Violation,
-};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
 use crate::rules;
@@ -15,8 +13,8 @@ use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry, StepTokens};
 use super::quantised::{
-    ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType,
-    QueryType, TokenScales, one_key_each, split,
+    ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType, QueryType, TokenScales,
+    one_key_each, split,
 };
 
 impl<T: Element> PagedKvCache<T> {
@@ -112,10 +110,9 @@ impl<T: Element> PagedKvCache<T> {
             .into());
         }
         for (layer, scales) in scales.iter().enumerate() {
-            for (name, scales, dim) in [
-                ("keys", scales.key(), shape.key_dim),
-                ("values", scales.value(), shape.value_dim),
-            ] {
+            for (name, scales, dim) in
+                [("keys", scales.key(), shape.key_dim), ("values", scales.value(), shape.value_dim)]
+            {
                 if heads.checked_mul(dim) != Some(scales.len()) {
                     return Err(wrong_scales(
                         format_args!("{} scales for the {name} of layer {layer}", scales.len()),
@@ -190,8 +187,7 @@ impl<T: Element> PagedKvCache<T> {
             let dtype = stored.dtype();
             let stored = format_args!("{dtype}, with a scale for each token");
             let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`";
-            let fix =
-                "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
+            let fix = "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
             return Err(Error::invalid("stored", stored, allowed).fix(fix));
         };
         if shape.format == Cache::Nz {
@@ -236,13 +232,7 @@ impl<T: Element> PagedKvCache<T> {
     /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another format
     /// or type; [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a
     /// product, release, block size or head dimension without MXFP8, such as `mxfp8.cache`.
-    pub fn mxfp8(
-        device: &Device,
-        blocks: usize,
-        block_size: usize,
-        shape: CacheShape,
-        pad: PadPolicy,
-    ) -> Result<Self> {
+    pub fn mxfp8(device: &Device, blocks: usize, block_size: usize, shape: CacheShape, pad: PadPolicy) -> Result<Self> {
         shape.check_layers()?;
         if shape.format != Cache::BnNBsD {
             return Err(Error::invalid(
@@ -275,10 +265,7 @@ impl<T: Element> PagedKvCache<T> {
         let block_size = pool.block_size();
         let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
         let empty = |dim| Tensor::empty(device, [0, block_size, shape.kv_heads * dim]);
-        let none = LayerCache {
-            key: empty(shape.key_dim)?,
-            value: empty(shape.value_dim)?,
-        };
+        let none = LayerCache { key: empty(shape.key_dim)?, value: empty(shape.value_dim)? };
         let layers = bytes.into_iter().zip(scales).map(|(cache, scales)| {
             Ok(CacheLayer::Quantised {
                 layer: Box::new(QuantisedLayer::new(cache, stored, scales)?),
@@ -403,17 +390,9 @@ fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usi
     let query_scale = Tensor::<Float8E8M0>::empty(device, [heads, 1, 1, dim.div_ceil(64), 2])?;
     let table = BlockTable::zeroed(device, 1, 1, block_size)?;
     let (key, value) = (key?, value?);
-    let inputs = Inputs::new(&query, &key, &value)
-        .paged(&table)
-        .quantisation(scales.quantisation(&query_scale));
-    let lengths = CallLengths::PackedPaged {
-        q: &Cumulative::new(vec![1])?,
-        kv: &PerRequest::new(vec![1])?,
-    };
-    let call = FusedInferAttention::new(Layout::Tnd)
-        .heads(heads)
-        .kv_heads(heads)
-        .scale(1.0);
+    let inputs = Inputs::new(&query, &key, &value).paged(&table).quantisation(scales.quantisation(&query_scale));
+    let lengths = CallLengths::PackedPaged { q: &Cumulative::new(vec![1])?, kv: &PerRequest::new(vec![1])? };
+    let call = FusedInferAttention::new(Layout::Tnd).heads(heads).kv_heads(heads).scale(1.0);
     lengths.apply(call).out_dtype(T::DTYPE).plan(inputs)?;
     Ok(())
 }

@@ -73,9 +73,7 @@ impl Sequence {
         let len = tokens(blocks.len());
         Self {
             pool: pool.clone(),
-            row: (blocks.iter())
-                .map(|block| block.as_ref().map_or(0, Block::id))
-                .collect(),
+            row: (blocks.iter()).map(|block| block.as_ref().map_or(0, Block::id)).collect(),
             len,
             entry: SequenceEntry::new(pool, len),
             written_by_step: Vec::new(),
@@ -156,14 +154,12 @@ impl Sequence {
     ///
     /// Where several caches share the pool, each checks for itself when a step begins.
     pub(crate) fn uncopied(&self) -> Option<usize> {
-        self.pool
-            .first_uncopied(self.held_blocks(), CopiesIn::OnlyCache)
+        self.pool.first_uncopied(self.held_blocks(), CopiesIn::OnlyCache)
     }
 
     /// As [`uncopied`](Self::uncopied), in one cache of the pool.
     pub(crate) fn uncopied_in(&self, cache: &CacheEntry) -> Option<usize> {
-        self.pool
-            .first_uncopied(self.held_blocks(), CopiesIn::Cache(cache))
+        self.pool.first_uncopied(self.held_blocks(), CopiesIn::Cache(cache))
     }
 
     /// The numbers of its blocks that were not given back.
@@ -201,11 +197,7 @@ impl Sequence {
         if let Some(from) = shared
             && let Some(own) = new.next()
         {
-            copies.push(BlockCopy {
-                from: from.to_copy(),
-                to: own.id(),
-                number: self.pool.await_copy(from, &own),
-            });
+            copies.push(BlockCopy { from: from.to_copy(), to: own.id(), number: self.pool.await_copy(from, &own) });
             replaced = Some((first_written, own));
         }
         let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "grow by fewer tokens");
@@ -214,24 +206,12 @@ impl Sequence {
         room(&mut self.row, missing, rule, fix)?;
         room(&mut slots, tokens, rule, fix)?;
         let new = new.collect();
-        Ok(Room {
-            len,
-            replaced,
-            new,
-            copies,
-            slots,
-        })
+        Ok(Room { len, replaced, new, copies, slots })
     }
 
     /// Adds reserved blocks to the sequence.
     pub(crate) fn settle(&mut self, room: Room) -> Result<Growth, Violation> {
-        let Room {
-            len,
-            replaced,
-            new,
-            copies,
-            mut slots,
-        } = room;
+        let Room { len, replaced, new, copies, mut slots } = room;
         if let Some((column, own)) = replaced {
             self.row[column] = own.id();
             let replaced = self.blocks[column].replace(own);
@@ -288,10 +268,7 @@ impl Sequence {
         if self.given_back > 0 && !self.keeps(tokens, 0) {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
-                format_args!(
-                    "a prefix of a sequence without its first {} tokens",
-                    self.given_back
-                ),
+                format_args!("a prefix of a sequence without its first {} tokens", self.given_back),
                 "a sequence with all its tokens",
                 "share prefixes before giving blocks back",
             ));
@@ -392,10 +369,7 @@ impl Sequence {
             return Ok(());
         }
         let (allowed, fix) = match self.given_back {
-            0 => (
-                format!("0 to {}", self.len),
-                "name a number of tokens within these",
-            ),
+            0 => (format!("0 to {}", self.len), "name a number of tokens within these"),
             given_back => (
                 format!("0, or {given_back} to {}", self.len),
                 "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens \
@@ -421,11 +395,7 @@ impl Drop for Sequence {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::kv::PadPolicy;
@@ -443,16 +413,10 @@ mod tests {
         let error = sequence.grow(4).unwrap_err();
         assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
         let all = "asked for 25000 blocks; 0 free, 2 held, 0 waiting for steps in flight";
-        assert_eq!(
-            sequence.grow(100_000 - 5).unwrap_err().given,
-            all.replace("25000", "24998")
-        );
+        assert_eq!(sequence.grow(100_000 - 5).unwrap_err().given, all.replace("25000", "24998"));
         assert_eq!((sequence.len(), sequence.row()), (5, &[0, 1][..]));
         assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
-        assert_eq!(
-            sequence.grow(usize::MAX).unwrap_err().rule,
-            &rules::LENGTHS_OVERFLOW
-        );
+        assert_eq!(sequence.grow(usize::MAX).unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
         assert_eq!(sequence.slot(8).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
     }
 
@@ -535,18 +499,9 @@ mod tests {
         assert_eq!((sequence.row(), pool.held_blocks()), (&[0, 0, 2][..], 1));
         assert_eq!(sequence.slot(7).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
         assert_eq!(sequence.slot(8).unwrap(), 8);
-        assert_eq!(
-            sequence.drop_before(12).unwrap_err().rule,
-            &rules::BLOCK_WINDOW
-        );
-        assert_eq!(
-            sequence.share_prefix(9).unwrap_err().rule,
-            &rules::SEQUENCE_LENGTH
-        );
-        assert_eq!(
-            sequence.truncate(5).unwrap_err().rule,
-            &rules::SEQUENCE_LENGTH
-        );
+        assert_eq!(sequence.drop_before(12).unwrap_err().rule, &rules::BLOCK_WINDOW);
+        assert_eq!(sequence.share_prefix(9).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
+        assert_eq!(sequence.truncate(5).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
         sequence.truncate(0).unwrap();
         assert_eq!((sequence.len(), pool.held_blocks()), (0, 0));
     }

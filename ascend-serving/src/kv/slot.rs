@@ -20,16 +20,14 @@ pub(crate) const MAX_INT32: usize = i32::MAX as usize;
 /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a cache without slots, or with more than INT32 counts.
 pub(crate) fn count_slots(blocks: usize, block_size: usize) -> Result<usize, Violation> {
     let slots = blocks.checked_mul(block_size);
-    slots
-        .filter(|slots| (1..=MAX_INT32).contains(slots))
-        .ok_or_else(|| {
-            Violation::new(
-                &rules::POOL_SIZE,
-                format_args!("{blocks} blocks of {block_size} tokens"),
-                format_args!("1 or more of both, at most {MAX_INT32} slots in all"),
-                "give the blocks and the block size of the cache",
-            )
-        })
+    slots.filter(|slots| (1..=MAX_INT32).contains(slots)).ok_or_else(|| {
+        Violation::new(
+            &rules::POOL_SIZE,
+            format_args!("{blocks} blocks of {block_size} tokens"),
+            format_args!("1 or more of both, at most {MAX_INT32} slots in all"),
+            "give the blocks and the block size of the cache",
+        )
+    })
 }
 
 /// Refuses a block size of 0, and one that INT32 does not count.
@@ -52,11 +50,7 @@ pub(crate) fn check_block_size(block_size: usize) -> Result<(), Violation> {
 ///
 /// # Errors
 /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), where `of` names the request or sequence.
-pub(crate) fn check_tokens(
-    cached: usize,
-    new: usize,
-    of: impl fmt::Display,
-) -> Result<usize, Violation> {
+pub(crate) fn check_tokens(cached: usize, new: usize, of: impl fmt::Display) -> Result<usize, Violation> {
     let len = cached.checked_add(new);
     len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
         Violation::new(
@@ -85,10 +79,7 @@ fn block_of(row: &[usize], column: usize, position: usize) -> Result<usize, Viol
     row.get(column).copied().ok_or_else(|| {
         Violation::new(
             &rules::TABLE_ROW,
-            format_args!(
-                "position {position} in column {column} of a row of {}",
-                row.len()
-            ),
+            format_args!("position {position} in column {column} of a row of {}", row.len()),
             format_args!("columns below {}", row.len()),
             "allocate a block for the token first",
         )
@@ -144,12 +135,7 @@ pub(crate) fn fill_slots(
         let run = (block_size - place).min(positions.end - position);
         let first = slot_in(block, place, block_size)?;
         let last = slot_in(block, place + run - 1, block_size)?;
-        room(
-            slots,
-            run,
-            &rules::LENGTHS_OVERFLOW,
-            "add the tokens in several steps",
-        )?;
+        room(slots, run, &rules::LENGTHS_OVERFLOW, "add the tokens in several steps")?;
         // Both are INT32, as `slot_in` has checked.
         slots.extend(first as i32..=last as i32);
         position += run;

@@ -48,11 +48,7 @@ impl SlotRun {
     /// Appends a run: it extends the last one if it continues that and `joins` returns true.
     pub(super) fn push(runs: &mut Vec<Self>, next: Self, joins: impl FnOnce(&Self) -> bool) {
         match runs.last_mut() {
-            Some(last)
-                if last.from + last.len == next.from
-                    && last.to + last.len == next.to
-                    && joins(last) =>
-            {
+            Some(last) if last.from + last.len == next.from && last.to + last.len == next.to && joins(last) => {
                 last.len += next.len;
             }
             _ => runs.push(next),
@@ -96,10 +92,7 @@ pub(super) fn spread_blocks<T: Element>(cache: &Tensor<T>) -> Result<(Tensor<T>,
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of another block size, or one in which a token has
 /// several pieces: NZ, or BnNBsD of several heads.
-pub(super) fn token_rows<T: Element>(
-    cache: &Tensor<T>,
-    block_size: usize,
-) -> Result<(Tensor<T>, usize, [usize; 2])> {
+pub(super) fn token_rows<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, usize, [usize; 2])> {
     let (cache, step) = &spread_blocks(cache)?;
     let sizes = match *cache.shape() {
         [blocks, size, hidden] | [blocks, 1, size, hidden] if size == block_size => {
@@ -112,9 +105,7 @@ pub(super) fn token_rows<T: Element>(
         None => Err(Error::invalid(
             "cache",
             cache.desc(),
-            format_args!(
-                "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens are contiguous"
-            ),
+            format_args!("[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens are contiguous"),
         )
         .fix("choose BnBsH, or BnNBsD of one head")),
     }

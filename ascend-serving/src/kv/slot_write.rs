@@ -38,11 +38,7 @@ impl SlotWrite {
         let cached = |slot: &i32| !pad.is_padding(*slot, pool.block_size());
         let written = slots.iter().rposition(cached).map_or(0, |last| last + 1);
         if written == 0 {
-            return Ok(Self {
-                tokens: slots.len(),
-                rows: 0,
-                writer: Writer::Nothing,
-            });
+            return Ok(Self { tokens: slots.len(), rows: 0, writer: Writer::Nothing });
         }
         let (split, block_size) = (shape.split(), pool.block_size());
         // Slots of padding may occur more than once; every other slot must not.
@@ -58,19 +54,11 @@ impl SlotWrite {
             });
             let writes = CopiedWrites::new(places, block_size);
             views.checked(&writes)?;
-            return Ok(Self {
-                tokens: slots.len(),
-                rows: written,
-                writer: Writer::Copies(writes),
-            });
+            return Ok(Self { tokens: slots.len(), rows: written, writer: Writer::Copies(writes) });
         }
         let mapping = slot_mapping(stream, (pool, shape), written_slots)?;
         let plan = views.scatter(shape, &mapping)?;
-        Ok(Self {
-            tokens: slots.len(),
-            rows: written,
-            writer: Writer::Scatter(Box::new((mapping, plan))),
-        })
+        Ok(Self { tokens: slots.len(), rows: written, writer: Writer::Scatter(Box::new((mapping, plan))) })
     }
 
     /// Queues the writing of a layer's rows.
@@ -150,13 +138,7 @@ impl<T: Element> WriteViews<T> {
             Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
             Cache::Nz => CacheOrder::PaNz,
         });
-        let Self {
-            key,
-            value,
-            key_cache,
-            value_cache,
-            values,
-        } = self;
+        let Self { key, value, key_cache, value_cache, values } = self;
         Ok(match values {
             ValueWrites::WithKeys => scatter.plan((key, value, slots, key_cache, value_cache))?,
             ValueWrites::InTurn | ValueWrites::None => scatter.plan((key, slots, key_cache))?,
@@ -164,19 +146,8 @@ impl<T: Element> WriteViews<T> {
     }
 
     /// Queues the call on a stream, or records it into a graph.
-    pub(crate) fn launch(
-        &self,
-        queue: &impl Queue,
-        plan: &ScatterPlan,
-        slots: &SlotMapping,
-    ) -> Result<()> {
-        let Self {
-            key,
-            value,
-            key_cache,
-            value_cache,
-            values,
-        } = self;
+    pub(crate) fn launch(&self, queue: &impl Queue, plan: &ScatterPlan, slots: &SlotMapping) -> Result<()> {
+        let Self { key, value, key_cache, value_cache, values } = self;
         match values {
             ValueWrites::WithKeys => {
                 plan.launch(queue, (key, value, slots, key_cache, value_cache))?;
@@ -214,9 +185,7 @@ pub(crate) fn scattered_slots(
     room(&mut scattered, slots.len() * heads, rule, fix)?;
     for slot in slots {
         scattered.extend((0..heads).map(|head| match usize::try_from(slot) {
-            Ok(slot) => {
-                head_slot(spread_slot(slot, block_size, step), block_size, heads, head) as i64
-            }
+            Ok(slot) => head_slot(spread_slot(slot, block_size, step), block_size, heads, head) as i64,
             // A negative slot stays negative for every head.
             Err(_) => i64::from(slot),
         }));
@@ -240,11 +209,7 @@ pub(crate) fn slot_mapping(
 }
 
 /// Refuses keys and values with another number of rows than slots.
-pub(super) fn rows_have_slots<T: Element>(
-    slots: usize,
-    key: &Tensor<T>,
-    value: &Tensor<T>,
-) -> Result<(), Violation> {
+pub(super) fn rows_have_slots<T: Element>(slots: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<(), Violation> {
     for (argument, rows) in [("keys", key), ("values", value)] {
         if rows.shape().first() != Some(&slots) {
             return Err(Violation::new(

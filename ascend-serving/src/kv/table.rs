@@ -53,11 +53,7 @@ impl PageTable {
                 "pad each row to the table's columns",
             ));
         }
-        Ok(Self {
-            requests,
-            columns,
-            blocks,
-        })
+        Ok(Self { requests, columns, blocks })
     }
 
     /// A table as wide as its longest row.
@@ -157,12 +153,7 @@ impl PageTable {
     /// # Errors
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a request without a row, or a row too short;
     /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a block size that is 0 or no INT32.
-    pub fn used(
-        &self,
-        request: usize,
-        len: usize,
-        block_size: usize,
-    ) -> Result<&[usize], Violation> {
+    pub fn used(&self, request: usize, len: usize, block_size: usize) -> Result<&[usize], Violation> {
         check_block_size(block_size)?;
         let needed = len.div_ceil(block_size);
         used_of_row(self.row(request), needed, (request, len), block_size)
@@ -192,20 +183,14 @@ pub(crate) fn used_of_row(
 ///
 /// # Errors
 /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK).
-pub(crate) fn check_blocks_of(
-    request: usize,
-    row: &[usize],
-    blocks: usize,
-) -> Result<(), Violation> {
+pub(crate) fn check_blocks_of(request: usize, row: &[usize], blocks: usize) -> Result<(), Violation> {
     if all_below(row, blocks) {
         return Ok(());
     }
     match row.iter().find(|block| **block >= blocks) {
         None => Ok(()),
-        Some(block) => Err(rules::TABLE_BLOCK.broken(
-            format_args!("block {block} of request {request}"),
-            format_args!("0 to {}", blocks - 1),
-        )),
+        Some(block) => Err(rules::TABLE_BLOCK
+            .broken(format_args!("block {block} of request {request}"), format_args!("0 to {}", blocks - 1))),
     }
 }
 
@@ -257,15 +242,8 @@ mod tests {
             let error = table.used(0, 1, block_size).unwrap_err();
             assert_eq!(error.rule, &rules::POOL_SIZE);
         }
-        assert_eq!(
-            PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule,
-            &rules::INDEX_SHAPE
-        );
-        for (requests, columns) in [
-            (usize::MAX, 2),
-            (usize::MAX, 0),
-            (PageTable::MAX_ENTRIES + 1, 0),
-        ] {
+        assert_eq!(PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule, &rules::INDEX_SHAPE);
+        for (requests, columns) in [(usize::MAX, 2), (usize::MAX, 0), (PageTable::MAX_ENTRIES + 1, 0)] {
             let error = PageTable::new(requests, columns, vec![]).unwrap_err();
             assert_eq!(error.rule, &rules::INDEX_SHAPE);
         }

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::f16;
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave,
-    KernelBlocks, PadPolicy, PageTable, PagedKvCache, Sequence, check_slots, slot,
+    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave, KernelBlocks, PadPolicy,
+    PageTable, PagedKvCache, Sequence, check_slots, slot,
 };
 
 use ascend_serving::{Causality, PrefixCache};
@@ -62,10 +62,7 @@ pub const CALLS: &[Call] = &[
                 _ => drop(sequence.slot(tokens)),
             }
             let held = pool.held_blocks() + pool.free_blocks() + pool.waiting_blocks();
-            assert_eq!(
-                held,
-                pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size())
-            );
+            assert_eq!(held, pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size()));
         }
     }),
     ("PrefixCache", |draw| {
@@ -91,16 +88,10 @@ pub const CALLS: &[Call] = &[
                 prefixes.cached_blocks(group),
                 prefixes.would_evict(group, blocks).map(|would| would.len()),
             ];
-            for (count, most) in counts
-                .into_iter()
-                .zip([pool.blocks(), pool.blocks(), blocks])
-            {
+            for (count, most) in counts.into_iter().zip([pool.blocks(), pool.blocks(), blocks]) {
                 assert!(count.map_or(group > 0, |count| count <= most));
             }
-            let _ = (
-                prefixes.evict(group, blocks),
-                prefixes.hit_len(salt, &tokens),
-            );
+            let _ = (prefixes.evict(group, blocks), prefixes.hit_len(salt, &tokens));
         }
     }),
     ("slot", |draw| {
@@ -108,10 +99,7 @@ pub const CALLS: &[Call] = &[
     }),
     ("Interleave", |draw| {
         if let Ok(share) = Interleave::new(draw.usize(), draw.usize()) {
-            let _ = (
-                share.rank_of(draw.usize()),
-                share.local_len(draw.usize(), draw.usize()),
-            );
+            let _ = (share.rank_of(draw.usize()), share.local_len(draw.usize(), draw.usize()));
             let _ = share.slot(&row(draw), draw.usize(), draw.usize(), draw.usize());
         }
     }),
@@ -126,17 +114,11 @@ pub const CALLS: &[Call] = &[
     ("PageTable", |draw| {
         let _ = PageTable::new(draw.usize(), draw.usize(), row(draw));
         let table = table(draw);
-        let _ = (
-            table.row(draw.usize()),
-            table.used(draw.usize(), draw.usize(), draw.usize()),
-        );
+        let _ = (table.row(draw.usize()), table.used(draw.usize(), draw.usize(), draw.usize()));
     }),
     ("a table of one long row", |draw| {
         let long = vec![0; draw.of(&[1, 4096, 1 << 20])];
-        let rows: Vec<&[usize]> = (0..draw.of(&[1, 4096]))
-            .map(|_| &[][..])
-            .chain([&long[..]])
-            .collect();
+        let rows: Vec<&[usize]> = (0..draw.of(&[1, 4096])).map(|_| &[][..]).chain([&long[..]]).collect();
         let _ = PageTable::from_rows(&rows);
     }),
     ("CachedRows", |draw| {
@@ -149,8 +131,7 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("Audit", |draw| {
-        let requests =
-            draw.few(|draw| AuditRequest::new(draw.usize(), draw.usize()).given_back(draw.usize()));
+        let requests = draw.few(|draw| AuditRequest::new(draw.usize(), draw.usize()).given_back(draw.usize()));
         let _ = Audit {
             blocks: draw.usize(),
             block_size: draw.usize(),
@@ -164,9 +145,8 @@ pub const CALLS: &[Call] = &[
     ("PagedKvCache", |draw| {
         let stream = crate::stream();
         let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
-        let shape = CacheShape::new(draw.usize(), draw.usize(), draw.usize())
-            .value_dim(draw.usize())
-            .format(draw.of(&formats));
+        let shape =
+            CacheShape::new(draw.usize(), draw.usize(), draw.usize()).value_dim(draw.usize()).format(draw.of(&formats));
         let (blocks, size, pad) = (draw.usize(), draw.usize(), pad(draw));
         if let Ok(mut cache) = PagedKvCache::<f16>::new(stream.device(), blocks, size, shape, pad) {
             let _ = (cache.bytes(), cache.layer(draw.usize()).is_ok());

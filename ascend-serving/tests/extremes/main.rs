@@ -1,12 +1,7 @@
 //! Whatever numbers a public function gets, it answers: no panic, no allocation of absurd size, no call that never
 //! ends.
 
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod kv;
 mod named;
@@ -38,10 +33,7 @@ impl Forwards {
 fn assert_forwards<const N: usize>(calls: [(&str, &Forwards); N]) {
     for (call, forwards) in calls {
         let reached = forwards.0.load(Ordering::Relaxed) > 0;
-        assert!(
-            reached || std::env::var_os("PROPTEST_CASES").is_some(),
-            "{call}"
-        );
+        assert!(reached || std::env::var_os("PROPTEST_CASES").is_some(), "{call}");
     }
 }
 
@@ -57,10 +49,7 @@ fn serving_answers_any_numbers() {
         ("cross attention", &serving::CROSS_STEPS),
         ("a step of an engine", &serving::STEPS),
         ("a step by graphs", &serving::GRAPH_STEPS),
-        (
-            "a step over latents by graphs",
-            &serving::LATENT_GRAPH_STEPS,
-        ),
+        ("a step over latents by graphs", &serving::LATENT_GRAPH_STEPS),
         ("trees", &serving::TREE_STEPS),
         ("trees by graphs", &serving::TREE_GRAPH_STEPS),
     ]);
@@ -69,8 +58,5 @@ fn serving_answers_any_numbers() {
 #[test]
 fn quantised_caches_answer_any_numbers() {
     try_all(quantised::CALLS);
-    assert_forwards([
-        ("steps", &quantised::STEPS),
-        ("steps by graphs", &quantised::GRAPH_STEPS),
-    ]);
+    assert_forwards([("steps", &quantised::STEPS), ("steps by graphs", &quantised::GRAPH_STEPS)]);
 }

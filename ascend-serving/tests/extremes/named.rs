@@ -6,9 +6,8 @@ use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree,
-    Error, FusedAttention, GraphLimits, GroupedAttention, HybridBackend, LayerGroup, LayerSet,
-    MaskExtent, PackedBits, TokenIndices, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree, Error, FusedAttention,
+    GraphLimits, GroupedAttention, HybridBackend, LayerGroup, LayerSet, MaskExtent, PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -18,11 +17,7 @@ fn a_dump_slot_outside_the_pool_is_refused() {
         assert_eq!(refused.rule, &rules::PAD_SLOT, "{slot} {size}");
     }
     let last = BlockPool::new(4, 128, PadPolicy::DumpSlot(511)).unwrap_err();
-    assert_eq!(
-        last.rule,
-        &rules::POOL_SIZE,
-        "no block is left for sequences"
-    );
+    assert_eq!(last.rule, &rules::POOL_SIZE, "no block is left for sequences");
     assert!(last.given.contains("DumpSlot(511)"), "{last}");
     assert!(last.fix.contains("small dump slot such as 0"), "{last}");
 }
@@ -33,11 +28,7 @@ fn a_pool_of_billions_of_blocks_is_refused() {
     assert_eq!(refused.rule, &rules::POOL_SIZE);
     let more = BlockPool::MAX_BLOCKS;
     let refused = BlockPool::new(more, 1, PadPolicy::SkipNegative).unwrap_err();
-    assert_eq!(
-        refused.rule,
-        &rules::POOL_SIZE,
-        "more than this program may allocate"
-    );
+    assert_eq!(refused.rule, &rules::POOL_SIZE, "more than this program may allocate");
 }
 
 #[test]
@@ -46,19 +37,14 @@ fn a_cache_of_more_layers_than_any_model_is_refused() {
     let shape = CacheShape::new(usize::MAX, 1, 1);
     let device = crate::device();
     let cache = PagedKvCache::<f16>::new(&device, 1, 1, shape, PadPolicy::SkipNegative);
-    assert!(
-        matches!(&cache, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
-    );
+    assert!(matches!(&cache, Err(Error::Violation(violation)) if violation.rule.id == "argument.value"));
 }
 
 #[test]
 fn the_last_slot_becomes_a_page() {
     let last = TokenIndices::new(vec![0, 1], vec![i32::MAX]).unwrap();
     let (table, lengths) = last.to_table(1).unwrap();
-    assert_eq!(
-        (table.blocks(), lengths.lengths()),
-        (&[i32::MAX as usize][..], &[1][..])
-    );
+    assert_eq!((table.blocks(), lengths.lengths()), (&[i32::MAX as usize][..], &[1][..]));
 }
 
 #[test]
@@ -86,17 +72,10 @@ fn masks_of_trees_behind_absurd_contexts_are_refused() {
 
 #[test]
 fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
-    let words = |words: Vec<u8>| PackedBits {
-        word_indptr: vec![0, words.len()],
-        words,
-    };
+    let words = |words: Vec<u8>| PackedBits { word_indptr: vec![0, words.len()], words };
     let rows = CustomMask::unpack(&words(vec![]), &[(usize::MAX, 0)]).unwrap();
     assert_eq!(rows.extent(0), (usize::MAX, 0));
-    for extents in [
-        &[(usize::MAX, 0), (1, 0)][..],
-        &[(1, usize::MAX)],
-        &[(usize::MAX, 9)],
-    ] {
+    for extents in [&[(usize::MAX, 0), (1, 0)][..], &[(1, usize::MAX)], &[(usize::MAX, 9)]] {
         let refused = CustomMask::unpack(&words(vec![0]), extents).unwrap_err();
         assert_eq!(refused.rule, &rules::MASK_SHAPE, "{extents:?}");
     }
@@ -109,11 +88,7 @@ fn a_block_of_billions_of_kernel_blocks_is_refused() {
     let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
     assert_eq!(most.split_row(&[1]).unwrap().len(), most.times());
     let rows = most.split_row(&[0; 4096]).unwrap_err();
-    assert_eq!(
-        rows.rule,
-        &rules::TABLE_ROW,
-        "more than this program may allocate"
-    );
+    assert_eq!(rows.rule, &rules::TABLE_ROW, "more than this program may allocate");
 }
 
 #[test]
@@ -137,8 +112,7 @@ fn endless_lists_are_cut_and_refused() {
     let refused = GroupedAttention::new(1, groups).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
     let sets = std::iter::repeat(LayerSet::new([0], "fused"));
-    let refused =
-        HybridBackend::<bf16>::new(1, Backends::none().with(FusedAttention), sets).unwrap_err();
+    let refused = HybridBackend::<bf16>::new(1, Backends::none().with(FusedAttention), sets).unwrap_err();
     assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
 
     let attention = attention(1);
@@ -164,10 +138,7 @@ fn endless_lists_are_cut_and_refused() {
     let sink: Tensor<bf16> = Tensor::empty(stream.device(), [1]).unwrap();
     let endless = std::iter::repeat(sink);
     let refused = capture(GraphLimits::new([1], 128).learnable_sinks(endless));
-    assert!(
-        matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value"),
-        "{refused}"
-    );
+    assert!(matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value"), "{refused}");
     // As many tokens as may be, for a cache that has not a block for each.
     let most = GraphLimits::new([AttentionMetadata::MAX_TOKENS], 128);
     drop(capture(most));

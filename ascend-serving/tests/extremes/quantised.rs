@@ -6,8 +6,8 @@ use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, GraphLimits, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
+    GraphLimits, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
 };
 
 use crate::draw::Draw;
@@ -81,9 +81,8 @@ pub const CALLS: &[Call] = &[
     ("a quantised cache of any size", |draw| {
         let stream = drawn_stream(draw);
         let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
-        let shape = CacheShape::new(draw.usize(), draw.usize(), draw.usize())
-            .value_dim(draw.usize())
-            .format(draw.of(&formats));
+        let shape =
+            CacheShape::new(draw.usize(), draw.usize(), draw.usize()).value_dim(draw.usize()).format(draw.of(&formats));
         let sizes = (draw.usize(), draw.usize());
         let pad = pad(draw);
         if let Ok(cache) = cache(draw, &stream, sizes, shape, pad) {
@@ -120,11 +119,8 @@ pub const CALLS: &[Call] = &[
         let Ok(cache) = cache(draw, &stream, sizes, shape, PadPolicy::SkipNegative) else {
             return;
         };
-        let backends = Backends::none()
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill)
-            .with(MxFp8Attention)
-            .with(FusedAttention);
+        let backends =
+            Backends::none().with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention).with(FusedAttention);
         let heads = draw.of(&[2, 4, 6, 2, 4, 6, usize::MAX]);
         let mut attention = Attention::new(AttentionShape::new(heads, 2, DIM), cache, backends);
         let keys = draw.usize();
@@ -141,10 +137,7 @@ pub const CALLS: &[Call] = &[
             let batch = sequences.each_ref().map(|of| BatchRequest::of(of, new));
             let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
             let query = rows(draw, &stream, 2 * new, heads.min(6));
-            let (key, value) = (
-                rows(draw, &stream, 2 * new, 2),
-                rows(draw, &stream, 2 * new, 2),
-            );
+            let (key, value) = (rows(draw, &stream, 2 * new, 2), rows(draw, &stream, 2 * new, 2));
             if let Some(graphs) = &mut captured
                 && graphs.serves(&metadata)
             {
@@ -164,9 +157,7 @@ pub const CALLS: &[Call] = &[
             let shorter = sequences[0].len() - draw.below(2);
             sequences[0].truncate(shorter).unwrap();
             let moves = [(draw.usize(), draw.usize())];
-            let _ = attention
-                .cache_mut()
-                .move_tokens(&stream, &sequences[1], moves);
+            let _ = attention.cache_mut().move_tokens(&stream, &sequences[1], moves);
         }
         stream.synchronize().unwrap();
     }),

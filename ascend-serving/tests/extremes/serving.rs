@@ -6,14 +6,13 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::bf16;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask,
-    DraftSource, DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, HybridBackend,
-    IndexerTensors, KeySplit, LatentForm, LatentTensors, LayerInputs, LayerMask, LayerSet,
-    LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention, PackedBits,
-    PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SharedPrefixThresholds, SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy,
-    TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting,
+    EncoderAttention, FusedAttention, GraphLimits, HybridBackend, IndexerTensors, KeySplit, LatentForm, LatentTensors,
+    LayerInputs, LayerMask, LayerSet, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention,
+    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SharedPrefixThresholds, SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices,
+    TreeRequest, TreeVerification, TwoFusedCalls,
 };
 
 use crate::draw::Draw;
@@ -39,12 +38,7 @@ fn lengths_for(of: usize, draw: &mut Draw) -> PerRequest {
 }
 
 /// Settings as a recorded batch may have them, whatever cache there is; none where no cache has them.
-fn settings(
-    blocks: usize,
-    block_size: usize,
-    pad: PadPolicy,
-    window: usize,
-) -> Option<BatchSettings> {
+fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> Option<BatchSettings> {
     let pad = match pad {
         PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
         PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
@@ -71,11 +65,7 @@ struct Request {
 impl Request {
     /// One that a cache of four blocks of 16 tokens has room for.
     fn fitting(draw: &mut Draw) -> Self {
-        Self {
-            numbers: [draw.of(&[0, 1, 15, 16, 40]), draw.of(&[1, 2]), 0],
-            row: vec![0, 1, 2, 3],
-            prompt_len: None,
-        }
+        Self { numbers: [draw.of(&[0, 1, 15, 16, 40]), draw.of(&[1, 2]), 0], row: vec![0, 1, 2, 3], prompt_len: None }
     }
 
     /// Two of three fit, so that steps are computed too.
@@ -95,19 +85,14 @@ impl Request {
 
     fn view(&self) -> BatchRequest<'_> {
         let [cached, new, drafts] = self.numbers;
-        BatchRequest::in_row(&self.row, cached, new)
-            .drafts(drafts)
-            .prompt_len(self.prompt_len)
+        BatchRequest::in_row(&self.row, cached, new).drafts(drafts).prompt_len(self.prompt_len)
     }
 }
 
 fn split_decode(draw: &mut Draw) -> SplitDecode {
     let split = match NonZeroUsize::new(draw.usize()) {
         Some(tile) if draw.bool() => KeySplit::Tiles(tile),
-        _ => KeySplit::Balanced {
-            max_splits: draw.usize(),
-            cores: draw.usize(),
-        },
+        _ => KeySplit::Balanced { max_splits: draw.usize(), cores: draw.usize() },
     };
     SplitDecode { split }
 }
@@ -177,10 +162,7 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("CustomMask::unpack", |draw| {
-        let packed = PackedBits {
-            words: draw.few(Draw::u32),
-            word_indptr: draw.few(Draw::usize),
-        };
+        let packed = PackedBits { words: draw.few(Draw::u32), word_indptr: draw.few(Draw::usize) };
         let extents = draw.few(|draw| (draw.usize(), draw.usize()));
         let _ = CustomMask::unpack(&packed, &extents);
     }),
@@ -189,11 +171,7 @@ pub const CALLS: &[Call] = &[
         let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
         if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
             let _ = (tree.depths().count(), tree.sees(draw.usize(), draw.usize()));
-            let _ = (
-                tree.parent(draw.usize()),
-                tree.depth(draw.usize()),
-                tree.is_chain(),
-            );
+            let _ = (tree.parent(draw.usize()), tree.depth(draw.usize()), tree.is_chain());
             let _ = tree.accept_greedy(&draw.few(Draw::u32), &draw.few(Draw::u32));
         }
     }),
@@ -205,11 +183,7 @@ pub const CALLS: &[Call] = &[
             tokens: &draw.few(Draw::u32),
             vocabulary: draw.of(&[row.len(), 0, usize::MAX]),
             target: &rows,
-            source: draw.of(&[
-                DraftSource::Fixed,
-                DraftSource::Independent(&rows),
-                DraftSource::Distinct(&rows),
-            ]),
+            source: draw.of(&[DraftSource::Fixed, DraftSource::Independent(&rows), DraftSource::Distinct(&rows)]),
             uniform: &draw.few(Draw::f64),
         });
     }),
@@ -217,10 +191,7 @@ pub const CALLS: &[Call] = &[
         let (starts, tokens) = (draw.few(Draw::usize), draw.usize());
         if let Ok(prompt) = MultiItemPrompt::new(starts, tokens) {
             let _ = (prompt.prefix(), prompt.items().count());
-            let _ = (
-                prompt.positions().nth(draw.usize().min(9)),
-                prompt.sees(draw.usize(), draw.usize()),
-            );
+            let _ = (prompt.positions().nth(draw.usize().min(9)), prompt.sees(draw.usize(), draw.usize()));
         }
     }),
     ("StatePolicy", |draw| {
@@ -230,12 +201,8 @@ pub const CALLS: &[Call] = &[
         let _ = StatePolicy::new(draw.bool(), drafting).state(&requests);
     }),
     ("SplitLimits", |draw| {
-        let limits = SplitLimits {
-            max_splits: draw.usize(),
-            cores: draw.usize(),
-            heads: draw.usize(),
-            kv_heads: draw.usize(),
-        };
+        let limits =
+            SplitLimits { max_splits: draw.usize(), cores: draw.usize(), heads: draw.usize(), kv_heads: draw.usize() };
         let _ = limits.balanced(&lengths(draw));
         let _ = SplitLimits::deterministic(&lengths(draw), draw.usize());
     }),
@@ -275,10 +242,7 @@ pub const CALLS: &[Call] = &[
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
         let mut cross = CrossAttention::new(heads, cache()).unwrap();
-        let mut encoded = [
-            Sequence::new(cross.cache().pool()),
-            Sequence::new(cross.cache().pool()),
-        ];
+        let mut encoded = [Sequence::new(cross.cache().pool()), Sequence::new(cross.cache().pool())];
         let (one, two) = (draw.usize(), draw.usize());
         let [first, second] = &mut encoded;
         if let Ok(mut encoding) = cross.encode(&stream, &mut [(first, one), (second, two)]) {
@@ -360,10 +324,7 @@ pub const CALLS: &[Call] = &[
         if let Ok(parallel) = ContextParallel::new(share, draw.usize()) {
             let requests = draw.few(Request::draw);
             let requests: Vec<_> = requests.iter().map(Request::view).collect();
-            let _ = (
-                parallel.pool_block_size(),
-                parallel.split(&requests, pad(draw)),
-            );
+            let _ = (parallel.pool_block_size(), parallel.split(&requests, pad(draw)));
         }
     }),
     ("AttentionMetadata", |draw| {
@@ -374,14 +335,8 @@ pub const CALLS: &[Call] = &[
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
-            let _ = (
-                shared_prefix(draw).find_shared_prefixes(&metadata),
-                metadata.prefill_tokens(),
-            );
-            let _ = (
-                metadata.pad_to(draw.usize()),
-                metadata.call_lengths().keys(),
-            );
+            let _ = (shared_prefix(draw).find_shared_prefixes(&metadata), metadata.prefill_tokens());
+            let _ = (metadata.pad_to(draw.usize()), metadata.call_lengths().keys());
             let _ = metadata.renew(&requests);
         }
     }),
@@ -411,8 +366,7 @@ pub const CALLS: &[Call] = &[
     ("a step of an engine", |draw| {
         let stream = crate::stream();
         let shape = CacheShape::new(1, 1, 64);
-        let cache =
-            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let backends = Backends::none()
             .with(shared_prefix(draw))
             .with(CascadePrefill)
@@ -465,9 +419,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
-        let backends = Backends::none()
-            .with(NamedMaskAttention)
-            .with(FusedAttention);
+        let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
         let attention = Attention::new(heads, cache, backends);
         let limits = match fits {
             true => fitting_limits(),
@@ -545,10 +497,7 @@ pub const CALLS: &[Call] = &[
         let Ok(mut step) = graphs.begin(&stream, &mut metadata) else {
             return;
         };
-        let tensors = LatentTensors {
-            query_rope: &query_rope,
-            form: LatentForm::Absorbed,
-        };
+        let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
         let _ = step.forward(0, (&query, &latent, &key_rope));
         let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
         let _ = step.forward(draw.usize(), inputs);
@@ -560,14 +509,9 @@ pub const CALLS: &[Call] = &[
     ("trees", |draw| {
         let stream = crate::stream();
         let shape = CacheShape::new(1, 1, 64);
-        let cache =
-            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let cache = cache.unwrap();
-        let verification = TreeVerification::new(AttentionShape::new(
-            draw.of(&[1, 2, 2, 2, usize::MAX]),
-            1,
-            64,
-        ));
+        let verification = TreeVerification::new(AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64));
         let fits = draw.bool();
         let limits = match fits {
             true => fitting_limits(),
@@ -585,11 +529,7 @@ pub const CALLS: &[Call] = &[
             true => vec![DraftTree::chain(draw.of(&[0, 1])).unwrap()],
             false => draw.few(|draw| DraftTree::chain(draw.of(&[0, 1, 2, 9])).unwrap()),
         };
-        let request = |tree| TreeRequest {
-            sequence: &sequence,
-            cached: sequence.len(),
-            tree,
-        };
+        let request = |tree| TreeRequest { sequence: &sequence, cached: sequence.len(), tree };
         let requests: Vec<_> = trees.iter().map(request).collect();
         let nodes = graphs.nodes();
         if let Ok(mut step) = verification.begin(&stream, &cache, &requests) {
@@ -604,9 +544,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let ones = vec![bf16::ONE; requests.len() * nodes * 64];
-        let rows = stream
-            .upload(&ones, [requests.len(), 1, nodes, 64])
-            .unwrap();
+        let rows = stream.upload(&ones, [requests.len(), 1, nodes, 64]).unwrap();
         let _ = step.forward(draw.usize(), (&rows, &rows, &rows));
         let _ = step.forward(0, (&rows, &rows, &rows));
         TREE_GRAPH_STEPS.count();

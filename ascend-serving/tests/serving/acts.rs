@@ -95,23 +95,11 @@ pub struct Schedule {
 impl Schedule {
     /// No request yet, of at most this number of requests; without bounds on tokens.
     pub fn of(requests: usize) -> Self {
-        Self {
-            requests: Vec::new(),
-            begin: requests,
-            share: requests,
-            tokens: usize::MAX,
-            window: None,
-            named: 1,
-        }
+        Self { requests: Vec::new(), begin: requests, share: requests, tokens: usize::MAX, window: None, named: 1 }
     }
 
     /// The requests that have tokens in a step, each once, and their tokens cached.
-    pub fn begin_step<T: Element>(
-        &mut self,
-        acts: &[Act],
-        stream: &Stream,
-        cache: &mut PagedKvCache<T>,
-    ) -> Vec<Turn> {
+    pub fn begin_step<T: Element>(&mut self, acts: &[Act], stream: &Stream, cache: &mut PagedKvCache<T>) -> Vec<Turn> {
         let mut turns: Vec<Turn> = Vec::new();
         for act in acts {
             let (Act::Chunk(r, _) | Act::Verify(r, ..) | Act::Share(r, _)) = act else {
@@ -160,25 +148,14 @@ impl Schedule {
                 _ => continue,
             };
             if new > 0 && self.grow(at, new, stream, cache) {
-                turns.push(Turn {
-                    request: at,
-                    new,
-                    drafts,
-                    accepted,
-                });
+                turns.push(Turn { request: at, new, drafts, accepted });
             }
         }
         turns
     }
 
     /// Makes room for more tokens of a request, and names them; false, and nothing done, if there is none.
-    fn grow<T: Element>(
-        &mut self,
-        at: usize,
-        tokens: usize,
-        stream: &Stream,
-        cache: &mut PagedKvCache<T>,
-    ) -> bool {
+    fn grow<T: Element>(&mut self, at: usize, tokens: usize, stream: &Stream, cache: &mut PagedKvCache<T>) -> bool {
         let request = &mut self.requests[at];
         match request.sequence.grow(tokens) {
             Ok(grown) => cache.copy_blocks(stream, &grown.copies).unwrap(),
@@ -195,21 +172,13 @@ impl Schedule {
     }
 
     /// The metadata of a step, audited.
-    pub fn metadata(
-        &self,
-        turns: &[Turn],
-        settings: BatchSettings,
-        pad: usize,
-    ) -> AttentionMetadata {
-        let request = |turn: &Turn| {
-            BatchRequest::of(&self.requests[turn.request].sequence, turn.new).drafts(turn.drafts)
-        };
+    pub fn metadata(&self, turns: &[Turn], settings: BatchSettings, pad: usize) -> AttentionMetadata {
+        let request =
+            |turn: &Turn| BatchRequest::of(&self.requests[turn.request].sequence, turn.new).drafts(turn.drafts);
         let batch: Vec<_> = turns.iter().map(request).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         metadata.pad_to(metadata.tokens() + pad).unwrap();
-        let audited = batch
-            .iter()
-            .map(|request| AuditRequest::new(request.cached, request.new));
+        let audited = batch.iter().map(|request| AuditRequest::new(request.cached, request.new));
         Audit {
             blocks: settings.blocks(),
             block_size: settings.block_size(),
@@ -243,11 +212,7 @@ impl Schedule {
             let request = &self.requests[turn.request];
             let (len, new) = (request.sequence.len(), turn.new);
             for row in [0, new / 2, new - 1] {
-                rows.push(Row {
-                    request: turn.request,
-                    token: first + row,
-                    names: &request.names[..=len - new + row],
-                });
+                rows.push(Row { request: turn.request, token: first + row, names: &request.names[..=len - new + row] });
             }
             first += new;
         }

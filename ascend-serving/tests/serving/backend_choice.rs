@@ -10,8 +10,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, LayerMask, NamedMask, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
+    LayerMask, NamedMask, rules,
 };
 
 const DIM: usize = 128;
@@ -56,11 +56,7 @@ fn attention<T: Element>(stream: &Stream, layers: Layers) -> Option<Attention<T>
         _ => PagedKvCache::new(device, 4, 128, shape, pad).unwrap(),
     };
     let backends = Backends::standard(device);
-    Some(Attention::new(
-        AttentionShape::new(8, 2, DIM),
-        cache,
-        backends,
-    ))
+    Some(Attention::new(AttentionShape::new(8, 2, DIM), cache, backends))
 }
 
 /// A cell for each kind of step.
@@ -78,16 +74,7 @@ fn cells<T: Element>(stream: &Stream, layers: Layers) -> Vec<String> {
     let choices = choices.unwrap();
     let states: Vec<_> = choices.iter().map(|choice| choice.state).collect();
     use AttentionState as S;
-    assert_eq!(
-        states,
-        [
-            S::PrefillNoCache,
-            S::PrefillCacheHit,
-            S::ChunkedPrefill,
-            S::DecodeOnly,
-            S::SpecDecoding
-        ]
-    );
+    assert_eq!(states, [S::PrefillNoCache, S::PrefillCacheHit, S::ChunkedPrefill, S::DecodeOnly, S::SpecDecoding]);
     let pool = attention.cache().pool();
     assert_eq!((pool.held_blocks(), pool.steps_in_flight()), (0, 0));
     let cell = |served: &Result<&'static str, _>| match served {
@@ -99,8 +86,7 @@ fn cells<T: Element>(stream: &Stream, layers: Layers) -> Vec<String> {
 
 fn table() -> String {
     let mut lines = vec![
-        "| product, CANN | type | layers | prefill | behind cached | chunked prefill | decode | verify |"
-            .to_owned(),
+        "| product, CANN | type | layers | prefill | behind cached | chunked prefill | decode | verify |".to_owned(),
         "|---|---|---|---|---|---|---|---|".to_owned(),
     ];
     for (soc, cann) in [
@@ -115,14 +101,9 @@ fn table() -> String {
         // Kinds of layers that are served alike share a line.
         let mut known: Vec<(&str, Vec<&str>, Vec<String>)> = Vec::new();
         for (layers, name) in Layers::ALL {
-            for (dtype, cells) in [
-                ("BF16", cells::<bf16>(&stream, layers)),
-                ("FLOAT16", cells::<f16>(&stream, layers)),
-            ] {
-                match known
-                    .iter_mut()
-                    .find(|(of, _, same)| *of == dtype && *same == cells)
-                {
+            for (dtype, cells) in [("BF16", cells::<bf16>(&stream, layers)), ("FLOAT16", cells::<f16>(&stream, layers))]
+            {
+                match known.iter_mut().find(|(of, _, same)| *of == dtype && *same == cells) {
                     Some((_, names, _)) => names.push(name),
                     None => known.push((dtype, vec![name], cells)),
                 }
@@ -131,10 +112,7 @@ fn table() -> String {
         known.sort_by_key(|(dtype, ..)| *dtype);
         for (dtype, names, cells) in known {
             let names = names.join(", ");
-            lines.push(format!(
-                "| {soc}, {cann} | {dtype} | {names} | {} |",
-                cells.join(" | ")
-            ));
+            lines.push(format!("| {soc}, {cann} | {dtype} | {names} | {} |", cells.join(" | ")));
         }
     }
     lines.join("\n")
@@ -149,10 +127,7 @@ fn the_book_has_the_table_of_backends() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/backends.md");
     let page = fs::read_to_string(page).unwrap();
     let table = table();
-    assert!(
-        page.contains(&table),
-        "docs/src/backends.md should have:\n{table}"
-    );
+    assert!(page.contains(&table), "docs/src/backends.md should have:\n{table}");
 }
 
 /// What is said beforehand is what a step then does.
@@ -160,24 +135,14 @@ fn the_book_has_the_table_of_backends() {
 fn a_step_is_served_as_it_was_said() {
     let stream = harness::stream();
     let mut attention = attention::<bf16>(&stream, Layers::Causal).unwrap();
-    let choices = attention
-        .backend_choices(&stream, Causality::Causal, None)
-        .unwrap();
+    let choices = attention.backend_choices(&stream, Causality::Causal, None).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
-    for (new, state) in [
-        (5, AttentionState::PrefillNoCache),
-        (1, AttentionState::DecodeOnly),
-    ] {
+    for (new, state) in [(5, AttentionState::PrefillNoCache), (1, AttentionState::DecodeOnly)] {
         attention.grow(&stream, &mut sequence, new).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-        let metadata =
-            AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings).unwrap();
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings).unwrap();
         assert_eq!(metadata.state(), state);
-        let rows = |heads| {
-            stream
-                .upload(&vec![bf16::ONE; new * heads * DIM], [new, heads, DIM])
-                .unwrap()
-        };
+        let rows = |heads| stream.upload(&vec![bf16::ONE; new * heads * DIM], [new, heads, DIM]).unwrap();
         let mut step = attention.begin(&stream, &metadata).unwrap();
         step.forward(0, (&rows(8), &rows(2), &rows(2))).unwrap();
         let said = choices.iter().find(|choice| choice.state == state).unwrap();
@@ -196,9 +161,7 @@ fn a_cache_with_a_dump_slot_has_the_same_choices() {
         let cache = PagedKvCache::<bf16>::new(stream.device(), 16, 128, shape, pad).unwrap();
         let backends = Backends::standard(stream.device());
         let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, backends);
-        let choices = attention
-            .backend_choices(&stream, Causality::Causal, None)
-            .unwrap();
+        let choices = attention.backend_choices(&stream, Causality::Causal, None).unwrap();
         choices.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let without = choices(PadPolicy::SkipNegative);
@@ -213,13 +176,7 @@ fn a_cache_without_room_for_the_examples_is_refused() {
     let shape = CacheShape::new(1, 2, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap();
-    let attention = Attention::new(
-        AttentionShape::new(8, 2, DIM),
-        cache,
-        Backends::standard(stream.device()),
-    );
-    let error = attention
-        .backend_choices(&stream, Causality::Causal, None)
-        .unwrap_err();
+    let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, Backends::standard(stream.device()));
+    let error = attention.backend_choices(&stream, Causality::Causal, None).unwrap_err();
     assert!(error.breaks(&rules::TABLE_BLOCK), "{error}");
 }

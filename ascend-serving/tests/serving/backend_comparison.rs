@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
-    BatchRequest, BatchSettings, Causality, Error, FusedAttention, LayerMask, LayerTensors,
-    PagedDecode, RecordedBatch, Result, StepContext, StepMemory, StepProgram, StepStage,
-    TwoFusedCalls, compare_backends,
+    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends, BatchRequest,
+    BatchSettings, Causality, Error, FusedAttention, LayerMask, LayerTensors, PagedDecode, RecordedBatch, Result,
+    StepContext, StepMemory, StepProgram, StepStage, TwoFusedCalls, compare_backends,
 };
 use proptest::prelude::*;
 
@@ -49,11 +48,7 @@ impl AttentionBackend<bf16> for Dense {
         "dense"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> Result<StepProgram<bf16>> {
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
         let number = self.steps.fetch_add(1, Ordering::Relaxed);
         let off = self.off.filter(|off| off.0 == number);
         Ok(StepProgram::new([]).stage(DenseStep {
@@ -81,12 +76,7 @@ impl StepStage<bf16> for DenseStep {
         StepMemory::default()
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, bf16>,
-        attention: &mut Tensor<bf16>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, bf16>, attention: &mut Tensor<bf16>) -> Result<()> {
         let (heads, kv_heads, dim) = SHAPE;
         let window = match &self.mask {
             LayerMask::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
@@ -98,11 +88,7 @@ impl StepStage<bf16> for DenseStep {
         let ends = self.metadata.q_ends().ends();
         let mut output = Vec::new();
         let mut first = 0;
-        for (request, (&end, &len)) in ends
-            .iter()
-            .zip(self.metadata.kv_lengths().lengths())
-            .enumerate()
-        {
+        for (request, (&end, &len)) in ends.iter().zip(self.metadata.kv_lengths().lengths()).enumerate() {
             let keys = cached(&self.metadata, &keys, request, len);
             let values = cached(&self.metadata, &values, request, len);
             for token in first..end {
@@ -151,11 +137,7 @@ fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
 const ROWS: [&[usize]; 3] = [&[7, 2, 9], &[0, 11, 4], &[5, 1, 8]];
 
 /// Steps in which some of the requests get more tokens, read again from files.
-fn schedule(
-    window: Option<usize>,
-    mut lengths: [usize; 3],
-    steps: &[[Option<usize>; 3]],
-) -> Vec<RecordedBatch> {
+fn schedule(window: Option<usize>, mut lengths: [usize; 3], steps: &[[Option<usize>; 3]]) -> Vec<RecordedBatch> {
     let mut recorded = Vec::new();
     for step in steps {
         let mut requests = Vec::new();
@@ -238,35 +220,21 @@ proptest! {
 #[test]
 fn an_element_that_is_off_is_found_in_its_place() {
     let stream = harness::stream();
-    let steps = schedule(
-        None,
-        [130, 5, 0],
-        &[[Some(1), Some(1), None], [Some(3), None, Some(9)]],
-    );
+    let steps = schedule(None, [130, 5, 0], &[[Some(1), Some(1), None], [Some(3), None, Some(9)]]);
     let state = |at: usize| {
         let step = &steps[at];
-        AttentionMetadata::new(&step.requests(), step.settings)
-            .unwrap()
-            .state()
+        AttentionMetadata::new(&step.requests(), step.settings).unwrap().state()
     };
     let run = |off| {
-        let backends = [
-            Backends::none().with(FusedAttention),
-            Backends::none().with(Dense {
-                off,
-                ..Dense::default()
-            }),
-        ];
+        let backends =
+            [Backends::none().with(FusedAttention), Backends::none().with(Dense { off, ..Dense::default() })];
         compare_backends(&stream, &trial(7), backends, &steps).unwrap()
     };
     let right = run(None);
     // Tokens of both steps, layers, heads and elements of a head.
     assert_eq!(right.elements(), (2 + 12) * 2 * 4 * 64);
     assert!(right.furthest().is_none_or(|at| at.distance < 1e-2));
-    assert_eq!(
-        [right.steps[0].state, right.steps[1].state],
-        [state(0), state(1)]
-    );
+    assert_eq!([right.steps[0].state, right.steps[1].state], [state(0), state(1)]);
     assert_eq!(right.steps[0].state, AttentionState::DecodeOnly);
     assert_eq!(right.steps[0].sides[0].as_ref().unwrap().backend, "fused");
     assert!(right.times().iter().all(|time| !time.is_zero()));
@@ -282,11 +250,7 @@ fn an_element_that_is_off_is_found_in_its_place() {
         let here = (at.step, at.layer, at.request, at.token, at.head, at.element);
         assert_eq!(here, place);
         assert!(abs_diff_eq!(at.distance, 2.0, epsilon = 5e-2), "{at:?}");
-        assert_abs_diff_eq!(
-            (at.values[1] - at.values[0]).abs(),
-            at.distance,
-            epsilon = 1e-9
-        );
+        assert_abs_diff_eq!((at.values[1] - at.values[0]).abs(), at.distance, epsilon = 1e-9);
         // The other step has its own.
         let other = &found.steps[1 - place.0];
         assert!(other.elements > 0);
@@ -298,26 +262,13 @@ fn an_element_that_is_off_is_found_in_its_place() {
 #[test]
 fn the_same_backend_computes_the_same_and_seeds_differ() {
     let stream = harness::stream();
-    let steps = schedule(
-        NonZeroUsize::new(60).map(NonZeroUsize::get),
-        [100, 0, 0],
-        &[[Some(1), Some(4), None]],
-    );
-    let both = || {
-        [
-            Backends::none().with(FusedAttention),
-            Backends::none().with(FusedAttention),
-        ]
-    };
+    let steps = schedule(NonZeroUsize::new(60).map(NonZeroUsize::get), [100, 0, 0], &[[Some(1), Some(4), None]]);
+    let both = || [Backends::none().with(FusedAttention), Backends::none().with(FusedAttention)];
     let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
     assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
     // Runs write the same keys: later steps stay what they were.
     let often = trial(1).runs(3);
-    let next = schedule(
-        None,
-        [100, 0, 0],
-        &[[Some(1), Some(4), None], [Some(2), Some(1), None]],
-    );
+    let next = schedule(None, [100, 0, 0], &[[Some(1), Some(4), None], [Some(2), Some(1), None]]);
     let dense = Backends::none().with(Dense::default());
     let backends = [Backends::none().with(FusedAttention), dense];
     let found = compare_backends(&stream, &often, backends, &next).unwrap();
@@ -334,12 +285,7 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
 fn what_cannot_be_compared_is_refused_by_name() {
     let stream = harness::stream();
     let steps = schedule(None, [3, 3, 3], &[[Some(1), None, None]]);
-    let both = || {
-        [
-            Backends::none().with(FusedAttention),
-            Backends::none().with(FusedAttention),
-        ]
-    };
+    let both = || [Backends::none().with(FusedAttention), Backends::none().with(FusedAttention)];
     let said = |trial: &BackendTrial, steps: &[RecordedBatch]| {
         let refused = compare_backends::<bf16>(&stream, trial, both(), steps).unwrap_err();
         refused.to_string()

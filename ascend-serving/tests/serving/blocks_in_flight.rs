@@ -7,8 +7,8 @@ use std::time::Duration;
 use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, NamedMask, NamedMaskAttention, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, NamedMask, NamedMaskAttention, rules,
 };
 
 use crate::harness;
@@ -69,12 +69,8 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
 fn blocks_given_back_while_a_replay_reads_them() {
     let stream = harness::stream();
     let device = stream.device();
-    let (from, to) = (
-        stream.upload(&[7i32; 64], [64]).unwrap(),
-        stream.upload(&[0i32; 64], [64]).unwrap(),
-    );
-    let (mut graph, ()) =
-        Graph::capture(device, (), |capture, ()| to.copy_from(capture, &from)).unwrap();
+    let (from, to) = (stream.upload(&[7i32; 64], [64]).unwrap(), stream.upload(&[0i32; 64], [64]).unwrap());
+    let (mut graph, ()) = Graph::capture(device, (), |capture, ()| to.copy_from(capture, &from)).unwrap();
     let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
     let mut sequence = Sequence::new(&pool);
     let _ = sequence.grow(32).unwrap();
@@ -104,13 +100,9 @@ fn metadata_does_not_outlive_its_blocks() {
     let backends = Backends::none().with(FusedAttention);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let limits = GraphLimits::new([1], 400);
-    let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let of = |sequence: &Sequence| {
-        AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap()
-    };
+    let of = |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap();
     let stale = |outcome: Result<(), Error>| {
         let why = outcome.unwrap_err();
         assert!(why.breaks(&rules::BLOCK_GIVEN_BACK), "{why}");

@@ -6,20 +6,14 @@ use ascend_serving::rules;
 use ascend_attention::attention::Inputs;
 use ascend_attention::{FusedInferAttention, Layout, Stream, Tensor, bf16};
 use ascend_serving::Error;
-use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PageTable, PagedKvCache,
-};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PageTable, PagedKvCache};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 const BLOCKS: usize = 5;
 
 /// The index of a token's element, by the definition of the format.
-fn place(
-    format: Cache,
-    (slot, head, x): (usize, usize, usize),
-    [block_size, heads, dim]: [usize; 3],
-) -> usize {
+fn place(format: Cache, (slot, head, x): (usize, usize, usize), [block_size, heads, dim]: [usize; 3]) -> usize {
     let (block, row) = (slot / block_size, slot % block_size);
     match format {
         Cache::BnBsH => (slot * heads + head) * dim + x,
@@ -44,12 +38,7 @@ fn upload(stream: &Stream, seed: u64, shape: [usize; 3]) -> (Vec<bf16>, Tensor<b
 }
 
 /// A cache of one layer.
-fn cache(
-    stream: &Stream,
-    block_size: usize,
-    shape: CacheShape,
-    pad: PadPolicy,
-) -> PagedKvCache<bf16> {
+fn cache(stream: &Stream, block_size: usize, shape: CacheShape, pad: PadPolicy) -> PagedKvCache<bf16> {
     PagedKvCache::new(stream.device(), BLOCKS, block_size, shape, pad).unwrap()
 }
 
@@ -178,10 +167,7 @@ fn wrong_slots_write_nothing_in_any_format() {
         let fewer = rows.narrow(0, 0..2).unwrap();
         for (key, value) in [(&fewer, &fewer), (&rows, &fewer)] {
             let outcome = cache.write(&stream, &write, 0, key, value);
-            assert!(
-                matches!(&outcome, Err(Error::Violation(of)) if of.rule == &rules::SLOT_COUNT),
-                "{outcome:?}"
-            );
+            assert!(matches!(&outcome, Err(Error::Violation(of)) if of.rule == &rules::SLOT_COUNT), "{outcome:?}");
         }
         let key = &cache.layer(0).unwrap().key;
         let key = key.download(&stream).unwrap();

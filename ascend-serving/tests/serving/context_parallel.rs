@@ -8,12 +8,8 @@ use std::thread;
 
 use ascend_attention::merge::Part;
 use ascend_attention::{Device, Event, Output, Tensor, bf16, f16};
-use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, Interleave, PadPolicy, PagedKvCache, Sequence,
-};
-use ascend_serving::{
-    AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, rules,
-};
+use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, rules};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -95,11 +91,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         .collect();
     // One pool for all ranks: an entry of the table stands for a block on each of them.
     let span = parallel.pool_block_size();
-    let needed: usize = case
-        .requests
-        .iter()
-        .map(|(cached, new)| (cached + new).div_ceil(span))
-        .sum();
+    let needed: usize = case.requests.iter().map(|(cached, new)| (cached + new).div_ceil(span)).sum();
     let pool = BlockPool::new(needed, span, PAD).unwrap();
     let mut sequences = Vec::new();
     for (cached, new) in &case.requests {
@@ -107,11 +99,8 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         let _ = sequence.grow(cached + new).unwrap();
         sequences.push(sequence);
     }
-    let batch: Vec<_> = sequences
-        .iter()
-        .zip(&case.requests)
-        .map(|(sequence, (_, new))| BatchRequest::of(sequence, *new))
-        .collect();
+    let batch: Vec<_> =
+        sequences.iter().zip(&case.requests).map(|(sequence, (_, new))| BatchRequest::of(sequence, *new)).collect();
     let split = parallel.split(&batch, PAD).unwrap();
     let upload = |of: fn(&Rows<T>) -> &Logical<T>| -> Tensor<T> {
         let requests = rows.iter().zip(&case.requests);
@@ -125,11 +114,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         let heads = of(&rows[0]).heads;
         stream.upload(&data, [tokens, heads, DIM]).unwrap()
     };
-    let (query, key, value) = (
-        upload(|r| &r.query),
-        upload(|r| &r.key),
-        upload(|r| &r.value),
-    );
+    let (query, key, value) = (upload(|r| &r.query), upload(|r| &r.key), upload(|r| &r.value));
     let before = sequences.iter().zip(&rows).zip(&case.requests);
     let before = before.filter(|(_, (cached, _))| *cached > 0);
     let before = before.map(|((sequence, rows), (cached, _))| {
@@ -137,9 +122,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         (request.cached, request.new) = (0, *cached);
         let upload = |of: &Logical<T>| {
             let len = *cached;
-            stream
-                .upload(&of.packed(0..len), [len, kv_heads, DIM])
-                .unwrap()
+            stream.upload(&of.packed(0..len), [len, kv_heads, DIM]).unwrap()
         };
         let split = parallel.split(&[request], PAD).unwrap();
         (split, upload(&rows.key), upload(&rows.value))
@@ -155,25 +138,15 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
     let device = stream.device();
     // Every rank on a thread and a stream of its own.
     let mut parts: Vec<Output<T>> = thread::scope(|scope| {
-        let ranks: Vec<_> = step
-            .split
-            .ranks()
-            .iter()
-            .map(|rank| scope.spawn(|| step.rank(device, rank)))
-            .collect();
+        let ranks: Vec<_> = step.split.ranks().iter().map(|rank| scope.spawn(|| step.rank(device, rank))).collect();
         let wait = |(output, event): (Output<T>, Event)| {
             stream.wait_event(&event).unwrap();
             output
         };
-        ranks
-            .into_iter()
-            .map(|rank| wait(rank.join().unwrap()))
-            .collect()
+        ranks.into_iter().map(|rank| wait(rank.join().unwrap())).collect()
     });
     if let Some(new) = split.new_tokens() {
-        let plan = new
-            .plan(&stream, step.shape, (&query, &key, &value))
-            .unwrap();
+        let plan = new.plan(&stream, step.shape, (&query, &key, &value)).unwrap();
         parts.push(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
     let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
@@ -243,14 +216,7 @@ proptest! {
 /// Fewer tokens than ranks: some hold none of them.
 #[test]
 fn ranks_without_keys() {
-    let case = |requests| Case {
-        ranks: 4,
-        run: 64,
-        requests,
-        kv_heads: 1,
-        group: 2,
-        seed: 9,
-    };
+    let case = |requests| Case { ranks: 4, run: 64, requests, kv_heads: 1, group: 2, seed: 9 };
     check::<f16>(&case(vec![(2, 1), (129, 1), (256, 1)])).unwrap();
     check::<f16>(&case(vec![(0, 1), (63, 1)])).unwrap();
     check::<bf16>(&case(vec![(0, 7), (0, 90)])).unwrap();
@@ -271,18 +237,9 @@ fn divisions_that_cannot_be_are_refused() {
     let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;
     assert_eq!(rule(BatchRequest::in_row(&[0], 5, 0)), &rules::BATCH_EMPTY);
     assert_eq!(rule(BatchRequest::in_row(&[0], 1920, 1)), &rules::TABLE_ROW);
-    assert_eq!(
-        rule(BatchRequest::in_row(&[0], usize::MAX, 1)),
-        &rules::LENGTHS_OVERFLOW
-    );
-    assert_eq!(
-        rule(BatchRequest::in_row(&[usize::MAX], 5, 1)),
-        &rules::SLOT_RANGE
-    );
-    assert_eq!(
-        parallel.split(&[], PAD).unwrap_err().rule,
-        &rules::BATCH_EMPTY
-    );
+    assert_eq!(rule(BatchRequest::in_row(&[0], usize::MAX, 1)), &rules::LENGTHS_OVERFLOW);
+    assert_eq!(rule(BatchRequest::in_row(&[usize::MAX], 5, 1)), &rules::SLOT_RANGE);
+    assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, &rules::BATCH_EMPTY);
     assert_eq!(rule(request.drafts(1)), &rules::DRAFT_COUNT);
     let repeated = BatchRequest::in_row(&[3, 3], 2000, 1);
     assert_eq!(rule(repeated), &rules::TABLE_REPEATED);
@@ -294,20 +251,11 @@ fn divisions_that_cannot_be_are_refused() {
     let (first, other) = (pool(), pool());
     let mut sequence = Sequence::new(&first);
     let _ = sequence.grow(6).unwrap();
-    assert_eq!(
-        rule(BatchRequest::of(&sequence, 7)),
-        &rules::SEQUENCE_LENGTH
-    );
+    assert_eq!(rule(BatchRequest::of(&sequence, 7)), &rules::SEQUENCE_LENGTH);
     let mut of_other = Sequence::new(&other);
     let _ = of_other.grow(1).unwrap();
-    let both = [
-        BatchRequest::of(&sequence, 1),
-        BatchRequest::of(&of_other, 1),
-    ];
-    assert_eq!(
-        parallel.split(&both, PAD).unwrap_err().rule,
-        &rules::TABLE_POOL
-    );
+    let both = [BatchRequest::of(&sequence, 1), BatchRequest::of(&of_other, 1)];
+    assert_eq!(parallel.split(&both, PAD).unwrap_err().rule, &rules::TABLE_POOL);
     let of_rank = BlockPool::new(4, parallel.pool_block_size() / 2, PAD).unwrap();
     let mut of_rank = Sequence::new(&of_rank);
     let _ = of_rank.grow(1).unwrap();
@@ -320,10 +268,7 @@ fn divisions_that_cannot_be_are_refused() {
     // What the ranks have adds up to what there is.
     let long = BatchRequest::in_row(&[0], 1000, 3);
     let split = parallel.split(&[long], PAD).unwrap();
-    let keys = split
-        .ranks()
-        .iter()
-        .map(|rank| rank.kv_lengths().lengths()[0]);
+    let keys = split.ranks().iter().map(|rank| rank.kv_lengths().lengths()[0]);
     assert_eq!(keys.sum::<usize>(), 1000);
     let slots = split.ranks().iter().flat_map(RankStep::slots);
     assert_eq!(slots.filter(|slot| **slot >= 0).count(), 3);
@@ -333,9 +278,7 @@ fn divisions_that_cannot_be_are_refused() {
 fn caches_of_other_blocks_than_the_division_s_are_refused() {
     let stream = harness::stream();
     let parallel = ContextParallel::new(Interleave::new(2, 64).unwrap(), 128).unwrap();
-    let split = parallel
-        .split(&[BatchRequest::in_row(&[0, 1], 300, 1)], PAD)
-        .unwrap();
+    let split = parallel.split(&[BatchRequest::in_row(&[0, 1], 300, 1)], PAD).unwrap();
     let heads = AttentionShape::new(1, 1, DIM);
     let query = stream.upload(&[bf16::ONE; DIM], [1, 1, DIM]).unwrap();
     for block_size in [64, 128, 256] {

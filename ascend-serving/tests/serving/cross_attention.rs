@@ -10,8 +10,7 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention,
-    Encoding, Error, rules,
+    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention, Encoding, Error, rules,
 };
 use proptest::prelude::*;
 
@@ -70,8 +69,7 @@ impl Model {
         }
         let mut encoding = self.cross.encode(&self.stream, &mut rows).unwrap();
         for layer in 0..LAYERS {
-            let [key, value] =
-                [1, 2].map(|what| packed(&self.stream, &names, layer, what, kv_heads));
+            let [key, value] = [1, 2].map(|what| packed(&self.stream, &names, layer, what, kv_heads));
             encoding.write(layer, &key, &value).unwrap();
         }
     }
@@ -81,9 +79,8 @@ impl Model {
             let _ = request.decoder.grow(*new).unwrap();
         }
         let settings = BatchSettings::of(&self.own, Causality::Causal);
-        let batch: Vec<BatchRequest<'_>> = (requests.iter().zip(new))
-            .map(|(request, new)| BatchRequest::of(&request.decoder, *new))
-            .collect();
+        let batch: Vec<BatchRequest<'_>> =
+            (requests.iter().zip(new)).map(|(request, new)| BatchRequest::of(&request.decoder, *new)).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         metadata.pad_to(metadata.tokens() + pad).unwrap();
         metadata
@@ -123,19 +120,14 @@ impl Model {
                     at += 1;
                 }
             }
-            assert!(
-                got[at * width..].iter().all(|x| x.to_f64() == 0.0),
-                "padding"
-            );
+            assert!(got[at * width..].iter().all(|x| x.to_f64() == 0.0), "padding");
         }
     }
 }
 
 /// Names of a request's encoder tokens, other ones for each.
 fn names(request: usize, first: usize, count: usize) -> Vec<u64> {
-    (first..first + count)
-        .map(|at| (1000 * request + at) as u64)
-        .collect()
+    (first..first + count).map(|at| (1000 * request + at) as u64).collect()
 }
 
 proptest! {
@@ -178,10 +170,7 @@ fn every_release_serves_decoding_and_prompts() {
         };
         let mut model = Model::new(stream, 1, 2, Cache::BnBsH);
         let mut requests = [model.request(), model.request(), model.request()];
-        model.encode(
-            &mut requests,
-            &[names(0, 0, 150), Vec::new(), names(2, 0, 1)],
-        );
+        model.encode(&mut requests, &[names(0, 0, 150), Vec::new(), names(2, 0, 1)]);
         model.step(&mut requests, &[4, 1, 2], 3);
         model.step(&mut requests, &[1, 1, 1], 0);
     }
@@ -220,15 +209,9 @@ fn what_cannot_be_is_refused_by_name() {
     let Model { stream, cross, own } = &mut model;
     let [one, two] = &requests;
     let mut none = metadata.clone();
-    assert!(
-        none.renew(&[BatchRequest::of(&requests[0].decoder, 0)])
-            .is_err()
-    );
+    assert!(none.renew(&[BatchRequest::of(&requests[0].decoder, 0)]).is_err());
     let encoded = [&requests[0].encoded, &requests[1].encoded];
-    assert_eq!(
-        rule(cross.begin(stream, &none, &encoded)),
-        &rules::BATCH_EMPTY
-    );
+    assert_eq!(rule(cross.begin(stream, &none, &encoded)), &rules::BATCH_EMPTY);
     let begin = |encoded: &[&Sequence]| rule(cross.begin(stream, &metadata, encoded));
     assert_eq!(begin(&[&one.encoded]), &rules::LENGTHS_BATCH);
     let strange = Sequence::new(own.pool());
@@ -247,40 +230,19 @@ fn what_cannot_be_is_refused_by_name() {
         let zeros = vec![bf16::ZERO; shape.iter().product()];
         stream.upload(&zeros, shape).unwrap()
     };
-    assert_eq!(
-        rule(step.forward(0, &query([2, 1, DIM]))),
-        &rules::STEP_TOKENS
-    );
-    assert_eq!(
-        rule(step.forward(0, &query([3, 2, DIM]))),
-        &rules::STEP_HEADS
-    );
-    assert_eq!(
-        rule(step.forward(0, &query([3, 1, 32]))),
-        &rules::STEP_HEADS
-    );
-    assert!(matches!(
-        step.forward(LAYERS, &query([3, 1, DIM])),
-        Err(Error::Violation(_))
-    ));
+    assert_eq!(rule(step.forward(0, &query([2, 1, DIM]))), &rules::STEP_TOKENS);
+    assert_eq!(rule(step.forward(0, &query([3, 2, DIM]))), &rules::STEP_HEADS);
+    assert_eq!(rule(step.forward(0, &query([3, 1, 32]))), &rules::STEP_HEADS);
+    assert!(matches!(step.forward(LAYERS, &query([3, 1, DIM])), Err(Error::Violation(_))));
     let mut other = query([3, 1, 32]);
-    assert!(
-        step.forward_into(0, &query([3, 1, DIM]), &mut other)
-            .is_err()
-    );
+    assert!(step.forward_into(0, &query([3, 1, DIM]), &mut other).is_err());
     step.forward(0, &query([3, 1, DIM])).unwrap();
     // The keys of layer 0 are no other layer's.
-    assert_eq!(
-        rule(step.forward(0, &query([3, 1, DIM]))),
-        &rules::STEP_LAYER_REPEATED
-    );
+    assert_eq!(rule(step.forward(0, &query([3, 1, DIM]))), &rules::STEP_LAYER_REPEATED);
     assert_eq!(rule(step.end()), &rules::STEP_LAYERS_MISSING);
 
     // Nothing has grown where one could not.
-    let mut more = [
-        Sequence::new(cross.cache().pool()),
-        Sequence::new(cross.cache().pool()),
-    ];
+    let mut more = [Sequence::new(cross.cache().pool()), Sequence::new(cross.cache().pool())];
     let held = cross.cache().pool().held_blocks();
     let [a, b] = &mut more;
     let outcome = cross.encode(stream, &mut [(a, 400), (b, BLOCKS * 128)]);
@@ -288,45 +250,26 @@ fn what_cannot_be_is_refused_by_name() {
     assert_eq!((more[0].len(), more[1].len()), (0, 0));
     assert_eq!(cross.cache().pool().held_blocks(), held);
     let [a, _] = &mut more;
-    assert_eq!(
-        rule(cross.encode(stream, &mut [(a, 0)]).map(drop)),
-        &rules::BATCH_EMPTY
-    );
+    assert_eq!(rule(cross.encode(stream, &mut [(a, 0)]).map(drop)), &rules::BATCH_EMPTY);
 
     // An encoding without its last layer is encoded again from where it began.
     let [a, _] = &mut more;
-    let write = |encoding: &mut Encoding<'_, bf16>, layer| {
-        encoding.write(layer, &query([2, 1, DIM]), &query([2, 1, DIM]))
-    };
+    let write =
+        |encoding: &mut Encoding<'_, bf16>, layer| encoding.write(layer, &query([2, 1, DIM]), &query([2, 1, DIM]));
     let mut encoding = cross.encode(stream, &mut [(&mut *a, 2)]).unwrap();
     write(&mut encoding, 0).unwrap();
     let why = encoding.end().unwrap_err();
-    assert!(
-        why.breaks(&rules::STEP_LAYERS_MISSING) && why.to_string().contains("truncate"),
-        "{why}"
-    );
-    let why = cross
-        .encode(stream, &mut [(&mut *a, 2)])
-        .map(drop)
-        .unwrap_err();
-    assert!(
-        why.breaks(&rules::STEP_LAYERS_MISSING) && !why.to_string().contains("of(&"),
-        "{why}"
-    );
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING) && why.to_string().contains("truncate"), "{why}");
+    let why = cross.encode(stream, &mut [(&mut *a, 2)]).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING) && !why.to_string().contains("of(&"), "{why}");
     a.truncate(0).unwrap();
     let mut encoding = cross.encode(stream, &mut [(&mut *a, 2)]).unwrap();
     (0..LAYERS).for_each(|layer| write(&mut encoding, layer).unwrap());
     encoding.end().unwrap();
 
     let shape = CacheShape::new(1, 1, DIM);
-    let int8 = PagedKvCache::<bf16>::quantised_by_token(
-        stream.device(),
-        2,
-        128,
-        shape,
-        PadPolicy::SkipNegative,
-    )
-    .unwrap();
+    let int8 =
+        PagedKvCache::<bf16>::quantised_by_token(stream.device(), 2, 128, shape, PadPolicy::SkipNegative).unwrap();
     let int8 = CrossAttention::new(AttentionShape::new(1, 1, DIM), int8);
     assert_eq!(rule(int8), &rules::BACKEND_QUANTISED);
 }

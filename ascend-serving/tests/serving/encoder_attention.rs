@@ -24,23 +24,13 @@ fn upload<T: Number>(stream: &Stream, numbers: &[bf16], shape: [usize; 3]) -> Te
 
 /// Runs a batch and compares every number with the definition; the route that it went.
 fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize]) -> &'static str {
-    let AttentionShape {
-        heads,
-        kv_heads,
-        head_dim: dim,
-        scale,
-        ..
-    } = shape;
+    let AttentionShape { heads, kv_heads, head_dim: dim, scale, .. } = shape;
     let tokens: usize = lengths.iter().sum();
     let data = [(1, heads), (2, kv_heads), (3, kv_heads)]
         .map(|(seed, heads)| numbers(seed + 10 * tokens as u64, tokens * heads * dim));
     let [query, key, value] = &data;
     let rows = |numbers: &[bf16], heads| upload::<T>(stream, numbers, [tokens, heads, dim]);
-    let (q, k, v) = (
-        rows(query, heads),
-        rows(key, kv_heads),
-        rows(value, kv_heads),
-    );
+    let (q, k, v) = (rows(query, heads), rows(key, kv_heads), rows(value, kv_heads));
     let encoder = EncoderAttention::new(shape).unwrap();
     let lengths_of = PerRequest::new(lengths.to_vec()).unwrap();
     let plan = encoder.plan(stream, &lengths_of, (&q, &k, &v)).unwrap();
@@ -55,10 +45,7 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
                 let row = &query[at(token, head, heads)..][..dim];
                 let dot = |key_at: usize| -> f64 {
                     let key = &key[at(key_at, own, kv_heads)..][..dim];
-                    row.iter()
-                        .zip(key)
-                        .map(|(a, b)| a.to_f64() * b.to_f64())
-                        .sum()
+                    row.iter().zip(key).map(|(a, b)| a.to_f64() * b.to_f64()).sum()
                 };
                 let scores: Vec<f64> = (first..first + len).map(|key| scale * dot(key)).collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -66,9 +53,7 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
                 for d in 0..dim {
                     let value = |nth: usize| value[at(first + nth, own, kv_heads) + d].to_f64();
                     let weighted = scores.iter().enumerate();
-                    let want: f64 = weighted
-                        .map(|(nth, score)| (score - max).exp() / sum * value(nth))
-                        .sum();
+                    let want: f64 = weighted.map(|(nth, score)| (score - max).exp() / sum * value(nth)).sum();
                     let got = got[at(token, head, heads) + d].to_f64();
                     assert!(
                         abs_diff_eq!(got, want, epsilon = 1e-2),
@@ -150,35 +135,18 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
         let lengths = PerRequest::new(lengths.to_vec()).unwrap();
         encoder.plan(&stream, &lengths, (query, key, key))
     };
-    assert_eq!(
-        rule(plan(&[0, 0], &query, &key).map(drop)),
-        &rules::BATCH_EMPTY
-    );
-    assert_eq!(
-        rule(plan(&[5, 4], &query, &key).map(drop)),
-        &rules::STEP_TOKENS
-    );
-    assert_eq!(
-        rule(plan(&[5, 3], &key, &key).map(drop)),
-        &rules::STEP_HEADS
-    );
+    assert_eq!(rule(plan(&[0, 0], &query, &key).map(drop)), &rules::BATCH_EMPTY);
+    assert_eq!(rule(plan(&[5, 4], &query, &key).map(drop)), &rules::STEP_TOKENS);
+    assert_eq!(rule(plan(&[5, 3], &key, &key).map(drop)), &rules::STEP_HEADS);
     let planned = plan(&[5, 3], &query, &key).unwrap();
     let run = |query: &Tensor<bf16>| planned.launch(&stream, (query, &key, &key)).map(drop);
     assert_eq!(rule(run(&rows(9, 2, 64))), &rules::STEP_TOKENS);
     assert_eq!(rule(run(&rows(8, 2, 32))), &rules::STEP_HEADS);
     let mut other = rows(8, 1, 64);
-    assert!(
-        planned
-            .launch_into(&stream, (&query, &key, &key), &mut other)
-            .is_err()
-    );
+    assert!(planned.launch_into(&stream, (&query, &key, &key), &mut other).is_err());
     run(&query).unwrap();
     let endless = PerRequest::new(vec![i64::MAX as usize, 8]).unwrap();
-    assert!(
-        encoder
-            .plan(&stream, &endless, (&query, &key, &key))
-            .is_err()
-    );
+    assert!(encoder.plan(&stream, &endless, (&query, &key, &key)).is_err());
     assert!(EncoderAttention::new(shape.scale(f64::NAN)).is_err());
     // The root of 64 in the place of one over it.
     let inverse = EncoderAttention::new(shape.scale(8.0)).unwrap_err();

@@ -6,10 +6,10 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits,
-    HybridBackend, KeySplit, LayerMask, LayerSet, NamedMask, NamedMaskAttention, PagedDecode,
-    SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, BatchedQueries,
+    CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, HybridBackend, KeySplit, LayerMask,
+    LayerSet, NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode,
+    TwoFusedCalls, rules,
 };
 
 use crate::harness;
@@ -55,16 +55,12 @@ fn replayed<T: Number>(
             attention.grow(stream, sequence, each).unwrap();
         }
         let batch = running.iter();
-        let batch: Vec<_> = batch
-            .map(|s| BatchRequest::of(s, each).recompute())
-            .collect();
+        let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, each).recompute()).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         metadata.set_mask(mask.clone());
         assert!(graphs.serves(&metadata));
         let rows = |layer: usize, what, heads, rows: usize| {
-            let names: Vec<u64> = (0..rows as u64)
-                .map(|row| 100 * step as u64 + row)
-                .collect();
+            let names: Vec<u64> = (0..rows as u64).map(|row| 100 * step as u64 + row).collect();
             packed::<T>(stream, &names, layer, what, heads)
         };
         let mut step = graphs.begin(stream, &mut metadata).unwrap();
@@ -72,10 +68,7 @@ fn replayed<T: Number>(
         let mut results = Vec::new();
         for layer in 0..LAYERS {
             let query = rows(layer, 0, HEADS, padded);
-            let (key, value) = (
-                rows(layer, 1, KV_HEADS, padded),
-                rows(layer, 2, KV_HEADS, padded),
-            );
+            let (key, value) = (rows(layer, 1, KV_HEADS, padded), rows(layer, 2, KV_HEADS, padded));
             let output = step.forward(layer, (&query, &key, &value)).unwrap();
             results.push(numbers(&output.download(stream).unwrap()));
         }
@@ -83,10 +76,7 @@ fn replayed<T: Number>(
         let mut step = attention.begin(stream, &metadata).unwrap();
         for (layer, replayed) in results.iter().enumerate() {
             let query = rows(layer, 0, HEADS, padded);
-            let (key, value) = (
-                rows(layer, 1, KV_HEADS, padded),
-                rows(layer, 2, KV_HEADS, padded),
-            );
+            let (key, value) = (rows(layer, 1, KV_HEADS, padded), rows(layer, 2, KV_HEADS, padded));
             let output = step.forward(layer, (&query, &key, &value)).unwrap();
             let actual = metadata.actual_tokens() * HEADS * DIM;
             let eager = numbers(&output.download(stream).unwrap());
@@ -105,35 +95,20 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
     let window = Causality::Window(NonZeroUsize::new(70).unwrap());
     let chunk = Causality::Chunk(NonZeroUsize::new(128).unwrap());
     let near = NamedMask::new("near", |_, token, key| key <= token && token - key < 9);
-    let both = || {
-        none()
-            .with(ChunkedLocalAttention)
-            .with(NamedMaskAttention)
-            .with(PagedDecode)
-            .with(FusedAttention)
-    };
-    assert_eq!(
-        replayed(&stream, both(), Causality::Causal, 1),
-        "paged_decode"
-    );
+    let both = || none().with(ChunkedLocalAttention).with(NamedMaskAttention).with(PagedDecode).with(FusedAttention);
+    assert_eq!(replayed(&stream, both(), Causality::Causal, 1), "paged_decode");
     assert_eq!(replayed(&stream, both(), Causality::Causal, 3), "fused");
     assert_eq!(replayed(&stream, both(), window, 1), "fused");
     assert_eq!(replayed(&stream, both(), chunk, 1), "chunked_local");
     assert_eq!(replayed(&stream, both(), near.clone(), 1), "named_mask");
     assert_eq!(replayed(&stream, both(), near, 3), "named_mask");
-    let sets = [
-        LayerSet::new([0], "fused"),
-        LayerSet::new([1], "paged_decode"),
-    ];
+    let sets = [LayerSet::new([0], "fused"), LayerSet::new([1], "paged_decode")];
     let hybrid = || HybridBackend::new(LAYERS, both(), sets.clone()).unwrap();
     let once = none().with(hybrid());
     assert_eq!(replayed(&stream, once, Causality::Causal, 1), "hybrid");
     // One of a hybrid's backends may be a hybrid.
     let inner = none().with(hybrid()).with(PagedDecode);
-    let sets = [
-        LayerSet::new([0], "hybrid"),
-        LayerSet::new([1], "paged_decode"),
-    ];
+    let sets = [LayerSet::new([0], "hybrid"), LayerSet::new([1], "paged_decode")];
     let twice = none().with(HybridBackend::new(LAYERS, inner, sets).unwrap());
     assert_eq!(replayed(&stream, twice, Causality::Causal, 1), "hybrid");
 }
@@ -154,26 +129,14 @@ fn calls_that_depend_on_lengths_are_not_captured() {
     for each in [1, 2] {
         let limits = GraphLimits::new([2], 300).tokens_each(each);
         let attention = attention(&stream, varying());
-        let refused = attention
-            .capture(&stream, Causality::Causal, &limits)
-            .unwrap_err();
+        let refused = attention.capture(&stream, Causality::Causal, &limits).unwrap_err();
         let told = refused.to_string();
-        let by_form = told
-            .contains("calls of the backend `split_decode` whose number, rows, merge or layers");
-        assert_eq!(
-            (by_form, refused.breaks(&rules::GRAPH_BACKEND)),
-            (each == 1, each == 1),
-            "{told}"
-        );
+        let by_form = told.contains("calls of the backend `split_decode` whose number, rows, merge or layers");
+        assert_eq!((by_form, refused.breaks(&rules::GRAPH_BACKEND)), (each == 1, each == 1), "{told}");
         assert!(refused.breaks(&rules::BACKEND_SHARED_PREFIX), "{told}");
         let attention = self::attention(&stream, varying().with(FusedAttention));
-        let graphs = attention
-            .capture(&stream, Causality::Causal, &limits)
-            .unwrap();
-        assert_eq!(
-            (graphs.backend(0), graphs.backend(LAYERS)),
-            (Some("fused"), None)
-        );
+        let graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+        assert_eq!((graphs.backend(0), graphs.backend(LAYERS)), (Some("fused"), None));
     }
 }
 
@@ -183,10 +146,7 @@ fn calls_that_happen_not_to_depend_on_lengths_are_captured() {
     let stream = harness::stream();
     let split = KeySplit::Tiles(NonZeroUsize::new(384).unwrap());
     let backends = Backends::<bf16>::none().with(SplitDecode { split });
-    assert_eq!(
-        replayed(&stream, backends, Causality::Causal, 1),
-        "split_decode"
-    );
+    assert_eq!(replayed(&stream, backends, Causality::Causal, 1), "split_decode");
 }
 
 /// FLOAT16 on CANN 8.1, whose packed calls take BF16 alone: drafts are verified by batched calls, also in graphs.
@@ -199,26 +159,17 @@ fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
     drop(harness::runtime());
     let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1)).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
-    let backends = || {
-        Backends::<f16>::none()
-            .with(FusedAttention)
-            .with(BatchedQueries)
-    };
+    let backends = || Backends::<f16>::none().with(FusedAttention).with(BatchedQueries);
     let window = Causality::Window(NonZeroUsize::new(70).unwrap());
     for each in [1, 4] {
         for causality in [Causality::Causal, window] {
-            assert_eq!(
-                replayed(&stream, backends(), causality, each),
-                "batched_queries"
-            );
+            assert_eq!(replayed(&stream, backends(), causality, each), "batched_queries");
         }
     }
     // Requests of such graphs all add the tokens that were declared.
     let mut attention = attention(&stream, backends());
     let limits = GraphLimits::new([4], 300).tokens_each(4);
-    let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 3).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -227,8 +178,5 @@ fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
     assert!(!graphs.serves(&metadata));
     let fewer = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
     assert!(fewer.breaks(&rules::GRAPH_SIZE), "{fewer}");
-    assert!(
-        fewer.to_string().contains("the backend `batched_queries`"),
-        "{fewer}"
-    );
+    assert!(fewer.to_string().contains("the backend `batched_queries`"), "{fewer}");
 }

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, Causality, FusedAttention,
-    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, Causality, FusedAttention, GroupedAttention,
+    GroupedRequest, GroupedSequence, LayerGroup, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -26,13 +26,7 @@ pub fn attention(stream: &Stream, layers: usize, blocks: usize) -> Attention<bf1
     attention_over(stream, layers, blocks, Cache::BnBsH, pad)
 }
 
-pub fn attention_over(
-    stream: &Stream,
-    layers: usize,
-    blocks: usize,
-    format: Cache,
-    pad: PadPolicy,
-) -> Attention<bf16> {
+pub fn attention_over(stream: &Stream, layers: usize, blocks: usize, format: Cache, pad: PadPolicy) -> Attention<bf16> {
     let of = CacheShape::new(layers, KV_HEADS, DIM).format(format);
     let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
     Attention::new(shape(), cache, Backends::none().with(FusedAttention))
@@ -74,10 +68,7 @@ fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
     for sequence in &mut sequences {
         model.grow(&stream, sequence, 2).unwrap();
     }
-    let both = [
-        GroupedRequest::of(&sequences[1], 2).drafts(1),
-        GroupedRequest::of(&sequences[0], 2),
-    ];
+    let both = [GroupedRequest::of(&sequences[1], 2).drafts(1), GroupedRequest::of(&sequences[0], 2)];
     metadata.pad_to(9).unwrap();
     metadata.renew(&both).unwrap();
     assert_eq!(metadata, model.metadata(&both, POLICY).unwrap());
@@ -99,14 +90,8 @@ fn a_growth_that_one_group_has_no_room_for_grows_none() {
     let error = model.grow(&stream, &mut sequence, 3000).unwrap_err();
     assert!(error.breaks(&rules::POOL_EXHAUSTED), "{error}");
     assert_eq!(sequence.len(), 100);
-    assert_eq!(
-        [0, 1].map(|group| sequence.group(group).unwrap().len()),
-        [100, 100]
-    );
-    let pools = model
-        .groups()
-        .iter()
-        .map(|g| g.attention().cache().pool().held_blocks());
+    assert_eq!([0, 1].map(|group| sequence.group(group).unwrap().len()), [100, 100]);
+    let pools = model.groups().iter().map(|g| g.attention().cache().pool().held_blocks());
     assert_eq!(pools.collect::<Vec<_>>(), [1, 1]);
 }
 
@@ -118,10 +103,7 @@ fn layers_are_in_one_group_each() {
             let attention = attention(&stream, *cached, 4);
             LayerGroup::new(layers.iter().copied(), Causality::Causal, attention)
         });
-        GroupedAttention::new(layers, groups)
-            .map(drop)
-            .unwrap_err()
-            .rule
+        GroupedAttention::new(layers, groups).map(drop).unwrap_err().rule
     };
     assert_eq!(rule(0, &[]), &rules::GROUP_LAYERS);
     assert_eq!(rule(3, &[(&[0, 1], 2)]), &rules::GROUP_LAYERS);
@@ -149,9 +131,7 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
     // It counts as the step's tables do: the window begins in the block of token 1851.
     attention.grow(&stream, &mut long, 300).unwrap();
     attention.admits([(&long, 0)]).unwrap();
-    let step = attention
-        .metadata(&[GroupedRequest::of(&long, 300)], POLICY)
-        .unwrap();
+    let step = attention.metadata(&[GroupedRequest::of(&long, 300)], POLICY).unwrap();
     let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
     assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
 }
@@ -165,18 +145,11 @@ fn tokens_that_no_step_has_computed_stay_in_a_window() {
     model.grow(&stream, &mut sequence, 400).unwrap();
     model.grow(&stream, &mut sequence, 300).unwrap();
     let step = |model: &mut GroupedAttention<bf16>, sequence: &GroupedSequence, new| {
-        let metadata = model
-            .metadata(&[GroupedRequest::of(sequence, new)], POLICY)
-            .unwrap();
-        let rows = |heads| {
-            stream
-                .upload(&vec![bf16::ONE; new * heads * DIM], [new, heads, DIM])
-                .unwrap()
-        };
+        let metadata = model.metadata(&[GroupedRequest::of(sequence, new)], POLICY).unwrap();
+        let rows = |heads| stream.upload(&vec![bf16::ONE; new * heads * DIM], [new, heads, DIM]).unwrap();
         let mut step = model.begin(&stream, &metadata).unwrap();
         for layer in 0..5 {
-            step.forward(layer, (&rows(HEADS), &rows(KV_HEADS), &rows(KV_HEADS)))
-                .unwrap();
+            step.forward(layer, (&rows(HEADS), &rows(KV_HEADS), &rows(KV_HEADS))).unwrap();
         }
         step.end().unwrap();
     };

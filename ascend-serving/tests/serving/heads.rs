@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, CrossAttention, EncoderAttention, Error, FusedAttention, GraphLimits,
-    LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
+    CrossAttention, EncoderAttention, Error, FusedAttention, GraphLimits, LayerInputs, LayerMask, NamedMask,
+    NamedMaskAttention, PagedDecode,
 };
 
 fn cache(stream: &Stream, kv_heads: usize, [key, value]: [usize; 2]) -> PagedKvCache<bf16> {
@@ -42,8 +42,7 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
     for (heads, kv_heads) in [(4, 3), (5, 2), (2, 4), (0, 1), (1, 0), (0, 0)] {
         let shape = AttentionShape::new(heads, kv_heads, 64);
         let of_cache = || cache(&stream, kv_heads.max(1), [64; 2]);
-        let mut attention =
-            Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
+        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 3).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -52,23 +51,14 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
         let refused = [
             EncoderAttention::new(shape).map(drop),
             CrossAttention::new(shape, of_cache()).map(drop),
-            attention
-                .capture(&stream, Causality::Causal, &limits)
-                .map(drop),
-            attention
-                .backend_choices(&stream, Causality::Causal, None)
-                .map(drop),
-            attention
-                .backend_choice(&stream, &metadata, None, None)
-                .map(drop),
+            attention.capture(&stream, Causality::Causal, &limits).map(drop),
+            attention.backend_choices(&stream, Causality::Causal, None).map(drop),
+            attention.backend_choice(&stream, &metadata, None, None).map(drop),
             attention.begin(&stream, &metadata).map(drop),
         ];
         for (at, outcome) in refused.into_iter().enumerate() {
             let why = outcome.unwrap_err();
-            assert!(
-                names(&why, "AttentionShape.heads"),
-                "{heads} {kv_heads}, {at}: {why}"
-            );
+            assert!(names(&why, "AttentionShape.heads"), "{heads} {kv_heads}, {at}: {why}");
         }
     }
 }
@@ -81,8 +71,7 @@ fn a_cache_of_other_heads_is_refused() {
         let of_cache = || cache(&stream, kv_heads, [dim; 2]);
         let why = CrossAttention::new(shape, of_cache()).unwrap_err();
         assert!(names(&why, "AttentionShape"), "{why}");
-        let mut attention =
-            Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
+        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
         let why = attention.backend_choices(&stream, Causality::Causal, None);
         assert!(names(&why.unwrap_err(), "AttentionShape"));
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -126,15 +115,8 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
     let all = || Backends::none().with(PagedDecode).with(FusedAttention);
     let (mut served, mut compared) = (0, 0);
     for dims in [[192, 128], [128, 64], [64, 128], [128, 192], [128, 128]] {
-        let attention = Attention::new(
-            AttentionShape::new(4, 2, dims[0]),
-            cache(&stream, 2, dims),
-            all(),
-        );
-        for choice in attention
-            .backend_choices(&stream, Causality::Causal, None)
-            .unwrap()
-        {
+        let attention = Attention::new(AttentionShape::new(4, 2, dims[0]), cache(&stream, 2, dims), all());
+        for choice in attention.backend_choices(&stream, Causality::Causal, None).unwrap() {
             let tokens = match choice.state {
                 AttentionState::PrefillNoCache => [0, 5],
                 AttentionState::PrefillCacheHit => [3, 5],
@@ -203,9 +185,7 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let of = LayerMask::from(mask.clone());
     let mut run = || {
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        let output = step
-            .forward(0, LayerInputs::from((&all, &all, &all)).mask(&of))
-            .unwrap();
+        let output = step.forward(0, LayerInputs::from((&all, &all, &all)).mask(&of)).unwrap();
         output.download(&stream).unwrap()
     };
     let first = run();
@@ -214,10 +194,6 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     mask.forget();
     assert_eq!(mask.kept_bytes(), 0);
     let second = run();
-    assert_eq!(
-        first[..64],
-        second[..64],
-        "the first token sees itself alone"
-    );
+    assert_eq!(first[..64], second[..64], "the first token sees itself alone");
     assert_ne!(first[3 * 64..], second[3 * 64..]);
 }

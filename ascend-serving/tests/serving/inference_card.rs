@@ -11,9 +11,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, LayerInputs, NamedMask, NamedMaskAttention, PagedDecode,
-    PromptAndIncre, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, LayerInputs, NamedMask, NamedMaskAttention, PagedDecode, PromptAndIncre, rules,
 };
 use proptest::prelude::*;
 
@@ -116,10 +115,7 @@ fn the_selection_says_why_not_the_newer_operator() {
     let Some(stream) = card() else { return };
     let causal = (Cache::BnBsH, Causality::Causal);
     for tokens in [1, 7] {
-        let backends = Backends::none()
-            .with(FusedAttention)
-            .with(PagedDecode)
-            .with(PromptAndIncre);
+        let backends = Backends::none().with(FusedAttention).with(PagedDecode).with(PromptAndIncre);
         let refused = step(&stream, f16::ONE, causal, tokens, backends, None).unwrap();
         let [(fused, why), (decode, _)] = &refused[..] else {
             panic!("{refused:?}");
@@ -202,12 +198,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
     let refused = CacheWrite::plan(&large, &stream, &[5, 100], &good, &strided);
     assert!(matches!(refused, Err(Error::Violation(_))), "{refused:?}");
     let write = CacheWrite::plan(&large, &stream, &[5, 100], &good, &good).unwrap();
-    for value in [
-        &strided,
-        &rows([2, 1, 32]),
-        &rows([3, 2, 64]),
-        &rows([1, 2, 64]),
-    ] {
+    for value in [&strided, &rows([2, 1, 32]), &rows([3, 2, 64]), &rows([1, 2, 64])] {
         let refused = large.write(&stream, &write, 0, &good, value);
         assert!(refused.is_err(), "{:?}", value.desc());
     }
@@ -224,12 +215,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
 }
 
 /// One step of requests with these numbers of cached and new tokens, whose queries, keys and values are ones.
-fn batch(
-    stream: &Stream,
-    blocks: usize,
-    causality: Causality,
-    requests: &[(usize, usize)],
-) -> Result<Vec<f16>, Error> {
+fn batch(stream: &Stream, blocks: usize, causality: Causality, requests: &[(usize, usize)]) -> Result<Vec<f16>, Error> {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), blocks, 128, CacheShape::new(1, 1, 16), pad)?;
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, older());
@@ -242,9 +228,8 @@ fn batch(
         attention.cache().mark_computed(&sequence, cached)?;
         sequences.push(sequence);
     }
-    let batch: Vec<_> = (sequences.iter().zip(requests))
-        .map(|(sequence, (_, new))| BatchRequest::of(sequence, *new))
-        .collect();
+    let batch: Vec<_> =
+        (sequences.iter().zip(requests)).map(|(sequence, (_, new))| BatchRequest::of(sequence, *new)).collect();
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&batch, settings)?;
     let mut step = attention.begin(stream, &metadata)?;
@@ -258,13 +243,7 @@ fn batch(
 fn large_batches_are_cut() {
     let Some(stream) = card() else { return };
     for (requests, new) in [(300, 1), (300, 3), (129, 16)] {
-        let got = batch(
-            &stream,
-            requests + 1,
-            Causality::Causal,
-            &vec![(0, new); requests],
-        )
-        .unwrap();
+        let got = batch(&stream, requests + 1, Causality::Causal, &vec![(0, new); requests]).unwrap();
         assert_eq!(got, vec![f16::ONE; requests * new * 16]);
     }
 }
@@ -286,11 +265,8 @@ fn contexts_beyond_what_a_call_takes_are_refused_by_name() {
 fn named_masks_are_refused_by_name() {
     let Some(stream) = card() else { return };
     let pad = PadPolicy::SkipNegative;
-    let cache =
-        PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 1, 16), pad).unwrap();
-    let backends = Backends::none()
-        .with(NamedMaskAttention)
-        .with(PromptAndIncre);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 1, 16), pad).unwrap();
+    let backends = Backends::none().with(NamedMaskAttention).with(PromptAndIncre);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 3).unwrap();
@@ -300,8 +276,5 @@ fn named_masks_are_refused_by_name() {
     let ones = stream.upload(&[f16::ONE; 48], [3, 1, 16]).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let why = step.forward(0, (&ones, &ones, &ones)).unwrap_err();
-    assert!(
-        why.breaks(&rules::BACKEND_MASK) && why.to_string().contains("call.product"),
-        "{why}"
-    );
+    assert!(why.breaks(&rules::BACKEND_MASK) && why.to_string().contains("call.product"), "{why}");
 }

@@ -13,9 +13,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode, StatePolicy,
-    rules,
+    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
+    LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -49,40 +48,28 @@ impl Model {
         let (window, chunk, prefix) = (self.window, self.chunk, self.prefix);
         let named = |name: &str, sees: fn(&Model, usize, usize, usize) -> bool| {
             let model = self.clone();
-            let mask = NamedMask::new(name, move |request, token, key| {
-                sees(&model, request, token, key)
-            });
+            let mask = NamedMask::new(name, move |request, token, key| sees(&model, request, token, key));
             let kind = mask.into();
             Known { kind, sees }
         };
         assert!(chunk > 0 && prefix > 0);
         [
-            Known {
-                kind: Causality::Causal.into(),
-                sees: |_, _, token, key| key <= token,
-            },
+            Known { kind: Causality::Causal.into(), sees: |_, _, token, key| key <= token },
             Known {
                 kind: Causality::Window(window).into(),
                 sees: |model, _, token, key| key <= token && token - key < model.window.get(),
             },
-            Known {
-                kind: Causality::Bidirectional.into(),
-                sees: |_, _, _, _| true,
-            },
+            Known { kind: Causality::Bidirectional.into(), sees: |_, _, _, _| true },
             Known {
                 kind: Causality::Chunk(self.blocks).into(),
-                sees: |model, _, token, key| {
-                    key <= token && token / model.blocks == key / model.blocks
-                },
+                sees: |model, _, token, key| key <= token && token / model.blocks == key / model.blocks,
             },
             named("chunks by request", |model, request, token, key| {
                 let chunk = model.chunk * (1 + request % 3);
                 key <= token && token / chunk == key / chunk
             }),
             // A prefix that sees itself whole, as far as it is there.
-            named("prefix", |model, _, token, key| {
-                key <= token || key < model.prefix && token < model.prefix
-            }),
+            named("prefix", |model, _, token, key| key <= token || key < model.prefix && token < model.prefix),
         ]
     }
 }
@@ -90,27 +77,18 @@ impl Model {
 fn model() -> impl Strategy<Value = Model> {
     let of_layers = prop::array::uniform5(prop::option::weighted(0.8, 0usize..6));
     let heads = (1usize..3, 1usize..4);
-    (
-        heads,
-        1usize..200,
-        1usize..90,
-        1usize..3,
-        1usize..150,
-        0usize..6,
-        of_layers,
+    (heads, 1usize..200, 1usize..90, 1usize..3, 1usize..150, 0usize..6, of_layers).prop_map(
+        |((kv_heads, group), window, chunk, blocks, prefix, of_step, of_layers)| Model {
+            kv_heads,
+            group,
+            window: NonZeroUsize::new(window).unwrap(),
+            chunk,
+            blocks: NonZeroUsize::new(blocks * 128).unwrap(),
+            prefix,
+            of_step,
+            of_layers,
+        },
     )
-        .prop_map(
-            |((kv_heads, group), window, chunk, blocks, prefix, of_step, of_layers)| Model {
-                kv_heads,
-                group,
-                window: NonZeroUsize::new(window).unwrap(),
-                chunk,
-                blocks: NonZeroUsize::new(blocks * 128).unwrap(),
-                prefix,
-                of_step,
-                of_layers,
-            },
-        )
 }
 
 struct Engine<'a> {
@@ -140,8 +118,7 @@ impl<'a> Engine<'a> {
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
-        let settings =
-            BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
+        let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
         Self {
             stream,
             masks: model.masks(),
@@ -189,9 +166,7 @@ impl<'a> Engine<'a> {
                 names.push(names[token]);
                 // Three rows a turn.
                 let place = nth / 3;
-                let want = dense(&names, layer, shape, |key| {
-                    key < keys && sees(&self.model, place, token, key)
-                });
+                let want = dense(&names, layer, shape, |key| key < keys && sees(&self.model, place, token, key));
                 let got = &result[row.token * width..][..width];
                 for (got, want) in got.iter().zip(&want) {
                     prop_assert!(
@@ -302,15 +277,9 @@ fn one_layer(
 #[test]
 fn masks_that_cannot_be_served_are_refused_by_name() {
     let stream = harness::stream();
-    let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> LayerMask {
-        NamedMask::new(name, sees).into()
-    };
+    let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> LayerMask { NamedMask::new(name, sees).into() };
     let itself = named("itself", |_, token, key| token == key);
-    let both = || {
-        Backends::none()
-            .with(NamedMaskAttention)
-            .with(FusedAttention)
-    };
+    let both = || Backends::none().with(NamedMaskAttention).with(FusedAttention);
     let settings = |attention: &Attention<bf16>, of| BatchSettings::of(attention.cache(), of);
     let refused = |backends, mask: &LayerMask| {
         let (mut attention, sequence) = small(&stream, 9, backends);
@@ -323,24 +292,13 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
     let error = refused(Backends::none().with(FusedAttention), &itself).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_MASK), "{error}");
-    assert!(
-        error
-            .to_string()
-            .contains("`.with(NamedMaskAttention)` adds"),
-        "{error}"
-    );
-    let alone = refused(
-        Backends::none().with(NamedMaskAttention),
-        &Causality::Causal.into(),
-    );
+    assert!(error.to_string().contains("`.with(NamedMaskAttention)` adds"), "{error}");
+    let alone = refused(Backends::none().with(NamedMaskAttention), &Causality::Causal.into());
     assert!(alone.unwrap_err().breaks(&rules::BACKEND_MASK));
     let blind = named("blind", |_, token, key| token != 7 && key <= token);
     let error = refused(both(), &blind).unwrap_err();
     assert!(error.breaks(&rules::MASK_ROWS), "{error}");
-    assert!(
-        error.to_string().contains("token 7 of request 0"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("token 7 of request 0"), "{error}");
 
     // What was given back is shown by no mask.
     let window = |keys| Causality::Window(NonZeroUsize::new(keys).unwrap());
@@ -364,11 +322,7 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
 fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     let stream = harness::stream();
     let chunk = |tokens| Causality::Chunk(NonZeroUsize::new(tokens).unwrap());
-    let both = || {
-        Backends::none()
-            .with(ChunkedLocalAttention)
-            .with(FusedAttention)
-    };
+    let both = || Backends::none().with(ChunkedLocalAttention).with(FusedAttention);
     let serve = |backends, given_back: usize, of: Causality, mask: Causality| {
         let (mut attention, mut sequence) = small(&stream, 400, backends);
         sequence.drop_before(given_back).unwrap();
@@ -381,10 +335,7 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     assert_eq!(served(0, chunk(256), chunk(256)), Ok("chunked_local"));
     assert_eq!(served(256, chunk(256), chunk(256)), Ok("chunked_local"));
     assert_eq!(served(256, chunk(256), chunk(128)), Ok("chunked_local"));
-    assert_eq!(
-        served(0, Causality::Causal, chunk(128)),
-        Ok("chunked_local")
-    );
+    assert_eq!(served(0, Causality::Causal, chunk(128)), Ok("chunked_local"));
     for (given_back, of, mask, rule) in [
         (0, Causality::Causal, chunk(64), &rules::CHUNK_SIZE),
         (0, Causality::Causal, chunk(129), &rules::CHUNK_SIZE),
@@ -394,43 +345,20 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         (256, chunk(256), Causality::Causal, &rules::BLOCK_WINDOW),
         (256, chunk(256), chunk(512), &rules::BLOCK_WINDOW),
         // Where chunks begin is not known behind what a window gave back.
-        (
-            128,
-            Causality::Window(NonZeroUsize::new(256).unwrap()),
-            chunk(128),
-            &rules::BLOCK_WINDOW,
-        ),
+        (128, Causality::Window(NonZeroUsize::new(256).unwrap()), chunk(128), &rules::BLOCK_WINDOW),
     ] {
         let error = served(given_back, of, mask).unwrap_err();
         assert!(error.breaks(rule), "{of:?}, {mask:?}: {error}");
     }
-    let error = serve(
-        Backends::none().with(FusedAttention),
-        0,
-        chunk(128),
-        chunk(128),
-    )
-    .unwrap_err();
+    let error = serve(Backends::none().with(FusedAttention), 0, chunk(128), chunk(128)).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
-    assert!(
-        error
-            .to_string()
-            .contains("`.with(ChunkedLocalAttention)` adds"),
-        "{error}"
-    );
-    let error = serve(
-        Backends::none().with(ChunkedLocalAttention),
-        0,
-        Causality::Causal,
-        Causality::Causal,
-    );
+    assert!(error.to_string().contains("`.with(ChunkedLocalAttention)` adds"), "{error}");
+    let error = serve(Backends::none().with(ChunkedLocalAttention), 0, Causality::Causal, Causality::Causal);
     assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 
     let (attention, _) = small(&stream, 1, Backends::none().with(FusedAttention));
     let limits = GraphLimits::new([2], 500);
-    let error = attention
-        .capture_layers(&stream, |_| chunk(128), &limits)
-        .unwrap_err();
+    let error = attention.capture_layers(&stream, |_| chunk(128), &limits).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
 }
 
@@ -551,10 +479,8 @@ fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
 #[test]
 fn masks_of_one_name_and_two_rules_are_two_masks() {
     let stream = harness::stream();
-    let masks: [fn(usize, usize, usize) -> bool; 2] = [
-        |_, token, key| key <= token,
-        |_, token, key| key / 4 == token / 4,
-    ];
+    let masks: [fn(usize, usize, usize) -> bool; 2] =
+        [|_, token, key| key <= token, |_, token, key| key / 4 == token / 4];
     let masks = masks.map(|sees| (LayerMask::from(NamedMask::new("one name", sees)), sees));
     let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -565,17 +491,13 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
     for (layer, (mask, sees)) in masks.iter().enumerate() {
         let rows = |what| packed::<bf16>(&stream, &names, layer, what, 1);
         let (query, key, value) = (rows(0), rows(1), rows(2));
-        let output = step
-            .forward(layer, LayerInputs::from((&query, &key, &value)).mask(mask))
-            .unwrap();
+        let output = step.forward(layer, LayerInputs::from((&query, &key, &value)).mask(mask)).unwrap();
         let got = output.download(&stream).unwrap();
         for token in 0..names.len() {
             // The row is that of the last name.
             let keys = [&names[..], &[names[token]]].concat();
             let shape = AttentionShape::new(1, 1, DIM);
-            let want = dense(&keys, layer, shape, |key| {
-                key < names.len() && sees(0, token, key)
-            });
+            let want = dense(&keys, layer, shape, |key| key < names.len() && sees(0, token, key));
             for (got, want) in got[token * DIM..][..DIM].iter().zip(&want) {
                 assert!(
                     abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
@@ -621,17 +543,10 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
             let rows = |what| packed::<bf16>(&stream, &[name], layer, what, 1);
             let output = step.forward(layer, (&rows(0), &rows(1), &rows(2))).unwrap();
             let output = output.download(&stream).unwrap();
-            let from = of(layer)
-                .window()
-                .map_or(0, |keys| names.len() - keys.get());
-            let want = dense(&names, layer, AttentionShape::new(1, 1, DIM), |key| {
-                key >= from
-            });
+            let from = of(layer).window().map_or(0, |keys| names.len() - keys.get());
+            let want = dense(&names, layer, AttentionShape::new(1, 1, DIM), |key| key >= from);
             for (got, want) in output.iter().zip(&want) {
-                assert!(
-                    abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
-                    "layer {layer}: {got}, {want}"
-                );
+                assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "layer {layer}: {got}, {want}");
             }
         }
         drop(step);

@@ -8,8 +8,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Error, FusedAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Error,
+    FusedAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
 };
 use proptest::prelude::*;
 
@@ -29,29 +29,18 @@ fn attention(stream: &Stream, cache: Option<Cache>, kv_heads: usize) -> Attentio
     match cache {
         Some(format) => {
             let cache = PagedKvCache::new(device, 12, 128, shape.format(format), pad).unwrap();
-            Attention::new(
-                heads,
-                cache,
-                Backends::none().with(FusedAttention).with(PagedDecode),
-            )
+            Attention::new(heads, cache, Backends::none().with(FusedAttention).with(PagedDecode))
         }
         None => {
             let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad).unwrap();
-            let backends = Backends::none()
-                .with(QuantisedDecode)
-                .with(QuantisedPrefill);
+            let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
             Attention::new(heads, cache, backends)
         }
     }
 }
 
 /// Adds tokens of these names, and returns what the last one's attention is in the last layer.
-fn step(
-    stream: &Stream,
-    attention: &mut Attention<bf16>,
-    sequence: &mut Sequence,
-    names: &[u64],
-) -> Vec<bf16> {
+fn step(stream: &Stream, attention: &mut Attention<bf16>, sequence: &mut Sequence, names: &[u64]) -> Vec<bf16> {
     attention.grow(stream, sequence, names.len()).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let request = BatchRequest::of(sequence, names.len());
@@ -60,8 +49,7 @@ fn step(
     let mut last = Vec::new();
     let mut step = attention.begin(stream, &metadata).unwrap();
     for layer in 0..LAYERS {
-        let [query, key, value] =
-            [0, 1, 2].map(|what| packed(stream, names, layer, what, shape.heads));
+        let [query, key, value] = [0, 1, 2].map(|what| packed(stream, names, layer, what, shape.heads));
         let output = step.forward(layer, (&query, &key, &value)).unwrap();
         last = output.download(stream).unwrap();
     }
@@ -117,25 +105,17 @@ fn accepted_drafts_come_to_lie_behind_each_other() {
     let names: Vec<u64> = (0..131).collect();
     step(&stream, &mut attention, &mut sequence, &names);
     let tree = DraftTree::from_parents(&[-1, 0, 0, 1, 2, 4]).unwrap();
-    let accepted = tree
-        .accept_greedy(&[0, 1, 2, 3, 4, 5], &[2, 0, 4, 0, 5, 7])
-        .unwrap();
+    let accepted = tree.accept_greedy(&[0, 1, 2, 3, 4, 5], &[2, 0, 4, 0, 5, 7]).unwrap();
     assert_eq!(accepted.nodes, [0, 2, 4, 5]);
     let moves = accepted.moves(125);
-    attention
-        .cache_mut()
-        .move_tokens(&stream, &sequence, moves)
-        .unwrap();
+    attention.cache_mut().move_tokens(&stream, &sequence, moves).unwrap();
     sequence.truncate(125 + accepted.nodes.len()).unwrap();
     let got = step(&stream, &mut attention, &mut sequence, &[200]);
     let kept = (0..125).chain(accepted.nodes.iter().map(|node| 125 + *node as u64));
     let names: Vec<u64> = kept.chain([200]).collect();
     let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
     for (got, want) in got.iter().zip(&want) {
-        assert!(
-            abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
-            "{got}, expected {want}"
-        );
+        assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "{got}, expected {want}");
     }
 }
 
@@ -147,22 +127,14 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
     let names: Vec<u64> = (0..140).collect();
     step(&stream, &mut attention, &mut sequence, &names);
     let mut refused = |sequence: &Sequence, moves: &[(usize, usize)]| {
-        let moved = attention
-            .cache_mut()
-            .move_tokens(&stream, sequence, moves.iter().copied());
+        let moved = attention.cache_mut().move_tokens(&stream, sequence, moves.iter().copied());
         match moved {
             Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(
-        refused(&sequence, &[(3, 1), (140, 2)]),
-        &rules::SEQUENCE_LENGTH
-    );
-    assert_eq!(
-        refused(&sequence, &[(3, 1), (2, usize::MAX)]),
-        &rules::SEQUENCE_LENGTH
-    );
+    assert_eq!(refused(&sequence, &[(3, 1), (140, 2)]), &rules::SEQUENCE_LENGTH);
+    assert_eq!(refused(&sequence, &[(3, 1), (2, usize::MAX)]), &rules::SEQUENCE_LENGTH);
     let fork = sequence.fork();
     assert_eq!(refused(&sequence, &[(139, 135)]), &rules::TABLE_SHARED);
     drop(fork);
@@ -177,10 +149,7 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
     let names: Vec<u64> = names.into_iter().chain([200]).collect();
     let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
     for (got, want) in got.iter().zip(&want) {
-        assert!(
-            abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
-            "{got}, expected {want}"
-        );
+        assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "{got}, expected {want}");
     }
 }
 
@@ -214,10 +183,7 @@ fn tokens_that_moved_in_some_layers_alone_do_not_count() {
             let got = step(&stream, &mut attention, &mut sequence, &names[5..]);
             let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
             for (got, want) in got.iter().zip(&want) {
-                assert!(
-                    abs_diff_eq!(got.to_f64(), want, epsilon = 3e-2),
-                    "{got}, expected {want}"
-                );
+                assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 3e-2), "{got}, expected {want}");
             }
         }
         assert!(failed >= 2 * LAYERS, "{failed}");

@@ -8,8 +8,8 @@ use approx::abs_diff_eq;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, LayerMask, MultiItemPrompt, NamedMaskAttention, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
+    LayerMask, MultiItemPrompt, NamedMaskAttention, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -18,9 +18,7 @@ type Sizes = (usize, Vec<usize>);
 
 fn sizes() -> impl Strategy<Value = Sizes> {
     (0usize..150, prop::collection::vec(1usize..40, 0..6))
-        .prop_filter("a prompt has tokens", |(prefix, items)| {
-            prefix + items.len() > 0
-        })
+        .prop_filter("a prompt has tokens", |(prefix, items)| prefix + items.len() > 0)
 }
 
 fn prompt((prefix, items): &Sizes) -> MultiItemPrompt {
@@ -109,13 +107,7 @@ proptest! {
 
 #[test]
 fn items_without_tokens_are_refused() {
-    for (starts, tokens) in [
-        (vec![3, 3], 9),
-        (vec![5, 4], 9),
-        (vec![9], 9),
-        (vec![0], 0),
-        (vec![usize::MAX], 1),
-    ] {
+    for (starts, tokens) in [(vec![3, 3], 9), (vec![5, 4], 9), (vec![9], 9), (vec![0], 0), (vec![usize::MAX], 1)] {
         let refused = MultiItemPrompt::new(starts, tokens).unwrap_err();
         assert_eq!(refused.rule, &rules::ITEM_STARTS, "{refused}");
     }

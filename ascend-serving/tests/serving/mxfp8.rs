@@ -10,13 +10,10 @@ use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
-use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence,
-};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, FusedAttention, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
-    StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Drafting, Error,
+    FusedAttention, MxFp8Attention, QuantisedDecode, QuantisedPrefill, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -37,16 +34,8 @@ fn numbers(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
     scaled.collect()
 }
 
-fn upload<T: Number>(
-    stream: &Stream,
-    names: &[u64],
-    layer: usize,
-    what: u64,
-    heads: usize,
-) -> Tensor<T> {
-    let rows = names
-        .iter()
-        .flat_map(|name| numbers(*name, layer, what, heads));
+fn upload<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
+    let rows = names.iter().flat_map(|name| numbers(*name, layer, what, heads));
     let rows: Vec<T> = rows.map(T::of).collect();
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }
@@ -158,20 +147,15 @@ impl<'a, T: Number> Engine<'a, T> {
         let (device, blocks) = (stream.device(), SHARED + model.blocks);
         let cache = PagedKvCache::mxfp8(device, blocks, model.block_size, of_cache, pad).unwrap();
         // Backends of other caches are refused, and the next one is asked.
-        let backends = Backends::none()
-            .with(FusedAttention)
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill)
-            .with(MxFp8Attention);
+        let backends =
+            Backends::none().with(FusedAttention).with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention);
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let mut schedule = Schedule::of(4);
         schedule.tokens = 900;
         Self {
             stream,
-            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(
-                model.chunked,
-                model.mtp.then_some(Drafting::Mtp),
-            )),
+            settings: BatchSettings::of(&cache, Causality::Causal)
+                .policy(StatePolicy::new(model.chunked, model.mtp.then_some(Drafting::Mtp))),
             attention: Attention::new(shape, cache, backends),
             shape,
             schedule,
@@ -199,9 +183,7 @@ impl<'a, T: Number> Engine<'a, T> {
             let stored = Stored::of(self.stream, self.attention.cache(), layer);
             let [_, scales] = &stored.powers;
             let larger = self.before[layer].iter().zip(scales);
-            self.enlarged += larger
-                .filter(|(old, new)| (1..**new).contains(*old))
-                .count();
+            self.enlarged += larger.filter(|(old, new)| (1..**new).contains(*old)).count();
             self.before[layer] = scales.clone();
             let result = result.download(self.stream).unwrap();
             for row in self.schedule.rows(turns) {
@@ -225,8 +207,7 @@ impl<'a, T: Number> Engine<'a, T> {
     ) -> Result<(), TestCaseError> {
         let block_size = stored.shape[2];
         let sequence = &self.schedule.requests[request].sequence;
-        let slot =
-            |place: usize| sequence.row()[place / block_size] * block_size + place % block_size;
+        let slot = |place: usize| sequence.row()[place / block_size] * block_size + place % block_size;
         let rows = |what| -> Vec<Vec<f64>> {
             let slots = (0..names.len()).map(slot);
             slots.map(|slot| stored.token(what, slot)).collect()
@@ -321,15 +302,7 @@ fn tokens_that_come_one_by_one_enlarge_the_scales_of_those_in_front_of_them() {
     let Some(stream) = ascend_950() else {
         return;
     };
-    let model = Model {
-        kv_heads: 2,
-        group: 2,
-        block_size: 512,
-        blocks: 4,
-        dump: true,
-        chunked: true,
-        mtp: false,
-    };
+    let model = Model { kv_heads: 2, group: 2, block_size: 512, blocks: 4, dump: true, chunked: true, mtp: false };
     let mut engine = Engine::<bf16>::new(&stream, &model);
     let steps = [
         vec![Act::Chunk(0, 40), Act::Chunk(1, 5)],
@@ -358,10 +331,7 @@ fn values_share_their_powers_of_two_with_those_in_front_of_them() {
     let (floats, powers) = (2 * 512 * DIM, 2 * (512 * DIM / GROUP + 512 / GROUP * DIM));
     assert_eq!(cache.bytes(), 2 * floats + powers);
     let mut write = |slots: &[i32], numbers: &[f32]| {
-        let rows: Vec<bf16> = numbers
-            .iter()
-            .flat_map(|number| [bf16::from_f32(*number); DIM])
-            .collect();
+        let rows: Vec<bf16> = numbers.iter().flat_map(|number| [bf16::from_f32(*number); DIM]).collect();
         let rows = stream.upload(&rows, [slots.len(), 1, DIM]).unwrap();
         let write = CacheWrite::plan(&cache, &stream, slots, &rows, &rows).unwrap();
         cache.write(&stream, &write, 0, &rows, &rows).unwrap();
@@ -422,22 +392,14 @@ fn what_has_no_mxfp8_is_refused() {
         (512, shape(0), "sizes of 1 or more"),
         (512, shape(256), "mxfp8.form"),
         (512, shape(usize::MAX), "whose product can be counted"),
-        (
-            512,
-            CacheShape::new(1, 300, 64).format(Cache::BnNBsD),
-            "num_heads.full_quant",
-        ),
+        (512, CacheShape::new(1, 300, 64).format(Cache::BnNBsD), "num_heads.full_quant"),
         (512, CacheShape::new(1, 2, 64), "BnNBsD"),
         (512, CacheShape::new(1, 2, 64).format(Cache::Nz), "BnNBsD"),
     ] {
         let why = made(&stream, block_size, shape).unwrap_err().to_string();
         assert!(why.contains(rule), "{block_size}, {shape:?}: {why}");
     }
-    for (soc, cann) in [
-        (Soc::AtlasA2, Cann::V9_1),
-        (Soc::AtlasA3, Cann::V9_1),
-        (Soc::AtlasInference, Cann::V9_1),
-    ] {
+    for (soc, cann) in [(Soc::AtlasA2, Cann::V9_1), (Soc::AtlasA3, Cann::V9_1), (Soc::AtlasInference, Cann::V9_1)] {
         let stream = emulated_as(soc, cann).unwrap();
         let why = made(&stream, 512, shape(64)).unwrap_err();
         let why = why.to_string();
@@ -474,10 +436,9 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     };
     refused(&mut groups, Causality::Causal).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
-    for (attention, causality, rule) in [
-        (&mut groups, window, &rules::BACKEND_MX_FP8),
-        (&mut channels, Causality::Causal, &rules::BACKEND_QUANTISED),
-    ] {
+    for (attention, causality, rule) in
+        [(&mut groups, window, &rules::BACKEND_MX_FP8), (&mut channels, Causality::Causal, &rules::BACKEND_QUANTISED)]
+    {
         let why = refused(attention, causality).unwrap_err();
         assert!(why.breaks(rule), "{why}");
     }
@@ -499,14 +460,9 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     let of_good = Stored::of(&stream, cache, 0);
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
     let of_bad = Stored::of(&stream, cache, 0);
-    assert_eq!(
-        (of_good.floats, of_good.powers),
-        (of_bad.floats, of_bad.powers)
-    );
+    assert_eq!((of_good.floats, of_good.powers), (of_bad.floats, of_bad.powers));
     for bad in [f32::NAN, f32::INFINITY] {
-        let rows = stream
-            .upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM])
-            .unwrap();
+        let rows = stream.upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM]).unwrap();
         let cache = groups.cache_mut();
         let write = CacheWrite::plan(cache, &stream, &[7], &key, &key).unwrap();
         let before = Stored::of(&stream, cache, 0);
@@ -553,10 +509,7 @@ fn a_write_that_fails_half_way_loses_the_values_in_front() {
         return;
     }
     let stream = &ascend_950().unwrap();
-    let (shape, pad) = (
-        CacheShape::new(1, 1, DIM).format(Cache::BnNBsD),
-        PadPolicy::SkipNegative,
-    );
+    let (shape, pad) = (CacheShape::new(1, 1, DIM).format(Cache::BnNBsD), PadPolicy::SkipNegative);
     let rows = |names: &[u64], what: u64, factor: f32| {
         let rows = names.iter().flat_map(|name| numbers(*name, 0, what, 1));
         let rows: Vec<_> = rows.map(|x| bf16::from_f32(x.to_f32() * factor)).collect();
@@ -569,11 +522,7 @@ fn a_write_that_fails_half_way_loses_the_values_in_front() {
         Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
     };
     // A step of tokens, as many times as large, with the device failing at the `nth` copy of its layer.
-    let step = |attention: &mut Attention<bf16>,
-                sequence: &mut Sequence,
-                names: &[u64],
-                factor,
-                nth: Option<u64>| {
+    let step = |attention: &mut Attention<bf16>, sequence: &mut Sequence, names: &[u64], factor, nth: Option<u64>| {
         attention.grow(stream, sequence, names.len()).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let batch = [BatchRequest::of(sequence, names.len())];
@@ -606,13 +555,7 @@ fn a_write_that_fails_half_way_loses_the_values_in_front() {
         let mut attention = new();
         let mut sequence = Sequence::new(attention.cache().pool());
         step(&mut attention, &mut sequence, &all[..40], 1.0, None).unwrap();
-        let Err(again) = step(
-            &mut attention,
-            &mut sequence,
-            &[90, 91, 92],
-            40.0,
-            Some(nth),
-        ) else {
+        let Err(again) = step(&mut attention, &mut sequence, &[90, 91, 92], 40.0, Some(nth)) else {
             break;
         };
         let computed = match again {

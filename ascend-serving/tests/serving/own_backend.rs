@@ -11,9 +11,9 @@ use ascend_attention::spec::{Cann, Layout, Soc};
 use ascend_attention::{AnyTensor, Machine, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LayerInputs, LayerMask, LayerTensors, NamedMask,
-    NamedMaskAttention, Result, StepCall, StepContext, StepPlan, StepProgram, rules,
+    AttentionBackend, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error, FusedAttention,
+    GraphLimits, LayerInputs, LayerMask, LayerTensors, NamedMask, NamedMaskAttention, Result, StepCall, StepContext,
+    StepPlan, StepProgram, rules,
 };
 
 use crate::graph_backends::{HEADS, KV_HEADS, LAYERS, attention};
@@ -38,22 +38,13 @@ impl AttentionBackend<bf16> for Own {
         "own"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> Result<StepProgram<bf16>> {
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
         Ok((self.0)(step))
     }
 }
 
 /// Queues a layer of a step of two requests, behind 3 and 126 cached tokens, by a program of the caller.
-fn forward(
-    stream: &Stream,
-    program: Program,
-    new: [usize; 2],
-    sinks: Option<&AnyTensor>,
-) -> Result<()> {
+fn forward(stream: &Stream, program: Program, new: [usize; 2], sinks: Option<&AnyTensor>) -> Result<()> {
     forward_under(stream, program, new, sinks, Causality::Causal)
 }
 
@@ -97,10 +88,7 @@ fn forward_under(
 fn packed_call(step: &StepContext<'_>, more: usize) -> StepCall {
     let lengths = step.metadata.kv_lengths().lengths().iter();
     let lengths = lengths.map(|keys| keys + more).collect();
-    StepCall::packed(
-        step.metadata.q_ends().clone(),
-        PerRequest::new(lengths).unwrap(),
-    )
+    StepCall::packed(step.metadata.q_ends().clone(), PerRequest::new(lengths).unwrap())
 }
 
 #[test]
@@ -136,17 +124,10 @@ fn rows_see_keys_of_their_own_request() {
             let keys = PerRequest::new(vec![4]).unwrap();
             StepCall::packed(all, keys).requests(0..1).into()
         },
-        |step| {
-            StepProgram::new(
-                [0..1, 1..2].map(|of| call_of(step, of.clone()).rows(1 - of.start..2 - of.start)),
-            )
-        },
+        |step| StepProgram::new([0..1, 1..2].map(|of| call_of(step, of.clone()).rows(1 - of.start..2 - of.start))),
         |step| call_of(step, 0..2).requests(1..3).into(),
         |step| {
-            let other = blocks(step)
-                .iter()
-                .map(|row| vec![row[0] + 9; row.len()])
-                .collect();
+            let other = blocks(step).iter().map(|row| vec![row[0] + 9; row.len()]).collect();
             packed_call(step, 0).blocks(other).into()
         },
     ];
@@ -169,16 +150,10 @@ fn rows_see_keys_of_their_own_request() {
         let mut blocks = blocks(step);
         blocks[1].swap(1, 2);
         let mask = Causality::Causal.mask(&step.stream.device().masks());
-        packed_call(step, 0)
-            .blocks(blocks)
-            .mask(mask.unwrap())
-            .into()
+        packed_call(step, 0).blocks(blocks).mask(mask.unwrap()).into()
     };
     let error = forward(&stream, exchanged, [1, 515], None).unwrap_err();
-    assert!(
-        error.breaks(&rules::BACKEND_KEYS) || error.breaks(&rules::BACKEND_UNMASKED),
-        "{error}"
-    );
+    assert!(error.breaks(&rules::BACKEND_KEYS) || error.breaks(&rules::BACKEND_UNMASKED), "{error}");
     let in_order = |step: &StepContext<'_>| {
         let mask = Causality::Causal.mask(&step.stream.device().masks());
         let call = packed_call(step, 0).blocks(blocks(step));
@@ -211,13 +186,8 @@ fn parts_of_a_merge_show_each_key_once() {
         move |step: &StepContext<'_>| {
             let counts = step.metadata.new_and_cached();
             let before = counts.map(|(_, keys)| cached(keys)).collect();
-            let calls = [
-                own_keys(step),
-                StepCall::packed(
-                    step.metadata.q_ends().clone(),
-                    PerRequest::new(before).unwrap(),
-                ),
-            ];
+            let calls =
+                [own_keys(step), StepCall::packed(step.metadata.q_ends().clone(), PerRequest::new(before).unwrap())];
             let rows = step.metadata.new_and_cached();
             let rows = rows.map(|(rows, _)| PartsOfRows { rows, parts });
             StepProgram::new(calls).merged(rows.collect())
@@ -276,48 +246,22 @@ fn a_mask_shows_what_the_step_shows() {
         (Causality::Bidirectional, Mask::none(), None),
         // A window that hides no key of the step.
         (window(200), operator(Causality::Causal), None),
-        (
-            window(50),
-            operator(Causality::Causal),
-            Some(&rules::BACKEND_UNMASKED),
-        ),
-        (
-            window(50),
-            operator(window(51)),
-            Some(&rules::BACKEND_UNMASKED),
-        ),
+        (window(50), operator(Causality::Causal), Some(&rules::BACKEND_UNMASKED)),
+        (window(50), operator(window(51)), Some(&rules::BACKEND_UNMASKED)),
         (window(50), operator(window(49)), Some(&rules::BACKEND_KEYS)),
         (window(50), Mask::none(), Some(&rules::BACKEND_UNMASKED)),
-        (
-            Causality::Causal,
-            Mask::none(),
-            Some(&rules::BACKEND_UNMASKED),
-        ),
-        (
-            Causality::Causal,
-            operator(window(50)),
-            Some(&rules::BACKEND_KEYS),
-        ),
-        (
-            Causality::Causal,
-            masks.causal(CausalOrigin::LeftUp).unwrap(),
-            Some(&rules::BACKEND_KEYS),
-        ),
-        (
-            Causality::Bidirectional,
-            operator(Causality::Causal),
-            Some(&rules::BACKEND_KEYS),
-        ),
+        (Causality::Causal, Mask::none(), Some(&rules::BACKEND_UNMASKED)),
+        (Causality::Causal, operator(window(50)), Some(&rules::BACKEND_KEYS)),
+        (Causality::Causal, masks.causal(CausalOrigin::LeftUp).unwrap(), Some(&rules::BACKEND_KEYS)),
+        (Causality::Bidirectional, operator(Causality::Causal), Some(&rules::BACKEND_KEYS)),
     ];
     let chunk = Causality::Chunk(NonZeroUsize::new(127).unwrap());
     // Of a chunk's rows the last alone sees as many keys as in a window of the chunk's size.
     let of_chunks = [(chunk, operator(window(127)), Some(&rules::BACKEND_UNMASKED))];
-    let cases = (cases.map(|case| (case, [2, 3])).into_iter())
-        .chain(of_chunks.map(|case| (case, [1, 128])));
+    let cases = (cases.map(|case| (case, [2, 3])).into_iter()).chain(of_chunks.map(|case| (case, [1, 128])));
     for ((of_step, of_call, rule), new) in cases {
         let text = format!("{of_call:?} in a step of {of_step:?}");
-        let program =
-            move |step: &StepContext<'_>| packed_call(step, 0).mask(of_call.clone()).into();
+        let program = move |step: &StepContext<'_>| packed_call(step, 0).mask(of_call.clone()).into();
         let outcome = forward_under(&stream, program, new, None, of_step);
         match (rule, outcome) {
             (None, Ok(())) => {}
@@ -355,8 +299,7 @@ fn a_forgotten_mask_is_refused() {
 /// The blocks of the step's requests.
 fn blocks(step: &StepContext<'_>) -> Vec<Vec<usize>> {
     let rows = 0..step.metadata.table().requests();
-    rows.map(|row| step.metadata.table().row(row).unwrap().to_vec())
-        .collect()
+    rows.map(|row| step.metadata.table().row(row).unwrap().to_vec()).collect()
 }
 
 #[test]
@@ -369,10 +312,7 @@ fn own_keys_of_two_requests_are_two_sequences() {
             attention.grow(&stream, &mut sequence, tokens).unwrap();
             sequence
         });
-        let batch = [
-            BatchRequest::of(&sequences[0], 2),
-            BatchRequest::of(&sequences[1], 3),
-        ];
+        let batch = [BatchRequest::of(&sequences[0], 2), BatchRequest::of(&sequences[1], 3)];
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let query = packed::<bf16>(&stream, &[0, 1, 2, 3, 4], 0, 0, HEADS);
@@ -382,9 +322,7 @@ fn own_keys_of_two_requests_are_two_sequences() {
     };
     fn sequences(step: &StepContext<'_>, ends: &[usize]) -> StepProgram<bf16> {
         let mask = Causality::Causal.mask(&step.stream.device().masks());
-        StepCall::over_own_keys(Cumulative::new(ends.to_vec()).unwrap())
-            .mask(mask.unwrap())
-            .into()
+        StepCall::over_own_keys(Cumulative::new(ends.to_vec()).unwrap()).mask(mask.unwrap()).into()
     }
     first_step(|step| StepCall::of_step(step).unwrap().into()).unwrap();
     // Shorter sequences than the requests are chunks, which leave keys out.
@@ -398,22 +336,11 @@ fn own_keys_of_two_requests_are_two_sequences() {
 fn cascade(step: &StepContext<'_>, first_counts: bool) -> StepProgram<bf16> {
     let ends = step.metadata.q_ends();
     let new = own_keys(step);
-    let new = if first_counts {
-        new
-    } else {
-        new.without_sinks()
-    };
-    let before: Vec<_> = step
-        .metadata
-        .new_and_cached()
-        .map(|(_, cached)| cached)
-        .collect();
+    let new = if first_counts { new } else { new.without_sinks() };
+    let before: Vec<_> = step.metadata.new_and_cached().map(|(_, cached)| cached).collect();
     let cached = StepCall::packed(ends.clone(), PerRequest::new(before).unwrap());
     let rows = step.metadata.new_and_cached();
-    let rows = rows.map(|(new, _)| PartsOfRows {
-        rows: new,
-        parts: 3,
-    });
+    let rows = rows.map(|(new, _)| PartsOfRows { rows: new, parts: 3 });
     StepProgram::new([new, cached]).merged(rows.collect())
 }
 
@@ -425,10 +352,9 @@ fn a_merge_counts_sinks_once_and_where_log_sum_exps_do() {
         let runtime = Runtime::emulated_as(&Machine::new(soc, Cann::V9_1)).unwrap();
         let stream = runtime.device(0).unwrap().stream().unwrap();
         let sinks = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
-        for (program, counted) in [
-            ((|step| cascade(step, false)) as Program, once),
-            (|step| cascade(step, true), false),
-        ] {
+        for (program, counted) in
+            [((|step| cascade(step, false)) as Program, once), (|step| cascade(step, true), false)]
+        {
             forward(&stream, program, [2, 3], None).unwrap();
             let result = forward(&stream, program, [2, 3], Some(&sinks));
             match (counted, result) {
@@ -477,11 +403,7 @@ fn planned(
         learnable_sink: None,
         latent: None,
     };
-    test(
-        StepPlan::new(backend, &step, &layer).unwrap(),
-        &stream,
-        layer,
-    );
+    test(StepPlan::new(backend, &step, &layer).unwrap(), &stream, layer);
 }
 
 #[test]
@@ -496,15 +418,9 @@ fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
         };
         let long = packed::<bf16>(stream, &[0, 1, 2], 0, 0, HEADS);
         let mut output = plan.launch(stream, &layer).unwrap();
-        assert_eq!(
-            refused(layer.query, &mut long.clone()),
-            &rules::PLAN_TENSORS
-        );
+        assert_eq!(refused(layer.query, &mut long.clone()), &rules::PLAN_TENSORS);
         assert_eq!(refused(&long, &mut output), &rules::PLAN_TENSORS);
-        assert_eq!(
-            refused(layer.query, &mut layer.query.clone()),
-            &rules::ARGUMENT_MEMORY
-        );
+        assert_eq!(refused(layer.query, &mut layer.query.clone()), &rules::ARGUMENT_MEMORY);
         plan.launch_into(stream, &layer, &mut output).unwrap();
     });
 }
@@ -512,21 +428,15 @@ fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
 #[test]
 fn a_named_mask_counts_towards_the_memory_of_a_step() {
     // Two rows of a block of keys, a byte each.
-    planned(
-        &NamedMaskAttention,
-        Some(NamedMask::new("all", |_, _, _| true)),
-        |plan, _, _| {
-            assert!(plan.memory().held >= 2 * 128, "{:?}", plan.memory());
-        },
-    );
+    planned(&NamedMaskAttention, Some(NamedMask::new("all", |_, _, _| true)), |plan, _, _| {
+        assert!(plan.memory().held >= 2 * 128, "{:?}", plan.memory());
+    });
 }
 
 /// The call of some requests with one token each.
 fn call_of(step: &StepContext<'_>, requests: Range<usize>) -> StepCall {
     let lengths = step.metadata.kv_lengths().lengths()[requests.clone()].to_vec();
-    StepCall::batched(Layout::Bsnd, PerRequest::new(lengths).unwrap())
-        .rows(requests.clone())
-        .requests(requests)
+    StepCall::batched(Layout::Bsnd, PerRequest::new(lengths).unwrap()).rows(requests.clone()).requests(requests)
 }
 
 #[test]
@@ -538,8 +448,7 @@ fn calls_that_leave_rows_out_or_repeat_them_are_refused() {
         let captured = attention(&stream, backends).capture(&stream, Causality::Causal, &limits);
         captured.map(|graphs| graphs.backend(0))
     };
-    let divided =
-        |step: &StepContext<'_>| StepProgram::new([0..1, 1..4].map(|of| call_of(step, of)));
+    let divided = |step: &StepContext<'_>| StepProgram::new([0..1, 1..4].map(|of| call_of(step, of)));
     assert_eq!(captured(divided).unwrap(), Some("own"));
     let wrong: [Program; 5] = [
         |_| StepProgram::new([]),
@@ -562,8 +471,7 @@ fn padding_of_a_first_step_is_not_unwritten() {
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
     let calls = own(|step| StepProgram::new([call_of(step, 0..2), call_of(step, 2..4)]));
     let mut attention = attention(&stream, Backends::none().with(calls));
-    let mut graphs =
-        (attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300))).unwrap();
+    let mut graphs = (attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300))).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -585,12 +493,8 @@ fn a_mask_tensor_of_each_step_is_not_replayed_by_that_of_the_capture() {
         let keys = step.block_table.columns() * step.block_table.block_size();
         let requests = step.metadata.kv_lengths().lengths().len();
         let hidden = Tensor::<i8>::empty(step.stream.device(), [requests, 1, keys]).unwrap();
-        hidden
-            .overwrite(step.stream, &vec![0; requests * keys])
-            .unwrap();
-        call_of(step, 0..requests)
-            .mask(Mask::all_mask(hidden))
-            .into()
+        hidden.overwrite(step.stream, &vec![0; requests * keys]).unwrap();
+        call_of(step, 0..requests).mask(Mask::all_mask(hidden)).into()
     });
     let attention = attention(&stream, Backends::none().with(calls));
     let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300));
@@ -623,9 +527,6 @@ fn what_a_graph_records_is_what_was_checked() {
         LAST.store(last, Ordering::Relaxed);
         ASKED.store(0, Ordering::Relaxed);
         let error = capture().unwrap_err();
-        assert!(
-            error.breaks(&rules::GRAPH_BACKEND),
-            "{last} of {asked}: {error}"
-        );
+        assert!(error.breaks(&rules::GRAPH_BACKEND), "{last} of {asked}: {error}");
     }
 }

@@ -6,8 +6,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    LayerTensors, MxFp8Attention, QuantisedPrefill, StepContext,
+    AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, LayerTensors,
+    MxFp8Attention, QuantisedPrefill, StepContext,
 };
 
 const HEADS: usize = 2;
@@ -23,10 +23,7 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
     let ones = vec![bf16::ONE; NEW * HEADS * DIM];
     let rows = stream.upload(&ones, [NEW, HEADS, DIM]).unwrap();
     let none = || Tensor::empty(stream.device(), [0, HEADS, DIM]).unwrap();
-    let unused = LayerCache {
-        key: none(),
-        value: none(),
-    };
+    let unused = LayerCache { key: none(), value: none() };
     let layer = LayerTensors {
         layer: 0,
         query: &rows,

@@ -10,8 +10,8 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, Causality, FusedAttention, GroupedAttention,
-    GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, StatePolicy, rules,
+    Attention, AttentionShape, Backends, Causality, FusedAttention, GroupedAttention, GroupedRequest, GroupedSequence,
+    LayerGroup, PrefixCache, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -78,12 +78,7 @@ impl SlowModel {
         for (end, block) in (BLOCK..=tokens.len()).step_by(BLOCK).zip(row) {
             match self.at(salt, &tokens[..end]) {
                 Some(entry) => entry.used = now,
-                None => self.entries.push(Entry {
-                    salt,
-                    tokens: tokens[..end].to_vec(),
-                    block: *block,
-                    used: now,
-                }),
+                None => self.entries.push(Entry { salt, tokens: tokens[..end].to_vec(), block: *block, used: now }),
             }
         }
         self.entries.len() - before
@@ -202,11 +197,7 @@ impl Server {
                 let shared = self.model.hit(*salt, &tokens, true);
                 prop_assert_eq!(sequence.row(), &shared[..]);
                 prop_assert_eq!(sequence.len(), hit);
-                self.requests.push(Request {
-                    salt: *salt,
-                    tokens: tokens[..hit].to_vec(),
-                    sequence,
-                });
+                self.requests.push(Request { salt: *salt, tokens: tokens[..hit].to_vec(), sequence });
                 if !self.grow(many, &prompt[hit..])? {
                     self.requests.pop();
                 }
@@ -215,11 +206,7 @@ impl Server {
             Act::Step(_) => {}
             _ if many == 0 => {}
             Act::Insert(r) => {
-                let Request {
-                    salt,
-                    tokens,
-                    sequence,
-                } = &self.requests[r % many];
+                let Request { salt, tokens, sequence } = &self.requests[r % many];
                 let added = self.prefixes.insert(&[*salt], tokens, sequence).unwrap();
                 prop_assert_eq!(added, self.model.insert(*salt, tokens, sequence.row()));
             }
@@ -259,10 +246,7 @@ impl Server {
         let available = self.pool.free_blocks() + all.len();
         prop_assert_eq!(self.prefixes.available_blocks(0).unwrap(), available);
         held.extend(self.model.entries.iter().map(|entry| entry.block));
-        prop_assert_eq!(
-            self.prefixes.cached_blocks(0).unwrap(),
-            self.model.entries.len()
-        );
+        prop_assert_eq!(self.prefixes.cached_blocks(0).unwrap(), self.model.entries.len());
         prop_assert_eq!(self.pool.held_blocks(), held.len());
         let back = self.pool.free_blocks() + self.pool.waiting_blocks();
         prop_assert_eq!(back, BLOCKS - held.len());
@@ -363,10 +347,7 @@ impl<'a> Model<'a> {
             LayerGroup::new(layers.iter().copied(), causality, attention)
         };
         let keys = NonZeroUsize::new(window).unwrap();
-        let groups = [
-            group(&[0, 2], Causality::Causal),
-            group(&[1], Causality::Window(keys)),
-        ];
+        let groups = [group(&[0, 2], Causality::Causal), group(&[1], Causality::Window(keys))];
         let attention = GroupedAttention::new(LAYERS, groups).unwrap();
         Self {
             stream,
@@ -405,9 +386,7 @@ impl<'a> Model<'a> {
         let hit = sequence.len();
         assert_eq!(hit % LEAST, 0);
         let mut new = Vec::new();
-        for (at, (mut names, mut running)) in
-            std::mem::take(&mut self.running).into_iter().enumerate()
-        {
+        for (at, (mut names, mut running)) in std::mem::take(&mut self.running).into_iter().enumerate() {
             if self.grow(&mut running, 1) {
                 names.push(2_000_000 + nth * 100 + at as u64);
                 self.running.push((names, running));
@@ -433,9 +412,7 @@ impl<'a> Model<'a> {
     /// Computes a step, and compares the first and last new row of each request with a dense pass.
     fn check(&mut self, new: &[usize]) {
         let requests = self.running.iter().zip(new);
-        let requests: Vec<_> = requests
-            .map(|((_, sequence), new)| GroupedRequest::of(sequence, *new))
-            .collect();
+        let requests: Vec<_> = requests.map(|((_, sequence), new)| GroupedRequest::of(sequence, *new)).collect();
         let policy = StatePolicy::new(true, None);
         let metadata = self.attention.metadata(&requests, policy).unwrap();
         let running = self.running.iter().zip(new);
@@ -477,19 +454,10 @@ impl<'a> Model<'a> {
         self.running.clear();
         self.stream.synchronize().unwrap();
         let attention = &self.attention;
-        let pools = attention
-            .groups()
-            .iter()
-            .map(|of| of.attention().cache().pool());
+        let pools = attention.groups().iter().map(|of| of.attention().cache().pool());
         for (group, pool) in pools.clone().enumerate() {
-            assert_eq!(
-                pool.held_blocks(),
-                self.prefixes.cached_blocks(group).unwrap()
-            );
-            assert_eq!(
-                self.prefixes.available_blocks(group).unwrap(),
-                pool.blocks()
-            );
+            assert_eq!(pool.held_blocks(), self.prefixes.cached_blocks(group).unwrap());
+            assert_eq!(self.prefixes.available_blocks(group).unwrap(), pool.blocks());
         }
         self.prefixes.evict(1, usize::MAX).unwrap();
         self.prefixes.evict(0, usize::MAX).unwrap();
@@ -544,20 +512,14 @@ fn blocks_that_several_salts_hold_are_evicted() {
     for salt in [b"one", b"two"] {
         assert_eq!(prefixes.insert(salt, &tokens, &sequence).unwrap(), 3);
     }
-    assert_eq!(
-        (prefixes.available_blocks(0).unwrap(), prefixes.evict(0, 9)),
-        (1, Ok(0))
-    );
+    assert_eq!((prefixes.available_blocks(0).unwrap(), prefixes.evict(0, 9)), (1, Ok(0)));
     drop(sequence);
     assert_eq!(prefixes.available_blocks(0).unwrap(), 4);
     let would = prefixes.would_evict(0, 1).unwrap();
     assert_eq!((would.len(), prefixes.evict(0, 1)), (1, Ok(1)));
     assert_eq!(pool.free_blocks(), 2);
     assert_eq!(prefixes.evict(0, usize::MAX), Ok(2));
-    assert_eq!(
-        (pool.free_blocks(), prefixes.cached_blocks(0).unwrap()),
-        (4, 0)
-    );
+    assert_eq!((pool.free_blocks(), prefixes.cached_blocks(0).unwrap()), (4, 0));
     let refused = prefixes.evict(1, 4).unwrap_err();
     assert_eq!(refused.rule, &rules::PREFIX_GROUPS);
     // A block is taken from both, and the others stay where they are found.

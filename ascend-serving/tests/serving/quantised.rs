@@ -15,9 +15,8 @@ use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, GraphLimits, LayerMask, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
-    rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, GraphLimits,
+    LayerMask, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -165,9 +164,7 @@ fn scales_that_divide_nothing_are_refused() {
     let stream = harness::stream();
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
-    let with = |scales: &[ChannelScales]| {
-        PagedKvCache::<f16>::quantised(&stream, 1, 128, shape, pad, scales)
-    };
+    let with = |scales: &[ChannelScales]| PagedKvCache::<f16>::quantised(&stream, 1, 128, shape, pad, scales);
     let uniform = |scale| ChannelScales::uniform(&shape, scale, 1.0).unwrap();
     with(&[uniform(1.0)]).unwrap();
     // No number of FLOAT16, or 0 there.
@@ -217,9 +214,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let pad = PadPolicy::SkipNegative;
     let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
     let cache = |scales: Option<&[ChannelScales]>| match scales {
-        Some(scales) => {
-            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, scales).unwrap()
-        }
+        Some(scales) => PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, scales).unwrap(),
         None => PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap(),
     };
     let (integers, mut plain) = (cache(Some(&scales)), cache(None));
@@ -244,21 +239,9 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let with_sinks = limits.clone().learnable_sinks([sinks]);
     let several = limits.clone().tokens_each(2);
     for (mask, limits, rules) in [
-        (
-            causal(),
-            &several,
-            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
-        ),
-        (
-            causal(),
-            &with_sinks,
-            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
-        ),
-        (
-            window.into(),
-            &limits,
-            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
-        ),
+        (causal(), &several, [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND]),
+        (causal(), &with_sinks, [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND]),
+        (window.into(), &limits, [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND]),
         (none.into(), &limits, [&rules::BACKEND_QUANTISED; 2]),
     ] {
         let refused = integers.capture(&stream, mask, limits).unwrap_err();
@@ -272,30 +255,17 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     assert_eq!(rule(outcome), &rules::CACHE_QUANTISED);
     let outcome = plain.write(&stream, &of_integers, 0, &row, &row);
     assert_eq!(rule(outcome), &rules::CACHE_QUANTISED);
-    let wide = stream
-        .upload(&[bf16::ONE; 2 * DIM], [1, 1, 2 * DIM])
-        .unwrap();
+    let wide = stream.upload(&[bf16::ONE; 2 * DIM], [1, 1, 2 * DIM]).unwrap();
     let outcome = integers.write(&stream, &of_integers, 0, &wide, &row);
     assert_eq!(blamed(outcome), "key");
     let planned = CacheWrite::plan(&integers, &stream, &[3], &row, &wide);
     assert_eq!(broken(planned), "step.heads");
-    let kept = integers
-        .quantised_layer(0)
-        .unwrap()
-        .cache
-        .key
-        .download(&stream)
-        .unwrap();
+    let kept = integers.quantised_layer(0).unwrap().cache.key.download(&stream).unwrap();
     assert!(kept.iter().all(|x| *x == 0));
 }
 
 /// What a cache serves that is made with scales of channels or of tokens, or why it is not made.
-fn served<T: Number>(
-    stream: &Stream,
-    format: Cache,
-    dim: usize,
-    by_token: bool,
-) -> Vec<Result<&'static str, String>> {
+fn served<T: Number>(stream: &Stream, format: Cache, dim: usize, by_token: bool) -> Vec<Result<&'static str, String>> {
     let shape = CacheShape::new(1, 2, dim).format(format);
     let scales = [ChannelScales::uniform(&shape, 0.5, 0.25).unwrap()];
     let pad = PadPolicy::SkipNegative;
@@ -323,22 +293,21 @@ fn releases_serve_what_they_take() {
         let Some(stream) = emulated_as(soc, cann) else {
             return;
         };
-        let check_scales =
-            |format, dim, half: bool, by_token: bool, want: [Result<&str, &str>; 3]| {
-                let got = match half {
-                    true => served::<f16>(&stream, format, dim, by_token),
-                    false => served::<bf16>(&stream, format, dim, by_token),
-                };
-                for (step, (got, want)) in got.into_iter().zip(want).enumerate() {
-                    let right = match (&got, want) {
-                        (Ok(got), Ok(want)) => *got == want,
-                        (Err(got), Err(want)) => got.contains(want),
-                        _ => false,
-                    };
-                    let told = format!("{soc:?}, {cann:?}, {format:?}, {dim}, step {step}");
-                    assert!(right, "{told}: {got:?}, expected {want:?}");
-                }
+        let check_scales = |format, dim, half: bool, by_token: bool, want: [Result<&str, &str>; 3]| {
+            let got = match half {
+                true => served::<f16>(&stream, format, dim, by_token),
+                false => served::<bf16>(&stream, format, dim, by_token),
             };
+            for (step, (got, want)) in got.into_iter().zip(want).enumerate() {
+                let right = match (&got, want) {
+                    (Ok(got), Ok(want)) => *got == want,
+                    (Err(got), Err(want)) => got.contains(want),
+                    _ => false,
+                };
+                let told = format!("{soc:?}, {cann:?}, {format:?}, {dim}, step {step}");
+                assert!(right, "{told}: {got:?}, expected {want:?}");
+            }
+        };
         let check = |format, dim, half, want| {
             check_scales(format, dim, half, false, want);
             if format != Cache::Nz {
@@ -355,12 +324,7 @@ fn releases_serve_what_they_take() {
             check(Cache::BnNBsD, dim, false, apart);
             // Packed calls of FLOAT16 came with 8.5.
             match cann {
-                Cann::V8_1 => check(
-                    Cache::BnBsH,
-                    dim,
-                    true,
-                    [Err("packed.dtype"), Ok(all[1]), Err("packed.dtype")],
-                ),
+                Cann::V8_1 => check(Cache::BnBsH, dim, true, [Err("packed.dtype"), Ok(all[1]), Err("packed.dtype")]),
                 _ => check(Cache::BnBsH, dim, true, all.map(Ok)),
             }
         }
@@ -369,12 +333,7 @@ fn releases_serve_what_they_take() {
             (_, Cann::V8_1) => Err("antiquant.nz_heads"),
             _ => Ok(all[1]),
         };
-        check(
-            Cache::Nz,
-            128,
-            false,
-            [Ok(all[0]), decode, Err("whose tokens are contiguous")],
-        );
+        check(Cache::Nz, 128, false, [Ok(all[0]), decode, Err("whose tokens are contiguous")]);
     }
 }
 
@@ -413,12 +372,9 @@ fn the_accuracy_is_that_of_the_scales() {
     }
     let (mut one, mut other) = (attention(plain()), attention(plain()));
     let rows = layers.each_ref().map(Layer::rows);
-    for (steps, layers) in [
-        (&[1, 1, 20, 1, 1, 26][..], &rows[..]),
-        (&[], &[]),
-        (&[150], &rows[..1]),
-        (&[usize::MAX, 151], &rows),
-    ] {
+    for (steps, layers) in
+        [(&[1, 1, 20, 1, 1, 26][..], &rows[..]), (&[], &[]), (&[150], &rows[..1]), (&[usize::MAX, 151], &rows)]
+    {
         let refused = compare_caches(&stream, &mut one, &mut other, steps, layers);
         assert!(matches!(refused, Err(Error::Violation(_))), "{refused:?}");
     }
@@ -443,10 +399,7 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
         assert_eq!(rule(refused), &rules::QUANTISED_FINITE);
     }
     let one = upload(&stream, &[1.0; DIM], 1);
-    assert_eq!(
-        rule(cache.write(&stream, &write, 0, &one, &good)),
-        &rules::SLOT_COUNT
-    );
+    assert_eq!(rule(cache.write(&stream, &write, 0, &one, &good)), &rules::SLOT_COUNT);
     let key = |cache: &PagedKvCache<bf16>| {
         let key = &cache.quantised_layer(0).unwrap().cache.key;
         key.download(&stream).unwrap()
@@ -461,19 +414,13 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
     let bad_first = upload(&stream, &[&numbers[DIM..], &[1.0; DIM]].concat(), 1);
     let write = CacheWrite::plan(&cache, &stream, &[-1, 4], &good, &good).unwrap();
-    cache
-        .write(&stream, &write, 0, &bad_first, &bad_first)
-        .unwrap();
+    cache.write(&stream, &write, 0, &bad_first, &bad_first).unwrap();
     let refused = cache.write(&stream, &write, 0, &good, &bad);
     assert_eq!(rule(refused), &rules::QUANTISED_FINITE);
 
     let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
-    let mut channels =
-        PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &[other]).unwrap();
-    assert_eq!(
-        blamed(channels.write(&stream, &write, 0, &good, &good)),
-        "write"
-    );
+    let mut channels = PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &[other]).unwrap();
+    assert_eq!(blamed(channels.write(&stream, &write, 0, &good, &good)), "write");
     let nz = shape.format(Cache::Nz);
     let made = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad);
     assert_eq!(blamed(made), "shape.format");
@@ -502,8 +449,7 @@ fn caches_that_cannot_be_are_refused_before_memory_is_taken() {
         PagedKvCache::mxfp8(device, 1, 512, groups, pad),
     ] {
         let why = made.unwrap_err();
-        let invalid =
-            matches!(&why, Error::Violation(violation) if violation.rule.id == "argument.value");
+        let invalid = matches!(&why, Error::Violation(violation) if violation.rule.id == "argument.value");
         assert!(invalid && why.to_string().contains("at most 4096"), "{why}");
     }
     // Scales are uploaded when all else is right.
@@ -533,13 +479,12 @@ fn values_that_no_call_reads_make_no_cache() {
 fn scales_of(stream: &Stream, cache: &PagedKvCache<bf16>) -> [Vec<f32>; 2] {
     let layer = cache.quantised_layer(0).unwrap();
     match layer.quantisation() {
-        Some(Quantisation::KeyValue {
-            antiquantisation: Antiquantisation::Split { key, value, .. },
-            ..
-        }) => [key, value].map(|of| {
-            let of = of.scale.clone().typed::<f32>().unwrap();
-            of.download(stream).unwrap()
-        }),
+        Some(Quantisation::KeyValue { antiquantisation: Antiquantisation::Split { key, value, .. }, .. }) => {
+            [key, value].map(|of| {
+                let of = of.scale.clone().typed::<f32>().unwrap();
+                of.download(stream).unwrap()
+            })
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -550,8 +495,7 @@ fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
     for format in [Cache::BnBsH, Cache::BnNBsD] {
         let shape = CacheShape::new(1, 2, DIM).format(format);
         let pad = PadPolicy::DumpSlot(0);
-        let mut cache =
-            PagedKvCache::<bf16>::quantised_by_token(stream.device(), 4, 16, shape, pad).unwrap();
+        let mut cache = PagedKvCache::<bf16>::quantised_by_token(stream.device(), 4, 16, shape, pad).unwrap();
         let mut sequence = Sequence::new(cache.pool());
         let slots = cache.grow(&stream, &mut sequence, 20).unwrap();
         // The largest number of token n is n + 1 in its key, and twice that in its value, in the second head.
@@ -575,18 +519,11 @@ fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
             for of in [&sequence, &fork] {
                 let slot = of.slot(n).unwrap();
                 let want = (n + 1) as f32 / 127.0;
-                assert_eq!(
-                    (keys[slot], values[slot]),
-                    (want, 2.0 * (n + 1) as f32 / 127.0),
-                    "{format:?}, token {n}"
-                );
+                assert_eq!((keys[slot], values[slot]), (want, 2.0 * (n + 1) as f32 / 127.0), "{format:?}, token {n}");
             }
         }
         let held: Vec<usize> = [sequence.row(), fork.row()].concat();
-        let elsewhere = keys
-            .iter()
-            .enumerate()
-            .filter(|(slot, _)| !held.contains(&(slot / 16)));
+        let elsewhere = keys.iter().enumerate().filter(|(slot, _)| !held.contains(&(slot / 16)));
         assert!(elsewhere.into_iter().all(|(_, scale)| *scale == 0.0));
     }
 }
@@ -638,16 +575,11 @@ fn a_replayed_step_is_that_of_quantised_decode() {
         let scales = [ChannelScales::uniform(&shape, 0.01, 0.007).unwrap()];
         let computed = |by_graph: bool| {
             let pad = PadPolicy::SkipNegative;
-            let cache =
-                PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, &scales).unwrap();
-            let backends = Backends::none()
-                .with(QuantisedDecode)
-                .with(QuantisedPrefill);
+            let cache = PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, &scales).unwrap();
+            let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
             let mut attention = Attention::new(AttentionShape::new(4, 2, DIM), cache, backends);
             let limits = GraphLimits::new([1, 3], 300);
-            let mut graphs = attention
-                .capture(&stream, Causality::Causal, &limits)
-                .unwrap();
+            let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
             let settings = BatchSettings::of(attention.cache(), Causality::Causal);
             let mut sequences = [0, 1].map(|_| Sequence::new(attention.cache().pool()));
             let mut last = Vec::new();
@@ -656,9 +588,7 @@ fn a_replayed_step_is_that_of_quantised_decode() {
                 for sequence in &mut sequences {
                     attention.grow(&stream, sequence, 1).unwrap();
                 }
-                let batch = sequences
-                    .each_ref()
-                    .map(|sequence| BatchRequest::of(sequence, 1));
+                let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
                 let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
                 let rows = |what: u64, heads: usize| {
                     let numbers = harness::numbers(10 * what + step + 1, 2 * heads * DIM);

@@ -5,9 +5,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CacheAccuracy, Causality, FusedAttention, LayerRows, MxFp8Attention, QuantisedDecode,
-    QuantisedPrefill, compare_caches,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CacheAccuracy, Causality,
+    FusedAttention, LayerRows, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
 };
 
 use crate::harness;
@@ -40,10 +39,7 @@ pub fn upload(stream: &Stream, data: &[f32], heads: usize, dim: usize) -> Tensor
 pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
     let shape = AttentionShape::new(4, 2, cache.shape().key_dim);
     let backends = match cache.is_quantised() {
-        true => Backends::none()
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill)
-            .with(MxFp8Attention),
+        true => Backends::none().with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention),
         false => Backends::none().with(FusedAttention),
     };
     Attention::new(shape, cache, backends)
@@ -51,10 +47,7 @@ pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
 
 /// A prompt, a decode and a chunk behind cached tokens, of one request over a cache of two heads: what serves each,
 /// or why nothing does. Each head's values are all the same.
-pub fn served<T: Number>(
-    stream: &Stream,
-    cache: PagedKvCache<T>,
-) -> Vec<Result<&'static str, String>> {
+pub fn served<T: Number>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<&'static str, String>> {
     let (dim, format) = (cache.shape().key_dim, cache.shape().format);
     let mut attention = attention(cache);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -68,8 +61,7 @@ pub fn served<T: Number>(
         let batch = [BatchRequest::of(&sequence, new)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let rows = |heads: usize| {
-            let row =
-                |head: usize| std::iter::repeat_n(T::of(bf16::from_f32(0.75 + head as f32)), dim);
+            let row = |head: usize| std::iter::repeat_n(T::of(bf16::from_f32(0.75 + head as f32)), dim);
             let rows: Vec<T> = (0..new).flat_map(|_| (0..heads).flat_map(row)).collect();
             stream.upload(&rows, [new, heads, dim]).unwrap()
         };
@@ -82,10 +74,7 @@ pub fn served<T: Number>(
                 let checked = outcomes.iter().all(Result::is_ok);
                 for (at, x) in output.iter().enumerate().filter(|_| checked) {
                     let (x, want) = (x.to_f64(), 0.75 + (at / dim % 4 / 2) as f64);
-                    assert!(
-                        abs_diff_eq!(x, want, epsilon = 1e-2),
-                        "{format:?}, {at}: {x}"
-                    );
+                    assert!(abs_diff_eq!(x, want, epsilon = 1e-2), "{format:?}, {at}: {x}");
                 }
                 Ok(step.selected().unwrap().name)
             }
@@ -110,10 +99,7 @@ impl Layer {
     pub fn random(stream: &Stream, seed: u64, dim: usize) -> Self {
         let numbers = [(0, 4), (1, 2), (2, 2)].map(|(what, heads)| {
             let numbers = harness::numbers(seed + what, TOKENS * heads * dim);
-            numbers
-                .into_iter()
-                .map(bf16::from_f32)
-                .collect::<Vec<bf16>>()
+            numbers.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>()
         });
         let tensors = numbers.each_ref().map(|numbers| {
             let heads = numbers.len() / (TOKENS * dim);
@@ -129,11 +115,7 @@ impl Layer {
 }
 
 /// How far attention over one cache is from that over another, which take one request's prompt, decodes and chunks.
-pub fn accuracies(
-    stream: &Stream,
-    [exact, other]: [PagedKvCache<bf16>; 2],
-    layers: &[Layer],
-) -> Vec<CacheAccuracy> {
+pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], layers: &[Layer]) -> Vec<CacheAccuracy> {
     let steps = [100, 1, 1, 20, 1, 1, 26];
     let rows: Vec<_> = layers.iter().map(Layer::rows).collect();
     let (mut exact, mut other) = (attention(exact), attention(other));
@@ -143,12 +125,7 @@ pub fn accuracies(
     let left = [&exact, &other].map(|of| of.cache().pool().free_blocks());
     assert_eq!(left, free);
     for of in &found {
-        println!(
-            "largest {:.5}, mean {:.6} of the range {:.2}",
-            of.largest_share(),
-            of.mean_share(),
-            of.range
-        );
+        println!("largest {:.5}, mean {:.6} of the range {:.2}", of.largest_share(), of.mean_share(), of.range);
     }
     found
 }

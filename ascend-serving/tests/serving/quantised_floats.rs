@@ -6,9 +6,7 @@ use crate::quantised_caches::{self, Layer, accuracies, ascend_950, emulated_as, 
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
-};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{CacheAccuracy, Error};
 
 use QuantisedType::{Float8E4M3Fn as E4m3, HiFloat8 as Hif8, Int8};
@@ -36,8 +34,7 @@ fn the_device_cuts_no_float_and_the_host_needs_not() {
         let layer = cache.quantised_layer(0).unwrap();
         layer.value().download_bytes(&stream).unwrap()[..4].to_vec()
     };
-    let channels =
-        |stored| PagedKvCache::quantised_as(&stream, 1, 128, shape, PAD, stored, &one).unwrap();
+    let channels = |stored| PagedKvCache::quantised_as(&stream, 1, 128, shape, PAD, stored, &one).unwrap();
     let e4m3 = written(channels(E4m3));
     let floats = e4m3.iter().map(|x| Float8E4M3Fn::from_bits(*x).to_f32());
     let floats: Vec<f32> = floats.collect();
@@ -66,12 +63,7 @@ fn calibrations_leave_room() {
 #[test]
 fn ascend_950_serves_floats_and_others_refuse_them() {
     let all = ["quantised_prefill", "quantised_decode", "quantised_prefill"];
-    for soc in [
-        Soc::AtlasA2,
-        Soc::AtlasA3,
-        Soc::AtlasInference,
-        Soc::Ascend950,
-    ] {
+    for soc in [Soc::AtlasA2, Soc::AtlasA3, Soc::AtlasInference, Soc::Ascend950] {
         let Some(stream) = emulated_as(soc, Cann::V9_1) else {
             return;
         };
@@ -83,13 +75,9 @@ fn ascend_950_serves_floats_and_others_refuse_them() {
                     let cache = match by_token {
                         true => {
                             let device = stream.device();
-                            PagedKvCache::<bf16>::quantised_by_token_as(
-                                device, 8, 128, shape, PAD, stored,
-                            )
+                            PagedKvCache::<bf16>::quantised_by_token_as(device, 8, 128, shape, PAD, stored)
                         }
-                        false => {
-                            PagedKvCache::quantised_as(&stream, 8, 128, shape, PAD, stored, &scales)
-                        }
+                        false => PagedKvCache::quantised_as(&stream, 8, 128, shape, PAD, stored, &scales),
                     };
                     let told = format!("{soc:?}, {dim}, {format:?}, {stored:?}, {by_token}");
                     if soc != Soc::Ascend950 {
@@ -138,13 +126,7 @@ fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, Cache
     let layers = [layer];
     let shape = CacheShape::new(1, 2, DIM);
     let mut found = Vec::new();
-    for (stored, by_token) in [
-        (Int8, false),
-        (E4m3, false),
-        (Hif8, false),
-        (Int8, true),
-        (E4m3, true),
-    ] {
+    for (stored, by_token) in [(Int8, false), (E4m3, false), (Hif8, false), (Int8, true), (E4m3, true)] {
         let scales = ChannelScales::covering_as(stored, &key, &value, 2 * DIM, 2 * DIM);
         let scales = [scales.unwrap()];
         let cache = match by_token {
@@ -173,10 +155,7 @@ fn the_accuracy_of_each_type() {
     for (stored, by_token, of) in &even {
         let most = if *stored == Int8 { 0.001 } else { 0.01 };
         let share = of.largest_share();
-        assert!(
-            share > 0.0 && share < most,
-            "{stored:?}, {by_token}: {of:?}"
-        );
+        assert!(share > 0.0 && share < most, "{stored:?}, {by_token}: {of:?}");
     }
     let uneven = of_each_type(&stream, 100.0);
     let mean = |stored, by_token| {

@@ -10,13 +10,10 @@ use crate::tokens::{DIM, Number, dense_over, packed, row};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{
-    Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
-};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, Drafting,
-    FusedAttention, GraphLimits, HybridBackend, LayerSet, PagedDecode, Phase, QuantisedDecode,
-    QuantisedPrefill, StatePolicy,
+    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, Drafting, FusedAttention,
+    GraphLimits, HybridBackend, LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -78,11 +75,7 @@ fn scale(stored: QuantisedType, layer: usize, what: u64, channel: usize) -> f32 
 }
 
 fn scales(stored: QuantisedType, layer: usize, channels: usize) -> ChannelScales {
-    let of = |what| {
-        (0..channels)
-            .map(|c| scale(stored, layer, what, c))
-            .collect()
-    };
+    let of = |what| (0..channels).map(|c| scale(stored, layer, what, c)).collect();
     ChannelScales::new(of(1), of(2)).unwrap()
 }
 
@@ -92,13 +85,7 @@ fn magnitude(name: u64, what: u64) -> f32 {
 }
 
 /// Keys (1) or values (2) of tokens.
-fn multiplied<T: Number>(
-    stream: &Stream,
-    names: &[u64],
-    layer: usize,
-    what: u64,
-    heads: usize,
-) -> Tensor<T> {
+fn multiplied<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
     let rows = names.iter().flat_map(|name| {
         let row = row(*name, layer, what, heads).into_iter();
         row.map(|x| T::of(bf16::from_f32(x.to_f32() * magnitude(*name, what))))
@@ -116,9 +103,7 @@ fn stored<T: Number>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) 
         other => panic!("{other:?}: how is it rounded?"),
     };
     if model.by_token {
-        let most = numbers
-            .iter()
-            .fold(0f64, |most, number| most.max(number.abs()));
+        let most = numbers.iter().fold(0f64, |most, number| most.max(number.abs()));
         let largest = match model.stored {
             QuantisedType::Int8 => 127.0,
             _ => 448.0,
@@ -160,30 +145,18 @@ impl<'a, T: Number> Engine<'a, T> {
             true => PadPolicy::DumpSlot(0),
             false => PadPolicy::SkipNegative,
         };
-        let format = if model.per_head {
-            Cache::BnNBsD
-        } else {
-            Cache::BnBsH
-        };
+        let format = if model.per_head { Cache::BnNBsD } else { Cache::BnBsH };
         let scales = [0, 1].map(|layer| scales(model.stored, layer, model.kv_heads * DIM));
         let cache_shape = CacheShape::new(LAYERS, model.kv_heads, DIM).format(format);
         let (blocks, size) = (SHARED + model.blocks, model.block_size);
         let (device, stored) = (stream.device(), model.stored);
         let cache = match model.by_token {
-            true => {
-                PagedKvCache::quantised_by_token_as(device, blocks, size, cache_shape, pad, stored)
-            }
-            false => {
-                PagedKvCache::quantised_as(stream, blocks, size, cache_shape, pad, stored, &scales)
-            }
+            true => PagedKvCache::quantised_by_token_as(device, blocks, size, cache_shape, pad, stored),
+            false => PagedKvCache::quantised_as(stream, blocks, size, cache_shape, pad, stored, &scales),
         }
         .unwrap();
         // Backends of other caches are refused, and the next one is asked.
-        let all = Backends::none()
-            .with(PagedDecode)
-            .with(FusedAttention)
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill);
+        let all = Backends::none().with(PagedDecode).with(FusedAttention).with(QuantisedDecode).with(QuantisedPrefill);
         let backends = match model.hybrid && model.window.is_none() {
             true => {
                 // Graphs record calls alone, so that their layers all decode in the blocks.
@@ -193,8 +166,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 };
                 let sets = [
                     LayerSet::new([1], "quantised_prefill").during(Phase::Decode, decodes),
-                    LayerSet::new([0], "quantised_prefill")
-                        .during(Phase::Decode, "quantised_decode"),
+                    LayerSet::new([0], "quantised_prefill").during(Phase::Decode, "quantised_decode"),
                 ];
                 Backends::none().with(HybridBackend::new(LAYERS, all, sets).unwrap())
             }
@@ -225,10 +197,7 @@ impl<'a, T: Number> Engine<'a, T> {
         };
         Self {
             stream,
-            settings: settings.policy(StatePolicy::new(
-                model.chunked,
-                model.mtp.then_some(Drafting::Mtp),
-            )),
+            settings: settings.policy(StatePolicy::new(model.chunked, model.mtp.then_some(Drafting::Mtp))),
             model,
             attention,
             graphs,
@@ -270,29 +239,19 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         let served = *self.served.last().unwrap();
         // Requests in front that add one token to others are read in their blocks.
-        let adds_one =
-            |turn: &&Turn| turn.new == 1 && self.schedule.requests[turn.request].sequence.len() > 1;
+        let adds_one = |turn: &&Turn| turn.new == 1 && self.schedule.requests[turn.request].sequence.len() > 1;
         let mut in_front = turns.iter().take_while(adds_one).count();
-        if self.model.window.is_some()
-            || !metadata.state().reads_cache()
-            || in_front == metadata.table().requests()
-        {
+        if self.model.window.is_some() || !metadata.state().reads_cache() || in_front == metadata.table().requests() {
             in_front = 0;
         }
-        let in_place = self.schedule.rows(turns)[..3 * in_front]
-            .iter()
-            .map(|row| row.request)
-            .collect::<Vec<_>>();
+        let in_place = self.schedule.rows(turns)[..3 * in_front].iter().map(|row| row.request).collect::<Vec<_>>();
         self.in_place += in_place.len();
         let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
             let by_decode = ["quantised_decode", "graphs"].contains(&served)
                 || served == "hybrid" && decodes && (layer == 0 || self.model.graphs);
             let width = self.shape.heads * DIM;
-            let mut news = turns
-                .iter()
-                .flat_map(|turn| [turn.new; 3])
-                .zip([0, 1, 2].iter().cycle());
+            let mut news = turns.iter().flat_map(|turn| [turn.new; 3]).zip([0, 1, 2].iter().cycle());
             for row in self.schedule.rows(turns) {
                 let (new, nth) = news.next().unwrap();
                 let position = row.names.len() - 1;
@@ -341,11 +300,7 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 }
 
-fn run<T: Number>(
-    stream: &Stream,
-    model: Model,
-    steps: &[(Vec<Act>, usize)],
-) -> Result<(), TestCaseError> {
+fn run<T: Number>(stream: &Stream, model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
     let mut engine = Engine::<T>::new(stream, model);
     for (acts, pad) in steps {
         engine.act(acts, *pad)?;
@@ -404,11 +359,9 @@ fn the_schedules_reach_both_backends() {
     if harness::not_on_npu("Ascend 950 is emulated") {
         return;
     }
-    for (stored, by_token) in [
-        (QuantisedType::Float8E4M3Fn, false),
-        (QuantisedType::Float8E4M3Fn, true),
-        (QuantisedType::HiFloat8, false),
-    ] {
+    for (stored, by_token) in
+        [(QuantisedType::Float8E4M3Fn, false), (QuantisedType::Float8E4M3Fn, true), (QuantisedType::HiFloat8, false)]
+    {
         reach_both_backends(&ascend_950().unwrap(), stored, by_token);
     }
 }
@@ -432,10 +385,7 @@ fn layers_that_graphs_could_record_decode_in_blocks_without_them() {
         graphs: true,
     };
     let first = (vec![Act::Chunk(0, 1)], 0);
-    let padded = vec![
-        Act::Chunk(1986001782267073812, 1),
-        Act::Chunk(3680820876020673326, 1),
-    ];
+    let padded = vec![Act::Chunk(1986001782267073812, 1), Act::Chunk(3680820876020673326, 1)];
     run::<bf16>(&harness::stream(), model, &[first, (padded, 4)]).unwrap();
 }
 
@@ -468,11 +418,7 @@ fn reach_both_backends(stream: &Stream, stored: QuantisedType, by_token: bool) {
     }
     assert!(engine.checked >= 40, "{} rows", engine.checked);
     assert!(engine.in_place > 0);
-    let decode = if by_token {
-        "quantised_decode"
-    } else {
-        "graphs"
-    };
+    let decode = if by_token { "quantised_decode" } else { "graphs" };
     for name in [decode, "quantised_prefill"] {
         assert!(engine.served.contains(&name), "{:?}", engine.served);
     }

@@ -8,10 +8,9 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck,
-    RangeFinding, StatePolicy, UpProjected, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows, LatentTensors, LayerGroup,
+    LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck, RangeFinding, StatePolicy, UpProjected, rules,
 };
 use proptest::prelude::*;
 
@@ -23,8 +22,7 @@ const INPUTS: [LayerTensor; 3] = [LayerTensor::Query, LayerTensor::Key, LayerTen
 
 fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
     let shape = CacheShape::new(layers, HEADS, DIM);
-    let cache =
-        PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
+    let cache = PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
     let backends = Backends::none().with(FusedAttention);
     Attention::new(AttentionShape::new(HEADS, HEADS, DIM), cache, backends)
 }
@@ -39,12 +37,7 @@ struct Bad {
 }
 
 fn bad() -> impl Strategy<Value = Bad> {
-    let value = prop_oneof![
-        Just(f32::NAN),
-        Just(f32::INFINITY),
-        Just(-2e4f32),
-        Just(2e4f32)
-    ];
+    let value = prop_oneof![Just(f32::NAN), Just(f32::INFINITY), Just(-2e4f32), Just(2e4f32)];
     (0..LAYERS, 0..3usize, any::<usize>(), value).prop_map(|(layer, tensor, at, value)| Bad {
         layer,
         tensor,
@@ -210,7 +203,9 @@ fn a_check_is_set_and_taken_off() {
     assert_eq!(found[0].report.inf, ROW);
     let told = found[0].to_string();
     assert!(
-        told.starts_with("step 0, layer 0, query: inf at element 0 of head 0 of token 0 of request 0; 0 NaN, 32 infinite"),
+        told.starts_with(
+            "step 0, layer 0, query: inf at element 0 of head 0 of token 0 of request 0; 0 NaN, 32 infinite"
+        ),
         "{told}"
     );
 
@@ -227,8 +222,7 @@ fn what_cannot_be_quantised_is_found() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
     let backends = Backends::none().with(QuantisedPrefill);
-    let mut attention =
-        Attention::<f16>::new(AttentionShape::new(HEADS, HEADS, 64), cache, backends);
+    let mut attention = Attention::<f16>::new(AttentionShape::new(HEADS, HEADS, 64), cache, backends);
     attention.set_range_check(RangeCheck::always()).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 4).unwrap();
@@ -243,10 +237,7 @@ fn what_cannot_be_quantised_is_found() {
     assert!(why.breaks(&rules::QUANTISED_FINITE), "{why}");
     drop(step);
     let found = attention.await_range_findings().unwrap();
-    let told: Vec<_> = found
-        .iter()
-        .map(|of| (of.tensor, of.token, of.head, of.element))
-        .collect();
+    let told: Vec<_> = found.iter().map(|of| (of.tensor, of.token, of.head, of.element)).collect();
     assert_eq!(told, [(LayerTensor::Key, 2, 1, 9)]);
 }
 
@@ -277,9 +268,7 @@ fn groups_tell_the_layers_of_the_model() {
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let request = GroupedRequest::of(&sequence, 1);
-    let metadata = attention
-        .metadata(&[request], StatePolicy::default())
-        .unwrap();
+    let metadata = attention.metadata(&[request], StatePolicy::default()).unwrap();
     let upload = |of: f16| stream.upload(&[of; ROW], [1, HEADS, DIM]).unwrap();
     let (bad, ones) = (upload(f16::NAN), upload(f16::ONE));
     let mut begun = attention.begin(&stream, &metadata).unwrap();
@@ -343,13 +332,11 @@ mod latent {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
         let backends = Backends::none().with(Mla::new());
-        let mut attention =
-            Attention::<bf16>::new(AttentionShape::latent(HEADS), cache.unwrap(), backends);
+        let mut attention = Attention::<bf16>::new(AttentionShape::latent(HEADS), cache.unwrap(), backends);
         attention.set_range_check(RangeCheck::always()).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let blocks = [[0], [1], [2]];
-        let requests = [(9, 0), (5, 1), (0, 2)]
-            .map(|(cached, at)| BatchRequest::in_row(&blocks[at], cached, NEW[at]));
+        let requests = [(9, 0), (5, 1), (0, 2)].map(|(cached, at)| BatchRequest::in_row(&blocks[at], cached, NEW[at]));
         let mut metadata = AttentionMetadata::new(&requests, settings).unwrap();
         metadata.pad_to(PADDED).unwrap();
         let nan = |of: LayerTensor| (of == tensor).then_some(place);
@@ -363,24 +350,19 @@ mod latent {
         let absorbed = rows(&stream, (0, split), HEADS, LATENT, query);
         let plain = rows(&stream, (split, rest), HEADS, DIM, query);
         let decoded = Tensor::empty(stream.device(), [HEADS, split, LATENT]).unwrap();
-        let projection =
-            |stream: &Stream, _: usize, of: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
-                let tokens = of.latent.shape()[0];
-                for (to, dim) in [(&out.key, DIM), (&out.key_rope, ROPE), (&out.value, DIM)] {
-                    to.overwrite(stream, &vec![bf16::ONE; tokens * HEADS * dim])?;
-                }
-                Ok(())
-            };
+        let projection = |stream: &Stream, _: usize, of: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+            let tokens = of.latent.shape()[0];
+            for (to, dim) in [(&out.key, DIM), (&out.key_rope, ROPE), (&out.value, DIM)] {
+                to.overwrite(stream, &vec![bf16::ONE; tokens * HEADS * dim])?;
+            }
+            Ok(())
+        };
         let (query, form) = match form {
             Form::Absorbed => (&absorbed, LatentForm::Absorbed),
             Form::Plain => (&plain, LatentForm::Plain(&projection)),
             Form::Mixed => {
                 let (absorbed, decoded) = (&absorbed, &decoded);
-                let form = LatentForm::Mixed {
-                    absorbed,
-                    decoded,
-                    projection: &projection,
-                };
+                let form = LatentForm::Mixed { absorbed, decoded, projection: &projection };
                 (&plain, form)
             }
         };
@@ -388,13 +370,9 @@ mod latent {
         let query_rope = rows(&stream, all, HEADS, ROPE, nan(LayerTensor::QueryRope));
         let latent = rows(&stream, all, 1, LATENT, nan(LayerTensor::Key));
         let key_rope = rows(&stream, all, 1, ROPE, nan(LayerTensor::Value));
-        let tensors = LatentTensors {
-            query_rope: &query_rope,
-            form,
-        };
+        let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors))
-            .unwrap();
+        step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors)).unwrap();
         drop(step);
         attention.await_range_findings().unwrap()
     }
@@ -407,10 +385,8 @@ mod latent {
                 for (token, request, of_request) in [(0, 0, 0), (1, 1, 0), (2, 2, 0), (4, 2, 2)] {
                     for head in 0..HEADS {
                         let found = found(form, tensor, [token, head, element]);
-                        let told: Vec<_> = found
-                            .iter()
-                            .map(|of| (of.tensor, of.request, of.token, of.head, of.element))
-                            .collect();
+                        let told: Vec<_> =
+                            found.iter().map(|of| (of.tensor, of.request, of.token, of.head, of.element)).collect();
                         let place = |tensor, element| (tensor, request, of_request, head, element);
                         let wanted = [place(tensor, element), place(LayerTensor::Output, 0)];
                         assert_eq!(told, wanted, "{form:?} {tensor:?} {token} {head}");
@@ -427,15 +403,8 @@ mod latent {
             for (tensor, element) in [(LayerTensor::Key, 511), (LayerTensor::Value, 7)] {
                 let found = found(form, tensor, [3, 0, element]);
                 let first = &found[0];
-                assert_eq!(
-                    (first.tensor, first.request, first.token),
-                    (tensor, 2, 1),
-                    "{form:?}"
-                );
-                assert_eq!(
-                    (first.head, first.element, first.report.nan),
-                    (0, element, 1)
-                );
+                assert_eq!((first.tensor, first.request, first.token), (tensor, 2, 1), "{form:?}");
+                assert_eq!((first.head, first.element, first.report.nan), (0, element, 1));
             }
         }
     }

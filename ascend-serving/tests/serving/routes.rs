@@ -11,36 +11,26 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, FusedAttention, KeySplit, SharedPrefixDecode,
-    SharedPrefixThresholds, SplitDecode, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    Error, FusedAttention, KeySplit, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, rules,
 };
-use ascend_testing::steps::{
-    BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on,
-};
+use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 fn case(new: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Value = Case> {
     let shares = prop_oneof![1 => Just(None), 3 => (0usize..2, 0..=DONATED).prop_map(Some)];
     let own = prop_oneof![1 => Just(0usize), 2 => 0usize..200];
-    let request = (shares, own, new).prop_map(|(shares, own, new)| Request {
-        shares,
-        own,
-        new,
-        prompt: None,
-    });
+    let request = (shares, own, new).prop_map(|(shares, own, new)| Request { shares, own, new, prompt: None });
     let requests = prop::collection::vec(request, 1..6);
-    (1usize..3, 1usize..4, requests, 0usize..9, any::<u16>()).prop_map(
-        |(kv_heads, group, requests, pad, seed)| Case {
-            kv_heads,
-            group,
-            requests,
-            pad,
-            causality: Causality::Causal,
-            seed: seed.into(),
-        },
-    )
+    (1usize..3, 1usize..4, requests, 0usize..9, any::<u16>()).prop_map(|(kv_heads, group, requests, pad, seed)| Case {
+        kv_heads,
+        group,
+        requests,
+        pad,
+        causality: Causality::Causal,
+        seed: seed.into(),
+    })
 }
 
 fn cascade() -> Backends<bf16> {
@@ -49,9 +39,7 @@ fn cascade() -> Backends<bf16> {
 
 fn shared() -> Backends<bf16> {
     let thresholds = SharedPrefixThresholds::ALWAYS;
-    Backends::none()
-        .with(SharedPrefixDecode { thresholds })
-        .with(FusedAttention)
+    Backends::none().with(SharedPrefixDecode { thresholds }).with(FusedAttention)
 }
 
 proptest! {
@@ -91,9 +79,7 @@ proptest! {
 }
 
 fn split(split: KeySplit) -> Backends<bf16> {
-    Backends::none()
-        .with(SplitDecode { split })
-        .with(FusedAttention)
+    Backends::none().with(SplitDecode { split }).with(FusedAttention)
 }
 
 proptest! {
@@ -125,27 +111,19 @@ fn tiles_make_a_request_independent_of_its_batch() {
         let mut sequences = Vec::new();
         for (at, len) in lengths.iter().enumerate() {
             // The last one has the same tokens always.
-            let first = if at + 1 == lengths.len() {
-                0
-            } else {
-                10_000 * (at as u64 + 1)
-            };
+            let first = if at + 1 == lengths.len() { 0 } else { 10_000 * (at as u64 + 1) };
             let names: Vec<u64> = (first..first + *len as u64).collect();
             let mut sequence = Sequence::new(attention.cache().pool());
             fill(&stream, &mut attention, &mut sequence, &names[1..], 1);
             let _ = sequence.grow(1).unwrap();
             sequences.push((sequence, names[0]));
         }
-        let batch: Vec<_> = sequences
-            .iter()
-            .map(|(s, _)| BatchRequest::of(s, 1))
-            .collect();
+        let batch: Vec<_> = sequences.iter().map(|(s, _)| BatchRequest::of(s, 1)).collect();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let names: Vec<u64> = sequences.iter().map(|(_, name)| *name).collect();
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        let [query, key, value] =
-            [(0, 2), (1, 1), (2, 1)].map(|(what, heads)| packed(&stream, &names, 0, what, heads));
+        let [query, key, value] = [(0, 2), (1, 1), (2, 1)].map(|(what, heads)| packed(&stream, &names, 0, what, heads));
         let output: Tensor<bf16> = step.forward(0, (&query, &key, &value)).unwrap();
         assert_eq!(step.selected().unwrap().name, "split_decode");
         let numbers = output.download(&stream).unwrap();
@@ -160,61 +138,20 @@ fn tiles_make_a_request_independent_of_its_batch() {
 
 #[test]
 fn what_is_not_split_is_refused_by_name() {
-    let request = |own, new| Request {
-        own,
-        new,
-        ..Request::default()
-    };
-    let case = |requests, causality| Case {
-        kv_heads: 1,
-        group: 1,
-        requests,
-        pad: 0,
-        causality,
-        seed: 5,
-    };
+    let request = |own, new| Request { own, new, ..Request::default() };
+    let case = |requests, causality| Case { kv_heads: 1, group: 1, requests, pad: 0, causality, seed: 5 };
     let tiles = |keys| KeySplit::Tiles(NonZeroUsize::new(keys).unwrap());
     let window = Causality::from_flags(true, Some(9)).unwrap();
     let long = BLOCK_SIZE * SplitDecode::MAX_PARTS;
     for (how, requests, causality, rule) in [
-        (
-            tiles(128),
-            vec![request(9, 2)],
-            Causality::Causal,
-            &rules::BACKEND_SPLIT,
-        ),
-        (
-            tiles(128),
-            vec![request(9, 1)],
-            window,
-            &rules::BACKEND_SPLIT,
-        ),
-        (
-            tiles(100),
-            vec![request(9, 1)],
-            Causality::Causal,
-            &rules::SPLIT_TILE,
-        ),
-        (
-            tiles(128),
-            vec![request(long, 1)],
-            Causality::Causal,
-            &rules::SPLIT_LIMITS,
-        ),
-        (
-            KeySplit::Balanced {
-                max_splits: 4,
-                cores: 0,
-            },
-            vec![request(9, 1)],
-            Causality::Causal,
-            &rules::SPLIT_LIMITS,
-        ),
+        (tiles(128), vec![request(9, 2)], Causality::Causal, &rules::BACKEND_SPLIT),
+        (tiles(128), vec![request(9, 1)], window, &rules::BACKEND_SPLIT),
+        (tiles(100), vec![request(9, 1)], Causality::Causal, &rules::SPLIT_TILE),
+        (tiles(128), vec![request(long, 1)], Causality::Causal, &rules::SPLIT_LIMITS),
+        (KeySplit::Balanced { max_splits: 4, cores: 0 }, vec![request(9, 1)], Causality::Causal, &rules::SPLIT_LIMITS),
     ] {
         let sees = move |_: usize, _: usize, token: usize, key: usize| {
-            causality
-                .window()
-                .is_none_or(|keys| token - key < keys.get())
+            causality.window().is_none_or(|keys| token - key < keys.get())
         };
         let ran = run(&case(requests, causality), split(how), &sees, &[]).unwrap();
         assert_eq!(ran.name, "fused");
@@ -226,12 +163,7 @@ fn what_is_not_split_is_refused_by_name() {
 
 #[test]
 fn whoever_has_no_prefix_is_in_the_same_batch() {
-    let request = |shares, own, new| Request {
-        shares,
-        own,
-        new,
-        prompt: None,
-    };
+    let request = |shares, own, new| Request { shares, own, new, prompt: None };
     let case = Case {
         kv_heads: 1,
         group: 2,
@@ -247,31 +179,18 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
         causality: Causality::Causal,
         seed: 3,
     };
-    assert_eq!(
-        run(&case, cascade(), &|_, _, _, _| true, &[]).unwrap().name,
-        "cascade_prefill"
-    );
+    assert_eq!(run(&case, cascade(), &|_, _, _, _| true, &[]).unwrap().name, "cascade_prefill");
     let ran = run(&case, shared(), &|_, _, _, _| true, &[]).unwrap();
     assert_eq!(ran.name, "shared_prefix_decode");
     let thresholds = SharedPrefixThresholds::ALWAYS;
     let prefixes = SharedPrefixDecode { thresholds }.find_shared_prefixes(&ran.metadata);
-    let prefixes = prefixes
-        .into_iter()
-        .map(|prefix| (prefix.requests, prefix.blocks));
+    let prefixes = prefixes.into_iter().map(|prefix| (prefix.requests, prefix.blocks));
     assert!(prefixes.eq([(1..3, 2), (4..6, 1)]));
     // The thresholds count keys: 256 are read once less, then 128.
     for (saved, served) in [(384, "shared_prefix_decode"), (385, "fused")] {
-        let thresholds = SharedPrefixThresholds {
-            min_saved_keys: saved,
-            ..SharedPrefixThresholds::ALWAYS
-        };
-        let backends = Backends::none()
-            .with(SharedPrefixDecode { thresholds })
-            .with(FusedAttention);
-        assert_eq!(
-            run(&case, backends, &|_, _, _, _| true, &[]).unwrap().name,
-            served
-        );
+        let thresholds = SharedPrefixThresholds { min_saved_keys: saved, ..SharedPrefixThresholds::ALWAYS };
+        let backends = Backends::none().with(SharedPrefixDecode { thresholds }).with(FusedAttention);
+        assert_eq!(run(&case, backends, &|_, _, _, _| true, &[]).unwrap().name, served);
     }
 }
 
@@ -287,20 +206,8 @@ fn rules(ran: &Ran) -> Vec<(&'static str, &'static Rule)> {
 
 /// Two requests that share 256 tokens.
 fn two_that_share(causality: Causality) -> Case {
-    let request = |new| Request {
-        shares: Some((0, 256)),
-        new,
-        prompt: Some(400),
-        ..Request::default()
-    };
-    Case {
-        kv_heads: 1,
-        group: 1,
-        requests: vec![request(3), request(1)],
-        pad: 0,
-        causality,
-        seed: 8,
-    }
+    let request = |new| Request { shares: Some((0, 256)), new, prompt: Some(400), ..Request::default() };
+    Case { kv_heads: 1, group: 1, requests: vec![request(3), request(1)], pad: 0, causality, seed: 8 }
 }
 
 /// Where a window hides keys, no part is seen whole by all rows: the ordinary backend serves the step, and the
@@ -311,16 +218,12 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let case = two_that_share(window);
     let backends = Backends::none()
         .with(CascadePrefill)
-        .with(SharedPrefixDecode {
-            thresholds: SharedPrefixThresholds::ALWAYS,
-        })
+        .with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS })
         .with(FusedAttention);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
-    let expected = [
-        ("cascade_prefill", &rules::BACKEND_CASCADE),
-        ("shared_prefix_decode", &rules::BACKEND_SHARED_PREFIX),
-    ];
+    let expected =
+        [("cascade_prefill", &rules::BACKEND_CASCADE), ("shared_prefix_decode", &rules::BACKEND_SHARED_PREFIX)];
     assert_eq!(rules(&ran), expected);
 }
 
@@ -329,12 +232,7 @@ fn windows_that_hide_nothing_are_causal() {
     let window = |keys| Causality::from_flags(true, Some(keys)).unwrap();
     let tiles = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
     for (keys, hides) in [(259, false), (258, true)] {
-        let ran = run(
-            &two_that_share(window(keys)),
-            cascade(),
-            &move |_, _, row, key| row - key < keys,
-            &[],
-        );
+        let ran = run(&two_that_share(window(keys)), cascade(), &move |_, _, row, key| row - key < keys, &[]);
         assert_eq!(ran.unwrap().name == "fused", hides, "{keys}");
         let mut decodes = two_that_share(window(keys - 2));
         decodes.requests[0].new = 1;
@@ -366,11 +264,7 @@ fn under_a_window_the_blocks_that_all_tokens_see_are_read_once() {
     for (own, served) in [(171, "shared_prefix_decode"), (172, "fused")] {
         case.causality = window(300);
         case.requests.truncate(2);
-        case.requests.push(Request {
-            own,
-            new: 1,
-            ..Request::default()
-        });
+        case.requests.push(Request { own, new: 1, ..Request::default() });
         assert_eq!(name(&case, 300), served, "{own}");
     }
 }
@@ -391,24 +285,9 @@ fn sinks_are_counted_once_where_log_sum_exps_are_known_to_have_them() {
     prefills.group = 2;
     let all = |_: usize, _: usize, _: usize, _: usize| true;
     for (case, backends, name, rule) in [
-        (
-            &prefills,
-            cascade as fn() -> _,
-            "cascade_prefill",
-            &rules::BACKEND_CASCADE,
-        ),
-        (
-            &decodes,
-            shared,
-            "shared_prefix_decode",
-            &rules::BACKEND_SHARED_PREFIX,
-        ),
-        (
-            &decodes,
-            || split(KeySplit::Tiles(NonZeroUsize::new(128).unwrap())),
-            "split_decode",
-            &rules::BACKEND_SPLIT,
-        ),
+        (&prefills, cascade as fn() -> _, "cascade_prefill", &rules::BACKEND_CASCADE),
+        (&decodes, shared, "shared_prefix_decode", &rules::BACKEND_SHARED_PREFIX),
+        (&decodes, || split(KeySplit::Tiles(NonZeroUsize::new(128).unwrap())), "split_decode", &rules::BACKEND_SPLIT),
     ] {
         let ran = run_on(&stream, Some(&sinks), case, backends(), &all, &[]).unwrap();
         assert_eq!(ran.name, name);

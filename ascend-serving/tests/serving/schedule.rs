@@ -10,9 +10,9 @@ use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, CascadePrefill, Causality, Drafting,
-    FusedAttention, HybridBackend, LayerSet, PagedDecode, Phase, SharedPrefixDecode,
-    SharedPrefixThresholds, StatePolicy, TwoFusedCalls,
+    Attention, AttentionShape, Backends, BatchSettings, CascadePrefill, Causality, Drafting, FusedAttention,
+    HybridBackend, LayerSet, PagedDecode, Phase, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
+    TwoFusedCalls,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -40,22 +40,20 @@ pub fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)];
     let sizes = (1usize..3, 1usize..4, window, format, 1usize..3, 4usize..9);
-    (sizes, any::<[bool; 6]>()).prop_map(
-        |((kv_heads, group, window, format, size, blocks), flags)| Model {
-            kv_heads,
-            group,
-            window,
-            format,
-            block_size: size * 128,
-            blocks,
-            decode_path: flags[0],
-            dump: flags[1],
-            chunked: flags[2],
-            mtp: flags[3],
-            hybrid: flags[4],
-            merging: flags[5],
-        },
-    )
+    (sizes, any::<[bool; 6]>()).prop_map(|((kv_heads, group, window, format, size, blocks), flags)| Model {
+        kv_heads,
+        group,
+        window,
+        format,
+        block_size: size * 128,
+        blocks,
+        decode_path: flags[0],
+        dump: flags[1],
+        chunked: flags[2],
+        mtp: flags[3],
+        hybrid: flags[4],
+        merging: flags[5],
+    })
 }
 
 /// Blocks that somebody else holds: the operator wants the cache to have as many blocks as the rows of a call have
@@ -82,18 +80,14 @@ impl Model {
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
             let thresholds = SharedPrefixThresholds::ALWAYS;
-            backends = backends
-                .with(SharedPrefixDecode { thresholds })
-                .with(CascadePrefill);
+            backends = backends.with(SharedPrefixDecode { thresholds }).with(CascadePrefill);
         }
         // What the decode path takes: other caches and windows are another backend's.
         let decodes = self.window.is_none() && self.format != Cache::Nz;
         match (self.decode_path, self.hybrid) {
             (true, true) if decodes => {
-                let sets = [
-                    LayerSet::new([1], "fused"),
-                    LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode"),
-                ];
+                let sets =
+                    [LayerSet::new([1], "fused"), LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode")];
                 backends.with(HybridBackend::new(LAYERS, all, sets).unwrap())
             }
             (true, _) => backends.with(PagedDecode).with(FusedAttention),
@@ -127,10 +121,8 @@ impl<'a, T: Number> Engine<'a, T> {
         schedule.window = model.window;
         Self {
             stream,
-            settings: BatchSettings::of(&cache, causality).policy(StatePolicy::new(
-                model.chunked,
-                model.mtp.then_some(Drafting::Mtp),
-            )),
+            settings: BatchSettings::of(&cache, causality)
+                .policy(StatePolicy::new(model.chunked, model.mtp.then_some(Drafting::Mtp))),
             model,
             attention: Attention::new(shape, cache, backends),
             shape,

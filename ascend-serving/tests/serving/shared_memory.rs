@@ -9,9 +9,9 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, EncoderAttention, Error, FusedAttention,
-    LayerMask, NamedMask, NamedMaskAttention, QuantisedPrefill, StatePolicy, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    ChunkedLocalAttention, EncoderAttention, Error, FusedAttention, LayerMask, NamedMask, NamedMaskAttention,
+    QuantisedPrefill, StatePolicy, TwoFusedCalls, rules,
 };
 
 const HEADS: usize = 2;
@@ -42,17 +42,11 @@ fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, m
         attention.grow(stream, sequence, 5 + new).unwrap();
         attention.cache().mark_computed(sequence, 5).unwrap();
     }
-    let requests: Vec<_> = sequences
-        .iter()
-        .zip(NEW)
-        .map(|(sequence, new)| BatchRequest::of(sequence, new))
-        .collect();
+    let requests: Vec<_> = sequences.iter().zip(NEW).map(|(sequence, new)| BatchRequest::of(sequence, new)).collect();
     let mut metadata = AttentionMetadata::new(&requests, settings).unwrap();
     metadata.set_mask(mask.clone());
     let rows = 4 * TOKENS;
-    let numbers: Vec<bf16> = (0..rows * HEADS * DIM)
-        .map(|at| bf16::from_f32((at % 13) as f32 / 13.0))
-        .collect();
+    let numbers: Vec<bf16> = (0..rows * HEADS * DIM).map(|at| bf16::from_f32((at % 13) as f32 / 13.0)).collect();
     let buffer = stream.upload(&numbers, [rows, HEADS, DIM]).unwrap();
     let part = |first: usize| buffer.narrow(0, first..first + TOKENS).unwrap();
     let [query, key, value] = [0, 1, 2].map(|at| part(at * TOKENS));
@@ -84,31 +78,11 @@ fn outputs_over_what_a_layer_reads_are_refused_by_every_backend() {
     let chunk = Causality::Chunk(NonZeroUsize::new(128).unwrap()).into();
     let named = NamedMask::new("causal", |_, token, key| key <= token).into();
     let none = Backends::none;
-    check(
-        &stream,
-        plain(&stream),
-        none().with(FusedAttention),
-        &causal,
-    );
+    check(&stream, plain(&stream), none().with(FusedAttention), &causal);
     check(&stream, plain(&stream), none().with(TwoFusedCalls), &causal);
-    check(
-        &stream,
-        plain(&stream),
-        none().with(CascadePrefill),
-        &causal,
-    );
-    check(
-        &stream,
-        plain(&stream),
-        none().with(ChunkedLocalAttention),
-        &chunk,
-    );
-    check(
-        &stream,
-        plain(&stream),
-        none().with(NamedMaskAttention),
-        &named,
-    );
+    check(&stream, plain(&stream), none().with(CascadePrefill), &causal);
+    check(&stream, plain(&stream), none().with(ChunkedLocalAttention), &chunk);
+    check(&stream, plain(&stream), none().with(NamedMaskAttention), &named);
     let shape = CacheShape::new(1, HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let quantised = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
@@ -129,9 +103,7 @@ fn the_cache_is_no_place_for_an_output() {
     let rows = key.reshape([blocks, HEADS, DIM]).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
-    let ones = stream
-        .upload(&[bf16::ONE; 3 * HEADS * DIM], [3, HEADS, DIM])
-        .unwrap();
+    let ones = stream.upload(&[bf16::ONE; 3 * HEADS * DIM], [3, HEADS, DIM]).unwrap();
     let mut output = rows.narrow(0, 300..303).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let why = step.forward_into(0, (&ones, &ones, &ones), &mut output);
@@ -149,9 +121,7 @@ fn outputs_over_what_an_encoder_reads_are_refused() {
     let part = |first: usize| buffer.narrow(0, first..first + 24).unwrap();
     let [query, key, value] = [0, 24, 48].map(part);
     let lengths = PerRequest::new(vec![8, 16]).unwrap();
-    let plan = encoder
-        .plan(&stream, &lengths, (&query, &key, &value))
-        .unwrap();
+    let plan = encoder.plan(&stream, &lengths, (&query, &key, &value)).unwrap();
     for first in [0, 1, 23, 30, 60, 71, 72] {
         let mut output = part(first);
         let done = plan.launch_into(&stream, (&query, &key, &value), &mut output);

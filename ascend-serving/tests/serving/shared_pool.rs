@@ -4,8 +4,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    CrossAttention, Error, FusedAttention, GraphLimits, GraphPool, PagedDecode, PrefixCache, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, CrossAttention,
+    Error, FusedAttention, GraphLimits, GraphPool, PagedDecode, PrefixCache, rules,
 };
 
 use crate::harness;
@@ -41,11 +41,7 @@ fn ranks() -> Vec<Rank> {
         let shape = AttentionShape::new(SHAPE.0, SHAPE.1, DIM);
         let backends = Backends::none().with(FusedAttention).with(PagedDecode);
         let attention = Attention::new(shape, cache, backends);
-        ranks.push(Rank {
-            at,
-            stream,
-            attention,
-        });
+        ranks.push(Rank { at, stream, attention });
     }
     ranks
 }
@@ -56,30 +52,20 @@ impl Rank {
         let heads = if what == 0 { SHAPE.0 } else { SHAPE.1 };
         let own = self.at * heads * DIM..(self.at + 1) * heads * DIM;
         let rows = names.iter();
-        let rows =
-            rows.flat_map(|name| row(*name, layer, what, RANKS * heads)[own.clone()].to_vec());
+        let rows = rows.flat_map(|name| row(*name, layer, what, RANKS * heads)[own.clone()].to_vec());
         let rows: Vec<bf16> = rows.collect();
-        self.stream
-            .upload(&rows, [names.len(), heads, DIM])
-            .unwrap()
+        self.stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
     }
 
     /// How far the last row of a step is away from dense attention of all heads.
     fn step(&mut self, metadata: &AttentionMetadata, names: &[u64]) -> Result<f64, Error> {
         let new = &names[names.len() - metadata.tokens()..];
-        let tensors: Vec<_> = (0..LAYERS)
-            .map(|layer| [0, 1, 2].map(|what| self.rows(new, layer, what)))
-            .collect();
+        let tensors: Vec<_> = (0..LAYERS).map(|layer| [0, 1, 2].map(|what| self.rows(new, layer, what))).collect();
         let mut step = self.attention.begin(&self.stream, metadata)?;
         let mut away = 0f64;
         for (layer, [query, key, value]) in tensors.iter().enumerate() {
             let output = step.forward(layer, (query, key, value))?;
-            away = away.max(distance(
-                self.at,
-                layer,
-                names,
-                &output.download(&self.stream)?,
-            ));
+            away = away.max(distance(self.at, layer, names, &output.download(&self.stream)?));
         }
         step.end()?;
         Ok(away)
@@ -92,8 +78,7 @@ fn distance(rank: usize, layer: usize, names: &[u64], output: &[bf16]) -> f64 {
     let want = dense(names, layer, whole, |_| true);
     let got = &output[output.len() - width..];
     let both = got.iter().zip(&want[rank * width..]);
-    both.map(|(got, want)| (got.to_f64() - want).abs())
-        .fold(0.0, f64::max)
+    both.map(|(got, want)| (got.to_f64() - want).abs()).fold(0.0, f64::max)
 }
 
 fn metadata(ranks: &[Rank], sequence: &Sequence, new: usize) -> AttentionMetadata {
@@ -102,9 +87,7 @@ fn metadata(ranks: &[Rank], sequence: &Sequence, new: usize) -> AttentionMetadat
 }
 
 fn grow(ranks: &mut [Rank], sequence: &mut Sequence, tokens: usize) {
-    let Rank {
-        stream, attention, ..
-    } = &mut ranks[0];
+    let Rank { stream, attention, .. } = &mut ranks[0];
     attention.grow(stream, sequence, tokens).unwrap();
 }
 
@@ -125,8 +108,7 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     // What one rank has computed is no prefix for all of them yet.
     let away = ranks[0].step(&prompt, &names).unwrap();
     assert!(away < 8e-3, "{away} away");
-    let mut prefixes =
-        PrefixCache::<u64>::new(ranks[0].attention.cache().pool(), Causality::Causal).unwrap();
+    let mut prefixes = PrefixCache::<u64>::new(ranks[0].attention.cache().pool(), Causality::Causal).unwrap();
     let early = prefixes.insert(b"", &names, &sequence).unwrap_err();
     assert_eq!(early.rule, &rules::SEQUENCE_GAP);
     assert!(early.allowed.starts_with("at most 0"), "{early}");
@@ -209,21 +191,13 @@ fn graphs_of_each_rank_replay_one_metadata() {
     let mut decode = metadata(&ranks, &fork, 1);
     for rank in &mut ranks {
         let stream = &rank.stream;
-        let mut graphs = rank
-            .attention
-            .capture(stream, Causality::Causal, &limits)
-            .unwrap();
+        let mut graphs = rank.attention.capture(stream, Causality::Causal, &limits).unwrap();
         if rank.at > 0 {
             let uncopied = graphs.begin(stream, &mut decode).map(drop).unwrap_err();
             assert!(uncopied.breaks(&rules::BLOCK_UNCOPIED), "{uncopied}");
-            rank.attention
-                .cache_mut()
-                .queue_pending_copies(stream, &fork)
-                .unwrap();
+            rank.attention.cache_mut().queue_pending_copies(stream, &fork).unwrap();
         }
-        let tensors: Vec<_> = (0..LAYERS)
-            .map(|layer| [0, 1, 2].map(|what| rank.rows(&[30], layer, what)))
-            .collect();
+        let tensors: Vec<_> = (0..LAYERS).map(|layer| [0, 1, 2].map(|what| rank.rows(&[30], layer, what))).collect();
         let mut step = graphs.begin(&rank.stream, &mut decode).unwrap();
         for (layer, [query, key, value]) in tensors.iter().enumerate() {
             let output = step.forward(layer, (query, key, value)).unwrap();
@@ -248,8 +222,7 @@ fn what_is_for_one_cache_is_refused_over_a_shared_pool() {
     grow(&mut ranks, &mut fork, 1);
     let mut decode = metadata(&ranks, &fork, 1);
     let stream = &ranks[1].stream;
-    let mut graphs =
-        GraphPool::capture(stream.device(), &[1], |_| Ok(()), |_, _, ()| Ok(())).unwrap();
+    let mut graphs = GraphPool::capture(stream.device(), &[1], |_| Ok(()), |_, _, ()| Ok(())).unwrap();
     let uncopied = graphs.launch(stream, &mut decode, |(), _| Ok(())).map(drop);
     assert!(uncopied.unwrap_err().breaks(&rules::BLOCK_UNCOPIED));
 
@@ -275,10 +248,7 @@ fn caches_that_cannot_share_are_refused() {
     let mut sequence = Sequence::new(first.pool());
     let _ = sequence.grow(1).unwrap();
     let late = cache(&stream, 8).with_pool(first.pool()).unwrap_err();
-    assert!(
-        late.rule == &rules::POOL_SHARED && late.given.contains("1 held"),
-        "{late}"
-    );
+    assert!(late.rule == &rules::POOL_SHARED && late.given.contains("1 held"), "{late}");
     drop(sequence);
     assert!(cache(&stream, 8).with_pool(first.pool()).is_ok());
 }

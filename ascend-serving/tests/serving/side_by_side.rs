@@ -8,12 +8,10 @@ use approx::abs_diff_eq;
 use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence,
-};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, FusedAttention, GraphLimits, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    Error, FusedAttention, GraphLimits, PagedDecode,
 };
 
 const LAYERS: usize = 2;
@@ -36,10 +34,7 @@ struct Engine<'a> {
 
 impl Engine<'_> {
     fn request(&self) -> Request {
-        Request {
-            sequence: Sequence::new(self.attention.cache().pool()),
-            names: Vec::new(),
-        }
+        Request { sequence: Sequence::new(self.attention.cache().pool()), names: Vec::new() }
     }
 
     /// Adds tokens to requests, and returns their metadata and the names of the new tokens.
@@ -55,9 +50,7 @@ impl Engine<'_> {
         }
         let settings = BatchSettings::of(self.attention.cache(), Causality::Causal);
         let requests = batch.iter();
-        let requests: Vec<_> = requests
-            .map(|(request, new)| BatchRequest::of(&request.sequence, *new))
-            .collect();
+        let requests: Vec<_> = requests.map(|(request, new)| BatchRequest::of(&request.sequence, *new)).collect();
         (AttentionMetadata::new(&requests, settings).unwrap(), names)
     }
 
@@ -72,10 +65,7 @@ impl Engine<'_> {
         let want = dense(&request.names, layer, self.attention.shape(), |_| true);
         let got = &rows[rows.len() - HEADS * DIM..];
         for (got, want) in got.iter().zip(&want) {
-            assert!(
-                abs_diff_eq!(got.to_f64(), *want, epsilon = 2e-2),
-                "{got} {want}"
-            );
+            assert!(abs_diff_eq!(got.to_f64(), *want, epsilon = 2e-2), "{got} {want}");
         }
     }
 
@@ -98,9 +88,7 @@ impl Engine<'_> {
     /// Replays steps that decode a token of each request from a graph.
     fn replay(&mut self, batch: &mut [(&mut Request, usize)], steps: usize) {
         let limits = GraphLimits::new([batch.len()], 600);
-        let graphs = self
-            .attention
-            .capture(self.stream, Causality::Causal, &limits);
+        let graphs = self.attention.capture(self.stream, Causality::Causal, &limits);
         let mut graphs = graphs.unwrap();
         for _ in 0..steps {
             let (mut metadata, names) = self.grow(batch);
@@ -135,27 +123,14 @@ fn attention(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> At
 /// Prompts, a prompt in chunks beside decodes, a fork in the middle of a block, moved tokens, decodes from a graph.
 /// Returns the rows of all steps.
 fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec<Vec<bf16>> {
-    let mut engine = Engine {
-        stream,
-        attention: attention(stream, shape, backends),
-        next: 1,
-        rows: Vec::new(),
-    };
+    let mut engine = Engine { stream, attention: attention(stream, shape, backends), next: 1, rows: Vec::new() };
     let pool = engine.attention.cache().pool().clone();
     let [mut first, mut second] = [(); 2].map(|()| engine.request());
     engine.step(&mut [(&mut first, 200), (&mut second, 5)]);
     engine.step(&mut [(&mut second, 130), (&mut first, 1)]);
-    let mut fork = Request {
-        sequence: first.sequence.fork(),
-        names: first.names.clone(),
-    };
+    let mut fork = Request { sequence: first.sequence.fork(), names: first.names.clone() };
     let others = [(&mut first, 1), (&mut second, 90)];
-    engine.step(
-        &mut others
-            .into_iter()
-            .chain([(&mut fork, 1)])
-            .collect::<Vec<_>>(),
-    );
+    engine.step(&mut others.into_iter().chain([(&mut fork, 1)]).collect::<Vec<_>>());
     engine.step(&mut [(&mut fork, 3), (&mut second, 1), (&mut first, 1)]);
     // The last token takes the place of the one before it, over the edge of a block or not.
     let last = second.names.len() - 1;
@@ -188,10 +163,7 @@ fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec
         let tokens = second.names.len();
         let sequences = SequenceBlocks::new(stream, &[row], &[tokens], blocks, 128).unwrap();
         let plan = GatherPaKvCache::new().plan(&sequences, (&caches[0], &caches[1]));
-        let gathered = plan
-            .unwrap()
-            .launch(stream, (&caches[0], &caches[1]))
-            .unwrap();
+        let gathered = plan.unwrap().launch(stream, (&caches[0], &caches[1])).unwrap();
         let all = [gathered.0, gathered.1];
         for (what, (copied, gathered)) in [&keys, &values].into_iter().zip(&all).enumerate() {
             let want = packed::<bf16>(stream, &second.names, 1, 1 + what as u64, KV_HEADS);
@@ -209,10 +181,8 @@ fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec
 fn schedules_give_the_numbers_of_a_plain_cache() {
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
     let fused: fn() -> Backends<bf16> = || Backends::none().with(FusedAttention);
-    let merged: fn() -> Backends<bf16> =
-        || Backends::none().with(CascadePrefill).with(FusedAttention);
-    let decoded: fn() -> Backends<bf16> =
-        || Backends::none().with(PagedDecode).with(FusedAttention);
+    let merged: fn() -> Backends<bf16> = || Backends::none().with(CascadePrefill).with(FusedAttention);
+    let decoded: fn() -> Backends<bf16> = || Backends::none().with(PagedDecode).with(FusedAttention);
     let every = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
     // Atlas A2 reads blocks that lie apart in the split-fuse path alone.
     for (soc, formats) in [(Soc::AtlasA2, &every[..1]), (Soc::Ascend950, &every)] {
@@ -241,8 +211,7 @@ fn refusal(soc: Soc, cann: Cann, shape: CacheShape, backends: Backends<bf16>) ->
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
-    let [query, key, value] =
-        [HEADS, KV_HEADS, KV_HEADS].map(|heads| packed::<bf16>(&stream, &[4], 0, 0, heads));
+    let [query, key, value] = [HEADS, KV_HEADS, KV_HEADS].map(|heads| packed::<bf16>(&stream, &[4], 0, 0, heads));
     let mut step = attention.begin(&stream, &metadata).unwrap();
     match step.forward(0, (&query, &key, &value)) {
         Ok(_) => None,
@@ -297,9 +266,7 @@ fn shapes_that_do_not_go_side_by_side_are_refused() {
 fn copies_write_side_by_side() {
     let stream = stream_of(Soc::AtlasInference, Cann::V9_1);
     for (format, kv_heads) in [(Cache::BnBsH, 2), (Cache::BnNBsD, 1)] {
-        let shape = CacheShape::new(1, kv_heads, DIM)
-            .format(format)
-            .side_by_side();
+        let shape = CacheShape::new(1, kv_heads, DIM).format(format).side_by_side();
         let pad = PadPolicy::SkipNegative;
         let mut cache = PagedKvCache::<bf16>::new(stream.device(), 5, 16, shape, pad).unwrap();
         let mut sequence = Sequence::new(cache.pool());

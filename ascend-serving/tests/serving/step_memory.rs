@@ -5,11 +5,10 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, HybridBackend,
-    KeySplit, LayerMask, LayerSet, NamedMask, NamedMaskAttention, PagedDecode, QuantisedDecode,
-    QuantisedPrefill, RefusedBackend, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode,
-    TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    ChunkedLocalAttention, Error, FusedAttention, HybridBackend, KeySplit, LayerMask, LayerSet, NamedMask,
+    NamedMaskAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend, SharedPrefixDecode,
+    SharedPrefixThresholds, SplitDecode, TwoFusedCalls, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -58,16 +57,10 @@ impl StepBackend {
             Self::NamedMaskAttention => none.with(NamedMaskAttention),
             Self::Chunks => none.with(ChunkedLocalAttention),
             Self::Cascade => none.with(CascadePrefill),
-            Self::Shared => none.with(SharedPrefixDecode {
-                thresholds: SharedPrefixThresholds::ALWAYS,
-            }),
-            Self::Split => none.with(SplitDecode {
-                split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()),
-            }),
+            Self::Shared => none.with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS }),
+            Self::Split => none.with(SplitDecode { split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()) }),
             Self::HybridBackend => {
-                let both = Backends::none()
-                    .with(FusedAttention)
-                    .with(ChunkedLocalAttention);
+                let both = Backends::none().with(FusedAttention).with(ChunkedLocalAttention);
                 none.with(HybridBackend::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
             }
             Self::Int8 | Self::Int8ByToken => none.with(QuantisedDecode).with(QuantisedPrefill),
@@ -81,9 +74,7 @@ impl StepBackend {
         let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0, 1.0).unwrap());
         match self {
             Self::Int8 => PagedKvCache::quantised(stream, 64, BLOCK_SIZE, shape, pad, &scales),
-            Self::Int8ByToken => {
-                PagedKvCache::quantised_by_token(device, 64, BLOCK_SIZE, shape, pad)
-            }
+            Self::Int8ByToken => PagedKvCache::quantised_by_token(device, 64, BLOCK_SIZE, shape, pad),
             _ => PagedKvCache::new(device, 64, BLOCK_SIZE, shape, pad),
         }
         .unwrap()
@@ -91,10 +82,9 @@ impl StepBackend {
 
     fn mask(self) -> LayerMask {
         match self {
-            Self::NamedMaskAttention => NamedMask::new("even keys", |_, token, key| {
-                key == token || key < token && key % 2 == 0
-            })
-            .into(),
+            Self::NamedMaskAttention => {
+                NamedMask::new("even keys", |_, token, key| key == token || key < token && key % 2 == 0).into()
+            }
             Self::Chunks => Causality::Chunk(NonZeroUsize::new(256).unwrap()).into(),
             _ => Causality::Causal.into(),
         }
@@ -102,9 +92,7 @@ impl StepBackend {
 }
 
 fn check(backend: StepBackend, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
-    let (name, cache) = (format!("{backend:?}"), |stream: &Stream| {
-        backend.cache(stream)
-    });
+    let (name, cache) = (format!("{backend:?}"), |stream: &Stream| backend.cache(stream));
     step_memory::check(&name, backend.backends(), cache, backend.mask(), requests)
 }
 
@@ -163,10 +151,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
             assert!(refused.why.breaks(&rules::BACKEND_MEMORY));
             let said = refused.to_string();
             let total = free.memory.total(layers);
-            assert!(
-                said.contains(&format!("{total} bytes besides the cache")),
-                "{said}"
-            );
+            assert!(said.contains(&format!("{total} bytes besides the cache")), "{said}");
         }
     }
     // A hybrid holds the limit of its registry.

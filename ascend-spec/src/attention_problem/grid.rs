@@ -36,11 +36,7 @@ impl Cut {
 
     /// Groups of `size` elements, in runs of `run` elements whose entries are `step` apart. Both are at least 1.
     pub(crate) const fn new(size: i64, run: i64, step: i64) -> Self {
-        Cut {
-            size: if size < 1 { 1 } else { size },
-            run: if run < 1 { 1 } else { run },
-            step,
-        }
+        Cut { size: if size < 1 { 1 } else { size }, run: if run < 1 { 1 } else { run }, step }
     }
 
     /// Number of elements in a group.
@@ -74,11 +70,7 @@ pub struct Cuts {
 
 impl Cuts {
     /// Every head, row and element is a group of its own.
-    pub const NONE: Cuts = Cuts {
-        head: Cut::NONE,
-        row: Cut::NONE,
-        dim: Cut::NONE,
-    };
+    pub const NONE: Cuts = Cuts { head: Cut::NONE, row: Cut::NONE, dim: Cut::NONE };
 }
 
 /// A tensor of scales or offsets, addressed by the axes of the tensor it applies to. An axis along which one entry
@@ -101,14 +93,9 @@ impl Grid {
     pub fn at(&self, (batch, head, row): (usize, usize, usize), d: usize) -> i64 {
         let (view, cuts) = (&self.view, &self.cuts);
         let batch = (batch as i64).saturating_mul(view.batch);
-        [
-            batch,
-            cuts.head.at(head, view.head),
-            cuts.row.at(row, view.row),
-            cuts.dim.at(d, view.dim),
-        ]
-        .into_iter()
-        .fold(view.offset, i64::saturating_add)
+        [batch, cuts.head.at(head, view.head), cuts.row.at(row, view.row), cuts.dim.at(d, view.dim)]
+            .into_iter()
+            .fold(view.offset, i64::saturating_add)
     }
 }
 
@@ -158,36 +145,15 @@ mod tests {
     #[test]
     fn groups_and_runs_have_strides_of_their_own() {
         let grid = Grid {
-            tensor: SmallTensor {
-                role: TensorRole::ValueScale,
-                dtype: DType::Float8E8M0,
-                offset: 0,
-                bytes: None,
-            },
-            view: View {
-                offset: 7,
-                batch: 1000,
-                head: 100,
-                row: 10,
-                dim: 0,
-            },
-            cuts: Cuts {
-                head: Cut::NONE,
-                row: Cut::new(64, 32, 1),
-                dim: Cut::shared(32),
-            },
+            tensor: SmallTensor { role: TensorRole::ValueScale, dtype: DType::Float8E8M0, offset: 0, bytes: None },
+            view: View { offset: 7, batch: 1000, head: 100, row: 10, dim: 0 },
+            cuts: Cuts { head: Cut::NONE, row: Cut::new(64, 32, 1), dim: Cut::shared(32) },
             counts: Counts::Tokens,
         };
         assert_eq!(grid.at((0, 0, 31), 5), 7);
         assert_eq!(grid.at((0, 0, 32), 64), 8);
         assert_eq!(grid.at((2, 3, 127), 0), 2318);
-        let along = Grid {
-            view: View {
-                dim: 3,
-                ..grid.view
-            },
-            ..grid
-        };
+        let along = Grid { view: View { dim: 3, ..grid.view }, ..grid };
         assert_eq!(along.at((0, 0, 0), 31), 7);
         assert_eq!(along.at((0, 0, 0), 64), 13);
         assert_eq!(Cut::new(0, -1, 5), Cut::new(1, 1, 5));

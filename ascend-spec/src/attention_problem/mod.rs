@@ -188,13 +188,7 @@ impl<'a> AttentionProblem<'a> {
             dropout: None,
             softmax: None,
             terms: Vec::new(),
-            first: KeyValue {
-                list_index: 0,
-                batch: 0,
-                key: none,
-                value: none,
-                key_rope: None,
-            },
+            first: KeyValue { list_index: 0, batch: 0, key: none, value: none, key_rope: None },
             list: None,
             first_key_rows: 0,
         }
@@ -236,12 +230,7 @@ impl AttentionProblem<'_> {
 /// Sizes of batch, heads, rows and head dimension as the extents of a tensor.
 fn extents(sizes: [usize; 4]) -> Extents {
     let [batch, heads, rows, dim] = sizes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
-    Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    }
+    Extents { batch, heads, rows, dim }
 }
 
 /// A dimension of a description as a size; a negative one counts as 0.

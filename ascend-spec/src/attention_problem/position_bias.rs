@@ -52,19 +52,8 @@ mod tests {
     fn distance_counts_both_ways_from_the_start_positions() {
         let slopes = Slopes {
             grid: Grid {
-                tensor: SmallTensor {
-                    role: TensorRole::Bias,
-                    dtype: DType::Float,
-                    offset: 0,
-                    bytes: None,
-                },
-                view: View {
-                    offset: 0,
-                    batch: 0,
-                    head: 1,
-                    row: 0,
-                    dim: 0,
-                },
+                tensor: SmallTensor { role: TensorRole::Bias, dtype: DType::Float, offset: 0, bytes: None },
+                view: View { offset: 0, batch: 0, head: 1, row: 0, dim: 0 },
                 cuts: Cuts::NONE,
                 counts: Counts::Tokens,
             },
@@ -75,10 +64,7 @@ mod tests {
         assert_eq!(slopes.distance(5, 1), 1);
         assert_eq!(slopes.bias(0.5, slopes.distance(5, 1)), -0.5);
         assert_eq!(slopes.bias(0.5, slopes.distance(1, 2)), -2.0);
-        let root = Slopes {
-            root: true,
-            ..slopes
-        };
+        let root = Slopes { root: true, ..slopes };
         assert_eq!(root.bias(0.5, root.distance(1, 2)), -1.0);
         assert_eq!(slopes.distance(i64::MIN, i64::MAX), i64::MIN);
     }

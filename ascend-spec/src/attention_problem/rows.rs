@@ -43,11 +43,7 @@ pub struct Rows {
 impl Rows {
     /// No rows.
     pub(crate) const fn none(dtype: DType) -> Self {
-        Rows {
-            view: View::NONE,
-            lanes: 0,
-            dtype,
-        }
+        Rows { view: View::NONE, lanes: 0, dtype }
     }
 
     /// The rows of a tensor with these axes and head dimension `dim`, whose rank has been checked.
@@ -70,11 +66,7 @@ impl Rows {
             }
             dtype => (view, dtype),
         };
-        Rows {
-            view,
-            lanes: 0,
-            dtype,
-        }
+        Rows { view, lanes: 0, dtype }
     }
 
     /// Element `dim` of the row `(batch, head, row)`, counted from the tensor's base address; saturates where no memory
@@ -93,19 +85,13 @@ impl Rows {
         let elements = match self.lanes as i64 {
             0 => self.view.elements(extents)?,
             lanes => {
-                let groups = Extents {
-                    dim: extents.dim / lanes,
-                    ..extents
-                };
+                let groups = Extents { dim: extents.dim / lanes, ..extents };
                 let range = self.view.elements(groups)?;
                 range.start..range.end.checked_add(lanes as u64 - 1)?
             }
         };
         let bits = u64::from(self.dtype.bits());
-        let (start, end) = (
-            elements.start.checked_mul(bits)?,
-            elements.end.checked_mul(bits)?,
-        );
+        let (start, end) = (elements.start.checked_mul(bits)?, elements.end.checked_mul(bits)?);
         (bits > 0).then(|| start / 8..end.div_ceil(8))
     }
 }
@@ -139,11 +125,7 @@ pub(crate) struct KeyValueList<'a> {
 impl KeyValueList<'_> {
     /// These tensors in owned lists.
     pub(super) fn into_owned(self) -> KeyValueList<'static> {
-        KeyValueList {
-            keys: self.keys.into_owned().into(),
-            values: self.values.into_owned().into(),
-            axes: self.axes,
-        }
+        KeyValueList { keys: self.keys.into_owned().into(), values: self.values.into_owned().into(), axes: self.axes }
     }
 }
 
@@ -152,27 +134,18 @@ impl AttentionProblem<'_> {
     pub fn key_value(&self, b: usize) -> KeyValue {
         let Some(list) = &self.list else {
             let shared = self.packed || self.pages.is_some();
-            return KeyValue {
-                batch: if shared { 0 } else { b },
-                ..self.first
-            };
+            return KeyValue { batch: if shared { 0 } else { b }, ..self.first };
         };
         let one = |first: Rows, desc: Option<&TensorDesc>, dim: usize| {
             let own = desc.map(|desc| Rows::new(list.axes, desc, dim as i64));
-            Rows {
-                view: own.map_or(first.view, |own| own.view),
-                ..first
-            }
+            Rows { view: own.map_or(first.view, |own| own.view), ..first }
         };
         KeyValue {
             list_index: b,
             batch: 0,
             key: one(self.first.key, list.keys.get(b), self.head_dim),
             value: one(self.first.value, list.values.get(b), self.value_dim),
-            key_rope: self.first.key_rope.map(|rope| Rows {
-                view: rope.view.of_batch(b),
-                ..rope
-            }),
+            key_rope: self.first.key_rope.map(|rope| Rows { view: rope.view.of_batch(b), ..rope }),
         }
     }
 
@@ -213,12 +186,7 @@ pub struct SmallTensor {
 impl SmallTensor {
     /// The tensor of a description, read as elements of `dtype`.
     pub(crate) fn new(role: TensorRole, desc: &TensorDesc, dtype: DType) -> Self {
-        SmallTensor {
-            role,
-            dtype,
-            offset: desc.offset,
-            bytes: ByteRange::described(desc),
-        }
+        SmallTensor { role, dtype, offset: desc.offset, bytes: ByteRange::described(desc) }
     }
 }
 

@@ -15,11 +15,7 @@ pub fn score_scale(scale: f64) -> f32 {
 /// 128 elements. Head dimensions of 1 are not considered.
 pub fn inverted_scale(scale: f64, head_dim: usize, rope_dim: usize) -> Option<f64> {
     let absorbed = (head_dim == 512 && rope_dim > 0).then_some(128 + rope_dim);
-    let dims = [
-        Some(head_dim),
-        Some(head_dim.saturating_add(rope_dim)),
-        absorbed,
-    ];
+    let dims = [Some(head_dim), Some(head_dim.saturating_add(rope_dim)), absorbed];
     let roots = dims.into_iter().flatten().filter(|&dim| dim > 1);
     let mut roots = roots.map(|dim| (dim as f64).sqrt());
     let is = |number: f64| (scale / number - 1.0).abs() < 1e-3;
@@ -42,11 +38,7 @@ pub(crate) fn lint_scale(
         }
     };
     let held = score_scale(scale);
-    unless(
-        held.is_finite(),
-        finite,
-        &"a number that is finite in 32 bits",
-    );
+    unless(held.is_finite(), finite, &"a number that is finite in 32 bits");
     unless(held != 0.0, zero, &"a factor other than 0");
     let meant = inverted_scale(scale, head_dim, rope_dim);
     unless(meant.is_none(), inverse, &meant.unwrap_or(scale));
@@ -62,17 +54,7 @@ mod tests {
         assert_eq!(meant(8.0), Some(0.125));
         assert_eq!(meant(64.0), Some(0.125));
         assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
-        for scale in [
-            0.125,
-            1.0,
-            0.0,
-            -8.0,
-            8.1,
-            11.0,
-            63.0,
-            f64::NAN,
-            f64::INFINITY,
-        ] {
+        for scale in [0.125, 1.0, 0.0, -8.0, 8.1, 11.0, 63.0, f64::NAN, f64::INFINITY] {
             assert_eq!(meant(scale), None, "{scale}");
         }
         assert_eq!(inverted_scale(1.0, 1, 0), None);

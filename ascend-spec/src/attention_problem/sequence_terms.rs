@@ -121,20 +121,10 @@ impl AttentionProblem<'_> {
         let [.., longest] = bias.sizes;
         let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
         let (first, rows, keys) = match elements.up_to_row {
-            true => (
-                elements.first.saturating_sub(longest as i64 - 1),
-                1,
-                longest,
-            ),
+            true => (elements.first.saturating_sub(longest as i64 - 1), 1, longest),
             false => (elements.first, q_len, kv_len),
         };
-        let view = View {
-            offset: first,
-            batch: 0,
-            head: elements.head,
-            row: elements.row,
-            dim: 1,
-        };
+        let view = View { offset: first, batch: 0, head: elements.head, row: elements.row, dim: 1 };
         let keys = if q_len == 0 || kv_len == 0 { 0 } else { keys };
         let covered = extents([1, self.heads, rows, keys]);
         Some((Rows { view, ..bias.rows }, covered))
@@ -153,13 +143,6 @@ impl AttentionProblem<'_> {
         };
         let covered = extents([1, self.heads, rows, SoftmaxRows::COPIES]);
         let dtype = DType::Float;
-        Some((
-            Rows {
-                view,
-                lanes: 0,
-                dtype,
-            },
-            covered,
-        ))
+        Some((Rows { view, lanes: 0, dtype }, covered))
     }
 }

@@ -139,19 +139,14 @@ impl AttentionProblem<'_> {
     /// Number of valid keys of sequence `b`, without a shared prefix.
     pub fn kv_len(&self, b: usize) -> usize {
         let rows = self.key_rows_of(b);
-        let most = if self.keys_beyond_table {
-            usize::MAX
-        } else {
-            rows
-        };
+        let most = if self.keys_beyond_table { usize::MAX } else { rows };
         size(self.key_lengths.of(b, rows as i64)).min(most)
     }
 
     /// Where the rows of sequence `b` are.
     pub fn sequence(&self, b: usize, padding: Padding) -> SequenceRows {
         let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
-        let padded =
-            |rows: usize, len: usize, pad: i64| rows.saturating_sub(size(pad)).saturating_sub(len);
+        let padded = |rows: usize, len: usize, pad: i64| rows.saturating_sub(size(pad)).saturating_sub(len);
         let (mut q_first, mut kv_first) = (0, 0);
         if self.packed {
             q_first = size(self.query_lengths.start(b)).min(self.query_rows);

@@ -1,9 +1,6 @@
 //! The memory that a problem touches, by the strides with which a kernel walks its tensors.
 
-use super::{
-    AttentionProblem, ByteRange, Grid, MaskUse, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
-    extents,
-};
+use super::{AttentionProblem, ByteRange, Grid, MaskUse, Rows, ScaleOffset, SmallTensor, TensorRole, Work, extents};
 use crate::layout::Extents;
 use std::ops::Range;
 
@@ -23,10 +20,9 @@ impl AttentionProblem<'_> {
             visit(TensorRole::LogSumExp, lse.bytes(covered));
         }
         if let Some(softmax) = &self.softmax {
-            for (role, offset) in [
-                (TensorRole::SoftmaxMax, softmax.max_offset),
-                (TensorRole::SoftmaxSum, softmax.sum_offset),
-            ] {
+            for (role, offset) in
+                [(TensorRole::SoftmaxMax, softmax.max_offset), (TensorRole::SoftmaxSum, softmax.sum_offset)]
+            {
                 let rows = |b| match self.work {
                     Work::Attend => self.q_len(b),
                     _ => self.query_rows,
@@ -79,14 +75,8 @@ impl AttentionProblem<'_> {
                 None => (self.batch, self.key_axis_of(b)),
             };
             let covered = |dim| extents([batch, self.kv_heads, rows, dim]);
-            visit(
-                TensorRole::Key(b),
-                key_value.key.bytes(covered(self.head_dim)),
-            );
-            visit(
-                TensorRole::Value(b),
-                key_value.value.bytes(covered(self.value_dim)),
-            );
+            visit(TensorRole::Key(b), key_value.key.bytes(covered(self.head_dim)));
+            visit(TensorRole::Value(b), key_value.value.bytes(covered(self.value_dim)));
             // One tensor for all sequences, also where the keys are a list: then it has the rows of the longest of
             // them.
             if let Some(rope) = key_value.key_rope.filter(|_| b == 0) {
@@ -111,9 +101,7 @@ impl AttentionProblem<'_> {
             let offset = scales.and_then(|scales| scales.offset);
             [scales.map(|scales| grid(scales.scale)), offset.map(grid)]
         };
-        let int8 = self
-            .int8_query
-            .map(|int8| [int8.score_scale, int8.weight_scale, int8.product_scale].map(grid));
+        let int8 = self.int8_query.map(|int8| [int8.score_scale, int8.weight_scale, int8.product_scale].map(grid));
         let key = both(self.key_quantisation);
         let value = both(self.value_quantisation);
         // One tensor may serve keys and values.

@@ -50,10 +50,7 @@ pub enum MaskUse {
 impl MaskUse {
     /// Whether the tensor is read element by element, for each row and key.
     pub fn is_tensor(&self) -> bool {
-        matches!(
-            self,
-            MaskUse::Full(_) | MaskUse::Tree(_) | MaskUse::OfSequences
-        )
+        matches!(self, MaskUse::Full(_) | MaskUse::Tree(_) | MaskUse::OfSequences)
     }
 }
 
@@ -76,13 +73,7 @@ impl MaskRows {
     /// The rows of a mask in which neighbouring keys are contiguous: `first` is the element for head 0, row 0 and key
     /// 0, `head` and `row` are the steps from one head and from one row to the next.
     pub const fn new(first: i64, head: i64, row: i64) -> Self {
-        MaskRows {
-            context: 0,
-            key: 1,
-            first,
-            row,
-            head,
-        }
+        MaskRows { context: 0, key: 1, first, row, head }
     }
 
     /// Whether heads have masks of their own.
@@ -95,11 +86,7 @@ impl MaskRows {
     #[must_use]
     pub fn of_head(&self, head: usize) -> Self {
         let before = (head as i64).saturating_mul(self.head);
-        MaskRows {
-            first: self.first.saturating_add(before),
-            head: 0,
-            ..*self
-        }
+        MaskRows { first: self.first.saturating_add(before), head: 0, ..*self }
     }
 
     /// Offset of the element for row `i` and key `j` in head 0, which the tensor need not have; `None` for a key of the
@@ -107,11 +94,7 @@ impl MaskRows {
     #[inline(always)]
     pub fn element(&self, i: usize, j: usize) -> Option<i64> {
         let j = j.checked_sub(self.context)? as i64;
-        Some(
-            self.first
-                .saturating_add((i as i64).saturating_mul(self.row))
-                .saturating_add(j.saturating_mul(self.key)),
-        )
+        Some(self.first.saturating_add((i as i64).saturating_mul(self.row)).saturating_add(j.saturating_mul(self.key)))
     }
 
     /// The range of elements for `rows` rows and `keys` keys; `None` if there are none.
@@ -119,12 +102,8 @@ impl MaskRows {
         let (last_row, last_key) = (rows.checked_sub(1)?, keys.checked_sub(1)?);
         let first_key = self.context.min(last_key);
         let corner = |i, j| self.element(i, j);
-        let corners = [
-            corner(0, first_key)?,
-            corner(0, last_key)?,
-            corner(last_row, first_key)?,
-            corner(last_row, last_key)?,
-        ];
+        let corners =
+            [corner(0, first_key)?, corner(0, last_key)?, corner(last_row, first_key)?, corner(last_row, last_key)?];
         let end = corners.iter().max()?.saturating_add(1);
         Some(*corners.iter().min()?..end)
     }
@@ -172,10 +151,7 @@ impl AttentionProblem<'_> {
     }
 
     /// Where the rows of each sequence are, and where the mask tensor has them, if it is read element by element.
-    pub fn sequences(
-        &self,
-        padding: Padding,
-    ) -> impl Iterator<Item = (SequenceRows, Option<MaskRows>)> + '_ {
+    pub fn sequences(&self, padding: Padding) -> impl Iterator<Item = (SequenceRows, Option<MaskRows>)> + '_ {
         let mut squares = 0i64;
         (0..self.batch).map(move |b| {
             let sequence = self.sequence(b, padding);

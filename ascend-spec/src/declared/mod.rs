@@ -315,17 +315,11 @@ mod tests {
             assert_eq!(DeclaredOperator::from_name(operator.name()), Some(operator));
             assert_eq!(AnyArguments::<()>::new(operator).operator(), operator);
             assert!(operator.versions().count() >= 1);
-            assert!(
-                operator
-                    .parameters()
-                    .any(|parameter| parameter.kind.is_output())
-            );
+            assert!(operator.parameters().any(|parameter| parameter.kind.is_output()));
             assert_eq!(operator.version(0), None);
         }
-        let symbols: Vec<_> = DeclaredOperator::FlashAttentionVarlenScore
-            .versions()
-            .map(OperatorVersion::symbol)
-            .collect();
+        let symbols: Vec<_> =
+            DeclaredOperator::FlashAttentionVarlenScore.versions().map(OperatorVersion::symbol).collect();
         assert_eq!(symbols.len(), 5);
         assert_eq!(symbols[4], "aclnnFlashAttentionVarLenScoreV5");
         assert_eq!(DeclaredOperator::from_name("attention"), None);
@@ -338,14 +332,9 @@ mod tests {
             let arguments = AnyArguments::<TensorDesc>::new(operator);
             for number in 1..=operator.versions().count() as u8 {
                 let refused = arguments.check(number, target, &mut |_| {});
-                assert!(
-                    refused.is_err_and(|violation| !violation.is_unsupported()),
-                    "{operator:?}"
-                );
+                assert!(refused.is_err_and(|violation| !violation.is_unsupported()), "{operator:?}");
                 assert_eq!(arguments.unread(number), None);
-                arguments
-                    .check_contents(number, target, &|_| vec![])
-                    .unwrap();
+                arguments.check_contents(number, target, &|_| vec![]).unwrap();
             }
             let refused = arguments.check(9, target, &mut |_| {});
             assert!(refused.is_err_and(|violation| violation.is_unsupported()));
@@ -358,25 +347,15 @@ mod tests {
             let mut arguments = AnyArguments::new(operator);
             for parameter in operator.parameters() {
                 match parameter.kind.is_tensor() {
-                    true => arguments
-                        .set_tensor(parameter.name, parameter.name)
-                        .unwrap(),
+                    true => arguments.set_tensor(parameter.name, parameter.name).unwrap(),
                     false => assert!(arguments.value(parameter.name).is_some()),
                 }
             }
             let before = arguments.clone();
             let unknown = arguments.set_tensor("qeury", "qeury").unwrap_err();
-            assert_eq!(
-                arguments.set_value("qeury", OwnedValue::Int(1)),
-                Err(unknown.clone())
-            );
+            assert_eq!(arguments.set_value("qeury", OwnedValue::Int(1)), Err(unknown.clone()));
             let message = unknown.to_string();
-            assert!(
-                operator
-                    .parameters()
-                    .all(|parameter| message.contains(parameter.name)),
-                "{message}"
-            );
+            assert!(operator.parameters().all(|parameter| message.contains(parameter.name)), "{message}");
             for parameter in operator.parameters() {
                 match parameter.kind.is_tensor() {
                     true => {
@@ -390,20 +369,14 @@ mod tests {
                 }
             }
             assert_eq!(arguments, before);
-            let tensors = operator
-                .parameters()
-                .filter(|parameter| parameter.kind.is_tensor());
+            let tensors = operator.parameters().filter(|parameter| parameter.kind.is_tensor());
             let given: Vec<_> = arguments.each_tensor().map(|(_, name)| *name).collect();
             assert!(tensors.map(|parameter| parameter.name).eq(given));
-            let longer =
-                arguments.try_map(|argument, name| match argument.parameter.name == *name {
-                    true => Ok(name.len()),
-                    false => Err(()),
-                });
-            assert_eq!(
-                longer.unwrap().each_tensor().count(),
-                arguments.each_tensor().count()
-            );
+            let longer = arguments.try_map(|argument, name| match argument.parameter.name == *name {
+                true => Ok(name.len()),
+                false => Err(()),
+            });
+            assert_eq!(longer.unwrap().each_tensor().count(), arguments.each_tensor().count());
         }
     }
 

@@ -24,17 +24,11 @@ pub enum NotAnArgument {
 
 impl NotAnArgument {
     pub(super) fn unknown(operator: DeclaredOperator, name: &str) -> Self {
-        Self::Unknown {
-            operator,
-            name: name.to_owned(),
-        }
+        Self::Unknown { operator, name: name.to_owned() }
     }
 
     pub(super) fn no_tensor(parameter: &ParameterInfo) -> Self {
-        Self::NoTensor(WrongKind {
-            parameter: parameter.name,
-            kind: parameter.kind,
-        })
+        Self::NoTensor(WrongKind { parameter: parameter.name, kind: parameter.kind })
     }
 }
 

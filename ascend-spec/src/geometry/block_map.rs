@@ -82,11 +82,7 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
 
     /// Cuts `of` into blocks of `height` rows and `width` keys.
     pub const fn of_sides(mask: &'a V, height: NonZeroU64, width: NonZeroU64) -> Self {
-        Self {
-            mask,
-            height,
-            width,
-        }
+        Self { mask, height, width }
     }
 
     /// Number of rows of blocks.
@@ -153,9 +149,7 @@ impl<V: Visibility + ?Sized> fmt::Display for BlockMap<'_, V> {
                     Tile::Mixed => '+',
                     Tile::None => '.',
                 };
-                run.blocks
-                    .into_iter()
-                    .try_for_each(|_| f.write_char(letter))?;
+                run.blocks.into_iter().try_for_each(|_| f.write_char(letter))?;
             }
             f.write_char('\n')?;
         }
@@ -167,9 +161,7 @@ impl<V: Visibility + ?Sized> fmt::Display for BlockMap<'_, V> {
 mod tests {
     use super::*;
     use crate::SparseMode;
-    use crate::geometry::{
-        LocalChunks, MaskGeometry, TokenTree, TriangleMix, TrianglePart, TriangleRows,
-    };
+    use crate::geometry::{LocalChunks, MaskGeometry, TokenTree, TriangleMix, TrianglePart, TriangleRows};
     use proptest::prelude::*;
 
     fn nonzero(value: u64) -> NonZeroU64 {
@@ -205,10 +197,7 @@ mod tests {
         }
         prop_assert_eq!(map.counts(), counts);
         prop_assert_eq!(map.to_string(), text);
-        let total: u64 = map
-            .runs()
-            .map(|run| run.blocks.end - run.blocks.start)
-            .sum();
+        let total: u64 = map.runs().map(|run| run.blocks.end - run.blocks.start).sum();
         prop_assert_eq!(u128::from(total), counts.total());
         Ok(())
     }

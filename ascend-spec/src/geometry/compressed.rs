@@ -90,17 +90,8 @@ impl CompressedMask {
         };
         let side = SparseMode::COMPRESSED_MASK_SIZE;
         MaskGeometry::of(rows, columns, |all| {
-            let causal = Region {
-                rows: (0, side),
-                keys: (0, side),
-                low: -FAR,
-                high: 0,
-            };
-            let halves = Region {
-                rows: (side, all.rows.1),
-                keys: (0, side / 2),
-                ..all
-            };
+            let causal = Region { rows: (0, side), keys: (0, side), low: -FAR, high: 0 };
+            let halves = Region { rows: (side, all.rows.1), keys: (0, side / 2), ..all };
             [causal, halves, Region::NOTHING]
         })
     }
@@ -110,9 +101,7 @@ impl CompressedMask {
     /// lower bound of a band the operator reads the same mask for `bound = low - 1` and inverts it.
     pub fn causal_origin(first_row: u64, first_key: u64, bound: i64) -> (u64, u64) {
         let ahead = i128::from(first_key) - i128::from(first_row) - i128::from(bound);
-        let within = |distance: i128| {
-            u64::try_from(distance.clamp(0, i128::from(Self::TILE))).unwrap_or(Self::TILE)
-        };
+        let within = |distance: i128| u64::try_from(distance.clamp(0, i128::from(Self::TILE))).unwrap_or(Self::TILE);
         (within(-ahead), within(ahead))
     }
 
@@ -146,9 +135,7 @@ mod tests {
             let geometry = mask.geometry();
             assert_eq!((geometry.q_len(), geometry.kv_len()), (rows, columns));
             for i in 0..rows {
-                let shown = (0..columns)
-                    .take_while(|&j| mask.hides(i, j) == Some(false))
-                    .count();
+                let shown = (0..columns).take_while(|&j| mask.hides(i, j) == Some(false)).count();
                 assert_eq!(geometry.row(i), 0..shown as u64);
                 assert!((shown as u64..columns).all(|j| mask.hides(i, j) == Some(true)));
             }

@@ -16,11 +16,7 @@ pub struct ContextShard {
 impl ContextShard {
     /// The share of `rank`, one of `ranks`; `None` for a rank that is not one of them.
     pub fn new(ranks: NonZeroU64, interleave: NonZeroU64, rank: u64) -> Option<Self> {
-        (rank < ranks.get()).then_some(ContextShard {
-            ranks,
-            interleave,
-            rank,
-        })
+        (rank < ranks.get()).then_some(ContextShard { ranks, interleave, rank })
     }
 
     /// How many of the first `len` keys the rank has. The ranks' shares sum up to `len`.
@@ -53,11 +49,7 @@ impl ContextShard {
 
     /// What `q_len` query rows after `history` keys see of the rank's keys.
     pub const fn rows(self, history: u64, q_len: u64) -> RankRows {
-        RankRows {
-            shard: self,
-            history,
-            q_len,
-        }
+        RankRows { shard: self, history, q_len }
     }
 }
 
@@ -85,8 +77,7 @@ impl Visibility for RankRows {
 
     /// Number of the rank's keys, those of the rows among them.
     fn kv_len(&self) -> u64 {
-        self.shard
-            .local_len(self.history.saturating_add(self.q_len))
+        self.shard.local_len(self.history.saturating_add(self.q_len))
     }
 
     fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {

@@ -42,11 +42,7 @@ impl LocalChunks {
     /// Chunks for `q_len` rows, the last of which is at the position of the last of `kv_len` keys. Rows before the
     /// first key see nothing.
     pub const fn new(chunk: NonZeroU64, q_len: u64, kv_len: u64) -> Self {
-        LocalChunks {
-            chunk,
-            q_len,
-            kv_len,
-        }
+        LocalChunks { chunk, q_len, kv_len }
     }
 
     /// Position of row `i` among the keys, if it has one.
@@ -72,14 +68,8 @@ impl LocalChunks {
                 return None;
             }
             let kv_start = chunks.chunk_start(next);
-            let end = kv_start
-                .saturating_add(chunks.chunk.get())
-                .min(chunks.kv_len);
-            let sequence = VirtualSequence {
-                q_len: end - next,
-                kv_len: end - kv_start,
-                kv_start,
-            };
+            let end = kv_start.saturating_add(chunks.chunk.get()).min(chunks.kv_len);
+            let sequence = VirtualSequence { q_len: end - next, kv_len: end - kv_start, kv_start };
             next = end;
             Some(sequence)
         })
@@ -136,9 +126,8 @@ impl Visibility for LocalChunks {
         if self.chunk_start(first_place.max(keys.start)) > keys.end - 1 {
             return Tile::None;
         }
-        let all = rows.start >= before_keys
-            && self.chunk_start(last_place) <= keys.start
-            && first_place >= keys.end - 1;
+        let all =
+            rows.start >= before_keys && self.chunk_start(last_place) <= keys.start && first_place >= keys.end - 1;
         if all { Tile::All } else { Tile::Mixed }
     }
 

@@ -29,34 +29,18 @@ impl MaskGeometry {
     /// `has_tensor` says whether a mask tensor is given: mode 0 uses `pre_tokens` and `next_tokens` only then. Modes
     /// 5 and 6 come without their prefix; see [`MaskGeometry::prefix`]. Modes 7 and 8 are those of the sequence that
     /// was cut; see [`Sparsity`](super::Sparsity). Lengths beyond 2^59 count as 2^59.
-    pub fn new(
-        mode: SparseMode,
-        has_tensor: bool,
-        q_len: u64,
-        kv_len: u64,
-        pre_tokens: i64,
-        next_tokens: i64,
-    ) -> Self {
+    pub fn new(mode: SparseMode, has_tensor: bool, q_len: u64, kv_len: u64, pre_tokens: i64, next_tokens: i64) -> Self {
         let shift = clamp_len(kv_len) - clamp_len(q_len);
         let (low, high) = match mode {
             SparseMode::DefaultMask if has_tensor => (lower(pre_tokens), upper(next_tokens)),
             SparseMode::DefaultMask | SparseMode::AllMask | SparseMode::Tree => (-FAR, FAR),
             SparseMode::LeftUpCausal => (-FAR, 0),
-            SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => {
-                (-FAR, shift)
+            SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => (-FAR, shift),
+            SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => {
+                (lower(pre_tokens).saturating_add(shift).max(-FAR), upper(next_tokens).saturating_add(shift).min(FAR))
             }
-            SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => (
-                lower(pre_tokens).saturating_add(shift).max(-FAR),
-                upper(next_tokens).saturating_add(shift).min(FAR),
-            ),
         };
-        Self::of(q_len, kv_len, |all| {
-            [
-                Region { low, high, ..all },
-                Region::NOTHING,
-                Region::NOTHING,
-            ]
-        })
+        Self::of(q_len, kv_len, |all| [Region { low, high, ..all }, Region::NOTHING, Region::NOTHING])
     }
 
     /// Every row sees every key.
@@ -65,19 +49,10 @@ impl MaskGeometry {
     }
 
     /// A union of the disjoint regions that `regions` makes from the region of all cells. Empty regions are dropped.
-    pub(super) fn of(
-        q_len: u64,
-        kv_len: u64,
-        regions: impl FnOnce(Region) -> [Region; Runs::MAX],
-    ) -> Self {
+    pub(super) fn of(q_len: u64, kv_len: u64, regions: impl FnOnce(Region) -> [Region; Runs::MAX]) -> Self {
         let (q_len, kv_len) = (clamp_len(q_len), clamp_len(kv_len));
         let all = Region::all(q_len, kv_len);
-        let mut geometry = MaskGeometry {
-            q_len,
-            kv_len,
-            regions: [Region::NOTHING; Runs::MAX],
-            count: 0,
-        };
+        let mut geometry = MaskGeometry { q_len, kv_len, regions: [Region::NOTHING; Runs::MAX], count: 0 };
         for mut region in regions(all) {
             region.rows = (region.rows.0.max(0), region.rows.1.min(q_len));
             region.keys = (region.keys.0.max(0), region.keys.1.min(kv_len));
@@ -96,19 +71,13 @@ impl MaskGeometry {
         let shift = clamp_len(kv_len) - clamp_len(q_len);
         Self::of(q_len, kv_len, |all| {
             let causal = Region { high: shift, ..all };
-            let ahead = Region {
-                keys: (0, clamp_len(prefix)),
-                low: shift + 1,
-                ..all
-            };
+            let ahead = Region { keys: (0, clamp_len(prefix)), low: shift + 1, ..all };
             [causal, ahead, Region::NOTHING]
         })
     }
 
     pub(super) fn regions(&self) -> &[Region] {
-        self.regions
-            .get(..usize::from(self.count))
-            .unwrap_or_default()
+        self.regions.get(..usize::from(self.count)).unwrap_or_default()
     }
 
     /// Number of query rows.
@@ -162,18 +131,15 @@ impl MaskGeometry {
             return start as u64..end as u64;
         }
         let spans = self.regions().iter().map(|region| region.span(rows));
-        let (start, end) = spans
-            .filter(|(start, end)| start < end)
-            .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
-            .unwrap_or((0, 0));
+        let (start, end) =
+            spans.filter(|(start, end)| start < end).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0));
         start as u64..end as u64
     }
 
     /// The kind of a block of rows and keys. Rows and keys that do not exist are ignored; a block of only such ones
     /// is [`Tile::None`]. Exact, in constant time.
     pub fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
-        let (Some(rows), Some(keys)) = (self.clip(rows, self.q_len), self.clip(keys, self.kv_len))
-        else {
+        let (Some(rows), Some(keys)) = (self.clip(rows, self.q_len), self.clip(keys, self.kv_len)) else {
             return Tile::None;
         };
         if let [only] = self.regions() {
@@ -275,21 +241,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition of each mode, one line a mode; `shift` is the key length minus the query length.
-    fn sees(
-        mode: SparseMode,
-        tensor: bool,
-        shift: i64,
-        (pre, next): (i64, i64),
-        i: i64,
-        j: i64,
-    ) -> bool {
+    fn sees(mode: SparseMode, tensor: bool, shift: i64, (pre, next): (i64, i64), i: i64, j: i64) -> bool {
         match mode {
             SparseMode::DefaultMask => !tensor || (i - pre <= j && j <= i + next),
             SparseMode::AllMask | SparseMode::Tree => true,
             SparseMode::LeftUpCausal => j <= i,
-            SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => {
-                j <= i + shift
-            }
+            SparseMode::RightDownCausal | SparseMode::Prefix | SparseMode::PrefixCompress => j <= i + shift,
             SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => {
                 i + shift - pre <= j && j <= i + shift + next
             }
@@ -309,22 +266,12 @@ mod tests {
             let mut runs = [false; 13];
             let mut end = 0;
             for run in geometry.runs(i as u64) {
-                prop_assert!(
-                    run.start < run.end && (end == 0 || end < run.start),
-                    "row {}",
-                    i
-                );
+                prop_assert!(run.start < run.end && (end == 0 || end < run.start), "row {}", i);
                 end = run.end;
                 runs[run.start as usize..run.end as usize].fill(true);
             }
             for j in 0..13 {
-                prop_assert_eq!(
-                    geometry.sees(i as u64, j as u64),
-                    visible(i, j),
-                    "{} {}",
-                    i,
-                    j
-                );
+                prop_assert_eq!(geometry.sees(i as u64, j as u64), visible(i, j), "{} {}", i, j);
                 prop_assert_eq!(runs[j as usize], visible(i, j), "{} {}", i, j);
                 all += u128::from(visible(i, j));
             }
@@ -332,16 +279,12 @@ mod tests {
         prop_assert_eq!(geometry.visible(), all);
         let cells = || {
             let rows = rows.clone().filter(|&i| (i as i64) < sq);
-            rows.flat_map(|i| keys.clone().map(move |j| (i as i64, j as i64)))
-                .filter(|&(_, j)| j < skv)
+            rows.flat_map(|i| keys.clone().map(move |j| (i as i64, j as i64))).filter(|&(_, j)| j < skv)
         };
         let seen = cells().filter(|&(i, j)| visible(i, j)).count();
         let tile = Tile::of(seen as u128, cells().count() as u128);
         prop_assert_eq!(geometry.tile(rows.clone(), keys.clone()), tile);
-        prop_assert_eq!(
-            super::super::tile_by_rows(&geometry, rows.clone(), keys.clone()),
-            tile
-        );
+        prop_assert_eq!(super::super::tile_by_rows(&geometry, rows.clone(), keys.clone()), tile);
         let any = |j: i64| rows.clone().any(|i| visible(i as i64, j));
         let first = (0..13).find(|&j| any(j)).map_or(0, |j| j as u64);
         let last = (0..13).rev().find(|&j| any(j)).map_or(0, |j| j as u64 + 1);
@@ -420,9 +363,6 @@ mod tests {
     #[test]
     fn token_counts_above_the_constant_are_unbounded() {
         let geometry = MaskGeometry::new(SparseMode::Band, true, 4, 4, i64::MAX, 0);
-        assert_eq!(
-            geometry,
-            MaskGeometry::new(SparseMode::RightDownCausal, true, 4, 4, 0, 0)
-        );
+        assert_eq!(geometry, MaskGeometry::new(SparseMode::RightDownCausal, true, 4, 4, 0, 0));
     }
 }

@@ -12,21 +12,11 @@ pub(super) struct Region {
 }
 
 impl Region {
-    pub(super) const NOTHING: Region = Region {
-        rows: (0, 0),
-        keys: (0, 0),
-        low: 0,
-        high: 0,
-    };
+    pub(super) const NOTHING: Region = Region { rows: (0, 0), keys: (0, 0), low: 0, high: 0 };
 
     /// Every cell of `q_len` rows and `kv_len` keys.
     pub(super) const fn all(q_len: i64, kv_len: i64) -> Self {
-        Region {
-            rows: (0, q_len),
-            keys: (0, kv_len),
-            low: -FAR,
-            high: FAR,
-        }
+        Region { rows: (0, q_len), keys: (0, kv_len), low: -FAR, high: FAR }
     }
 
     /// The keys, first and end, from the first to the last that any row of `first..=last` sees; empty is `(0, 0)`.
@@ -34,11 +24,7 @@ impl Region {
     fn hull(&self, first: i64, last: i64) -> (i64, i64) {
         let start = (first + self.low).max(self.keys.0);
         let end = (last + self.high).saturating_add(1).min(self.keys.1);
-        if self.low <= self.high && start < end {
-            (start, end)
-        } else {
-            (0, 0)
-        }
+        if self.low <= self.high && start < end { (start, end) } else { (0, 0) }
     }
 
     /// The keys, first and end, from the first to the last that any row of `rows` sees; empty is `(0, 0)`. The rows
@@ -46,11 +32,7 @@ impl Region {
     #[inline]
     pub(super) fn span(&self, rows: (i64, i64)) -> (i64, i64) {
         let (first, end) = (rows.0.max(self.rows.0), rows.1.min(self.rows.1));
-        if first < end {
-            self.hull(first, end - 1)
-        } else {
-            (0, 0)
-        }
+        if first < end { self.hull(first, end - 1) } else { (0, 0) }
     }
 
     /// The keys, first and end, that every row of `first..end` sees; empty is `(0, 0)`. The rows are not empty.
@@ -76,11 +58,7 @@ impl Region {
             return Tile::None;
         }
         let whole = (i0, i1 + 1) == rows && (j0, j1 + 1) == keys;
-        if whole && j0 >= i1 + self.low && j1 <= i0 + self.high {
-            Tile::All
-        } else {
-            Tile::Mixed
-        }
+        if whole && j0 >= i1 + self.low && j1 <= i0 + self.high { Tile::All } else { Tile::Mixed }
     }
 
     /// Number of cells that a block and the region share.

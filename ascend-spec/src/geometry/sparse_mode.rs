@@ -111,9 +111,7 @@ impl SparseMode {
     pub const fn reads_tokens(self, has_tensor: bool) -> bool {
         match self {
             SparseMode::DefaultMask => has_tensor,
-            SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => {
-                true
-            }
+            SparseMode::Band | SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal => true,
             _ => false,
         }
     }
@@ -179,13 +177,9 @@ impl Operator {
     pub const fn sparse_modes(self) -> &'static [SparseMode] {
         use SparseMode as M;
         match self {
-            Operator::FusedInferAttentionScore | Operator::PromptFlashAttention => &[
-                M::DefaultMask,
-                M::AllMask,
-                M::LeftUpCausal,
-                M::RightDownCausal,
-                M::Band,
-            ],
+            Operator::FusedInferAttentionScore | Operator::PromptFlashAttention => {
+                &[M::DefaultMask, M::AllMask, M::LeftUpCausal, M::RightDownCausal, M::Band]
+            }
             Operator::FlashAttentionScore => &[
                 M::DefaultMask,
                 M::AllMask,
@@ -239,20 +233,12 @@ pub(super) fn clamp_len(len: u64) -> i64 {
 
 /// `preTokens` as the distance of the band's first key.
 pub(super) fn lower(pre_tokens: i64) -> i64 {
-    if pre_tokens >= TOKENS_UNBOUNDED {
-        -FAR
-    } else {
-        pre_tokens.max(-FAR).saturating_neg()
-    }
+    if pre_tokens >= TOKENS_UNBOUNDED { -FAR } else { pre_tokens.max(-FAR).saturating_neg() }
 }
 
 /// `nextTokens` as the distance of the band's last key.
 pub(super) fn upper(next_tokens: i64) -> i64 {
-    if next_tokens >= TOKENS_UNBOUNDED {
-        FAR
-    } else {
-        next_tokens.max(-FAR)
-    }
+    if next_tokens >= TOKENS_UNBOUNDED { FAR } else { next_tokens.max(-FAR) }
 }
 
 #[cfg(test)]
@@ -273,16 +259,11 @@ mod tests {
     #[test]
     fn each_operator_takes_its_modes() {
         let taken = |operator: Operator| -> Vec<i64> {
-            (-1..11)
-                .filter(|&value| operator.sparse_mode(value).is_some())
-                .collect()
+            (-1..11).filter(|&value| operator.sparse_mode(value).is_some()).collect()
         };
         assert_eq!(taken(Operator::FusedInferAttentionScore), [0, 1, 2, 3, 4]);
         assert_eq!(taken(Operator::PromptFlashAttention), [0, 1, 2, 3, 4]);
         assert_eq!(taken(Operator::FlashAttentionScore), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(
-            taken(Operator::FlashAttentionVarLenScore),
-            [0, 1, 2, 3, 4, 6, 7, 8]
-        );
+        assert_eq!(taken(Operator::FlashAttentionVarLenScore), [0, 1, 2, 3, 4, 6, 7, 8]);
     }
 }

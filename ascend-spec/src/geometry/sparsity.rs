@@ -43,11 +43,7 @@ impl Lengths<'_> {
             u64::try_from(end.saturating_sub(start)).unwrap_or(0)
         };
         match *self {
-            Lengths::Dense {
-                batch,
-                q_len,
-                kv_len,
-            } if b < batch => (q_len, kv_len),
+            Lengths::Dense { batch, q_len, kv_len } if b < batch => (q_len, kv_len),
             Lengths::Dense { .. } => (0, 0),
             Lengths::Packed { q_ends, kv_ends } => (between(q_ends), between(kv_ends)),
         }
@@ -144,9 +140,7 @@ mod tests {
     /// Rows of a geometry as text.
     fn rows(geometry: MaskGeometry) -> Vec<String> {
         let cell = |i, j| if geometry.sees(i, j) { '#' } else { '.' };
-        (0..geometry.q_len())
-            .map(|i| (0..geometry.kv_len()).map(|j| cell(i, j)).collect())
-            .collect()
+        (0..geometry.q_len()).map(|i| (0..geometry.kv_len()).map(|j| cell(i, j)).collect()).collect()
     }
 
     /// All rows of a call, sequence by sequence.
@@ -160,10 +154,7 @@ mod tests {
     #[test]
     fn a_right_down_call_cut_between_two_cards_sees_what_the_whole_call_sees() {
         // Sequence 1 has 4 rows of 6 keys; two rows stay on the first card and two go to the second.
-        let whole = Sparsity::new(
-            SparseMode::RightDownCausal,
-            packed(&[3, 7, 12, 16], &[3, 9, 14, 18]),
-        );
+        let whole = Sparsity::new(SparseMode::RightDownCausal, packed(&[3, 7, 12, 16], &[3, 9, 14, 18]));
         let first = Sparsity {
             pre_tokens: 6,
             next_tokens: -2,
@@ -171,10 +162,7 @@ mod tests {
         };
         let second = Sparsity {
             next_tokens: 0,
-            ..Sparsity::new(
-                SparseMode::RightDownCausalBand,
-                packed(&[2, 7, 11], &[6, 11, 15]),
-            )
+            ..Sparsity::new(SparseMode::RightDownCausalBand, packed(&[2, 7, 11], &[6, 11, 15]))
         };
         assert_eq!(first.cut_sequence(), Some(1));
         assert_eq!(second.cut_sequence(), Some(2));
@@ -189,21 +177,13 @@ mod tests {
     #[test]
     fn a_left_up_call_cut_between_two_cards_sees_what_the_whole_call_sees() {
         // Sequence 1 has 5 rows of 4 keys; two rows stay on the first card and three go to the second.
-        let whole = Sparsity::new(
-            SparseMode::LeftUpCausal,
-            packed(&[3, 8, 13, 17], &[3, 7, 12, 16]),
-        );
-        let first = Sparsity {
-            next_tokens: 0,
-            ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[3, 5], &[3, 7]))
-        };
+        let whole = Sparsity::new(SparseMode::LeftUpCausal, packed(&[3, 8, 13, 17], &[3, 7, 12, 16]));
+        let first =
+            Sparsity { next_tokens: 0, ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[3, 5], &[3, 7])) };
         let second = Sparsity {
             pre_tokens: 4,
             next_tokens: 1,
-            ..Sparsity::new(
-                SparseMode::BandLeftUpCausal,
-                packed(&[3, 8, 12], &[4, 9, 13]),
-            )
+            ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[3, 8, 12], &[4, 9, 13]))
         };
         assert_eq!(first.cut_sequence(), Some(0));
         assert_eq!(rows(first.geometry(1)), ["#...", "##.."]);

@@ -89,12 +89,7 @@ impl Events {
 
 /// Visits the blocks of some rows, where those that some row sees a key of (`touched`) and those that all rows see
 /// entirely (`full`) are known.
-pub(super) fn tiles_of_spans(
-    blocks: u64,
-    touched: Range<u64>,
-    full: Range<u64>,
-    visit: TileVisitor<'_>,
-) {
+pub(super) fn tiles_of_spans(blocks: u64, touched: Range<u64>, full: Range<u64>, visit: TileVisitor<'_>) {
     let mut joined = Joined::new(visit);
     let within = |key: u64| key.clamp(touched.start, touched.end);
     // Full blocks are touched, so `full` is cut to `touched`.
@@ -137,11 +132,7 @@ pub(super) fn tiles_of_regions(
         let (start, stop) = region.span((first, end));
         let touched = start as u64 / width..(stop as u64).div_ceil(width.get());
         let (start, stop) = region.core((first, end));
-        let last = if stop as u64 == keys {
-            blocks
-        } else {
-            stop as u64 / width
-        };
+        let last = if stop as u64 == keys { blocks } else { stop as u64 / width };
         (touched, (start as u64).div_ceil(width.get())..last)
     };
     let bounds: Vec<(Range<u64>, Range<u64>)> = regions.iter().map(bounds).collect();
@@ -154,10 +145,7 @@ pub(super) fn tiles_of_regions(
     cuts.dedup();
     for cut in cuts.windows(2) {
         let &[start, stop] = cut else { continue };
-        let touching = bounds
-            .iter()
-            .filter(|(mask, _)| mask.contains(&start))
-            .count();
+        let touching = bounds.iter().filter(|(mask, _)| mask.contains(&start)).count();
         if bounds.iter().any(|(_, full)| full.contains(&start)) {
             joined.push(start..stop, Tile::All);
         } else if touching < 2 {
@@ -166,10 +154,7 @@ pub(super) fn tiles_of_regions(
         } else {
             // Adjacent regions may cover a block together.
             for column in start..stop {
-                joined.push(
-                    column..column + 1,
-                    mask.tile(rows.clone(), block(column, width)),
-                );
+                joined.push(column..column + 1, mask.tile(rows.clone(), block(column, width)));
             }
         }
     }
@@ -258,11 +243,7 @@ mod tests {
         causal.each_tile(rows, width, &mut |run, tile| runs.push((run, tile)));
         assert_eq!(
             runs,
-            [
-                (0..1 << 38, Tile::All),
-                (1 << 38..(1 << 38) + 1, Tile::Mixed),
-                ((1 << 38) + 1..1 << 56, Tile::None),
-            ]
+            [(0..1 << 38, Tile::All), (1 << 38..(1 << 38) + 1, Tile::Mixed), ((1 << 38) + 1..1 << 56, Tile::None),]
         );
     }
 }

@@ -41,10 +41,7 @@ pub enum TreeError {
         parent: i64,
     },
     /// There are more tokens than [`TokenTree::MAX_LEN`].
-    #[error(
-        "{len} tokens; allowed: at most {}; fix: verify fewer drafts in a step",
-        TokenTree::MAX_LEN
-    )]
+    #[error("{len} tokens; allowed: at most {}; fix: verify fewer drafts in a step", TokenTree::MAX_LEN)]
     Length {
         /// Number of tokens.
         len: usize,
@@ -84,8 +81,7 @@ impl TokenTree {
                 None => return Err(TreeError::Parent { token, parent }),
             }
             tree.paths[token * words + token / 64] |= 1 << (token % 64);
-            tree.parents
-                .push(known.and_then(|known| u32::try_from(known).ok()));
+            tree.parents.push(known.and_then(|known| u32::try_from(known).ok()));
         }
         Ok(tree)
     }
@@ -114,11 +110,7 @@ impl TokenTree {
 
     /// The token that `token` continues.
     pub fn parent(&self, token: usize) -> Option<usize> {
-        self.parents
-            .get(token)
-            .copied()
-            .flatten()
-            .map(|parent| parent as usize)
+        self.parents.get(token).copied().flatten().map(|parent| parent as usize)
     }
 
     /// Number of ancestors: the token's position is the length of the context plus this. `None` if there is no such
@@ -130,10 +122,7 @@ impl TokenTree {
     /// Whether `token` is `ancestor` or one of its descendants.
     pub fn continues(&self, token: usize, ancestor: usize) -> bool {
         ancestor < self.len()
-            && self
-                .path(token)
-                .get(ancestor / 64)
-                .is_some_and(|word| word >> (ancestor % 64) & 1 == 1)
+            && self.path(token).get(ancestor / 64).is_some_and(|word| word >> (ancestor % 64) & 1 == 1)
     }
 
     /// Bits of a token's ancestors and its own, the first token in the lowest bit of the first word; empty if there
@@ -141,17 +130,12 @@ impl TokenTree {
     pub fn path(&self, token: usize) -> &[u64] {
         let words = self.len().div_ceil(64);
         let start = token.saturating_mul(words);
-        self.paths
-            .get(start..start.saturating_add(words))
-            .unwrap_or_default()
+        self.paths.get(start..start.saturating_add(words)).unwrap_or_default()
     }
 
     /// The mask of the tree after `context` keys that every token sees.
     pub const fn behind(&self, context: u64) -> TreeGeometry<'_> {
-        TreeGeometry {
-            tree: self,
-            context,
-        }
+        TreeGeometry { tree: self, context }
     }
 }
 
@@ -168,9 +152,7 @@ pub struct DraftColumns {
 impl DraftColumns {
     /// The columns for a sequence of `q_len` rows and `kv_len` keys.
     pub fn new(q_len: u64, kv_len: u64) -> Self {
-        DraftColumns {
-            first: clamp_len(kv_len) - clamp_len(q_len),
-        }
+        DraftColumns { first: clamp_len(kv_len) - clamp_len(q_len) }
     }
 
     /// Number of keys before column 0.
@@ -202,25 +184,17 @@ impl Visibility for TreeGeometry<'_> {
 
     /// In constant time.
     fn sees(&self, i: u64, j: u64) -> bool {
-        let Some(token) = usize::try_from(i)
-            .ok()
-            .filter(|&token| token < self.tree.len())
-        else {
+        let Some(token) = usize::try_from(i).ok().filter(|&token| token < self.tree.len()) else {
             return false;
         };
         match j.checked_sub(self.context) {
             None => true,
-            Some(other) => {
-                usize::try_from(other).is_ok_and(|other| self.tree.continues(token, other))
-            }
+            Some(other) => usize::try_from(other).is_ok_and(|other| self.tree.continues(token, other)),
         }
     }
 
     fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>)) {
-        let Some(token) = usize::try_from(i)
-            .ok()
-            .filter(|&token| token < self.tree.len())
-        else {
+        let Some(token) = usize::try_from(i).ok().filter(|&token| token < self.tree.len()) else {
             return;
         };
         let end = self.kv_len();
@@ -231,15 +205,8 @@ impl Visibility for TreeGeometry<'_> {
             while left != 0 {
                 let first = left.trailing_zeros();
                 let ones = (left >> first).trailing_ones();
-                left = if first + ones == 64 {
-                    0
-                } else {
-                    left >> (first + ones) << (first + ones)
-                };
-                let start = self
-                    .context
-                    .saturating_add(word as u64 * 64 + u64::from(first))
-                    .min(end);
+                left = if first + ones == 64 { 0 } else { left >> (first + ones) << (first + ones) };
+                let start = self.context.saturating_add(word as u64 * 64 + u64::from(first)).min(end);
                 let stop = start.saturating_add(u64::from(ones)).min(end);
                 if start == run.end {
                     run.end = stop;

@@ -70,11 +70,7 @@ pub struct TriangleRows {
 impl TriangleRows {
     /// The rows of a prompt that is computed in one call.
     pub const fn whole(prompt_len: u64) -> Self {
-        TriangleRows {
-            first_row: 0,
-            rows: prompt_len,
-            prompt_len,
-        }
+        TriangleRows { first_row: 0, rows: prompt_len, prompt_len }
     }
 
     /// Number of keys in the cache: those before the first row and one for each row.
@@ -95,19 +91,12 @@ impl TriangleMix {
 
     /// TriangleMix with these numbers of sinks, window keys before a row's own, and last rows.
     pub const fn new(num_sink_tokens: u64, sliding_window_size: u64, num_last_tokens: u64) -> Self {
-        TriangleMix {
-            num_sink_tokens,
-            sliding_window_size,
-            num_last_tokens,
-        }
+        TriangleMix { num_sink_tokens, sliding_window_size, num_last_tokens }
     }
 
     /// First row of a prompt that leaves out a key, if any row does.
     pub fn first_sparse_row(&self, prompt_len: u64) -> Option<u64> {
-        let first = self
-            .num_sink_tokens
-            .saturating_add(self.sliding_window_size)
-            .saturating_add(1);
+        let first = self.num_sink_tokens.saturating_add(self.sliding_window_size).saturating_add(1);
         (first < self.first_last_row(prompt_len)).then_some(first)
     }
 
@@ -132,32 +121,12 @@ impl TriangleMix {
         let window = clamp_len(self.sliding_window_size);
         let last = clamp_len(self.first_last_row(chunk.prompt_len)) - start;
         MaskGeometry::of(chunk.rows, chunk.keys(), |all| {
-            let near = Region {
-                low: start - window,
-                high: start,
-                ..all
-            };
-            let far = Region {
-                low: -FAR,
-                high: start - window - 1,
-                ..all
-            };
-            let sink = Region {
-                keys: (0, sinks),
-                ..far
-            };
-            let rest = Region {
-                keys: (sinks, all.keys.1),
-                ..far
-            };
-            let last_rows = Region {
-                rows: (last.max(0), all.rows.1),
-                ..rest
-            };
-            let middle_rows = Region {
-                rows: (0, last),
-                ..rest
-            };
+            let near = Region { low: start - window, high: start, ..all };
+            let far = Region { low: -FAR, high: start - window - 1, ..all };
+            let sink = Region { keys: (0, sinks), ..far };
+            let rest = Region { keys: (sinks, all.keys.1), ..far };
+            let last_rows = Region { rows: (last.max(0), all.rows.1), ..rest };
+            let middle_rows = Region { rows: (0, last), ..rest };
             const NO: Region = Region::NOTHING;
             let parts: [Region; Runs::MAX] = match part {
                 TrianglePart::Streaming => [near, sink, NO],

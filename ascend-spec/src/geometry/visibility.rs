@@ -51,12 +51,7 @@ pub trait Visibility {
 }
 
 /// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
-pub fn tiles_one_by_one<V: Visibility + ?Sized>(
-    mask: &V,
-    rows: Range<u64>,
-    width: NonZeroU64,
-    visit: TileVisitor<'_>,
-) {
+pub fn tiles_one_by_one<V: Visibility + ?Sized>(mask: &V, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
     let mut joined = Joined::new(visit);
     for column in 0..mask.kv_len().div_ceil(width.get()) {
         let tile = mask.tile(rows.clone(), block(column, width));
@@ -67,12 +62,7 @@ pub fn tiles_one_by_one<V: Visibility + ?Sized>(
 
 /// Visits the blocks of `width` keys of some rows, as [`tiles_one_by_one`], but examines each row once, however many
 /// blocks there are.
-pub fn tiles_by_rows<V: Visibility + ?Sized>(
-    mask: &V,
-    rows: Range<u64>,
-    width: NonZeroU64,
-    visit: TileVisitor<'_>,
-) {
+pub fn tiles_by_rows<V: Visibility + ?Sized>(mask: &V, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
     let keys = mask.kv_len();
     let rows = rows.start..rows.end.min(mask.q_len());
     let blocks = keys.div_ceil(width.get());
@@ -107,10 +97,7 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
         let own = block(place, width);
         let cells = u128::from(own.end.min(keys) - own.start);
         let seen = parts.saturating_add(whole(through).saturating_mul(cells));
-        joined.push(
-            place..place + 1,
-            Tile::of(seen, height.saturating_mul(cells)),
-        );
+        joined.push(place..place + 1, Tile::of(seen, height.saturating_mul(cells)));
         column = place + 1;
     }
     joined.push(column..blocks, Tile::of(whole(through), height));

@@ -49,11 +49,7 @@ const fn decode(code: u8) -> f32 {
         let highest = 1 << (width - 1);
         let field = rest >> mantissa_bits & (2 * highest - 1);
         let magnitude = (field | highest) as i32;
-        if field & highest == 0 {
-            magnitude
-        } else {
-            -magnitude
-        }
+        if field & highest == 0 { magnitude } else { -magnitude }
     };
     let significand = ((1 << mantissa_bits) + mantissa) as f32;
     sign * significand * power_of_two(exponent - mantissa_bits)

@@ -81,11 +81,7 @@ use minifloat;
 
 /// 2 to the power of `exponent`, which single precision holds.
 const fn power_of_two(exponent: i32) -> f32 {
-    let bits = if exponent >= -126 {
-        ((exponent + 127) as u32) << 23
-    } else {
-        1 << (exponent + 149)
-    };
+    let bits = if exponent >= -126 { ((exponent + 127) as u32) << 23 } else { 1 << (exponent + 149) };
     f32::from_bits(bits)
 }
 
@@ -292,10 +288,7 @@ mod tests {
     fn every_code_of_hifloat8_is_what_its_definition_says() {
         for code in 0..=u8::MAX {
             let (ours, want) = (HiFloat8::from_bits(code).to_f32(), hifloat8(code));
-            assert!(
-                f64::from(ours) == want || ours.is_nan() && want.is_nan(),
-                "{code:#04x}: {ours} is not {want}"
-            );
+            assert!(f64::from(ours) == want || ours.is_nan() && want.is_nan(), "{code:#04x}: {ours} is not {want}");
         }
         for (code, want) in [
             (0x01, 2f32.powi(-22)),
@@ -360,10 +353,8 @@ mod tests {
 
     #[test]
     fn hifloat8_rounds_middles_away_from_zero() {
-        let mut values: Vec<f32> = (0..=u8::MAX)
-            .map(|code| HiFloat8::from_bits(code).to_f32())
-            .filter(|value| value.is_finite())
-            .collect();
+        let mut values: Vec<f32> =
+            (0..=u8::MAX).map(|code| HiFloat8::from_bits(code).to_f32()).filter(|value| value.is_finite()).collect();
         values.sort_by(f32::total_cmp);
         for pair in values.windows(2) {
             let middle = (pair[0] + pair[1]) / 2.0;

@@ -37,10 +37,7 @@ impl Change {
     }
 
     pub(crate) fn to(parameter: impl DeclaredParameter, to: NewArgument) -> Self {
-        Change {
-            parameter: parameter.info(),
-            to,
-        }
+        Change { parameter: parameter.info(), to }
     }
 
     /// The tensor after the change; `None` if the change drops it or gives another one.
@@ -49,10 +46,7 @@ impl Change {
             // A tensor that a change gives is added separately, once also in a list.
             NewArgument::Nothing | NewArgument::Given(_) => None,
             NewArgument::Value(_) => Some(*tensor),
-            NewArgument::DType(dtype) => Some(TensorDesc {
-                dtype: *dtype,
-                ..*tensor
-            }),
+            NewArgument::DType(dtype) => Some(TensorDesc { dtype: *dtype, ..*tensor }),
             NewArgument::Shape(shape) => Some(TensorDesc::packed(tensor.dtype, *shape)),
             NewArgument::Packed => Some(TensorDesc::packed(tensor.dtype, tensor.shape)),
         }
@@ -70,8 +64,7 @@ impl fmt::Display for Change {
             NewArgument::Value(OwnedValue::Ints(Some(values))) => {
                 write!(f, "set {name} to {}", Listed(values))
             }
-            NewArgument::Value(OwnedValue::Text(None) | OwnedValue::Ints(None))
-            | NewArgument::Nothing => {
+            NewArgument::Value(OwnedValue::Text(None) | OwnedValue::Ints(None)) | NewArgument::Nothing => {
                 write!(f, "drop {name}")
             }
             NewArgument::DType(dtype) if self.parameter.output.is_some() => {
@@ -103,11 +96,7 @@ impl fmt::Display for Listed<'_> {
 
 /// The description of a parameter's tensor after these changes; `None` if a change drops the tensor or gives another
 /// one.
-pub(crate) fn changed(
-    changes: &[Change],
-    parameter: &ParameterInfo,
-    tensor: &TensorDesc,
-) -> Option<TensorDesc> {
+pub(crate) fn changed(changes: &[Change], parameter: &ParameterInfo, tensor: &TensorDesc) -> Option<TensorDesc> {
     let mut own = (changes.iter()).filter(|change| change.parameter.name == parameter.name);
     own.try_fold(*tensor, |tensor, change| change.of(&tensor))
 }

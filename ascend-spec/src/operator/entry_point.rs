@@ -31,9 +31,7 @@ impl<P: DeclaredParameter> EntryPoint<P> {
     /// The parameter of this number among the inputs.
     pub fn input(self, number: usize) -> Option<P> {
         match self {
-            EntryPoint::Version(version) => {
-                P::of_input(number).filter(|parameter| parameter.info().since <= version)
-            }
+            EntryPoint::Version(version) => P::of_input(number).filter(|parameter| parameter.info().since <= version),
             EntryPoint::Own(own) => numbered(own, |info| info.input).nth(number),
         }
     }
@@ -41,9 +39,7 @@ impl<P: DeclaredParameter> EntryPoint<P> {
     /// The parameter of this number among the outputs.
     pub fn output(self, number: usize) -> Option<P> {
         match self {
-            EntryPoint::Version(version) => {
-                P::of_output(number).filter(|parameter| parameter.info().since <= version)
-            }
+            EntryPoint::Version(version) => P::of_output(number).filter(|parameter| parameter.info().since <= version),
             EntryPoint::Own(own) => numbered(own, |info| info.output).nth(number),
         }
     }
@@ -55,9 +51,7 @@ impl<P: DeclaredParameter> EntryPoint<P> {
                 let info = parameter.info();
                 info.input.filter(|_| info.since <= version)
             }
-            EntryPoint::Own(own) => {
-                numbered(own, |info| info.input).position(|input| input == parameter)
-            }
+            EntryPoint::Own(own) => numbered(own, |info| info.input).position(|input| input == parameter),
         }
     }
 
@@ -68,9 +62,7 @@ impl<P: DeclaredParameter> EntryPoint<P> {
                 let info = parameter.info();
                 info.output.filter(|_| info.since <= version)
             }
-            EntryPoint::Own(own) => {
-                numbered(own, |info| info.output).position(|output| output == parameter)
-            }
+            EntryPoint::Own(own) => numbered(own, |info| info.output).position(|output| output == parameter),
         }
     }
 }
@@ -120,9 +112,7 @@ mod tests {
     fn versions_that_extend_each_other_count_as_their_own_lists_would() {
         for version in Version::ALL {
             let own = Parameter::ALL.iter().copied();
-            let own: Vec<_> = own
-                .filter(|own| own.info().since <= version.number())
-                .collect();
+            let own: Vec<_> = own.filter(|own| own.info().since <= version.number()).collect();
             let own = EntryPoint::Own(own.leak());
             let version = EntryPoint::Version(version.number());
             assert_eq!(version.inputs(), own.inputs());
@@ -133,10 +123,7 @@ mod tests {
             }
             for &parameter in Parameter::ALL {
                 assert_eq!(version.input_number(parameter), own.input_number(parameter));
-                assert_eq!(
-                    version.output_number(parameter),
-                    own.output_number(parameter)
-                );
+                assert_eq!(version.output_number(parameter), own.output_number(parameter));
             }
         }
     }

@@ -25,9 +25,7 @@ mod walked;
 pub use change::{Change, NewArgument};
 pub(crate) use change::{Fix, Listed, changed, written};
 pub use entry_point::EntryPoint;
-pub use parameter::{
-    Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field,
-};
+pub use parameter::{Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field};
 pub use value::{ArgumentValues, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
@@ -47,16 +45,8 @@ mod tests {
             assert_eq!(Parameter::outputs_of(version.number()), 2);
         }
         assert_eq!(Parameter::LearnableSink.info().input, Some(28));
-        assert_eq!(
-            scatter::Parameter::ValueCache.info().input,
-            Some(4),
-            "a cache is an input"
-        );
-        assert_eq!(
-            scatter::Parameter::ValueCache.info().output,
-            Some(1),
-            "and an output"
-        );
+        assert_eq!(scatter::Parameter::ValueCache.info().input, Some(4), "a cache is an input");
+        assert_eq!(scatter::Parameter::ValueCache.info().output, Some(1), "and an output");
     }
 
     #[test]
@@ -64,10 +54,7 @@ mod tests {
         let desc = |size| TensorDesc::contiguous(DType::Float16, &[size]);
         for (size, &parameter) in (1..).zip(Parameter::ALL) {
             let mut arguments = Arguments::default();
-            assert_eq!(
-                arguments.value(parameter).is_none(),
-                parameter.info().kind.is_tensor()
-            );
+            assert_eq!(arguments.value(parameter).is_none(), parameter.info().kind.is_tensor());
             arguments.set_tensor(parameter, desc(size).unwrap());
             let given = match parameter.info().kind.is_tensor() {
                 true => vec![(Argument::from(parameter), desc(size).unwrap())],
@@ -89,10 +76,7 @@ mod tests {
             assert_eq!(Parameter::oldest_version(arguments.call().given()), since);
             let shapes = arguments.map(|argument, desc| (argument, desc.shape));
             let shapes = shapes.tensor(parameter).copied();
-            assert_eq!(
-                shapes,
-                given.first().map(|&(at, ref desc)| (at, desc.shape))
-            );
+            assert_eq!(shapes, given.first().map(|&(at, ref desc)| (at, desc.shape)));
         }
     }
 

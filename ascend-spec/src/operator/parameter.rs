@@ -35,18 +35,12 @@ pub enum Kind {
 impl Kind {
     /// Whether the kind is a tensor or a list of tensors.
     pub const fn is_tensor(self) -> bool {
-        matches!(
-            self,
-            Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output
-        )
+        matches!(self, Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output)
     }
 
     /// Whether arguments of this kind have a number among the operator's inputs.
     pub const fn is_input(self) -> bool {
-        matches!(
-            self,
-            Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Ints
-        )
+        matches!(self, Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Ints)
     }
 
     /// Whether arguments of this kind have a number among the operator's outputs.
@@ -151,15 +145,13 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
     /// Number of inputs of a version, counted from 1, of an operator whose versions extend each other.
     fn inputs_of(version: u8) -> usize {
         let all = Self::ALL.iter().map(|parameter| parameter.info());
-        all.filter(|info| info.since <= version && info.input.is_some())
-            .count()
+        all.filter(|info| info.since <= version && info.input.is_some()).count()
     }
 
     /// Number of outputs of a version, counted from 1, of an operator whose versions extend each other.
     fn outputs_of(version: u8) -> usize {
         let all = Self::ALL.iter().map(|parameter| parameter.info());
-        all.filter(|info| info.since <= version && info.output.is_some())
-            .count()
+        all.filter(|info| info.since <= version && info.output.is_some()).count()
     }
 }
 
@@ -224,9 +216,6 @@ impl<P: DeclaredParameter> Argument<P> {
 
 impl<P> From<P> for Argument<P> {
     fn from(parameter: P) -> Self {
-        Argument {
-            parameter,
-            index: 0,
-        }
+        Argument { parameter, index: 0 }
     }
 }

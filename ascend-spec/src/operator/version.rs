@@ -48,42 +48,27 @@ impl OperatorVersion {
 
     /// This version, announced to go from release `deprecated` on.
     pub(crate) const fn deprecated_since(self, deprecated: Cann) -> Self {
-        OperatorVersion {
-            deprecated: Some(deprecated),
-            ..self
-        }
+        OperatorVersion { deprecated: Some(deprecated), ..self }
     }
 
     /// This version, on Atlas A2 and A3 from release `since` on.
     pub(crate) const fn on_a2_a3(self, since: Cann) -> Self {
-        OperatorVersion {
-            a2_a3: Some(since),
-            ..self
-        }
+        OperatorVersion { a2_a3: Some(since), ..self }
     }
 
     /// This version, on Ascend 950 from release `since` on.
     pub(crate) const fn on_ascend950(self, since: Cann) -> Self {
-        OperatorVersion {
-            ascend950: Some(since),
-            ..self
-        }
+        OperatorVersion { ascend950: Some(since), ..self }
     }
 
     /// This version, on the Atlas inference series from release `since` on.
     pub(crate) const fn on_inference_cards(self, since: Cann) -> Self {
-        OperatorVersion {
-            inference: Some(since),
-            ..self
-        }
+        OperatorVersion { inference: Some(since), ..self }
     }
 
     /// This version, on the Atlas training series from release `since` on.
     pub(crate) const fn on_training_cards(self, since: Cann) -> Self {
-        OperatorVersion {
-            training: Some(since),
-            ..self
-        }
+        OperatorVersion { training: Some(since), ..self }
     }
 
     /// This version, displayed as `label` instead of its symbol.

@@ -20,10 +20,7 @@ pub trait WalkedTensors<C: ArgumentList<Tensor = TensorDesc>> {
     fn touches(&self, call: &C, visit: &mut dyn FnMut(C::Parameter, Range<u64>)) {
         for (argument, desc) in call.each_tensor() {
             if let Some(walked) = self.walked(call, argument.parameter, desc) {
-                visit(
-                    argument.parameter,
-                    walked.byte_range().unwrap_or(0..u64::MAX),
-                );
+                visit(argument.parameter, walked.byte_range().unwrap_or(0..u64::MAX));
             }
         }
     }

@@ -142,13 +142,7 @@ impl RmsNormProblem {
 fn dtypes(soc: Soc) -> &'static [(DType, DType)] {
     match soc {
         Soc::AtlasInference => &[(Float16, Float16), (Float, Float)],
-        _ => &[
-            (Float16, Float16),
-            (Bf16, Bf16),
-            (Float, Float),
-            (Float16, Float),
-            (Bf16, Float),
-        ],
+        _ => &[(Float16, Float16), (Bf16, Bf16), (Float, Float), (Float16, Float), (Bf16, Float)],
     }
 }
 
@@ -207,21 +201,11 @@ impl RmsNormCall {
             format_args!("rstdOut {} for x {}", rstd.shape, x.shape),
             Self::rstd_shape(&x.shape, &gamma.shape),
         );
-        require!(
-            self.epsilon.is_nan() || self.epsilon >= 0.0,
-            EPSILON,
-            self.epsilon,
-            "0 or more",
-        );
+        require!(self.epsilon.is_nan() || self.epsilon >= 0.0, EPSILON, self.epsilon, "0 or more",);
         let count = |dims: &[i64]| dims.iter().map(|&dim| dim as usize).product();
         let (row, room) = (gamma.shape.len(), count(&rstd.shape));
         let rows = count(&x.shape[..x.shape.len() - row]);
-        Ok(RmsNormProblem {
-            rows,
-            columns: count(&gamma.shape),
-            epsilon: self.epsilon,
-            overruns: room < rows,
-        })
+        Ok(RmsNormProblem { rows, columns: count(&gamma.shape), epsilon: self.epsilon, overruns: room < rows })
     }
 
     /// The first lint that the call, which holds every rule, breaks, leaving out those in `allowed` (by id).
@@ -232,27 +216,12 @@ impl RmsNormCall {
         let (Some(x), Some(gamma), Some(rstd)) = (self.x, self.gamma, self.rstd) else {
             return Ok(());
         };
-        let row_bytes = gamma
-            .elements()
-            .unwrap_or(0)
-            .saturating_mul(u64::from(gamma.dtype.bits() / 8));
+        let row_bytes = gamma.elements().unwrap_or(0).saturating_mul(u64::from(gamma.dtype.bits() / 8));
         let wanted = Self::rstd_shape(&x.shape, &gamma.shape);
         let rows = &x.shape[..x.shape.len() - gamma.shape.len()];
         first_lint(allowed, |report| {
-            lint!(
-                report,
-                rstd.shape == wanted || *rstd.shape == *rows,
-                RSTD_ROWS,
-                rstd.shape,
-                wanted,
-            );
-            lint!(
-                report,
-                (self.epsilon as f32).is_finite(),
-                FINITE,
-                self.epsilon,
-                "0 or more, finite",
-            );
+            lint!(report, rstd.shape == wanted || *rstd.shape == *rows, RSTD_ROWS, rstd.shape, wanted,);
+            lint!(report, (self.epsilon as f32).is_finite(), FINITE, self.epsilon, "0 or more, finite",);
             lint!(
                 report,
                 soc != Soc::AtlasInference || row_bytes >= 32,

@@ -57,16 +57,8 @@ impl Room {
     fn of(layout: TokenLayout, shape: &[i64]) -> Self {
         let size = |axis: usize| shape.get(axis).map_or(0, |&dim| dim.max(0) as usize);
         match layout {
-            TokenLayout::Tnd => Room {
-                layout,
-                outer: 1,
-                rows: size(0),
-            },
-            _ => Room {
-                layout,
-                outer: size(0),
-                rows: size(1),
-            },
+            TokenLayout::Tnd => Room { layout, outer: 1, rows: size(0) },
+            _ => Room { layout, outer: size(0), rows: size(1) },
         }
     }
 
@@ -105,11 +97,7 @@ pub struct SparseContents<'a> {
 impl<'a> SparseContents<'a> {
     /// The lengths of queries and of keys, and the block table.
     pub fn of([query_lengths, key_lengths, block_table]: &'a [Vec<i64>; 3]) -> Self {
-        SparseContents {
-            query_lengths,
-            key_lengths,
-            block_table,
-        }
+        SparseContents { query_lengths, key_lengths, block_table }
     }
 }
 
@@ -179,12 +167,7 @@ impl SparseFault {
     /// What is there, and what would do.
     fn texts(&self) -> [String; 2] {
         match self {
-            SparseFault::Length {
-                sequence,
-                side,
-                given,
-                allowed: [least, most],
-            } => {
+            SparseFault::Length { sequence, side, given, allowed: [least, most] } => {
                 let side = match side {
                     Side::Query => "query rows",
                     Side::Key => "keys",
@@ -192,20 +175,11 @@ impl SparseFault {
                 let given = format!("{given} for the {side} of sequence {sequence}");
                 [given, format!("{least} to {most}")]
             }
-            SparseFault::NoColumn {
-                sequence,
-                keys,
-                room,
-            } => [
+            SparseFault::NoColumn { sequence, keys, room } => [
                 format!("{keys} keys of sequence {sequence}"),
                 format!("at most {room}, for which its row of the block table has room"),
             ],
-            SparseFault::NoBlock {
-                sequence,
-                column,
-                block,
-                blocks,
-            } => [
+            SparseFault::NoBlock { sequence, column, block, blocks } => [
                 format!("block {block} in column {column} of sequence {sequence}"),
                 format!("0 to {}", blocks.saturating_sub(1)),
             ],
@@ -380,27 +354,17 @@ impl SequenceRules {
         layouts: [TokenLayout; 2],
         causal: bool,
     ) -> Result<SparseSequences, Violation> {
-        let &SequenceTensors {
-            query,
-            key,
-            lengths,
-            names,
-            block_table,
-            sparse_block_size,
-        } = tensors;
+        let &SequenceTensors { query, key, lengths, names, block_table, sparse_block_size } = tensors;
         let paged = layouts[1] == TokenLayout::PaBsnd;
         for (name, desc, layout) in [("query", query, layouts[0]), ("key", key, layouts[1])] {
-            self.rank
-                .takes(Named(name, desc.shape), Rank(layout.rank()))?;
+            self.rank.takes(Named(name, desc.shape), Rank(layout.rank()))?;
         }
         for ((lengths, name), layout) in lengths.into_iter().zip(names).zip(layouts) {
             if layout != TokenLayout::Bsnd {
                 self.lengths.requires(lengths, name)?;
             }
         }
-        let count = |lengths: Option<TensorDesc>| {
-            lengths.and_then(|lengths| i64::try_from(lengths.elements()?).ok())
-        };
+        let count = |lengths: Option<TensorDesc>| lengths.and_then(|lengths| i64::try_from(lengths.elements()?).ok());
         let batch = match layouts[0] {
             TokenLayout::Tnd => count(lengths[0]).unwrap_or(0),
             TokenLayout::Bsnd | TokenLayout::PaBsnd => query.shape[0],
@@ -411,21 +375,17 @@ impl SequenceRules {
             }
         }
         if layouts[1] == TokenLayout::Bsnd {
-            self.batch
-                .takes(Named("sequences of key", key.shape[0]), batch)?;
+            self.batch.takes(Named("sequences of key", key.shape[0]), batch)?;
         }
         match (block_table, paged) {
             (Some(table), true) => {
                 let shapes: &[&[Axis]] = &[&[Axis::Of(batch), Axis::Any]];
                 self.block_table.takes(table.shape, Shapes(shapes))?;
                 self.block_size.takes(Named("blocks", key.shape[0]), 1..)?;
-                self.block_size
-                    .takes(key.shape[1], Multiples(16, ..=1024))?;
+                self.block_size.takes(key.shape[1], Multiples(16, ..=1024))?;
                 if let Some(block) = sparse_block_size {
-                    self.block_table
-                        .takes(Named("columns", table.shape[1]), 1..)?;
-                    self.block_size
-                        .takes(Named("sparseBlockSize", block), DivisorsOf(key.shape[1]))?;
+                    self.block_table.takes(Named("columns", table.shape[1]), 1..)?;
+                    self.block_size.takes(Named("sparseBlockSize", block), DivisorsOf(key.shape[1]))?;
                 }
             }
             (None, true) => {
@@ -434,8 +394,7 @@ impl SequenceRules {
             }
             (given, false) => {
                 let given = given.is_some();
-                self.block_table
-                    .forbids([("blockTable without PA_BSND", given)])?;
+                self.block_table.forbids([("blockTable without PA_BSND", given)])?;
             }
         }
         Ok(SparseSequences {
@@ -486,55 +445,28 @@ pub fn unusual_contents(
                 format_args!("lengths that sum up to {rows}"),
             )
         }),
-        short.map(
-            |SparseSequence {
-                 index,
-                 queries,
-                 keys,
-                 ..
-             }| {
-                without_keys.broken(
-                    format_args!("{queries} query rows and {keys} keys of sequence {index}"),
-                    format_args!("{queries} keys or more"),
-                )
-            },
-        ),
+        short.map(|SparseSequence { index, queries, keys, .. }| {
+            without_keys.broken(
+                format_args!("{queries} query rows and {keys} keys of sequence {index}"),
+                format_args!("{queries} keys or more"),
+            )
+        }),
     ]
 }
 
 /// Checks that a tensor has these axes.
-pub(crate) fn shaped(
-    rule: &'static Rule,
-    name: &str,
-    desc: &TensorDesc,
-    first: &[i64],
-    last: &[i64],
-) -> Checked {
+pub(crate) fn shaped(rule: &'static Rule, name: &str, desc: &TensorDesc, first: &[i64], last: &[i64]) -> Checked {
     let mut axes = [Axis::Any; 4];
     let sizes = first.iter().chain(last);
-    let count = axes
-        .iter_mut()
-        .zip(sizes)
-        .map(|(axis, &size)| *axis = Axis::Of(size))
-        .count();
+    let count = axes.iter_mut().zip(sizes).map(|(axis, &size)| *axis = Axis::Of(size)).count();
     rule.takes(Named(name, desc.shape), Shapes(&[&axes[..count]]))
 }
 
 impl SparseSequences {
     /// No sequences.
     pub(crate) const fn none() -> Self {
-        const NONE: Room = Room {
-            layout: TokenLayout::Tnd,
-            outer: 0,
-            rows: 0,
-        };
-        SparseSequences {
-            batch: 0,
-            query: NONE,
-            key: NONE,
-            columns: 0,
-            causal: false,
-        }
+        const NONE: Room = Room { layout: TokenLayout::Tnd, outer: 0, rows: 0 };
+        SparseSequences { batch: 0, query: NONE, key: NONE, columns: 0, causal: false }
     }
 
     /// Keys that a sequence has room for, where the layout gives each as much.
@@ -546,10 +478,7 @@ impl SparseSequences {
     }
 
     /// What the tensors say of each sequence, of its query rows and of its keys.
-    fn numbers<'a>(
-        &'a self,
-        contents: SparseContents<'a>,
-    ) -> impl Iterator<Item = [Number; 2]> + 'a {
+    fn numbers<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = [Number; 2]> + 'a {
         let sides = [
             (self.query.layout, self.query.rows, contents.query_lengths),
             (self.key.layout, self.key_room(), contents.key_lengths),
@@ -572,10 +501,7 @@ impl SparseSequences {
     }
 
     /// All sequences. No row belongs to two of them.
-    pub fn each<'a>(
-        &'a self,
-        contents: SparseContents<'a>,
-    ) -> impl Iterator<Item = SparseSequence> + 'a {
+    pub fn each<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseSequence> + 'a {
         let first = |room: &Room, index: usize, number: &Number| match room.layout {
             TokenLayout::Tnd => number.least as usize,
             TokenLayout::Bsnd => index * room.rows,
@@ -627,10 +553,7 @@ impl SparseSequences {
     }
 
     /// What is wrong with the numbers, sequence by sequence.
-    pub fn faults<'a>(
-        &'a self,
-        contents: SparseContents<'a>,
-    ) -> impl Iterator<Item = SparseFault> + 'a {
+    pub fn faults<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseFault> + 'a {
         let paged = self.key.layout == TokenLayout::PaBsnd;
         let numbered = self.numbers(contents).enumerate();
         numbered.flat_map(move |(sequence, numbers)| {
@@ -640,34 +563,18 @@ impl SparseSequences {
                 let Number { given, least, most } = number;
                 match side {
                     _ if (least..=most).contains(&given) => None,
-                    Side::Key if paged && given > most => Some(SparseFault::NoColumn {
-                        sequence,
-                        keys: given,
-                        room: most,
-                    }),
-                    side => Some(SparseFault::Length {
-                        sequence,
-                        side,
-                        given,
-                        allowed: [least, most],
-                    }),
+                    Side::Key if paged && given > most => {
+                        Some(SparseFault::NoColumn { sequence, keys: given, room: most })
+                    }
+                    side => Some(SparseFault::Length { sequence, side, given, allowed: [least, most] }),
                 }
             });
-            let reached = if paged {
-                keys.div_ceil(self.key.rows.max(1))
-            } else {
-                0
-            };
+            let reached = if paged { keys.div_ceil(self.key.rows.max(1)) } else { 0 };
             let blocks = (0..reached).filter_map(move |column| {
                 let entry = contents.block_table.get(sequence * self.columns + column);
                 let block = entry.copied().unwrap_or(-1);
                 let there = usize::try_from(block).is_ok_and(|block| block < self.key.outer);
-                (!there).then_some(SparseFault::NoBlock {
-                    sequence,
-                    column,
-                    block,
-                    blocks: self.key.outer,
-                })
+                (!there).then_some(SparseFault::NoBlock { sequence, column, block, blocks: self.key.outer })
             });
             lengths.chain(blocks)
         })

@@ -18,10 +18,7 @@ fn paged() -> Call {
         query: Some(half(&[2, 8, 64])),
         key: cache,
         value: cache,
-        block_table: Some(TensorDesc {
-            dtype: DType::Int32,
-            ..half(&[2, 2])
-        }),
+        block_table: Some(TensorDesc { dtype: DType::Int32, ..half(&[2, 2]) }),
         context_lens: Some(vec![200, 3]),
         heads: 8,
         kv_heads: 2,
@@ -65,16 +62,11 @@ fn resolved(
     call: &Call,
     version: Version,
     soc: Soc,
-) -> (
-    Result<AttentionProblem<'static>, &'static str>,
-    Vec<&'static str>,
-) {
+) -> (Result<AttentionProblem<'static>, &'static str>, Vec<&'static str>) {
     let mut lints = vec![];
     let report = &mut |lint: ascend_spec::Violation| lints.push(lint.rule.id);
     let outcome = call.resolve(version, Target::snapshot(soc), report);
-    let outcome = outcome
-        .map(Option::unwrap)
-        .map_err(|refusal| refusal.rule.id);
+    let outcome = outcome.map(Option::unwrap).map_err(|refusal| refusal.rule.id);
     (outcome, lints)
 }
 
@@ -86,185 +78,41 @@ fn mask_of(call: &Call, version: Version) -> Result<(MaskUse, SparseMode), &'sta
 #[test]
 fn every_rule_refuses_a_call() {
     let mut broken = BTreeSet::new();
-    for (version, call) in [
-        (Version::Paged, paged()),
-        (Version::Packed, packed()),
-        (Version::Prefix, prefix()),
-    ] {
+    for (version, call) in [(Version::Paged, paged()), (Version::Packed, packed()), (Version::Prefix, prefix())] {
         let (outcome, lints) = resolved(&call, version, Soc::AtlasA2);
         assert!(outcome.is_ok() && lints.is_empty(), "{outcome:?} {lints:?}");
     }
     let (pg, pk, px) = (Version::Paged, Version::Packed, Version::Prefix);
-    let table = |call: Call, rows| TensorDesc {
-        shape: Dims::new(&[rows, 2]).unwrap(),
-        ..call.block_table.unwrap()
-    };
+    let table = |call: Call, rows| TensorDesc { shape: Dims::new(&[rows, 2]).unwrap(), ..call.block_table.unwrap() };
     let wide = |dim| Some(half(&[4, 128, 2, dim]));
     let refused: Vec<(&str, Version, Call)> = vec![
-        (
-            "atb.given",
-            pg,
-            Call {
-                block_table: None,
-                ..paged()
-            },
-        ),
-        (
-            "atb.dtype",
-            pg,
-            Call {
-                query: Some(TensorDesc {
-                    dtype: DType::Int8,
-                    ..half(&[2, 8, 64])
-                }),
-                ..paged()
-            },
-        ),
+        ("atb.given", pg, Call { block_table: None, ..paged() }),
+        ("atb.dtype", pg, Call { query: Some(TensorDesc { dtype: DType::Int8, ..half(&[2, 8, 64]) }), ..paged() }),
         (
             "atb.format",
             pg,
-            Call {
-                key: Some(TensorDesc {
-                    format: Format::FractalNz,
-                    ..half(&[4, 128, 2, 64])
-                }),
-                ..paged()
-            },
+            Call { key: Some(TensorDesc { format: Format::FractalNz, ..half(&[4, 128, 2, 64]) }), ..paged() },
         ),
-        (
-            "atb.heads",
-            pg,
-            Call {
-                kv_heads: 3,
-                ..paged()
-            },
-        ),
-        (
-            "atb.query",
-            pg,
-            Call {
-                query: Some(half(&[2, 4, 64])),
-                ..paged()
-            },
-        ),
-        (
-            "atb.keys",
-            pg,
-            Call {
-                key: Some(half(&[4, 128, 4, 64])),
-                ..paged()
-            },
-        ),
+        ("atb.heads", pg, Call { kv_heads: 3, ..paged() }),
+        ("atb.query", pg, Call { query: Some(half(&[2, 4, 64])), ..paged() }),
+        ("atb.keys", pg, Call { key: Some(half(&[4, 128, 4, 64])), ..paged() }),
+        ("atb.head_size", px, Call { value: wide(32), out: Some(half(&[33, 8, 32])), ..prefix() }),
         (
             "atb.head_size",
             px,
-            Call {
-                value: wide(32),
-                out: Some(half(&[33, 8, 32])),
-                ..prefix()
-            },
+            Call { key: Some(half(&[4, 64, 2, 64])), value: Some(half(&[4, 64, 2, 64])), ..prefix() },
         ),
-        (
-            "atb.head_size",
-            px,
-            Call {
-                key: Some(half(&[4, 64, 2, 64])),
-                value: Some(half(&[4, 64, 2, 64])),
-                ..prefix()
-            },
-        ),
-        (
-            "atb.lengths",
-            pg,
-            Call {
-                context_lens: Some(vec![1, 2, 3]),
-                ..paged()
-            },
-        ),
-        (
-            "atb.table",
-            pg,
-            Call {
-                block_table: Some(table(paged(), 1)),
-                ..paged()
-            },
-        ),
-        (
-            "atb.table",
-            px,
-            Call {
-                block_table: Some(table(paged(), 3)),
-                ..prefix()
-            },
-        ),
-        (
-            "atb.length_pairs",
-            px,
-            Call {
-                context_lens: Some(vec![157, 3]),
-                ..prefix()
-            },
-        ),
-        (
-            "atb.length_pairs",
-            px,
-            Call {
-                context_lens: Some(vec![158, 0]),
-                ..prefix()
-            },
-        ),
-        (
-            "atb.length_pairs",
-            pk,
-            Call {
-                context_lens: Some(vec![200, 29]),
-                ..packed()
-            },
-        ),
-        (
-            "atb.length_pairs",
-            pk,
-            Call {
-                precise: true,
-                seq_len: Some(vec![200, 0]),
-                ..packed()
-            },
-        ),
-        (
-            "atb.mask",
-            pk,
-            Call {
-                triangle: false,
-                ..packed()
-            },
-        ),
-        (
-            "atb.mask",
-            pk,
-            Call {
-                compressed: false,
-                mask: Some(half(&[199, 200])),
-                ..packed()
-            },
-        ),
-        (
-            "atb.mask",
-            pk,
-            Call {
-                compressed: false,
-                mask: Some(half(&[3, 200, 200])),
-                ..packed()
-            },
-        ),
-        (
-            "atb.mask",
-            pk,
-            Call {
-                precise: true,
-                context_lens: Some(vec![100, 100]),
-                ..packed()
-            },
-        ),
+        ("atb.lengths", pg, Call { context_lens: Some(vec![1, 2, 3]), ..paged() }),
+        ("atb.table", pg, Call { block_table: Some(table(paged(), 1)), ..paged() }),
+        ("atb.table", px, Call { block_table: Some(table(paged(), 3)), ..prefix() }),
+        ("atb.length_pairs", px, Call { context_lens: Some(vec![157, 3]), ..prefix() }),
+        ("atb.length_pairs", px, Call { context_lens: Some(vec![158, 0]), ..prefix() }),
+        ("atb.length_pairs", pk, Call { context_lens: Some(vec![200, 29]), ..packed() }),
+        ("atb.length_pairs", pk, Call { precise: true, seq_len: Some(vec![200, 0]), ..packed() }),
+        ("atb.mask", pk, Call { triangle: false, ..packed() }),
+        ("atb.mask", pk, Call { compressed: false, mask: Some(half(&[199, 200])), ..packed() }),
+        ("atb.mask", pk, Call { compressed: false, mask: Some(half(&[3, 200, 200])), ..packed() }),
+        ("atb.mask", pk, Call { precise: true, context_lens: Some(vec![100, 100]), ..packed() }),
     ];
     for (id, version, call) in refused {
         assert_eq!(resolved(&call, version, Soc::AtlasA2).0.unwrap_err(), id);
@@ -273,41 +121,10 @@ fn every_rule_refuses_a_call() {
     let other = resolved(&prefix(), px, Soc::AtlasInference).0;
     broken.insert(other.unwrap_err());
     let lints = [
-        (
-            "atb.rows",
-            pg,
-            Call {
-                context_lens: Some(vec![200]),
-                ..paged()
-            },
-        ),
-        (
-            "atb.rows",
-            pk,
-            Call {
-                seq_len: Some(vec![200]),
-                context_lens: Some(vec![200]),
-                ..packed()
-            },
-        ),
-        (
-            "atb.skipped_keys",
-            pk,
-            Call {
-                precise: true,
-                seq_len: Some(vec![199, 31]),
-                ..packed()
-            },
-        ),
-        (
-            "atb.squares",
-            pk,
-            Call {
-                compressed: false,
-                mask: Some(half(&[2, 128, 128])),
-                ..packed()
-            },
-        ),
+        ("atb.rows", pg, Call { context_lens: Some(vec![200]), ..paged() }),
+        ("atb.rows", pk, Call { seq_len: Some(vec![200]), context_lens: Some(vec![200]), ..packed() }),
+        ("atb.skipped_keys", pk, Call { precise: true, seq_len: Some(vec![199, 31]), ..packed() }),
+        ("atb.squares", pk, Call { compressed: false, mask: Some(half(&[2, 128, 128])), ..packed() }),
     ];
     for (id, version, call) in lints {
         let (outcome, lints) = resolved(&call, version, Soc::AtlasA2);
@@ -329,23 +146,8 @@ fn every_rule_refuses_a_call() {
     };
     for (made, soc) in [
         (made, Soc::AtlasA2),
-        (
-            OperationParameters {
-                version: pk,
-                masked: false,
-                triangle: true,
-                ..made
-            },
-            Soc::AtlasA2,
-        ),
-        (
-            OperationParameters {
-                version: pg,
-                scale: 2.0,
-                ..made
-            },
-            Soc::Ascend950,
-        ),
+        (OperationParameters { version: pk, masked: false, triangle: true, ..made }, Soc::AtlasA2),
+        (OperationParameters { version: pg, scale: 2.0, ..made }, Soc::Ascend950),
     ] {
         broken.insert(made.check(Target::snapshot(soc)).unwrap_err().rule.id);
     }
@@ -353,13 +155,7 @@ fn every_rule_refuses_a_call() {
     assert_eq!(broken, all);
     let listed = every_rule().filter(|rule| rule.id.starts_with("atb."));
     assert_eq!(listed.count(), RULES.len());
-    assert_eq!(
-        RULES
-            .iter()
-            .filter(|rule| rule.level == Level::Lint)
-            .count(),
-        3
-    );
+    assert_eq!(RULES.iter().filter(|rule| rule.level == Level::Lint).count(), 3);
 }
 
 #[test]
@@ -373,29 +169,10 @@ fn masks_are_squares_by_their_width_and_the_parameter() {
     let causal = (MaskUse::Compressed, SparseMode::RightDownCausal);
     assert_eq!(mask_of(&prefix(), Version::Prefix), Ok(causal));
     // maskType 1 and 128 numbers a row are a square with isTriuMask alone.
-    let plain = Call {
-        compressed: false,
-        ..packed()
-    };
-    assert!(matches!(
-        mask_of(&plain, Version::Packed),
-        Ok((MaskUse::Compressed, _))
-    ));
-    let short = Call {
-        seq_len: Some(vec![100, 128]),
-        context_lens: Some(vec![100, 128]),
-        ..packed()
-    };
-    assert_eq!(
-        full(
-            Call {
-                triangle: false,
-                ..short
-            },
-            Version::Packed
-        ),
-        (0, 128)
-    );
+    let plain = Call { compressed: false, ..packed() };
+    assert!(matches!(mask_of(&plain, Version::Packed), Ok((MaskUse::Compressed, _))));
+    let short = Call { seq_len: Some(vec![100, 128]), context_lens: Some(vec![100, 128]), ..packed() };
+    assert_eq!(full(Call { triangle: false, ..short }, Version::Packed), (0, 128));
     // A mask covers rows and keys by themselves.
     let long = Call {
         compressed: false,
@@ -406,11 +183,7 @@ fn masks_are_squares_by_their_width_and_the_parameter() {
         ..packed()
     };
     assert_eq!(full(long, Version::Packed), (0, 200));
-    let each = Call {
-        compressed: false,
-        mask: Some(half(&[2, 210, 220])),
-        ..packed()
-    };
+    let each = Call { compressed: false, mask: Some(half(&[2, 210, 220])), ..packed() };
     assert_eq!(full(each, Version::Packed), (210 * 220, 220));
 }
 
@@ -427,16 +200,6 @@ fn tiles_are_as_wide_as_heads_leave_room() {
         let (outcome, _) = resolved(&call, Version::Packed, Soc::AtlasA2);
         Tiles::of(&outcome.unwrap(), Version::Packed).side()
     };
-    let sides = [
-        (16, 16),
-        (128, 128),
-        (192, 192),
-        (256, 256),
-        (192, 128),
-        (512, 512),
-    ];
-    assert_eq!(
-        sides.map(|(dim, value)| side(dim, value)),
-        [128, 128, 80, 64, 128, 128]
-    );
+    let sides = [(16, 16), (128, 128), (192, 192), (256, 256), (192, 128), (512, 512)];
+    assert_eq!(sides.map(|(dim, value)| side(dim, value)), [128, 128, 80, 64, 128, 128]);
 }

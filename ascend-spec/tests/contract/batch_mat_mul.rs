@@ -16,42 +16,23 @@ fn half(shape: &[i64]) -> Option<TensorDesc> {
 }
 
 fn base() -> Call {
-    Call {
-        self_: half(&[2, 3, 4]),
-        mat2: half(&[2, 4, 5]),
-        out: half(&[2, 3, 5]),
-        ..Call::default()
-    }
+    Call { self_: half(&[2, 3, 4]), mat2: half(&[2, 4, 5]), out: half(&[2, 3, 5]), ..Call::default() }
 }
 
 fn with_dtypes([left, right, out]: [DType; 3]) -> Call {
-    Call {
-        self_: of(left, &[2, 3, 4]),
-        mat2: of(right, &[2, 4, 5]),
-        out: of(out, &[2, 3, 5]),
-        ..Call::default()
-    }
+    Call { self_: of(left, &[2, 3, 4]), mat2: of(right, &[2, 4, 5]), out: of(out, &[2, 3, 5]), ..Call::default() }
 }
 
 #[test]
 fn every_rule_of_batch_mat_mul_refuses_a_call() {
     use DType::{Bf16, Float, Float16, Int8};
     let base = base();
-    let nz = base.self_.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
-    let endless = base.mat2.map(|desc| TensorDesc {
-        strides: Dims::of([i64::MAX, i64::MAX, 1]),
-        ..desc
-    });
+    let nz = base.self_.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
+    let endless = base.mat2.map(|desc| TensorDesc { strides: Dims::of([i64::MAX, i64::MAX, 1]), ..desc });
     let ints = with_dtypes([Int8; 3]);
     let brains = with_dtypes([Bf16; 3]);
     let floats = with_dtypes([Float; 3]);
-    let math = |cube_math_type, call: Call| Call {
-        cube_math_type,
-        ..call
-    };
+    let math = |cube_math_type, call: Call| Call { cube_math_type, ..call };
     #[rustfmt::skip]
     let calls = [
         ("batch_mat_mul.required", 161_001, Soc::AtlasA2, Call { self_: None, ..base }),
@@ -87,12 +68,7 @@ fn every_rule_of_batch_mat_mul_refuses_a_call() {
         }
         broken.insert(id);
     }
-    let nothing = Call {
-        self_: half(&[0, 3, 4]),
-        mat2: half(&[1, 4, 5]),
-        out: half(&[1, 3, 5]),
-        ..base
-    };
+    let nothing = Call { self_: half(&[0, 3, 4]), mat2: half(&[1, 4, 5]), out: half(&[1, 3, 5]), ..base };
     #[rustfmt::skip]
     let lints = [
         ("batch_mat_mul.mixed_dtypes", with_dtypes([Bf16, Float, Float])),
@@ -125,16 +101,8 @@ fn documented_dtypes_are_taken_without_a_lint() {
         (Soc::AtlasInference, [Float; 3], 1),
         (Soc::AtlasTraining, [Float16; 3], 0),
     ] {
-        let call = Call {
-            cube_math_type: math,
-            ..with_dtypes(dtypes)
-        };
-        let want = BatchMatMulProblem {
-            batch: 2,
-            rows: 3,
-            inner: 4,
-            columns: 5,
-        };
+        let call = Call { cube_math_type: math, ..with_dtypes(dtypes) };
+        let want = BatchMatMulProblem { batch: 2, rows: 3, inner: 4, columns: 5 };
         assert_eq!(call.check(soc), Ok(want), "{soc} {dtypes:?}");
         assert_eq!(call.lint(soc, &[]), Ok(()), "{soc} {dtypes:?}");
     }
@@ -143,11 +111,7 @@ fn documented_dtypes_are_taken_without_a_lint() {
 #[test]
 fn one_factor_serves_every_product() {
     for (left, right) in [([1, 3, 4], [2, 4, 5]), ([2, 3, 4], [1, 4, 5])] {
-        let call = Call {
-            self_: half(&left),
-            mat2: half(&right),
-            ..base()
-        };
+        let call = Call { self_: half(&left), mat2: half(&right), ..base() };
         assert_eq!(call.check(Soc::AtlasA2).unwrap().batch, 2);
     }
 }
@@ -157,28 +121,14 @@ fn nothing_is_touched_where_nothing_is_computed() {
     let touched = |call: Call| {
         let mut touched = Vec::new();
         let problem = call.check(Soc::AtlasA2).unwrap();
-        problem.touches(&call, &mut |parameter, range| {
-            touched.push((parameter, range))
-        });
+        problem.touches(&call, &mut |parameter, range| touched.push((parameter, range)));
         touched
     };
-    let want = [
-        (Parameter::SelfMatrices, 0..48),
-        (Parameter::Mat2, 0..80),
-        (Parameter::Out, 0..60),
-    ];
+    let want = [(Parameter::SelfMatrices, 0..48), (Parameter::Mat2, 0..80), (Parameter::Out, 0..60)];
     assert_eq!(touched(base()), want);
-    let no_columns = Call {
-        mat2: half(&[2, 4, 0]),
-        out: half(&[2, 3, 0]),
-        ..base()
-    };
+    let no_columns = Call { mat2: half(&[2, 4, 0]), out: half(&[2, 3, 0]), ..base() };
     assert_eq!(touched(no_columns), []);
-    let no_sum = Call {
-        self_: half(&[2, 3, 0]),
-        mat2: half(&[2, 0, 5]),
-        ..base()
-    };
+    let no_sum = Call { self_: half(&[2, 3, 0]), mat2: half(&[2, 0, 5]), ..base() };
     assert_eq!(touched(no_sum)[2], (Parameter::Out, 0..60));
 }
 
@@ -190,11 +140,7 @@ fn names_are_those_of_the_operator() {
     let given = |value| ascend_spec::operator::OwnedValue::Int(value);
     (arguments.set_value(Parameter::CubeMathType, given(3))).unwrap();
     assert_eq!(arguments.cube_math_type, 3);
-    assert!(
-        arguments
-            .set_value(Parameter::CubeMathType, given(128))
-            .is_err()
-    );
+    assert!(arguments.set_value(Parameter::CubeMathType, given(128)).is_err());
 }
 
 proptest! {

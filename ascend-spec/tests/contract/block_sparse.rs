@@ -29,26 +29,15 @@ fn mask(shape: &[i64]) -> Option<TensorDesc> {
 /// The call with the outputs that its inputs imply.
 fn with_outputs(call: Call) -> Call {
     let (out, lse) = call.outputs().unwrap();
-    Call {
-        attention_out: Some(out),
-        softmax_lse: lse,
-        ..call
-    }
+    Call { attention_out: Some(out), softmax_lse: lse, ..call }
 }
 
 fn queries(call: Call, shape: &[i64]) -> Call {
-    with_outputs(Call {
-        query: half(shape),
-        ..call
-    })
+    with_outputs(Call { query: half(shape), ..call })
 }
 
 fn keys(call: Call, shape: &[i64]) -> Call {
-    Call {
-        key: half(shape),
-        value: half(shape),
-        ..call
-    }
+    Call { key: half(shape), value: half(shape), ..call }
 }
 
 /// Two sequences of 150 and 50 rows, 300 and 40 keys, with 4 heads of 64 elements for 2 of keys, in blocks of 64 rows
@@ -68,44 +57,23 @@ fn packed() -> Call {
 
 /// Two sequences with room for 150 rows and 300 keys, with log-sum-exps.
 fn padded() -> Call {
-    let call = Call {
-        q_input_layout: "BNSD",
-        kv_input_layout: "BNSD",
-        softmax_lse_flag: 1,
-        ..packed()
-    };
+    let call = Call { q_input_layout: "BNSD", kv_input_layout: "BNSD", softmax_lse_flag: 1, ..packed() };
     queries(keys(call, &[2, 2, 300, 64]), &[2, 4, 150, 64])
 }
 
 /// The rows of [`padded`] on Ascend 950.
 fn ascend950() -> Call {
-    let call = Call {
-        q_input_layout: "BSND",
-        kv_input_layout: "BSND",
-        inner_precise: 4,
-        ..padded()
-    };
+    let call = Call { q_input_layout: "BSND", kv_input_layout: "BSND", inner_precise: 4, ..padded() };
     queries(keys(call, &[2, 300, 2, 64]), &[2, 150, 4, 64])
 }
 
 #[test]
 fn every_rule_of_block_sparse_attention_refuses_a_call() {
     let a2 = |cann| Target::new(Soc::AtlasA2, cann);
-    let nz = packed().key.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
-    let no_lengths = |call: Call| Call {
-        actual_seq_lengths: None,
-        actual_seq_lengths_kv: None,
-        ..call
-    };
+    let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
+    let no_lengths = |call: Call| Call { actual_seq_lengths: None, actual_seq_lengths_kv: None, ..call };
     let heads = |query: i64, key: i64| {
-        let call = Call {
-            num_key_value_heads: key,
-            block_sparse_mask: mask(&[2, query, 3, 3]),
-            ..packed()
-        };
+        let call = Call { num_key_value_heads: key, block_sparse_mask: mask(&[2, query, 3, 3]), ..packed() };
         queries(keys(call, &[340, key, 64]), &[200, query, 64])
     };
     let (packed, padded, ascend950) = (packed(), padded(), ascend950());
@@ -213,16 +181,7 @@ fn documented_calls_are_taken_without_a_lint() {
         (Target::new(Soc::AtlasA2, Cann::V9_0), [packed(), padded()]),
         (Target::new(Soc::AtlasA3, Cann::V9_1), [packed(), padded()]),
         (A2_NEXT, [packed(), padded()]),
-        (
-            ASCEND_950,
-            [
-                ascend950(),
-                Call {
-                    inner_precise: 4,
-                    ..packed()
-                },
-            ],
-        ),
+        (ASCEND_950, [ascend950(), Call { inner_precise: 4, ..packed() }]),
     ] {
         for call in calls {
             assert_eq!(call.check(target).err(), None, "{target}");
@@ -230,30 +189,16 @@ fn documented_calls_are_taken_without_a_lint() {
         }
     }
     // PyTorch's extension passes softmaxLse whatever the flag says.
-    let unasked = Call {
-        softmax_lse_flag: 0,
-        ..padded()
-    };
+    let unasked = Call { softmax_lse_flag: 0, ..padded() };
     assert_eq!(unasked.lint(A2, &[]), Ok(()));
     // Without sizes a block has 128 rows and keys, from 9.2 on, which has smaller blocks of keys on Ascend 950.
-    let plain = Call {
-        block_shape: None,
-        block_sparse_mask: mask(&[2, 4, 2, 3]),
-        ..packed()
-    };
+    let plain = Call { block_shape: None, block_sparse_mask: mask(&[2, 4, 2, 3]), ..packed() };
     assert_eq!(plain.check(A2_NEXT).unwrap().block, [128, 128]);
-    let small = Call {
-        block_shape: Some(&[64, 16]),
-        block_sparse_mask: mask(&[2, 4, 3, 19]),
-        ..ascend950()
-    };
+    let small = Call { block_shape: Some(&[64, 16]), block_sparse_mask: mask(&[2, 4, 3, 19]), ..ascend950() };
     let next = Target::new(Soc::Ascend950, Cann::V9_2);
     assert_eq!(small.check(next).unwrap().mask_blocks, [3, 19]);
     // A call whose outputs are empty ends before the tiling looks at it.
-    let empty = Call {
-        block_size: 7,
-        ..queries(packed(), &[0, 4, 64])
-    };
+    let empty = Call { block_size: 7, ..queries(packed(), &[0, 4, 64]) };
     assert!(empty.check(A2).unwrap().is_idle());
     assert_eq!(empty.lint(A2, &[]), Ok(()));
 }
@@ -272,20 +217,11 @@ fn a_launch_touches_what_it_walks_even_beyond_the_tensors() {
     };
     let (value, mask_parameter) = (Parameter::Value, Parameter::BlockSparseMask);
     assert_eq!(touched(packed(), value), (Some(0..340 * 2 * 64 * 2), false));
-    let short = Call {
-        value: half(&[10, 2, 64]),
-        ..packed()
-    };
+    let short = Call { value: half(&[10, 2, 64]), ..packed() };
     assert_eq!(touched(short, value), (Some(0..340 * 2 * 64 * 2), true));
-    let narrow = Call {
-        block_sparse_mask: mask(&[2, 4, 1, 1]),
-        ..packed()
-    };
+    let narrow = Call { block_sparse_mask: mask(&[2, 4, 1, 1]), ..packed() };
     assert_eq!(touched(narrow, mask_parameter), (Some(0..72), true));
-    let unread = Call {
-        softmax_lse_flag: 0,
-        ..padded()
-    };
+    let unread = Call { softmax_lse_flag: 0, ..padded() };
     assert_eq!(touched(unread, Parameter::SoftmaxLse), (None, false));
 }
 
@@ -299,18 +235,10 @@ fn sequences_lie_one_behind_the_other_or_in_their_own_entries() {
     };
     assert_eq!(rows(packed()), [[0, 0, 150, 0, 300], [0, 150, 50, 300, 40]]);
     assert_eq!(rows(padded()), [[0, 0, 150, 0, 300], [1, 0, 50, 0, 40]]);
-    let whole = Call {
-        actual_seq_lengths: None,
-        actual_seq_lengths_kv: None,
-        ..padded()
-    };
+    let whole = Call { actual_seq_lengths: None, actual_seq_lengths_kv: None, ..padded() };
     assert_eq!(rows(whole)[1], [1, 0, 150, 0, 300]);
     // Lengths that lead outside are cut.
-    let outside = Call {
-        actual_seq_lengths: Some(&[250, -50]),
-        actual_seq_lengths_kv: Some(&[-10, 350]),
-        ..packed()
-    };
+    let outside = Call { actual_seq_lengths: Some(&[250, -50]), actual_seq_lengths_kv: Some(&[-10, 350]), ..packed() };
     assert_eq!(rows(outside), [[0, 0, 200, 0, 0], [0, 200, 0, 0, 340]]);
 }
 
@@ -347,23 +275,16 @@ fn the_first_fault_of_each_block_of_rows_is_found() {
         // The first block of rows of the second head of the second sequence, which has 40 keys.
         mask[36 + 9..][..3].copy_from_slice(&bytes);
         let faults = problem.faults(&call, &mask);
-        let faults =
-            faults.map(|fault| ((fault.sequence, fault.head, fault.row_block), fault.kind));
+        let faults = faults.map(|fault| ((fault.sequence, fault.head, fault.row_block), fault.kind));
         faults.collect::<Vec<_>>()
     };
     let at = (1, 1, 0);
     assert_eq!(faults([1, 0, 0]), []);
     assert_eq!(faults([0, 0, 0]), [(at, BlockFaultKind::Empty)]);
     let (block, byte) = (0, 254);
-    assert_eq!(
-        faults([254, 0, 0]),
-        [(at, BlockFaultKind::Value { block, byte })]
-    );
+    assert_eq!(faults([254, 0, 0]), [(at, BlockFaultKind::Value { block, byte })]);
     let (block, keys) = (2, 40);
-    assert_eq!(
-        faults([254, 0, 1]),
-        [(at, BlockFaultKind::Beyond { block, keys })]
-    );
+    assert_eq!(faults([254, 0, 1]), [(at, BlockFaultKind::Beyond { block, keys })]);
 }
 
 #[test]
@@ -394,20 +315,10 @@ fn a_mask_that_names_blocks_behind_the_keys_of_a_sequence_is_refused() {
     assert_eq!(check(&[]), Ok(()));
     // A mask that is not known is refused where it could name such blocks.
     let unknown = |call: Call| call.check(A2).unwrap().checked_mask(&call, None);
-    assert_eq!(
-        unknown(packed()).unwrap_err().rule.id,
-        "block_sparse.contents"
-    );
-    let whole = Call {
-        actual_seq_lengths: None,
-        actual_seq_lengths_kv: None,
-        ..padded()
-    };
+    assert_eq!(unknown(packed()).unwrap_err().rule.id, "block_sparse.contents");
+    let whole = Call { actual_seq_lengths: None, actual_seq_lengths_kv: None, ..padded() };
     assert_eq!(unknown(whole), Ok(()));
-    let even = Call {
-        actual_seq_lengths_kv: Some(&[300, 270]),
-        ..padded()
-    };
+    let even = Call { actual_seq_lengths_kv: Some(&[300, 270]), ..padded() };
     assert_eq!(unknown(even), Ok(()));
 }
 

@@ -42,18 +42,13 @@ fn verdict(call: &FiaCall<'_>, version: Version, soc: Soc) -> &'static str {
 /// Calls by the answer that is due, with what they are about.
 pub(crate) fn answers(calls: &[(&str, &str, FiaCall<'_>)]) {
     for (id, about, call) in calls {
-        assert_eq!(
-            verdict(call, Version::V4, Soc::AtlasA2),
-            *id,
-            "{about}: {call:?}"
-        );
+        assert_eq!(verdict(call, Version::V4, Soc::AtlasA2), *id, "{about}: {call:?}");
     }
 }
 
 /// An accepted call and what it resolves to.
 pub(crate) fn checked<'a>(call: &'a FiaCall<'a>) -> CheckedCall<'a> {
-    call.check(Version::V4, Target::snapshot(Soc::AtlasA2))
-        .unwrap()
+    call.check(Version::V4, Target::snapshot(Soc::AtlasA2)).unwrap()
 }
 
 #[test]
@@ -70,21 +65,9 @@ fn axes_behind_the_fourth_of_a_dense_output_are_not_looked_at() {
     };
     answers(&[
         ("accepted", "BNSD", call("BNSD", &[2, 4, 16, 32, 1])),
-        (
-            "accepted",
-            "BNSD_BSND",
-            call("BNSD_BSND", &[2, 16, 4, 32, 1]),
-        ),
-        (
-            "attention_out.shape",
-            "an axis before",
-            call("BNSD_BSND", &[1, 2, 16, 4, 32]),
-        ),
-        (
-            "attention_out.shape",
-            "an axis less",
-            call("BNSD_BSND", &[2, 16, 128]),
-        ),
+        ("accepted", "BNSD_BSND", call("BNSD_BSND", &[2, 16, 4, 32, 1])),
+        ("attention_out.shape", "an axis before", call("BNSD_BSND", &[1, 2, 16, 4, 32])),
+        ("attention_out.shape", "an axis less", call("BNSD_BSND", &[2, 16, 128])),
     ]);
 }
 
@@ -140,11 +123,7 @@ fn an_empty_length_array_pads_nothing() {
         actual_seq_lengths_kv: lengths,
         ..call.clone()
     };
-    for (lengths, padded) in [
-        (None, false),
-        (Some(&[][..]), false),
-        (Some(&[9][..]), true),
-    ] {
+    for (lengths, padded) in [(None, false), (Some(&[][..]), false), (Some(&[9][..]), true)] {
         let call = alone(lengths);
         assert_eq!(checked(&call).problem.key_padding.is_some(), padded);
     }
@@ -186,12 +165,7 @@ fn calls_without_keys_hold_their_rules() {
         (
             "quant.int8_query_empty",
             "an INT8 query",
-            FiaCall {
-                query: Some(int8(&[1, 4, 32, 64])),
-                key: &bytes,
-                value: &bytes,
-                ..call.clone()
-            },
+            FiaCall { query: Some(int8(&[1, 4, 32, 64])), key: &bytes, value: &bytes, ..call.clone() },
         ),
         // B16 is a check at the entry.
         ("head_dim.max", "dimension 1024", dim(1024, &wide)),
@@ -199,11 +173,7 @@ fn calls_without_keys_hold_their_rules() {
         // C5.
         ("accepted", "empty lists", list(&empty, &empty)),
         ("key.list_batch", "the first empty", list(&mixed, &mixed)),
-        (
-            "key.list_batch",
-            "the second empty",
-            list(&swapped, &swapped),
-        ),
+        ("key.list_batch", "the second empty", list(&swapped, &swapped)),
         ("key.list_batch", "values mixed", list(&empty, &mixed)),
     ]);
 }
@@ -226,32 +196,18 @@ fn int32_is_int4_for_key_and_value_together_from_the_second_version_on() {
         answers(&[
             ("accepted", "INT32", call(rows, &words, &words)),
             ("accepted", "INT4", call(rows, &nibbles, &nibbles)),
-            (
-                "value.dtype_of_key",
-                "INT32 key",
-                call(rows, &words, &nibbles),
-            ),
-            (
-                "value.dtype_of_key",
-                "INT32 value",
-                call(rows, &nibbles, &words),
-            ),
+            ("value.dtype_of_key", "INT32 key", call(rows, &words, &nibbles)),
+            ("value.dtype_of_key", "INT32 value", call(rows, &nibbles, &words)),
         ]);
         let words = call(rows, &words, &words);
         assert_eq!(Version::oldest_for(&words), Version::V2);
-        for (version, id) in [
-            (Version::V1, "key.dtype_of_query"),
-            (Version::V2, "accepted"),
-        ] {
+        for (version, id) in [(Version::V1, "key.dtype_of_query"), (Version::V2, "accepted")] {
             assert_eq!(verdict(&words, version, Soc::AtlasA2), id);
         }
         let nibbles = call(rows, &nibbles, &nibbles);
         assert_eq!(verdict(&nibbles, Version::V1, Soc::AtlasA2), "accepted");
     }
-    let (words, nibbles) = (
-        [of(DType::Int32, &[20, 32, 32])],
-        [of(DType::Int4, &[20, 32, 256])],
-    );
+    let (words, nibbles) = ([of(DType::Int32, &[20, 32, 32])], [of(DType::Int4, &[20, 32, 256])]);
     let paged = FiaCall {
         block_size: 32,
         antiquant_scale: Some(half(&[2, 256])),
@@ -259,20 +215,13 @@ fn int32_is_int4_for_key_and_value_together_from_the_second_version_on() {
     };
     answers(&[
         ("accepted", "INT32", paged.clone()),
-        (
-            "value.dtype_of_key",
-            "INT32 key",
-            with(&paged, |c| c.value = &nibbles),
-        ),
+        ("value.dtype_of_key", "INT32 key", with(&paged, |c| c.value = &nibbles)),
     ]);
 }
 
 #[test]
 fn lists_of_int32_are_addressed_by_int4() {
-    let words = [
-        of(DType::Int32, &[1, 4, 32, 8]),
-        of(DType::Int32, &[1, 4, 30, 8]),
-    ];
+    let words = [of(DType::Int32, &[1, 4, 32, 8]), of(DType::Int32, &[1, 4, 30, 8])];
     for rows in [1, 32] {
         let call = FiaCall {
             query: Some(half(&[2, 4, rows, 64])),
@@ -316,11 +265,7 @@ fn a_shared_prefix_is_not_read_as_packed_int4() {
         ]);
     }
     answers(&[
-        (
-            "shared_prefix.dtype",
-            "looked at",
-            call(1, DType::Int32, 64),
-        ),
+        ("shared_prefix.dtype", "looked at", call(1, DType::Int32, 64)),
         ("unsupported", "not looked at", call(32, DType::Int32, 64)),
     ]);
 }
@@ -350,8 +295,7 @@ fn the_bias_of_packed_heads_covers_the_longest_sequence() {
         ..call.clone()
     };
     let bias = |call: &FiaCall<'_>, shape: &[i64]| {
-        call.check(Version::V4, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        call.check(Version::V4, Target::snapshot(Soc::AtlasA2)).unwrap();
         let call = with(call, |c| c.pse_shift = Some(bf16(shape)));
         verdict(&call, Version::V4, Soc::AtlasA2)
     };
@@ -416,10 +360,7 @@ fn ascend_950_types_are_unsupported_rather_than_wrong() {
             ..FiaCall::new("BNSD")
         };
         assert_eq!(verdict(&call, Version::V5, Soc::Ascend950), newer);
-        assert_eq!(
-            verdict(&call, Version::V4, Soc::AtlasA2),
-            "dtype.registered"
-        );
+        assert_eq!(verdict(&call, Version::V4, Soc::AtlasA2), "dtype.registered");
     }
 }
 
@@ -439,9 +380,7 @@ fn batches_of_any_size_are_judged_by_the_lengths_that_are_given() {
         quant_offset2: Some(of(DType::Float, &[1])),
         ..FiaCall::new("BNSD")
     };
-    let checked = call
-        .check(Version::V3, Target::new(Soc::AtlasA2, Cann::V9_0))
-        .unwrap();
+    let checked = call.check(Version::V3, Target::new(Soc::AtlasA2, Cann::V9_0)).unwrap();
     assert_eq!(checked.problem.batch, 1_000_000_000_000);
     checked.each_lint(&mut |_| {});
     checked.problem.touches(&mut |_, _| {});

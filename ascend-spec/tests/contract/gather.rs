@@ -49,12 +49,8 @@ fn accepted(call: &Call) -> GatherProblem {
 
 #[test]
 fn every_gather_rule_refuses_a_call() {
-    let in_format =
-        |desc: Option<TensorDesc>, format| desc.map(|desc| TensorDesc { format, ..desc });
-    let strided = half(&[9, 2, 16]).map(|desc| TensorDesc {
-        strides: Dims::of([64, 16, 1]),
-        ..desc
-    });
+    let in_format = |desc: Option<TensorDesc>, format| desc.map(|desc| TensorDesc { format, ..desc });
+    let strided = half(&[9, 2, 16]).map(|desc| TensorDesc { strides: Dims::of([64, 16, 1]), ..desc });
     let base = norm();
     #[rustfmt::skip]
     let calls = [
@@ -96,16 +92,8 @@ fn every_gather_rule_refuses_a_call() {
         broken.insert("gather.product");
     }
 
-    let cut = Call {
-        key_cache: half(&[6, 4, 2, 4]),
-        key: half(&[9, 2, 4]),
-        ..base
-    };
-    let long = Call {
-        key_cache: half(&[6, 4, 128, 600]),
-        key: half(&[9, 128, 600]),
-        ..base
-    };
+    let cut = Call { key_cache: half(&[6, 4, 2, 4]), key: half(&[9, 2, 4]), ..base };
+    let long = Call { key_cache: half(&[6, 4, 128, 600]), key: half(&[9, 128, 600]), ..base };
     for (id, call) in [("gather.unit", cut), ("gather.token_bytes", long)] {
         let problem = accepted(&call);
         let violation = call.lint(&problem, Soc::AtlasA2, &[]).unwrap_err();
@@ -135,35 +123,18 @@ fn numbers_that_lead_out_of_the_caches_name_no_row() {
         strays
     };
     assert_eq!(strays(&[0, 1, 2, 5, 4, 3], &[4, 5]), []);
-    let outside = Source::NoBlock {
-        sequence: 1,
-        block: 6,
-    };
+    let outside = Source::NoBlock { sequence: 1, block: 6 };
     assert_eq!(strays(&[0, 1, 2, 6, 4, 3], &[4, 5]), [outside]);
-    let long = Source::NoColumn {
-        sequence: 0,
-        column: 3,
-    };
+    let long = Source::NoColumn { sequence: 0, column: 3 };
     // The first sequence takes all tokens that its row of the table can name, and so all rows.
-    let beyond = Source::NoToken {
-        sequence: 0,
-        token: 9,
-    };
+    let beyond = Source::NoToken { sequence: 0, token: 9 };
     assert_eq!(strays(&[0, 1, 2, 5, 4, 3], &[12, 0]), [beyond]);
-    let wide = GatherProblem {
-        tokens: 40,
-        ..problem
-    };
+    let wide = GatherProblem { tokens: 40, ..problem };
     let mut found = Vec::new();
-    wide.sources(&[0, 1, 2, 5, 4, 3], &[13, 0], &[], &mut |source| {
-        found.push(source)
-    });
+    wide.sources(&[0, 1, 2, 5, 4, 3], &[13, 0], &[], &mut |source| found.push(source));
     assert_eq!(found.len(), 13);
     assert_eq!(found.last(), Some(&long));
-    let negative = Source::BadNumber {
-        sequence: 0,
-        given: -1,
-    };
+    let negative = Source::BadNumber { sequence: 0, given: -1 };
     assert_eq!(strays(&[0, 1, 2, 5, 4, 3], &[-1, 5]), [negative]);
 }
 

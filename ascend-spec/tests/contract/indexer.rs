@@ -27,11 +27,7 @@ fn numbers(shape: &[i64]) -> Option<TensorDesc> {
 /// The call with the outputs that its inputs imply.
 fn with_outputs(call: Call) -> Call {
     let [indices, values] = call.outputs().unwrap();
-    Call {
-        sparse_indices: Some(indices),
-        sparse_values: Some(values),
-        ..call
-    }
+    Call { sparse_indices: Some(indices), sparse_values: Some(values), ..call }
 }
 
 /// Two sequences of together 5 rows with 16 heads, which choose 8 of 70 keys.
@@ -63,36 +59,21 @@ fn padded() -> Call {
 
 /// The rows of [`packed`] and 6 blocks of 32 keys, 3 a sequence.
 fn paged() -> Call {
-    Call {
-        key: half(&[6, 32, 1, 128]),
-        block_table: numbers(&[2, 3]),
-        layout_key: "PA_BSND",
-        ..packed()
-    }
+    Call { key: half(&[6, 32, 1, 128]), block_table: numbers(&[2, 3]), layout_key: "PA_BSND", ..packed() }
 }
 
 /// The call with another number of heads.
 fn heads(call: Call, heads: i64) -> Call {
-    with_outputs(Call {
-        query: half(&[5, heads, 128]),
-        weights: half(&[5, heads]),
-        ..call
-    })
+    with_outputs(Call { query: half(&[5, heads, 128]), weights: half(&[5, heads]), ..call })
 }
 
 #[test]
 fn every_rule_of_the_indexer_refuses_a_call() {
     let a2 = |cann| Target::new(Soc::AtlasA2, cann);
     let ascend950 = |cann| Target::new(Soc::Ascend950, cann);
-    let nz = packed().key.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
+    let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let (packed, padded, paged) = (packed(), padded(), paged());
-    let single = Call {
-        weights: of(Float, &[5, 16]),
-        ..packed
-    };
+    let single = Call { weights: of(Float, &[5, 16]), ..packed };
     #[rustfmt::skip]
     let calls = [
         ("indexer.product", 561_003, a2(Cann::V8_1), packed),
@@ -145,11 +126,7 @@ fn every_rule_of_the_indexer_refuses_a_call() {
     let mut broken = BTreeSet::new();
     for (id, status, target, call) in calls {
         let violation = call.check(target).unwrap_err();
-        assert_eq!(
-            (violation.rule.id, violation.status()),
-            (id, status),
-            "{violation}"
-        );
+        assert_eq!((violation.rule.id, violation.status()), (id, status), "{violation}");
         assert!(violation.rule.scope.holds(target), "{id} for {target}");
         broken.insert(id);
     }
@@ -204,41 +181,24 @@ fn documented_calls_are_taken_without_a_lint() {
             assert_eq!(call.lint(target, &[]), Ok(()), "{target}");
         }
         // Lengths are counted by their elements.
-        let lengths = Call {
-            actual_seq_lengths_query: ones(&[1, 2]),
-            ..packed()
-        };
+        let lengths = Call { actual_seq_lengths_query: ones(&[1, 2]), ..packed() };
         assert_eq!(lengths.check(target).unwrap().sequences.batch, 2);
     }
-    let nulls = Call {
-        sparse_values: None,
-        ..packed()
-    };
+    let nulls = Call { sparse_values: None, ..packed() };
     assert!(nulls.check(A2).is_ok());
     // A call whose outputs are empty ends before anything else is looked at.
-    let empty = Call {
-        sparse_indices: numbers(&[0]),
-        layout_key: "any",
-        ..packed()
-    };
+    let empty = Call { sparse_indices: numbers(&[0]), layout_key: "any", ..packed() };
     assert!(empty.check(A2).unwrap().is_idle());
 }
 
 #[test]
 fn rows_choose_among_the_keys_up_to_their_position() {
     let sequences = paged().check(A2).unwrap().sequences;
-    let contents = |query_lengths, key_lengths, block_table| SparseContents {
-        query_lengths,
-        key_lengths,
-        block_table,
-    };
+    let contents = |query_lengths, key_lengths, block_table| SparseContents { query_lengths, key_lengths, block_table };
     let table = [5, 4, 3, 0, 9, 1];
     let numbers = contents(&[2, 5], &[40, 1], &table);
     let all: Vec<_> = sequences.each(numbers).collect();
-    assert_eq!(
-        (all[0].first_query, all[0].queries, all[0].keys),
-        (0, 2, 40)
-    );
+    assert_eq!((all[0].first_query, all[0].queries, all[0].keys), (0, 2, 40));
     assert_eq!((all[1].first_query, all[1].queries, all[1].keys), (2, 3, 1));
     let candidates = |index: usize, row| sequences.candidates(&all[index], row);
     assert_eq!([0, 1, 2].map(|row| candidates(0, row)), [39, 40, 0]);
@@ -251,27 +211,10 @@ fn rows_choose_among_the_keys_up_to_their_position() {
     assert!(matches!(
         faults(contents(&[-1, 6], &[97, 40], &table))[..],
         [
-            SparseFault::Length {
-                sequence: 0,
-                given: -1,
-                ..
-            },
-            SparseFault::NoColumn {
-                sequence: 0,
-                keys: 97,
-                room: 96
-            },
-            SparseFault::Length {
-                sequence: 1,
-                given: 6,
-                ..
-            },
-            SparseFault::NoBlock {
-                sequence: 1,
-                column: 1,
-                block: 9,
-                blocks: 6
-            },
+            SparseFault::Length { sequence: 0, given: -1, .. },
+            SparseFault::NoColumn { sequence: 0, keys: 97, room: 96 },
+            SparseFault::Length { sequence: 1, given: 6, .. },
+            SparseFault::NoBlock { sequence: 1, column: 1, block: 9, blocks: 6 },
         ]
     ));
     let descending = faults(contents(&[3, 2], &[1, 1], &table));
@@ -283,10 +226,7 @@ fn rows_choose_among_the_keys_up_to_their_position() {
 
 #[test]
 fn a_launch_touches_what_it_writes_even_beyond_the_scores() {
-    let short = Call {
-        sparse_values: half(&[2, 3, 1, 7]),
-        ..padded()
-    };
+    let short = Call { sparse_values: half(&[2, 3, 1, 7]), ..padded() };
     let problem = short.check(Target::new(Soc::AtlasA2, Cann::V8_5)).unwrap();
     let mut of_values = None;
     problem.touches(&short, &mut |parameter, range| {

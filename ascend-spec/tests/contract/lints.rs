@@ -8,10 +8,7 @@ use std::collections::BTreeSet;
 fn every_lint_is_found_alone_and_clean_calls_have_none() {
     let found = each_broken(&mut |_, _, _, _| {});
     let all: BTreeSet<_> = rules::lints::all().map(|lint| lint.id).collect();
-    assert_eq!(
-        found, all,
-        "lints without a call that breaks them, or the reverse"
-    );
+    assert_eq!(found, all, "lints without a call that breaks them, or the reverse");
 }
 
 /// Parameters that a call can do without, alone or together.

@@ -1,11 +1,6 @@
 //! The contracts of the attention operators: their verdicts, and a call for every rule.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests end them by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
 mod atb;
 mod batch_mat_mul;

@@ -5,12 +5,7 @@ use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 /// Single rows over a paged cache of three axes.
-pub(crate) fn paged<'a>(
-    layout: &'a str,
-    cache: &'a [TensorDesc],
-    query: &[i64],
-    heads: (i64, i64),
-) -> FiaCall<'a> {
+pub(crate) fn paged<'a>(layout: &'a str, cache: &'a [TensorDesc], query: &[i64], heads: (i64, i64)) -> FiaCall<'a> {
     FiaCall {
         query: Some(half(query)),
         key: cache,
@@ -28,12 +23,8 @@ pub(crate) fn paged<'a>(
 #[test]
 fn single_rows_in_bsh_have_the_head_dimension_of_a_cache_of_three_axes() {
     // B8: the last axis is N * (value.dim2 / Nk), a division without remainder.
-    let (key, odd, short, narrow) = (
-        [half(&[20, 16, 256])],
-        [half(&[20, 16, 257])],
-        [half(&[20, 16, 255])],
-        [half(&[20, 16, 128])],
-    );
+    let (key, odd, short, narrow) =
+        ([half(&[20, 16, 256])], [half(&[20, 16, 257])], [half(&[20, 16, 255])], [half(&[20, 16, 128])]);
     let call = paged("BSH", &key, &[2, 1, 512], (4, 2));
     let value = |value, out: i64| {
         with(&call, |c| {
@@ -76,54 +67,19 @@ fn the_key_alone_says_how_a_paged_cache_lies() {
     answers(&[
         ("accepted", "BnBsH", bsnd.clone()),
         ("accepted", "BnNBsD", bnsd.clone()),
-        (
-            "cache.layout",
-            "four axes",
-            with(&bsnd, |c| c.key = &leading),
-        ),
-        (
-            "cache.layout",
-            "four axes",
-            with(&bsnd, |c| c.key = &trailing),
-        ),
-        (
-            "cache.layout",
-            "four axes",
-            with(&bsh, |c| c.key = &leading),
-        ),
+        ("cache.layout", "four axes", with(&bsnd, |c| c.key = &leading)),
+        ("cache.layout", "four axes", with(&bsnd, |c| c.key = &trailing)),
+        ("cache.layout", "four axes", with(&bsh, |c| c.key = &leading)),
         ("cache.layout", "four axes", with(&bsnd, |c| c.key = &four)),
-        (
-            "unsupported",
-            "value of four axes",
-            with(&bsnd, |c| c.value = &four),
-        ),
-        (
-            "unsupported",
-            "value of four axes",
-            with(&bsh, |c| c.value = &four),
-        ),
-        (
-            "unsupported",
-            "value of three axes",
-            with(&bnsd, |c| c.value = &three),
-        ),
-        (
-            "unsupported",
-            "value of two axes",
-            with(&bsnd, |c| c.value = &two),
-        ),
-        (
-            "unsupported",
-            "key of two axes",
-            with(&bsnd, |c| c.key = &two),
-        ),
+        ("unsupported", "value of four axes", with(&bsnd, |c| c.value = &four)),
+        ("unsupported", "value of four axes", with(&bsh, |c| c.value = &four)),
+        ("unsupported", "value of three axes", with(&bnsd, |c| c.value = &three)),
+        ("unsupported", "value of two axes", with(&bsnd, |c| c.value = &two)),
+        ("unsupported", "key of two axes", with(&bsnd, |c| c.key = &two)),
     ]);
     // The prefill path looks at both.
     let cache = [half(&[20, 128, 256])];
-    let prefill = FiaCall {
-        block_size: 128,
-        ..paged("BSND", &cache, &[2, 17, 4, 128], (4, 2))
-    };
+    let prefill = FiaCall { block_size: 128, ..paged("BSND", &cache, &[2, 17, 4, 128], (4, 2)) };
     answers(&[
         ("accepted", "BnBsH", prefill.clone()),
         ("cache.rank", "two axes", with(&prefill, |c| c.key = &two)),
@@ -141,11 +97,7 @@ fn the_key_alone_says_how_a_paged_cache_lies() {
 #[test]
 fn the_decode_path_takes_key_caches_of_any_shape() {
     // No entry of group F compares them; an NZ cache is another matter (F20).
-    let (fewer, longer, wider) = (
-        [half(&[20, 1, 16, 128])],
-        [half(&[20, 2, 32, 128])],
-        [half(&[20, 2, 16, 256])],
-    );
+    let (fewer, longer, wider) = ([half(&[20, 1, 16, 128])], [half(&[20, 2, 32, 128])], [half(&[20, 2, 16, 256])]);
     let right = [half(&[20, 2, 16, 128])];
     let call = paged("BNSD", &right, &[2, 4, 1, 128], (4, 2));
     for keys in [&right, &fewer, &longer, &wider] {
@@ -171,27 +123,15 @@ fn unchecked_calls_take_any_value() {
     };
     answers(&[
         ("accepted", "unchecked", call.clone()),
-        (
-            "unsupported",
-            "a value of two axes",
-            with(&call, |c| c.value = &flat),
-        ),
-        (
-            "inner_precise.known",
-            "no query lengths",
-            with(&call, |c| c.actual_seq_lengths = None),
-        ),
+        ("unsupported", "a value of two axes", with(&call, |c| c.value = &flat)),
+        ("inner_precise.known", "no query lengths", with(&call, |c| c.actual_seq_lengths = None)),
     ]);
 }
 
 #[test]
 fn packed_queries_have_the_head_dimension_of_the_value_as_its_axes_say() {
     // B13, J2.
-    let (nz, by_heads, flat) = (
-        [int8(&[8, 2, 4, 32, 32])],
-        [int8(&[8, 2, 32, 128])],
-        [int8(&[8, 32])],
-    );
+    let (nz, by_heads, flat) = ([int8(&[8, 2, 4, 32, 32])], [int8(&[8, 2, 32, 128])], [int8(&[8, 32])]);
     let words = [of(DType::Int32, &[8, 2, 4, 32, 32])];
     let call = FiaCall {
         block_size: 32,

@@ -5,17 +5,7 @@ use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 
-const LAYOUTS: [&str; 9] = [
-    "BSH",
-    "BSND",
-    "BNSD",
-    "BNSD_BSND",
-    "TND",
-    "NTD",
-    "NTD_TND",
-    "BSH_BNSD",
-    "BSND_BNSD",
-];
+const LAYOUTS: [&str; 9] = ["BSH", "BSND", "BNSD", "BNSD_BSND", "TND", "NTD", "NTD_TND", "BSH_BNSD", "BSND_BNSD"];
 
 /// Where keys and values lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,20 +45,8 @@ fn recipe() -> impl Strategy<Value = Recipe> {
         Just(Store::List),
     ];
     let sizes = (1..5i64, 1..5i64, 1..140i64, prop_oneof![Just(1), 2..40i64]);
-    let what = (
-        0..LAYOUTS.len(),
-        any::<bool>(),
-        any::<bool>(),
-        0..5i64,
-        0..4i64,
-    );
-    let rest = (
-        any::<Option<(bool, bool)>>(),
-        -20..40i64,
-        0..60i64,
-        any::<bool>(),
-        any::<bool>(),
-    );
+    let what = (0..LAYOUTS.len(), any::<bool>(), any::<bool>(), 0..5i64, 0..4i64);
+    let rest = (any::<Option<(bool, bool)>>(), -20..40i64, 0..60i64, any::<bool>(), any::<bool>());
     (sizes, what, store, rest, any::<[u8; 4]>()).prop_map(|(sizes, what, store, rest, lengths)| {
         let (batch, kv_heads, group, rows) = sizes;
         let (layout, bf16, wide, mode, inner_precise) = what;
@@ -110,12 +88,7 @@ impl Recipe {
     }
 
     fn tensor(&self, heads: i64, batch: i64, rows: i64) -> TensorDesc {
-        let of = Extents {
-            batch,
-            heads,
-            rows,
-            dim: self.dim,
-        };
+        let of = Extents { batch, heads, rows, dim: self.dim };
         TensorDesc::packed(self.dtype, self.layout.input().shape(of))
     }
 
@@ -127,12 +100,7 @@ impl Recipe {
             true => (1, self.batch * self.rows),
             false => (self.batch, self.rows),
         };
-        let extents = Extents {
-            batch,
-            heads,
-            rows,
-            dim: self.dim,
-        };
+        let extents = Extents { batch, heads, rows, dim: self.dim };
         let columns = |more: i64| (self.longest() + 127) / 128 + more;
         let mut table = None;
         let key: Vec<TensorDesc> = match self.store {
@@ -201,13 +169,8 @@ impl Recipe {
             sparse_mode: self.mode,
             inner_precise: self.inner_precise,
             softmax_lse_flag: self.lse,
-            softmax_lse: self
-                .lse
-                .then(|| TensorDesc::packed(DType::Float, self.layout.lse_shape(extents))),
-            attention_out: Some(TensorDesc::packed(
-                self.dtype,
-                self.layout.out_shape(extents),
-            )),
+            softmax_lse: self.lse.then(|| TensorDesc::packed(DType::Float, self.layout.lse_shape(extents))),
+            attention_out: Some(TensorDesc::packed(self.dtype, self.layout.out_shape(extents))),
             ..FiaCall::new(self.layout.as_str())
         });
     }
@@ -287,10 +250,7 @@ fn who_takes_a_refused_call_is_the_next_release_or_another_product() {
     };
     let target = |soc, cann| Some(Target::new(soc, cann));
     for soc in [Soc::AtlasA2, Soc::AtlasA3] {
-        assert_eq!(
-            taken_by(128, soc, Cann::V8_1, false),
-            target(soc, Cann::V8_5)
-        );
+        assert_eq!(taken_by(128, soc, Cann::V8_1, false), target(soc, Cann::V8_5));
     }
     // The newest release of the product refuses it too; Ascend 950 does not, where it is known.
     let other = target(Soc::Ascend950, Cann::V9_0);

@@ -62,14 +62,8 @@ fn refusals_of_head_dimensions_say_which_are_allowed() {
         named(&mut BTreeSet::new(), "prompt.head_dim", 161_002, verdict).allowed
     };
     assert_eq!(allowed(144, 72), "up to 72 of the query");
-    assert_eq!(
-        allowed(513, 512),
-        "1 to 512 of the query, up to 512 of the value"
-    );
-    assert_eq!(
-        allowed(0, 64),
-        "1 to 512 of the query, up to 512 of the value"
-    );
+    assert_eq!(allowed(513, 512), "1 to 512 of the query, up to 512 of the value");
+    assert_eq!(allowed(0, 64), "1 to 512 of the query, up to 512 of the value");
     assert_eq!(of_dims(128, 72).check(prompt::Version::V3, TARGET), Ok(()));
 }
 
@@ -81,100 +75,20 @@ fn every_rule_of_prompt_flash_attention_has_a_call_that_breaks_it() {
     for version in prompt::Version::ALL {
         assert_eq!(base.check(version, TARGET), Ok(()), "{version}");
     }
-    let nz = TensorDesc {
-        format: Format::FractalNz,
-        ..half(&[2, 2, 27, 72]).unwrap()
-    };
+    let nz = TensorDesc { format: Format::FractalNz, ..half(&[2, 2, 27, 72]).unwrap() };
     let int8 = |shape: &[i64]| of(DType::Int8, shape);
     let calls: &[(&str, i32, PromptCall<'_>)] = &[
-        (
-            "prompt.required",
-            161_001,
-            PromptCall {
-                value: None,
-                ..base
-            },
-        ),
-        (
-            "prompt.required",
-            161_001,
-            PromptCall {
-                input_layout: None,
-                ..base
-            },
-        ),
-        (
-            "prompt.countable",
-            161_002,
-            PromptCall {
-                key: half(&[2, 2, -1, 72]),
-                ..base
-            },
-        ),
-        (
-            "prompt.dtype",
-            161_002,
-            PromptCall {
-                key: int8(&[2, 2, 27, 72]),
-                ..base
-            },
-        ),
-        (
-            "prompt.out_dtype",
-            161_002,
-            PromptCall {
-                attention_out: of(DType::Bf16, &[2, 4, 20, 72]),
-                ..base
-            },
-        ),
-        (
-            "prompt.pse_dtype",
-            161_002,
-            PromptCall {
-                pse_shift: of(DType::Bf16, &[2, 4, 20, 27]),
-                ..base
-            },
-        ),
-        (
-            "prompt.mask_dtype",
-            161_002,
-            PromptCall {
-                atten_mask: of(DType::Float, &[20, 27]),
-                ..base
-            },
-        ),
-        (
-            "prompt.num_heads",
-            161_002,
-            PromptCall {
-                num_heads: 0,
-                ..base
-            },
-        ),
-        (
-            "prompt.input_layout",
-            161_002,
-            PromptCall {
-                input_layout: Some("BSH"),
-                ..base
-            },
-        ),
-        (
-            "prompt.input_layout",
-            161_002,
-            PromptCall {
-                input_layout: Some("SBH"),
-                ..base
-            },
-        ),
-        (
-            "prompt.head_dim",
-            161_002,
-            PromptCall {
-                value: half(&[2, 2, 27, 513]),
-                ..base
-            },
-        ),
+        ("prompt.required", 161_001, PromptCall { value: None, ..base }),
+        ("prompt.required", 161_001, PromptCall { input_layout: None, ..base }),
+        ("prompt.countable", 161_002, PromptCall { key: half(&[2, 2, -1, 72]), ..base }),
+        ("prompt.dtype", 161_002, PromptCall { key: int8(&[2, 2, 27, 72]), ..base }),
+        ("prompt.out_dtype", 161_002, PromptCall { attention_out: of(DType::Bf16, &[2, 4, 20, 72]), ..base }),
+        ("prompt.pse_dtype", 161_002, PromptCall { pse_shift: of(DType::Bf16, &[2, 4, 20, 27]), ..base }),
+        ("prompt.mask_dtype", 161_002, PromptCall { atten_mask: of(DType::Float, &[20, 27]), ..base }),
+        ("prompt.num_heads", 161_002, PromptCall { num_heads: 0, ..base }),
+        ("prompt.input_layout", 161_002, PromptCall { input_layout: Some("BSH"), ..base }),
+        ("prompt.input_layout", 161_002, PromptCall { input_layout: Some("SBH"), ..base }),
+        ("prompt.head_dim", 161_002, PromptCall { value: half(&[2, 2, 27, 513]), ..base }),
         (
             "prompt.head_dim",
             161_002,
@@ -185,38 +99,10 @@ fn every_rule_of_prompt_flash_attention_has_a_call_that_breaks_it() {
                 ..base
             },
         ),
-        (
-            "prompt.format",
-            161_002,
-            PromptCall {
-                key: Some(nz),
-                ..base
-            },
-        ),
-        (
-            "prompt.out_shape",
-            161_002,
-            PromptCall {
-                attention_out: half(&[2, 4, 20, 64]),
-                ..base
-            },
-        ),
-        (
-            "prompt.prefill_rules",
-            561_103,
-            PromptCall {
-                num_key_value_heads: 3,
-                ..base
-            },
-        ),
-        (
-            "prompt.prefill_rules",
-            561_103,
-            PromptCall {
-                sparse_mode: 2,
-                ..base
-            },
-        ),
+        ("prompt.format", 161_002, PromptCall { key: Some(nz), ..base }),
+        ("prompt.out_shape", 161_002, PromptCall { attention_out: half(&[2, 4, 20, 64]), ..base }),
+        ("prompt.prefill_rules", 561_103, PromptCall { num_key_value_heads: 3, ..base }),
+        ("prompt.prefill_rules", 561_103, PromptCall { sparse_mode: 2, ..base }),
     ];
     for (id, status, call) in calls {
         let violation = named(&mut broken, id, *status, call.check(V3, TARGET));
@@ -225,10 +111,7 @@ fn every_rule_of_prompt_flash_attention_has_a_call_that_breaks_it() {
             assert!(rule.contains('.'), "{violation}");
         }
     }
-    let bias = PromptCall {
-        pse_shift: of(DType::Float, &[1]),
-        ..base
-    };
+    let bias = PromptCall { pse_shift: of(DType::Float, &[1]), ..base };
     for version in [V1, V2] {
         assert_eq!(bias.check(version, TARGET), Ok(()), "{version}");
         broken.insert(bias.lint(version, &[]).unwrap_err().rule.id);
@@ -237,19 +120,9 @@ fn every_rule_of_prompt_flash_attention_has_a_call_that_breaks_it() {
     }
     assert_eq!(bias.lint(V3, &[]), Ok(()));
     let ascend950 = Target::new(Soc::Ascend950, Cann::V9_1);
-    named(
-        &mut broken,
-        "prompt.successor",
-        361_001,
-        base.check(V3, ascend950),
-    );
+    named(&mut broken, "prompt.successor", 361_001, base.check(V3, ascend950));
     let training = Target::new(Soc::AtlasTraining, Cann::V9_1);
-    named(
-        &mut broken,
-        "prompt.product",
-        561_003,
-        base.check(V3, training),
-    );
+    named(&mut broken, "prompt.product", 561_003, base.check(V3, training));
     broken.extend(refused_prompts_of_cards());
     let all: BTreeSet<_> = prompt::rules::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
@@ -268,23 +141,10 @@ fn atlas_inference_cards_take_half_precision_and_no_bf16() {
         ..prefill()
     };
     assert_eq!(call.check(prompt::Version::V3, TARGET), Ok(()));
-    named(
-        &mut BTreeSet::new(),
-        "prompt.dtype",
-        161_002,
-        call.check(prompt::Version::V3, card),
-    );
-    let empty = PromptCall {
-        query: half(&[2, 4, 0, 72]),
-        key: None,
-        attention_out: half(&[2, 4, 0, 72]),
-        ..prefill()
-    };
+    named(&mut BTreeSet::new(), "prompt.dtype", 161_002, call.check(prompt::Version::V3, card));
+    let empty = PromptCall { query: half(&[2, 4, 0, 72]), key: None, attention_out: half(&[2, 4, 0, 72]), ..prefill() };
     assert!(empty.check(prompt::Version::V3, card).is_err());
-    let empty = PromptCall {
-        key: half(&[9]),
-        ..empty
-    };
+    let empty = PromptCall { key: half(&[9]), ..empty };
     assert_eq!(empty.check(prompt::Version::V3, card), Ok(()));
 }
 
@@ -304,28 +164,12 @@ fn sized(batch: i64, rows: i64, keys: i64) -> PromptCall<'static> {
 
 /// What cards of the inference series refuse of calls that Atlas A2 takes.
 fn refused_prompts_of_cards() -> BTreeSet<&'static str> {
-    let masked = |rows, keys| PromptCall {
-        atten_mask: of(DType::Bool, &[rows, keys]),
-        ..sized(2, rows, keys)
-    };
-    let tokens = |pre_tokens, next_tokens| PromptCall {
-        pre_tokens,
-        next_tokens,
-        ..sized(2, 20, 40)
-    };
-    let compressed = |rows, keys| PromptCall {
-        atten_mask: of(DType::Bool, &[2048, 2048]),
-        sparse_mode: 3,
-        ..sized(2, rows, keys)
-    };
-    let bias = PromptCall {
-        pse_shift: half(&[2, 1, 32, 48]),
-        ..sized(2, 32, 48)
-    };
-    let int8 = PromptCall {
-        atten_mask: of(DType::Int8, &[32, 32]),
-        ..sized(2, 32, 32)
-    };
+    let masked = |rows, keys| PromptCall { atten_mask: of(DType::Bool, &[rows, keys]), ..sized(2, rows, keys) };
+    let tokens = |pre_tokens, next_tokens| PromptCall { pre_tokens, next_tokens, ..sized(2, 20, 40) };
+    let compressed =
+        |rows, keys| PromptCall { atten_mask: of(DType::Bool, &[2048, 2048]), sparse_mode: 3, ..sized(2, rows, keys) };
+    let bias = PromptCall { pse_shift: half(&[2, 1, 32, 48]), ..sized(2, 32, 48) };
+    let int8 = PromptCall { atten_mask: of(DType::Int8, &[32, 32]), ..sized(2, 32, 32) };
     let taken = [
         sized(128, 20, 40),
         sized(1, 1, 65_536),
@@ -334,10 +178,7 @@ fn refused_prompts_of_cards() -> BTreeSet<&'static str> {
         compressed(32, 32),
         tokens(20, 0),
         tokens(20, 40),
-        PromptCall {
-            atten_mask: of(DType::Int8, &[0]),
-            ..sized(2, 20, 40)
-        },
+        PromptCall { atten_mask: of(DType::Int8, &[0]), ..sized(2, 20, 40) },
     ];
     for call in taken {
         for target in [TARGET, CARD] {
@@ -436,64 +277,18 @@ fn every_rule_of_incre_flash_attention_has_a_call_that_breaks_it() {
     let mut broken = BTreeSet::new();
     let float = [of(DType::Float, &[2, 2, 76, 64]).unwrap()];
     let calls: &[(&str, i32, IncreCall<'_>)] = &[
-        (
-            "incre.required",
-            161_001,
-            IncreCall {
-                query: None,
-                ..base
-            },
-        ),
+        ("incre.required", 161_001, IncreCall { query: None, ..base }),
         ("incre.required", 161_001, IncreCall { key: &[], ..base }),
-        (
-            "incre.input_layout",
-            561_002,
-            IncreCall {
-                input_layout: Some("TND"),
-                ..base
-            },
-        ),
-        (
-            "incre.rows",
-            561_002,
-            IncreCall {
-                query: half(&[2, 4, 2, 64]),
-                ..base
-            },
-        ),
-        (
-            "incre.registered",
-            161_002,
-            IncreCall {
-                key: &float,
-                value: &float,
-                ..base
-            },
-        ),
-        (
-            "incre.decode_rules",
-            561_002,
-            IncreCall {
-                num_key_value_heads: 3,
-                ..base
-            },
-        ),
-        (
-            "incre.decode_rules",
-            561_002,
-            IncreCall {
-                atten_mask: of(DType::Bool, &[2, 75]),
-                ..base
-            },
-        ),
+        ("incre.input_layout", 561_002, IncreCall { input_layout: Some("TND"), ..base }),
+        ("incre.rows", 561_002, IncreCall { query: half(&[2, 4, 2, 64]), ..base }),
+        ("incre.registered", 161_002, IncreCall { key: &float, value: &float, ..base }),
+        ("incre.decode_rules", 561_002, IncreCall { num_key_value_heads: 3, ..base }),
+        ("incre.decode_rules", 561_002, IncreCall { atten_mask: of(DType::Bool, &[2, 75]), ..base }),
     ];
     for (id, status, call) in calls {
         named(&mut broken, id, *status, call.check(V4, TARGET));
     }
-    let bias = IncreCall {
-        pse_shift: half(&[1, 4, 1, 76]),
-        ..base
-    };
+    let bias = IncreCall { pse_shift: half(&[1, 4, 1, 76]), ..base };
     for version in [V1, V2] {
         broken.insert(bias.lint(version, &[]).unwrap_err().rule.id);
     }
@@ -504,19 +299,9 @@ fn every_rule_of_incre_flash_attention_has_a_call_that_breaks_it() {
     let plain = AnyArguments::IncreFlashAttention(base.to_arguments());
     assert_eq!(plain.chosen_on(1, TARGET), 4);
     let ascend950 = Target::new(Soc::Ascend950, Cann::V9_1);
-    named(
-        &mut broken,
-        "incre.successor",
-        361_001,
-        base.check(V4, ascend950),
-    );
+    named(&mut broken, "incre.successor", 361_001, base.check(V4, ascend950));
     let training = Target::new(Soc::AtlasTraining, Cann::V9_1);
-    named(
-        &mut broken,
-        "incre.product",
-        561_003,
-        base.check(V4, training),
-    );
+    named(&mut broken, "incre.product", 561_003, base.check(V4, training));
     broken.extend(refused_single_rows_of_cards());
     let all: BTreeSet<_> = incre::rules::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
@@ -542,33 +327,20 @@ fn what_the_paths_take_and_ignore_is_named_for_the_older_operators_too() {
     };
     let base = prefill();
     assert_eq!(lint(base), None);
-    let lengths = PromptCall {
-        actual_seq_lengths: Some(&[20, 7, 9]),
-        ..base
-    };
+    let lengths = PromptCall { actual_seq_lengths: Some(&[20, 7, 9]), ..base };
     assert_eq!(lint(lengths), Some("actual_seq_lengths.surplus"));
     let allowed = ["actual_seq_lengths.surplus"];
     assert_eq!(lengths.lint(prompt::Version::V3, &allowed), Ok(()));
-    let lengths = PromptCall {
-        actual_seq_lengths_kv: Some(&[27; 3]),
-        ..base
-    };
+    let lengths = PromptCall { actual_seq_lengths_kv: Some(&[27; 3]), ..base };
     assert_eq!(lint(lengths), Some("actual_seq_lengths.surplus"));
-    let bias = PromptCall {
-        pse_shift: half(&[0]),
-        ..base
-    };
+    let bias = PromptCall { pse_shift: half(&[0]), ..base };
     assert_eq!(lint(bias), Some("tensor.empty"));
     let strided = TensorDesc {
         strides: Dims::of([5760, 1440, 72, 1]),
         shape: Dims::of([2, 4, 18, 72]),
         ..half(&[2, 4, 20, 72]).unwrap()
     };
-    let strided = PromptCall {
-        query: Some(strided),
-        attention_out: half(&[2, 4, 18, 72]),
-        ..base
-    };
+    let strided = PromptCall { query: Some(strided), attention_out: half(&[2, 4, 18, 72]), ..base };
     assert_eq!(lint(strided), None);
 
     let lint = |call: IncreCall<'_>| {
@@ -590,26 +362,14 @@ fn what_the_paths_take_and_ignore_is_named_for_the_older_operators_too() {
         ..IncreCall::new("BSH")
     };
     assert_eq!(lint(paged), None);
-    for (lengths, id) in [
-        (&[40, 7, 9][..], "actual_seq_lengths.surplus"),
-        (&[], "actual_seq_lengths_kv.empty"),
-    ] {
-        let call = IncreCall {
-            actual_seq_lengths: Some(lengths),
-            ..paged
-        };
+    for (lengths, id) in [(&[40, 7, 9][..], "actual_seq_lengths.surplus"), (&[], "actual_seq_lengths_kv.empty")] {
+        let call = IncreCall { actual_seq_lengths: Some(lengths), ..paged };
         assert_eq!(lint(call), Some(id));
     }
     let short = [half(&[5, 16, 128]).unwrap()];
-    let value = IncreCall {
-        value: &short,
-        ..paged
-    };
+    let value = IncreCall { value: &short, ..paged };
     assert_eq!(lint(value), Some("cache.value_unchecked"));
-    let table = IncreCall {
-        block_table: of(DType::Int32, &[1, 3]),
-        ..paged
-    };
+    let table = IncreCall { block_table: of(DType::Int32, &[1, 3]), ..paged };
     assert_eq!(lint(table), Some("block_table.unchecked"));
     let short = IncreCall {
         actual_seq_lengths: Some(&[40, 7]),

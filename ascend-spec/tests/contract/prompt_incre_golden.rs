@@ -25,10 +25,7 @@ impl Header {
             let shape = of["shape"].as_array().unwrap();
             let shape: Vec<i64> = shape.iter().map(|dim| dim.as_i64().unwrap()).collect();
             let dtype = DType::from_name(of["dtype"].as_str().unwrap()).unwrap();
-            (
-                name.clone(),
-                TensorDesc::packed(dtype, Dims::new(&shape).unwrap()),
-            )
+            (name.clone(), TensorDesc::packed(dtype, Dims::new(&shape).unwrap()))
         });
         Header {
             file: path.file_name().unwrap().to_string_lossy().into_owned(),
@@ -42,13 +39,11 @@ impl Header {
     }
 
     fn int(&self, name: &str, default: i64) -> i64 {
-        self.text(name)
-            .map_or(default, |text| text.parse().unwrap())
+        self.text(name).map_or(default, |text| text.parse().unwrap())
     }
 
     fn list(&self, name: &str) -> Option<Vec<i64>> {
-        self.text(name)
-            .map(|text| serde_json::from_str(text).unwrap())
+        self.text(name).map(|text| serde_json::from_str(text).unwrap())
     }
 
     fn tensor(&self, name: &str) -> Option<TensorDesc> {

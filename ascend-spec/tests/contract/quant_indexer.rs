@@ -28,10 +28,7 @@ fn numbers(shape: &[i64]) -> Option<TensorDesc> {
 }
 
 fn with_output(call: Call) -> Call {
-    Call {
-        sparse_indices: call.output(),
-        ..call
-    }
+    Call { sparse_indices: call.output(), ..call }
 }
 
 /// The call of 5 rows with another number of heads.
@@ -46,11 +43,7 @@ fn heads(call: Call, heads: i64) -> Call {
 
 /// The call with another number of keys.
 fn keys(call: Call, rows: &[i64]) -> Call {
-    Call {
-        key: of(Int8, &[rows, &[1, 128]].concat()),
-        key_dequant_scale: half(&[rows, &[1]].concat()),
-        ..call
-    }
+    Call { key: of(Int8, &[rows, &[1, 128]].concat()), key_dequant_scale: half(&[rows, &[1]].concat()), ..call }
 }
 
 /// Two sequences of together 5 rows with 16 heads, which choose 8 of 70 keys.
@@ -80,11 +73,7 @@ fn padded() -> Call {
 
 /// The rows of [`packed`] and 6 blocks of 32 keys, 3 a sequence.
 fn paged() -> Call {
-    let call = Call {
-        block_table: numbers(&[2, 3]),
-        layout_key: "PA_BSND",
-        ..packed()
-    };
+    let call = Call { block_table: numbers(&[2, 3]), layout_key: "PA_BSND", ..packed() };
     keys(call, &[6, 32])
 }
 
@@ -104,10 +93,7 @@ fn typed(own: DType, weights: DType, scales: DType) -> Call {
 
 #[test]
 fn every_rule_of_the_quantised_indexer_refuses_a_call() {
-    let nz = packed().key.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
+    let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let (packed, padded, paged) = (packed(), padded(), paged());
     #[rustfmt::skip]
     let calls = [
@@ -158,14 +144,8 @@ fn every_rule_of_the_quantised_indexer_refuses_a_call() {
         broken.insert(violation.rule.id);
     }
     assert_eq!(rules::UNCHECKED_NULL.level, Level::HostCrash);
-    let none = Call {
-        sparse_indices: numbers(&[0, 1, 8]),
-        ..packed
-    };
-    for (id, target, call) in [
-        ("heads_unchecked", OLD, heads(packed, 96)),
-        ("none_chosen", A2, none),
-    ] {
+    let none = Call { sparse_indices: numbers(&[0, 1, 8]), ..packed };
+    for (id, target, call) in [("heads_unchecked", OLD, heads(packed, 96)), ("none_chosen", A2, none)] {
         assert!(call.check(target).is_ok(), "{id}");
         let lint = call.lint(target, &[]).unwrap_err();
         assert_eq!(lint.rule.id, format!("quant_indexer.{id}"));
@@ -197,10 +177,7 @@ fn documented_calls_are_taken_without_a_lint() {
             assert_eq!(call.lint(target, &[]), Ok(()), "{target}");
         }
     }
-    let hifloat8 = with_output(Call {
-        sparse_count: 2048,
-        ..typed(HiFloat8, Bf16, Float)
-    });
+    let hifloat8 = with_output(Call { sparse_count: 2048, ..typed(HiFloat8, Bf16, Float) });
     let fp8 = [Float16, Bf16].map(|weights| {
         let scales = if weights == Bf16 { Float } else { Float16 };
         typed(Float8E4M3Fn, weights, scales)

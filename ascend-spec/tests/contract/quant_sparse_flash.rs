@@ -28,23 +28,13 @@ fn numbers(shape: &[i64]) -> Option<TensorDesc> {
 /// The call with other rows of keys, which are the values too.
 fn keys(call: Call, dtype: DType, shape: &[i64]) -> Call {
     let key = of(dtype, shape);
-    Call {
-        key,
-        value: key,
-        ..call
-    }
+    Call { key, value: key, ..call }
 }
 
 /// The call of 5 rows with another number of heads.
 fn heads(call: Call, heads: i64) -> Call {
-    let call = Call {
-        query: half(&[5, heads, 576]),
-        ..call
-    };
-    Call {
-        attention_out: call.output(),
-        ..call
-    }
+    let call = Call { query: half(&[5, heads, 576]), ..call };
+    Call { attention_out: call.output(), ..call }
 }
 
 /// Two sequences of together 5 rows with 16 heads, which read 8 blocks each of 70 keys.
@@ -63,44 +53,27 @@ fn packed() -> Call {
 
 /// Two sequences of 3 rows with 16 heads and room for 40 keys.
 fn padded() -> Call {
-    let call = Call {
-        query: half(&[2, 3, 16, 576]),
-        sparse_indices: numbers(&[2, 3, 1, 8]),
-        scale: 0.1,
-        ..Call::default()
-    };
+    let call =
+        Call { query: half(&[2, 3, 16, 576]), sparse_indices: numbers(&[2, 3, 1, 8]), scale: 0.1, ..Call::default() };
     let call = keys(call, Int8, &[2, 40, 1, 656]);
-    Call {
-        attention_out: call.output(),
-        ..call
-    }
+    Call { attention_out: call.output(), ..call }
 }
 
 /// The rows of [`packed`] and 6 blocks of 32 keys, 3 a sequence.
 fn paged() -> Call {
-    let call = Call {
-        block_table: numbers(&[2, 3]),
-        layout_kv: "PA_BSND",
-        ..packed()
-    };
+    let call = Call { block_table: numbers(&[2, 3]), layout_kv: "PA_BSND", ..packed() };
     keys(call, Int8, &[6, 32, 1, 656])
 }
 
 /// [`paged`] with keys of HIFLOAT8, and as many entries.
 fn hifloat8(entries: i64) -> Call {
-    let call = Call {
-        sparse_indices: numbers(&[5, 1, entries]),
-        ..paged()
-    };
+    let call = Call { sparse_indices: numbers(&[5, 1, entries]), ..paged() };
     keys(call, HiFloat8, &[6, 32, 1, 656])
 }
 
 #[test]
 fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
-    let nz = packed().key.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
+    let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let (packed, padded, paged) = (packed(), padded(), paged());
     let rule = |id: &str| format!("quant_sparse_flash.{id}");
     let fp8 = keys(packed, Float8E4M3Fn, &[70, 1, 656]);
@@ -159,10 +132,7 @@ fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
         assert!(violation.rule.scope.holds(target), "{id} for {target}");
         broken.insert(violation.rule.id);
     }
-    let strided = packed.value.map(|desc| TensorDesc {
-        offset: 656,
-        ..desc
-    });
+    let strided = packed.value.map(|desc| TensorDesc { offset: 656, ..desc });
     #[rustfmt::skip]
     let lints = [
         ("value", Call { value: strided, ..packed }),
@@ -216,28 +186,15 @@ fn documented_calls_are_taken_without_a_lint() {
         assert_eq!(call.lint(A5, &[]), Ok(()));
     }
     // A call whose output is empty ends before anything else is looked at.
-    let empty = Call {
-        attention_out: half(&[0]),
-        layout_kv: "any",
-        ..packed()
-    };
+    let empty = Call { attention_out: half(&[0]), layout_kv: "any", ..packed() };
     assert!(empty.check(A2).unwrap().is_idle());
     // Reserved tensors are not touched, and rows of bytes as they are described.
-    let scales = Call {
-        key_dequant_scale: of(Float, &[4]),
-        ..paged()
-    };
+    let scales = Call { key_dequant_scale: of(Float, &[4]), ..paged() };
     let mut touched = Vec::new();
     let problem = scales.check(A2).unwrap();
-    problem.touches(&scales, &mut |parameter, range| {
-        touched.push((parameter, range))
-    });
+    problem.touches(&scales, &mut |parameter, range| touched.push((parameter, range)));
     assert!(touched.contains(&(Parameter::Key, 0..6 * 32 * 656)));
-    assert!(
-        !touched
-            .iter()
-            .any(|(parameter, _)| *parameter == Parameter::KeyDequantScale)
-    );
+    assert!(!touched.iter().any(|(parameter, _)| *parameter == Parameter::KeyDequantScale));
 }
 
 proptest! {

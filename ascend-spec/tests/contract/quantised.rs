@@ -89,21 +89,13 @@ fn mixed_modes_are_int8_under_float16() {
     answers(&[
         ("accepted", "FLOAT16, INT8", call(half, &bytes)),
         ("antiquant.mixed_modes", "BF16, INT8", call(bf16, &bytes)),
-        (
-            "antiquant.mixed_modes",
-            "FLOAT16, INT4",
-            call(half, &nibbles),
-        ),
+        ("antiquant.mixed_modes", "FLOAT16, INT4", call(half, &nibbles)),
     ]);
 }
 
 #[test]
 fn per_channel_scales_have_the_head_dimension_of_the_query() {
-    let (fitting, odd, wide) = (
-        [int8(&[20, 32, 128])],
-        [int8(&[20, 32, 129])],
-        [int8(&[20, 32, 256])],
-    );
+    let (fitting, odd, wide) = ([int8(&[20, 32, 128])], [int8(&[20, 32, 129])], [int8(&[20, 32, 256])]);
     let call = FiaCall {
         query: Some(half(&[2, 1, 2, 64])),
         attention_out: Some(half(&[2, 1, 2, 64])),
@@ -125,16 +117,8 @@ fn per_channel_scales_have_the_head_dimension_of_the_query() {
         ("accepted", "as implied", merged(&fitting, &[2, 2, 64])),
         ("accepted", "an odd key", merged(&odd, &[2, 2, 64])),
         ("accepted", "a wide key", merged(&wide, &[2, 2, 64])),
-        (
-            "antiquant.scale_shape",
-            "the key's",
-            merged(&wide, &[2, 2, 128]),
-        ),
-        (
-            "accepted",
-            "split",
-            scales(&with(&call, |c| c.key = &wide), half(&[1, 128])),
-        ),
+        ("antiquant.scale_shape", "the key's", merged(&wide, &[2, 2, 128])),
+        ("accepted", "split", scales(&with(&call, |c| c.key = &wide), half(&[1, 128]))),
     ]);
 }
 
@@ -142,11 +126,9 @@ fn per_channel_scales_have_the_head_dimension_of_the_query() {
 fn scales_over_nz_caches_follow_the_layout() {
     let cache = [int8(&[8, 8, 4, 128, 32])];
     let shapes: [&[i64]; 5] = [&[1024], &[8, 128], &[8, 1, 128], &[1, 8, 128], &[1, 1024]];
-    for (layout, query, right) in [
-        ("BSH", &[2, 1, 8192][..], 0),
-        ("BSND", &[2, 1, 64, 128], 1),
-        ("BNSD", &[2, 64, 1, 128], 2),
-    ] {
+    for (layout, query, right) in
+        [("BSH", &[2, 1, 8192][..], 0), ("BSND", &[2, 1, 64, 128], 1), ("BNSD", &[2, 64, 1, 128], 2)]
+    {
         let call = nz(layout, query, &cache);
         for (index, shape) in shapes.iter().enumerate() {
             let id = match index == right {
@@ -157,16 +139,8 @@ fn scales_over_nz_caches_follow_the_layout() {
         }
         let token = modes(&call, 1, 1);
         answers(&[
-            (
-                "accepted",
-                layout,
-                scales(&token, of(DType::Float, &[2, 512])),
-            ),
-            (
-                "antiquant.scale_shape",
-                layout,
-                scales(&token, of(DType::Float, &[2, 511])),
-            ),
+            ("accepted", layout, scales(&token, of(DType::Float, &[2, 512]))),
+            ("antiquant.scale_shape", layout, scales(&token, of(DType::Float, &[2, 511]))),
         ]);
     }
 }
@@ -198,11 +172,8 @@ fn nz_caches_are_int8_and_have_split_scales_alone() {
         atten_mask: causal(),
         ..call.clone()
     };
-    let heads_first = FiaCall {
-        input_layout: "BSND_NBSD",
-        attention_out: Some(bf16(&[64, 2, 1, 128])),
-        ..call.clone()
-    };
+    let heads_first =
+        FiaCall { input_layout: "BSND_NBSD", attention_out: Some(bf16(&[64, 2, 1, 128])), ..call.clone() };
     let rounded = with(&call, |c| {
         c.attention_out = Some(int8(&[2, 1, 64, 128]));
         c.quant_scale2 = float(&[1]);
@@ -211,26 +182,14 @@ fn nz_caches_are_int8_and_have_split_scales_alone() {
         ("accepted", "single rows", call.clone()),
         ("accepted", "several rows", several),
         ("antiquant.nz_cache", "BSND_NBSD", heads_first),
-        (
-            "antiquant.nz_cache",
-            "runs of 16",
-            with(&call, |c| c.key = &narrow),
-        ),
+        ("antiquant.nz_cache", "runs of 16", with(&call, |c| c.key = &narrow)),
         ("antiquant.nz_cache", "BF16 keys", plain(&lanes)),
         ("antiquant.nz_cache", "BF16 keys in runs of 4", plain(&four)),
         ("antiquant.nz_cache", "a merged scale", merged),
-        (
-            "antiquant.nz_cache",
-            "a scale for each head",
-            modes(&scales(&call, bf16(&[8])), 2, 2),
-        ),
+        ("antiquant.nz_cache", "a scale for each head", modes(&scales(&call, bf16(&[8])), 2, 2)),
         ("antiquant.mixed_modes", "modes 0 and 1", mixed),
         ("antiquant.nz_cache", "an INT8 output", rounded),
-        (
-            "antiquant.nz_cache",
-            "a bias",
-            with(&call, |c| c.pse_shift = Some(bf16(&[1, 64, 1, 512]))),
-        ),
+        ("antiquant.nz_cache", "a bias", with(&call, |c| c.pse_shift = Some(bf16(&[1, 64, 1, 512])))),
         // J14: over NZ the value's scale is looked at too.
         ("antiquant.scale_dtype", "FLOAT16", value(half(&[8, 128]))),
         ("antiquant.scale_dtype", "INT8", value(int8(&[8, 128]))),
@@ -274,17 +233,9 @@ fn the_rotary_part_of_a_quantised_query_has_the_axes_of_the_query() {
         ("accepted", "a remainder", rope(&[2, 1, 513])),
         ("rope.absorbed_dims", "four axes", rope(&[2, 1, 512, 77])),
         ("rope.absorbed_dims", "two axes", rope(&[2, 512])),
-        (
-            "mla.full_quant",
-            "INT32 keys",
-            with(&call, |c| c.key = &words),
-        ),
+        ("mla.full_quant", "INT32 keys", with(&call, |c| c.key = &words)),
         // F12, J10.
-        (
-            "mla.full_quant",
-            "left padding",
-            with(&call, |c| c.kv_padding_size = Some(of(DType::Int64, &[1]))),
-        ),
+        ("mla.full_quant", "left padding", with(&call, |c| c.kv_padding_size = Some(of(DType::Int64, &[1])))),
     ]);
 }
 

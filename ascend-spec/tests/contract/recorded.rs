@@ -22,12 +22,7 @@ pub(crate) struct Recorded {
 }
 
 fn desc(value: &Value) -> TensorDesc {
-    let dims: Vec<i64> = value["shape"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|d| d.as_i64().unwrap())
-        .collect();
+    let dims: Vec<i64> = value["shape"].as_array().unwrap().iter().map(|d| d.as_i64().unwrap()).collect();
     let dtype = DType::from_name(value["dtype"].as_str().unwrap()).unwrap();
     let packed = TensorDesc::packed(dtype, Dims::new(&dims).unwrap());
     match value["strides"].as_array() {
@@ -43,15 +38,10 @@ fn desc(value: &Value) -> TensorDesc {
 /// CANN's statuses of a rejected call: one number for every release, or an object from release to number.
 fn statuses(case: &Value) -> Vec<(Option<Cann>, i64)> {
     match &case["status"] {
-        Value::Object(releases) => releases
-            .iter()
-            .map(|(release, status)| (Some(known(release)), status.as_i64().unwrap()))
-            .collect(),
-        status => status
-            .as_i64()
-            .map(|status| (None, status))
-            .into_iter()
-            .collect(),
+        Value::Object(releases) => {
+            releases.iter().map(|(release, status)| (Some(known(release)), status.as_i64().unwrap())).collect()
+        }
+        status => status.as_i64().map(|status| (None, status)).into_iter().collect(),
     }
 }
 
@@ -89,9 +79,7 @@ impl Recorded {
                     recorded.lengths.insert(name.clone(), values);
                 }
                 Value::Array(list) => {
-                    recorded
-                        .tensors
-                        .insert(name.clone(), list.iter().map(desc).collect());
+                    recorded.tensors.insert(name.clone(), list.iter().map(desc).collect());
                 }
                 one => {
                     recorded.tensors.insert(name.clone(), vec![desc(one)]);
@@ -106,11 +94,7 @@ impl Recorded {
 
     /// Calls `with` with the call after each of its sizes, lengths and attributes in turn became each of `values`.
     pub(crate) fn each_mutation(&mut self, values: &[i64], with: &mut dyn FnMut(&Self)) {
-        let tensors: Vec<_> = self
-            .tensors
-            .iter()
-            .map(|(name, list)| (name.clone(), list.clone()))
-            .collect();
+        let tensors: Vec<_> = self.tensors.iter().map(|(name, list)| (name.clone(), list.clone())).collect();
         for (name, list) in tensors {
             let Some(first) = list.first().copied() else {
                 continue;
@@ -125,11 +109,7 @@ impl Recorded {
             }
             self.tensors.insert(name, list);
         }
-        let lengths: Vec<_> = self
-            .lengths
-            .iter()
-            .map(|(name, all)| (name.clone(), all.clone()))
-            .collect();
+        let lengths: Vec<_> = self.lengths.iter().map(|(name, all)| (name.clone(), all.clone())).collect();
         for (name, all) in lengths {
             for at in 0..all.len().min(2) {
                 for &value in values {
@@ -162,9 +142,7 @@ impl Recorded {
 
     /// The contract's verdict for `target`, by the oldest version that can express the call there.
     pub(crate) fn check(&self, target: Target) -> Result<(), Violation> {
-        self.asked(target, |call, version| {
-            call.check(version, target).map(|_| ())
-        })
+        self.asked(target, |call, version| call.check(version, target).map(|_| ()))
     }
 
     /// Who takes a call that `target` refuses.
@@ -173,17 +151,8 @@ impl Recorded {
     }
 
     /// Asks about the call, and the oldest version of those tested that can express it for `target`.
-    pub(crate) fn asked<T>(
-        &self,
-        target: Target,
-        ask: impl FnOnce(&FiaCall<'_>, Version) -> T,
-    ) -> T {
-        let tensor = |name: &str| {
-            self.tensors
-                .get(name)
-                .and_then(|list| list.first())
-                .copied()
-        };
+    pub(crate) fn asked<T>(&self, target: Target, ask: impl FnOnce(&FiaCall<'_>, Version) -> T) -> T {
+        let tensor = |name: &str| self.tensors.get(name).and_then(|list| list.first()).copied();
         let list = |name: &str| self.tensors.get(name).map_or(&[][..], Vec::as_slice);
         let lengths = |name: &str| self.lengths.get(name).map(Vec::as_slice);
         let int = |name: &str| self.attrs[name].as_i64().unwrap_or(0);
@@ -239,22 +208,18 @@ impl Recorded {
         };
         let oldest = Version::oldest_for(&call);
         let mut versions = Version::ALL.into_iter();
-        let version =
-            versions.find(|version| *version >= oldest.max(Version::V4) && version.runs_on(target));
+        let version = versions.find(|version| *version >= oldest.max(Version::V4) && version.runs_on(target));
         ask(&call, self.version.or(version).unwrap_or(oldest))
     }
 }
 
 /// Without a product and a release a line holds for the snapshot on Atlas A2.
 fn verdicts(case: &Value) -> Vec<(Target, bool)> {
-    let soc = case["soc"]
-        .as_str()
-        .map_or(Soc::AtlasA2, |name| Soc::from_name(name).unwrap());
+    let soc = case["soc"].as_str().map_or(Soc::AtlasA2, |name| Soc::from_name(name).unwrap());
     match &case["expect"] {
-        Value::Object(releases) => releases
-            .iter()
-            .map(|(release, verdict)| (Target::new(soc, known(release)), verdict == "accept"))
-            .collect(),
+        Value::Object(releases) => {
+            releases.iter().map(|(release, verdict)| (Target::new(soc, known(release)), verdict == "accept")).collect()
+        }
         verdict => {
             let cann = case["release"].as_str().map_or(Cann::V8_1, known);
             vec![(Target::new(soc, cann), verdict == "accept")]
@@ -273,10 +238,7 @@ pub(crate) fn calls(folder: &Path) -> Vec<Recorded> {
     let mut calls = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "jsonl")
-        {
+        if path.extension().is_some_and(|extension| extension == "jsonl") {
             calls.extend(calls_of(&path));
         }
     }

@@ -28,27 +28,13 @@ fn hand_written_entry_points_give_every_inner_refusal_one_status() {
     let key = [bf16(&[2, 2, 32, 64])];
     let call = plain(&key);
     let status = |call: &FiaCall<'_>, version, target| {
-        call.check(version, target)
-            .err()
-            .map(|refusal| (refusal.rule.id, refusal.status()))
+        call.check(version, target).err().map(|refusal| (refusal.rule.id, refusal.status()))
     };
     assert_eq!(status(&call, Version::V4, A2), None);
-    let tiling = FiaCall {
-        inner_precise: 9,
-        ..call.clone()
-    };
-    let dtype = FiaCall {
-        query: TensorDesc::contiguous(DType::Float, &[2, 8, 4, 64]),
-        ..call.clone()
-    };
-    let layout = FiaCall {
-        input_layout: "DNSB",
-        ..call.clone()
-    };
-    let null = FiaCall {
-        query: None,
-        ..call.clone()
-    };
+    let tiling = FiaCall { inner_precise: 9, ..call.clone() };
+    let dtype = FiaCall { query: TensorDesc::contiguous(DType::Float, &[2, 8, 4, 64]), ..call.clone() };
+    let layout = FiaCall { input_layout: "DNSB", ..call.clone() };
+    let null = FiaCall { query: None, ..call.clone() };
     let older = Target::new(Soc::AtlasA2, Cann::V9_1);
     for (call, id, before, after) in [
         (&tiling, "inner_precise.range", 561_002, 561_103),
@@ -78,19 +64,13 @@ fn an_empty_output_ends_a_call_before_it_is_looked_at() {
     assert_eq!(checked.problem.work, Work::Nothing);
     checked.each_lint(&mut |_| {});
     assert!(nonsense.check(Version::V5, A2).is_err());
-    let null = FiaCall {
-        softmax_lse_flag: true,
-        ..nonsense
-    };
+    let null = FiaCall { softmax_lse_flag: true, ..nonsense };
     assert_eq!(null.check(Version::V4, A2).unwrap_err().status(), 161_001);
 }
 
 #[test]
 fn strides_are_copied_kept_or_refused_by_entry_point_and_cache() {
-    let strided = |shape: &[i64], strides: &[i64]| TensorDesc {
-        strides: Dims::new(strides).unwrap(),
-        ..bf16(shape)
-    };
+    let strided = |shape: &[i64], strides: &[i64]| TensorDesc { strides: Dims::new(strides).unwrap(), ..bf16(shape) };
     let paged = |key: TensorDesc, version, target| {
         let caches = [key];
         let call = FiaCall {
@@ -99,9 +79,7 @@ fn strides_are_copied_kept_or_refused_by_entry_point_and_cache() {
             actual_seq_lengths_kv: Some(&[100, 128]),
             ..plain(&caches)
         };
-        call.check(version, target)
-            .map(|_| ())
-            .map_err(|refusal| refusal.rule.id)
+        call.check(version, target).map(|_| ()).map_err(|refusal| refusal.rule.id)
     };
     let blocks_apart = strided(&[6, 128, 128], &[20_000, 128, 1]);
     let rows_apart = strided(&[6, 128, 128], &[32_768, 256, 1]);
@@ -138,9 +116,7 @@ fn strides_are_copied_kept_or_refused_by_entry_point_and_cache() {
             input_layout: "TND",
             ..plain(&caches)
         };
-        call.check(version, A2)
-            .map(|_| ())
-            .map_err(|refusal| refusal.rule.id)
+        call.check(version, A2).map(|_| ()).map_err(|refusal| refusal.rule.id)
     };
     assert_eq!(packed(blocks_apart, Version::V5), Ok(()));
     assert_eq!(packed(rows_apart, Version::V5), REFUSED);

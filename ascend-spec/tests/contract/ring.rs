@@ -79,183 +79,31 @@ fn shaped(call: Call, attn: Option<TensorDesc>, softmax: Option<TensorDesc>) -> 
 #[test]
 fn every_rule_has_a_call_that_breaks_it() {
     let base = dense();
-    let nz = TensorDesc {
-        format: Format::FractalNz,
-        ..half(&[5, 2, 256]).unwrap()
-    };
+    let nz = TensorDesc { format: Format::FractalNz, ..half(&[5, 2, 256]).unwrap() };
     let calls: &[(&str, i32, Call)] = &[
-        (
-            "ring.required",
-            161_001,
-            Call {
-                prev_attn_out: None,
-                ..base
-            },
-        ),
-        (
-            "ring.required",
-            161_001,
-            Call {
-                softmax_sum: None,
-                ..base
-            },
-        ),
-        (
-            "ring.required",
-            161_001,
-            Call {
-                actual_seq_qlen: None,
-                ..packed()
-            },
-        ),
-        (
-            "ring.dtype",
-            161_002,
-            Call {
-                cur_attn_out: float(&[5, 2, 256]),
-                ..base
-            },
-        ),
-        (
-            "ring.softmax_dtype",
-            161_002,
-            shaped(base, half(&[5, 2, 256]), half(&[2, 4, 5, 8])),
-        ),
-        (
-            "ring.countable",
-            161_002,
-            Call {
-                cur_attn_out: half(&[5, 0, 256]),
-                ..base
-            },
-        ),
-        (
-            "ring.input_layout",
-            161_002,
-            Call {
-                input_layout: Some("BSH"),
-                ..base
-            },
-        ),
-        (
-            "ring.input_layout",
-            161_002,
-            Call {
-                input_layout: Some("TND"),
-                ..base
-            },
-        ),
-        (
-            "ring.input_layout",
-            161_002,
-            Call {
-                input_layout: None,
-                ..base
-            },
-        ),
-        (
-            "ring.softmax_copies",
-            161_002,
-            Call {
-                cur_softmax_sum: float(&[2, 4, 5, 1]),
-                ..base
-            },
-        ),
-        (
-            "ring.format",
-            161_002,
-            Call {
-                prev_attn_out: Some(nz),
-                ..base
-            },
-        ),
-        (
-            "ring.softmax_dtypes",
-            561_002,
-            Call {
-                cur_softmax_sum: half(&[2, 4, 5, 8]),
-                ..base
-            },
-        ),
-        (
-            "ring.shapes",
-            561_002,
-            Call {
-                cur_attn_out: half(&[5, 2, 128]),
-                ..base
-            },
-        ),
-        (
-            "ring.shapes",
-            561_002,
-            Call {
-                prev_attn_out: half(&[6, 2, 256]),
-                ..base
-            },
-        ),
-        (
-            "ring.shapes",
-            561_002,
-            Call {
-                cur_softmax_max: float(&[2, 4, 6, 8]),
-                ..base
-            },
-        ),
-        (
-            "ring.shapes",
-            561_002,
-            Call {
-                prev_attn_out: half(&[18, 256]),
-                ..packed()
-            },
-        ),
-        (
-            "ring.softmax_layout",
-            561_002,
-            Call {
-                input_softmax_layout: Some("same_as_input"),
-                ..packed()
-            },
-        ),
-        (
-            "ring.head_dim",
-            561_002,
-            shaped(packed(), half(&[18, 4, 96]), float(&[18, 4, 8])),
-        ),
-        (
-            "ring.head_dim",
-            561_002,
-            shaped(packed(), half(&[18, 4, 832]), float(&[18, 4, 8])),
-        ),
-        (
-            "ring.head_dim",
-            561_002,
-            shaped(packed(), half(&[18, 257, 64]), float(&[18, 257, 8])),
-        ),
-        (
-            "ring.lengths_dtype",
-            561_002,
-            Call {
-                actual_seq_qlen: of(DType::Int32, &[4]),
-                ..packed()
-            },
-        ),
-        (
-            "ring.out",
-            161_001,
-            Call {
-                attn_out: half(&[5, 2, 128]),
-                ..base
-            },
-        ),
-        (
-            "ring.out",
-            161_001,
-            Call {
-                softmax_max: half(&[2, 4, 5, 8]),
-                ..base
-            },
-        ),
+        ("ring.required", 161_001, Call { prev_attn_out: None, ..base }),
+        ("ring.required", 161_001, Call { softmax_sum: None, ..base }),
+        ("ring.required", 161_001, Call { actual_seq_qlen: None, ..packed() }),
+        ("ring.dtype", 161_002, Call { cur_attn_out: float(&[5, 2, 256]), ..base }),
+        ("ring.softmax_dtype", 161_002, shaped(base, half(&[5, 2, 256]), half(&[2, 4, 5, 8]))),
+        ("ring.countable", 161_002, Call { cur_attn_out: half(&[5, 0, 256]), ..base }),
+        ("ring.input_layout", 161_002, Call { input_layout: Some("BSH"), ..base }),
+        ("ring.input_layout", 161_002, Call { input_layout: Some("TND"), ..base }),
+        ("ring.input_layout", 161_002, Call { input_layout: None, ..base }),
+        ("ring.softmax_copies", 161_002, Call { cur_softmax_sum: float(&[2, 4, 5, 1]), ..base }),
+        ("ring.format", 161_002, Call { prev_attn_out: Some(nz), ..base }),
+        ("ring.softmax_dtypes", 561_002, Call { cur_softmax_sum: half(&[2, 4, 5, 8]), ..base }),
+        ("ring.shapes", 561_002, Call { cur_attn_out: half(&[5, 2, 128]), ..base }),
+        ("ring.shapes", 561_002, Call { prev_attn_out: half(&[6, 2, 256]), ..base }),
+        ("ring.shapes", 561_002, Call { cur_softmax_max: float(&[2, 4, 6, 8]), ..base }),
+        ("ring.shapes", 561_002, Call { prev_attn_out: half(&[18, 256]), ..packed() }),
+        ("ring.softmax_layout", 561_002, Call { input_softmax_layout: Some("same_as_input"), ..packed() }),
+        ("ring.head_dim", 561_002, shaped(packed(), half(&[18, 4, 96]), float(&[18, 4, 8]))),
+        ("ring.head_dim", 561_002, shaped(packed(), half(&[18, 4, 832]), float(&[18, 4, 8]))),
+        ("ring.head_dim", 561_002, shaped(packed(), half(&[18, 257, 64]), float(&[18, 257, 8]))),
+        ("ring.lengths_dtype", 561_002, Call { actual_seq_qlen: of(DType::Int32, &[4]), ..packed() }),
+        ("ring.out", 161_001, Call { attn_out: half(&[5, 2, 128]), ..base }),
+        ("ring.out", 161_001, Call { softmax_max: half(&[2, 4, 5, 8]), ..base }),
     ];
     let mut broken = BTreeSet::new();
     for (id, status, call) in calls {
@@ -283,47 +131,27 @@ fn every_rule_has_a_call_that_breaks_it() {
         assert!(violation.allowed.contains("0 to 18"), "{violation}");
         broken.insert(violation.rule.id);
     }
-    let unread = Call {
-        input_softmax_layout: Some("TND"),
-        ..base
-    };
+    let unread = Call { input_softmax_layout: Some("TND"), ..base };
     let violation = unread.lint(&[]).unwrap_err();
     assert_eq!(unread.lint(&[violation.rule.id]), Ok(()));
     broken.insert(violation.rule.id);
-    let live = Part {
-        max: -1.0,
-        sum: 1.5,
-    };
-    for (prev, cur) in [
-        (Part::FULLY_MASKED, Part::FULLY_MASKED),
-        (Part::EMPTY, Part::EMPTY),
-        (Part::EMPTY, live),
-    ] {
+    let live = Part { max: -1.0, sum: 1.5 };
+    for (prev, cur) in [(Part::FULLY_MASKED, Part::FULLY_MASKED), (Part::EMPTY, Part::EMPTY), (Part::EMPTY, live)] {
         broken.insert(admits(prev, cur).unwrap_err().rule.id);
     }
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
     let lints = rules::RULES.iter().filter(|rule| rule.level == Level::Lint);
-    assert!(
-        lints
-            .clone()
-            .all(|rule| rule.status == 0 && !rule.reach.is_empty())
-    );
+    assert!(lints.clone().all(|rule| rule.status == 0 && !rule.reach.is_empty()));
 }
 
 #[test]
 fn calls_that_hold_every_rule_say_what_to_merge() {
     let problem = dense().check(Version::V1, TARGET).unwrap();
-    assert_eq!(
-        (problem.batch, problem.rows, problem.heads, problem.head_dim),
-        (2, 5, 4, 64)
-    );
+    assert_eq!((problem.batch, problem.rows, problem.heads, problem.head_dim), (2, 5, 4, 64));
     assert_eq!(problem.softmax_order, SoftmaxOrder::Batches);
     assert_eq!(problem.sequences(&[]).map(|of| of.q_len).sum::<usize>(), 10);
-    let with = |order| Call {
-        input_softmax_layout: order,
-        ..packed()
-    };
+    let with = |order| Call { input_softmax_layout: order, ..packed() };
     for (order, version, want) in [
         (None, Version::V1, SoftmaxOrder::SequenceBlocks),
         (Some(""), Version::V1, SoftmaxOrder::SequenceBlocks),
@@ -333,10 +161,7 @@ fn calls_that_hold_every_rule_say_what_to_merge() {
         assert_eq!(Version::oldest_for(&with(order)), version);
         let problem = with(order).check(version, TARGET).unwrap();
         assert_eq!(problem.softmax_order, want);
-        let rows: Vec<_> = problem
-            .sequences(&[0, 4, 4, 18])
-            .map(|of| (of.q_first, of.q_len))
-            .collect();
+        let rows: Vec<_> = problem.sequences(&[0, 4, 4, 18]).map(|of| (of.q_first, of.q_len)).collect();
         assert_eq!(rows, [(0, 4), (4, 0), (4, 14)]);
     }
     // On Ascend 950 the documents do not bound packed heads.
@@ -345,28 +170,17 @@ fn calls_that_hold_every_rule_say_what_to_merge() {
     assert!(wide.check(Version::V1, ascend950).is_ok());
     for call in [
         shaped(dense(), half(&[5, 2, 258]), float(&[2, 4, 5, 8])),
-        Call {
-            cur_attn_out: half(&[17, 4, 64]),
-            ..packed()
-        },
+        Call { cur_attn_out: half(&[17, 4, 64]), ..packed() },
     ] {
         let verdict = call.check(Version::V1, TARGET);
-        assert!(
-            verdict.as_ref().is_err_and(Violation::is_unsupported),
-            "{verdict:?}"
-        );
+        assert!(verdict.as_ref().is_err_and(Violation::is_unsupported), "{verdict:?}");
     }
 }
 
 #[test]
 fn sequences_of_any_ends_lie_within_the_rows() {
     let problem = packed().check(Version::V1, TARGET).unwrap();
-    for ends in [
-        &[i64::MIN, i64::MAX, -1, 7][..],
-        &[0, 100, 200, 300],
-        &[9, 3],
-        &[],
-    ] {
+    for ends in [&[i64::MIN, i64::MAX, -1, 7][..], &[0, 100, 200, 300], &[9, 3], &[]] {
         for of in problem.sequences(ends) {
             assert!(of.q_first + of.q_len <= problem.rows, "{of:?}");
         }

@@ -28,10 +28,7 @@ fn with_dtypes(x: DType, gamma: DType) -> RmsNormCall {
 #[test]
 fn every_rule_of_rms_norm_refuses_a_call() {
     let base = base();
-    let nz = base.x.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
+    let nz = base.x.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let a2 = Soc::AtlasA2;
     #[rustfmt::skip]
     let calls = [
@@ -83,38 +80,20 @@ fn every_rule_of_rms_norm_refuses_a_call() {
 
 #[test]
 fn documented_calls_are_taken_without_a_lint() {
-    let want = RmsNormProblem {
-        rows: 6,
-        columns: 4,
-        epsilon: 1e-6,
-        overruns: false,
-    };
+    let want = RmsNormProblem { rows: 6, columns: 4, epsilon: 1e-6, overruns: false };
     for soc in [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950] {
-        for (x, gamma) in [
-            (Float16, Float16),
-            (Bf16, Bf16),
-            (Float, Float),
-            (Float16, Float),
-            (Bf16, Float),
-        ] {
+        for (x, gamma) in [(Float16, Float16), (Bf16, Bf16), (Float, Float), (Float16, Float), (Bf16, Float)] {
             let call = with_dtypes(x, gamma);
             assert_eq!(call.check(soc), Ok(want), "{soc} {x} {gamma}");
             assert_eq!(call.lint(soc, &[]), Ok(()), "{soc} {x} {gamma}");
         }
     }
-    let planes = RmsNormCall {
-        gamma: of(Float16, &[3, 4]),
-        rstd: of(Float, &[2, 1, 1]),
-        ..base()
-    };
+    let planes = RmsNormCall { gamma: of(Float16, &[3, 4]), rstd: of(Float, &[2, 1, 1]), ..base() };
     let problem = planes.check(Soc::AtlasInference).unwrap();
     assert_eq!([problem.rows, problem.columns], [2, 12]);
     assert_eq!(planes.lint(Soc::AtlasA2, &[]), Ok(()));
     // ggml leaves the axes of a row out.
-    let rows = RmsNormCall {
-        rstd: of(Float, &[2, 3]),
-        ..base()
-    };
+    let rows = RmsNormCall { rstd: of(Float, &[2, 3]), ..base() };
     assert!(!rows.check(Soc::AtlasA2).unwrap().overruns);
     assert_eq!(rows.lint(Soc::AtlasA2, &[]), Ok(()));
 }
@@ -124,31 +103,17 @@ fn a_launch_touches_its_tensors_and_what_is_behind_a_short_rstd() {
     let touched = |call: RmsNormCall| {
         let mut touched = Vec::new();
         let problem = call.check(Soc::AtlasA2).unwrap();
-        problem.touches(&call, &mut |parameter, range| {
-            touched.push((parameter, range))
-        });
+        problem.touches(&call, &mut |parameter, range| touched.push((parameter, range)));
         touched
     };
     let rstd = |bytes| {
-        vec![
-            (Parameter::X, 0..48),
-            (Parameter::Gamma, 0..8),
-            (Parameter::Y, 0..48),
-            (Parameter::Rstd, 0..bytes),
-        ]
+        vec![(Parameter::X, 0..48), (Parameter::Gamma, 0..8), (Parameter::Y, 0..48), (Parameter::Rstd, 0..bytes)]
     };
     assert_eq!(touched(base()), rstd(24));
-    let short = RmsNormCall {
-        rstd: of(Float, &[1, 1, 1]),
-        ..base()
-    };
+    let short = RmsNormCall { rstd: of(Float, &[1, 1, 1]), ..base() };
     assert_eq!(touched(short), rstd(24));
-    let none = RmsNormCall {
-        x: of(Float16, &[0, 3, 4]),
-        y: of(Float16, &[0, 3, 4]),
-        rstd: of(Float, &[0, 3, 1]),
-        ..base()
-    };
+    let none =
+        RmsNormCall { x: of(Float16, &[0, 3, 4]), y: of(Float16, &[0, 3, 4]), rstd: of(Float, &[0, 3, 1]), ..base() };
     assert_eq!(touched(none), []);
 }
 

@@ -24,13 +24,7 @@ fn call(operator: DeclaredOperator, line: &Value) -> AnyArguments<TensorDesc> {
     for part in ["inputs", "outputs", "attrs"] {
         for (name, value) in line[part].as_object().unwrap() {
             let kind = operator.parameter_named(name).unwrap().kind;
-            let integers = || {
-                value
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .map(|n| n.as_i64().unwrap())
-            };
+            let integers = || value.as_array().unwrap().iter().map(|n| n.as_i64().unwrap());
             match kind {
                 kind if kind.is_tensor() => call.set_tensor(name, desc(value)).unwrap(),
                 kind => {
@@ -38,9 +32,7 @@ fn call(operator: DeclaredOperator, line: &Value) -> AnyArguments<TensorDesc> {
                         Kind::Float => OwnedValue::Float(value.as_f64().unwrap()),
                         Kind::Flag => OwnedValue::Flag(value.as_bool().unwrap()),
                         Kind::Ints => OwnedValue::Ints(Some(integers().collect())),
-                        Kind::Text | Kind::OptionalText => {
-                            OwnedValue::Text(value.as_str().map(str::to_owned))
-                        }
+                        Kind::Text | Kind::OptionalText => OwnedValue::Text(value.as_str().map(str::to_owned)),
                         _ => OwnedValue::Int(value.as_i64().unwrap()),
                     };
                     call.set_value(name, value).unwrap();

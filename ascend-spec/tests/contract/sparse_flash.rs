@@ -2,9 +2,7 @@
 
 use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::sparse_flash_attention::{
-    EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, rules,
-};
+use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, rules};
 use ascend_spec::ops::sparse_sequences::{SparseContents, unusual_contents};
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
@@ -29,32 +27,18 @@ fn numbers(shape: &[i64]) -> Option<TensorDesc> {
 /// The call with the outputs that its inputs imply.
 fn with_outputs(call: Call) -> Call {
     let [out, softmax] = call.outputs().unwrap();
-    Call {
-        attention_out: Some(out),
-        softmax_max: Some(softmax),
-        softmax_sum: Some(softmax),
-        ..call
-    }
+    Call { attention_out: Some(out), softmax_max: Some(softmax), softmax_sum: Some(softmax), ..call }
 }
 
 /// The call with other keys, which are the values too.
 fn keys(call: Call, shape: &[i64]) -> Call {
     let rope = [&shape[..shape.len() - 1], &[64]].concat();
-    Call {
-        key: half(shape),
-        value: half(shape),
-        key_rope: half(&rope),
-        ..call
-    }
+    Call { key: half(shape), value: half(shape), key_rope: half(&rope), ..call }
 }
 
 /// The call of 5 rows with another number of heads.
 fn heads(call: Call, heads: i64) -> Call {
-    with_outputs(Call {
-        query: half(&[5, heads, 512]),
-        query_rope: half(&[5, heads, 64]),
-        ..call
-    })
+    with_outputs(Call { query: half(&[5, heads, 512]), query_rope: half(&[5, heads, 64]), ..call })
 }
 
 /// Two sequences of together 5 rows with 16 heads, which read 8 blocks each of 70 keys.
@@ -86,11 +70,7 @@ fn padded() -> Call {
 
 /// The rows of [`packed`] and 6 blocks of 32 keys, 3 a sequence.
 fn paged() -> Call {
-    let call = Call {
-        block_table: numbers(&[2, 3]),
-        layout_kv: "PA_BSND",
-        ..packed()
-    };
+    let call = Call { block_table: numbers(&[2, 3]), layout_kv: "PA_BSND", ..packed() };
     keys(call, &[6, 32, 1, 512])
 }
 
@@ -98,16 +78,9 @@ fn paged() -> Call {
 fn every_rule_of_sparse_flash_attention_refuses_a_call() {
     let a2 = |cann| Target::new(Soc::AtlasA2, cann);
     let ascend950 = Target::new(Soc::Ascend950, Cann::V9_1);
-    let nz = packed().key.map(|desc| TensorDesc {
-        format: Format::FractalNz,
-        ..desc
-    });
+    let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let (packed, padded, paged) = (packed(), padded(), paged());
-    let no_softmax = |call: Call| Call {
-        softmax_max: None,
-        softmax_sum: None,
-        ..call
-    };
+    let no_softmax = |call: Call| Call { softmax_max: None, softmax_sum: None, ..call };
     #[rustfmt::skip]
     let calls = [
         ("sparse_flash.product", 561_003, a2(Cann::V8_1), packed),
@@ -172,10 +145,7 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         assert!(violation.rule.scope.holds(target), "{id} for {target}");
         broken.insert(id);
     }
-    let strided = packed.value.map(|desc| TensorDesc {
-        offset: 512,
-        ..desc
-    });
+    let strided = packed.value.map(|desc| TensorDesc { offset: 512, ..desc });
     #[rustfmt::skip]
     let lints = [
         ("sparse_flash.value", A2, Call { value: strided, ..packed }),
@@ -228,25 +198,14 @@ fn documented_calls_are_taken_without_a_lint() {
         }
     }
     // Without a value the key is it.
-    let no_value = Call {
-        value: None,
-        ..paged()
-    };
+    let no_value = Call { value: None, ..paged() };
     assert!(no_value.check(A2).is_ok());
     assert_eq!(no_value.lint(A2, &[]), Ok(()));
     // Without the flag its outputs are not checked; scales are any numbers.
-    let any = Call {
-        softmax_max: of(Float, &[7, 2]),
-        scale: -1.0,
-        ..packed()
-    };
+    let any = Call { softmax_max: of(Float, &[7, 2]), scale: -1.0, ..packed() };
     assert!(!any.check(A2).unwrap().overruns);
     // A call whose outputs are empty ends before anything else is looked at.
-    let empty = Call {
-        attention_out: half(&[0]),
-        layout_kv: "any",
-        ..packed()
-    };
+    let empty = Call { attention_out: half(&[0]), layout_kv: "any", ..packed() };
     assert!(empty.check(A2).unwrap().is_idle());
 }
 
@@ -262,39 +221,23 @@ fn a_launch_touches_what_it_walks_even_beyond_the_tensors() {
         });
         (touched, problem.overruns)
     };
-    let narrow = Call {
-        key: half(&[6, 32, 1, 64]),
-        ..paged()
-    };
-    assert_eq!(
-        touched(narrow, A2, Parameter::Key),
-        (Some(0..6 * 32 * 512 * 2), true)
-    );
-    let short = Call {
-        softmax_sum: of(Float, &[1]),
-        ..padded()
-    };
+    let narrow = Call { key: half(&[6, 32, 1, 64]), ..paged() };
+    assert_eq!(touched(narrow, A2, Parameter::Key), (Some(0..6 * 32 * 512 * 2), true));
+    let short = Call { softmax_sum: of(Float, &[1]), ..padded() };
     let older = Target::new(Soc::AtlasA2, Cann::V8_5);
-    assert_eq!(
-        touched(short, older, Parameter::SoftmaxSum),
-        (Some(0..2 * 3 * 16 * 4), true)
-    );
+    assert_eq!(touched(short, older, Parameter::SoftmaxSum), (Some(0..2 * 3 * 16 * 4), true));
     assert_eq!(touched(packed(), A2, Parameter::SoftmaxSum), (None, false));
 }
 
 /// The lists of a call with blocks of this size.
 fn lists(block: i64) -> SparseFlashProblem {
-    let call = Call {
-        sparse_block_size: block,
-        ..packed()
-    };
+    let call = Call { sparse_block_size: block, ..packed() };
     call.check(A2).unwrap()
 }
 
 #[test]
 fn rows_read_the_keys_of_their_entries_up_to_the_first_that_is_negative() {
-    let chosen =
-        |block, entries: &[i64], keys| lists(block).chosen(entries, keys).collect::<Vec<_>>();
+    let chosen = |block, entries: &[i64], keys| lists(block).chosen(entries, keys).collect::<Vec<_>>();
     assert_eq!(chosen(1, &[4, 0, -1, 2], 6), [4..5, 0..1]);
     // A block that is named twice counts twice, one behind the keys not at all, and the last one is cut.
     assert_eq!(chosen(4, &[2, 0, 2], 10), [8..10, 0..4, 8..10]);
@@ -309,20 +252,11 @@ fn rows_read_the_keys_of_their_entries_up_to_the_first_that_is_negative() {
     };
     assert_eq!(fault(4, &[2, 0, 1, -1, -1], 10), None);
     assert_eq!(fault(4, &[2, 0, 2], 10), Some((2, EntryFaultKind::Twice)));
-    assert_eq!(
-        fault(4, &[3, 0, 2], 10),
-        Some((0, EntryFaultKind::Beyond(10)))
-    );
+    assert_eq!(fault(4, &[3, 0, 2], 10), Some((0, EntryFaultKind::Beyond(10))));
     assert_eq!(fault(4, &[2, -1, 0], 10), Some((2, EntryFaultKind::Unread)));
-    assert_eq!(
-        fault(4, &[2, 0, 1, 3], 10),
-        Some((3, EntryFaultKind::Unread))
-    );
+    assert_eq!(fault(4, &[2, 0, 1, 3], 10), Some((3, EntryFaultKind::Unread)));
     assert_eq!(fault(4, &[2, -2], 10), Some((1, EntryFaultKind::Negative)));
-    assert_eq!(
-        fault(4, &[i64::MAX], 10),
-        Some((0, EntryFaultKind::Beyond(10)))
-    );
+    assert_eq!(fault(4, &[i64::MAX], 10), Some((0, EntryFaultKind::Beyond(10))));
 }
 
 proptest! {

@@ -119,10 +119,7 @@ fn who_is_said_to_take_a_refused_call_takes_it() {
         Some(root) => {
             let folder = Path::new(&root).join("params/targets");
             let files = ["a2.jsonl", "ascend950.jsonl"].map(|file| folder.join(file));
-            files
-                .iter()
-                .flat_map(|file| recorded::calls_of(file))
-                .collect()
+            files.iter().flat_map(|file| recorded::calls_of(file)).collect()
         }
         None => recorded::sample(),
     };
@@ -130,36 +127,19 @@ fn who_is_said_to_take_a_refused_call_takes_it() {
     for call in &calls {
         for soc in [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950] {
             for target in Cann::ALL.map(|cann| Target::new(soc, cann)) {
-                let Some(violation) = call
-                    .check(target)
-                    .err()
-                    .filter(|violation| !violation.is_unsupported())
-                else {
+                let Some(violation) = call.check(target).err().filter(|violation| !violation.is_unsupported()) else {
                     continue;
                 };
                 let Some(other) = call.taken_by(target) else {
                     continue;
                 };
                 assert!(other.cann >= target.cann && other != target, "{violation}");
-                *if other.soc == soc {
-                    &mut newer
-                } else {
-                    &mut elsewhere
-                } += 1;
+                *if other.soc == soc { &mut newer } else { &mut elsewhere } += 1;
                 let verdict = call.check(other);
-                assert!(
-                    verdict.is_ok(),
-                    "{}: {violation}, but {other}: {verdict:?}",
-                    call.id
-                );
+                assert!(verdict.is_ok(), "{}: {violation}, but {other}: {verdict:?}", call.id);
                 let mut recorded = call.verdicts.iter();
-                let recorded =
-                    recorded.find(|(of, _)| of.cann == other.cann && of.soc.is_kin(other.soc));
-                assert!(
-                    recorded.is_none_or(|(_, accept)| *accept),
-                    "{}: {violation}",
-                    call.id
-                );
+                let recorded = recorded.find(|(of, _)| of.cann == other.cann && of.soc.is_kin(other.soc));
+                assert!(recorded.is_none_or(|(_, accept)| *accept), "{}: {violation}", call.id);
             }
         }
     }

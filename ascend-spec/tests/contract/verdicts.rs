@@ -36,23 +36,13 @@ fn verdicts_agree_with_the_operator() {
             Ok(()) if accept => accepted += 1,
             Err(_) if !accept => rejected += 1,
             Ok(()) => wrong.push(format!("{}: accepted", recorded.id)),
-            Err(violation)
-                if REFUSED_EARLIER.contains(&(recorded.id.as_str(), violation.rule.id)) =>
-            {
+            Err(violation) if REFUSED_EARLIER.contains(&(recorded.id.as_str(), violation.rule.id)) => {
                 rejected += 1;
             }
             Err(violation) => wrong.push(format!("{}: {violation}", recorded.id)),
         }
     }
-    println!(
-        "accepted {accepted}, rejected {rejected}, unsupported {unsupported}, wrong {}",
-        wrong.len()
-    );
-    assert!(
-        wrong.is_empty(),
-        "{} wrong verdicts:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    println!("accepted {accepted}, rejected {rejected}, unsupported {unsupported}, wrong {}", wrong.len());
+    assert!(wrong.is_empty(), "{} wrong verdicts:\n{}", wrong.len(), wrong.join("\n"));
     assert!(accepted > 0 && rejected > 0, "nothing was judged");
 }

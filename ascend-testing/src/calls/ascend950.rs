@@ -52,9 +52,7 @@ struct Lengths {
 impl Lengths {
     fn new(random: &mut Random, most_rows: i64) -> Self {
         let batch = 1 + random.below(3);
-        let mut rows: Vec<i64> = (0..batch)
-            .map(|_| length(random, 0).min(most_rows))
-            .collect();
+        let mut rows: Vec<i64> = (0..batch).map(|_| length(random, 0).min(most_rows)).collect();
         rows[0] = rows[0].max(1);
         let mut keys: Vec<i64> = (0..batch).map(|_| length(random, 0)).collect();
         keys[0] = keys[0].max(1);
@@ -78,12 +76,7 @@ impl Lengths {
             false => self.most(),
         };
         let batch = if layout.is_packed() { 1 } else { self.batch() };
-        let extents = |heads, rows| Extents {
-            batch,
-            heads,
-            rows,
-            dim,
-        };
+        let extents = |heads, rows| Extents { batch, heads, rows, dim };
         [extents(heads, rows), extents(kv_heads, keys)]
     }
 
@@ -126,8 +119,7 @@ fn mask(call: &mut Call, lengths: &Lengths, keys: i64, modes: &[i64], random: &m
             let count = mask.elements().unwrap() as usize;
             let often = pick(random, &[2, 4, 40]);
             let bytes = (0..count).map(|_| u8::from(random.below(often) == 0));
-            call.contents
-                .push((Parameter::AttenMask.into(), bytes.collect()));
+            call.contents.push((Parameter::AttenMask.into(), bytes.collect()));
             call.plain.atten_mask = Some(mask);
             call.plain.sparse_mode = mode;
         }
@@ -175,13 +167,7 @@ pub fn half(seed: u64) -> Call {
     let lengths = Lengths::new(random, most_rows);
     let [extents, keys] = lengths.extents(layout, [heads, kv_heads, dim]);
     let mut call = new(layout, dtype, extents, seed);
-    call.output(
-        dtype,
-        Extents {
-            dim: value_dim,
-            ..extents
-        },
-    );
+    call.output(dtype, Extents { dim: value_dim, ..extents });
     let with_rope = dim == 128 && value_dim == 128 && random.below(3) == 0;
     let kind = random.below(6);
     let mut prefix = 0;
@@ -199,12 +185,7 @@ pub fn half(seed: u64) -> Call {
         }
         2 if CLASSIC.contains(&layout) && lengths.batch() > 1 => {
             let one = |rows: i64, dim| {
-                let extents = Extents {
-                    batch: 1,
-                    rows: rows.max(1),
-                    dim,
-                    ..keys
-                };
+                let extents = Extents { batch: 1, rows: rows.max(1), dim, ..keys };
                 TensorDesc::packed(dtype, layout.input().shape(extents))
             };
             // Rotary parts are one tensor for all, beside keys of one length.
@@ -225,14 +206,7 @@ pub fn half(seed: u64) -> Call {
     match kind {
         3 if CLASSIC.contains(&layout) => {
             prefix = length(random, 1);
-            let shape = |dim| {
-                layout.input().shape(Extents {
-                    batch: 1,
-                    rows: prefix,
-                    dim,
-                    ..keys
-                })
-            };
+            let shape = |dim| layout.input().shape(Extents { batch: 1, rows: prefix, dim, ..keys });
             call.plain.key_shared_prefix = Some(TensorDesc::packed(dtype, shape(dim)));
             call.plain.value_shared_prefix = Some(TensorDesc::packed(dtype, shape(value_dim)));
             if random.below(2) == 0 {
@@ -242,10 +216,9 @@ pub fn half(seed: u64) -> Call {
         4 if !layout.is_packed() => {
             call.q_lens = Some(lengths.rows.clone());
             call.kv_lens = Some(lengths.keys.clone());
-            for (parameter, most) in [
-                (Parameter::QueryPaddingSize, lengths.most().0),
-                (Parameter::KvPaddingSize, lengths.most().1),
-            ] {
+            for (parameter, most) in
+                [(Parameter::QueryPaddingSize, lengths.most().0), (Parameter::KvPaddingSize, lengths.most().1)]
+            {
                 let padding = random.below(most as usize + 3) as i64 - 2;
                 let bytes = padding.to_le_bytes().to_vec();
                 call.contents.push((parameter.into(), bytes));
@@ -287,15 +260,8 @@ pub fn post_quantised(seed: u64) -> Call {
         _ => out.shape[rank - 1],
     };
     call.plain.attention_out = Some(TensorDesc::packed(dtype, out.shape));
-    let shape = pick(
-        random,
-        &[
-            Dims::of([1]),
-            Dims::of([heads, dim]),
-            Dims::of([heads * dim]),
-            Dims::of([1, heads, 1, dim]),
-        ],
-    );
+    let shape =
+        pick(random, &[Dims::of([1]), Dims::of([heads, dim]), Dims::of([heads * dim]), Dims::of([1, heads, 1, dim])]);
     let own = call.plain.query.unwrap().dtype == DType::Bf16 && random.below(2) == 0;
     let number = if own { DType::Bf16 } else { DType::Float };
     call.plain.quant_scale2 = Some(TensorDesc::packed(number, shape));
@@ -317,10 +283,7 @@ pub fn antiquant(seed: u64) -> Call {
     let (stored, modes): (DType, &[(i64, i64)]) = pick(
         random,
         &[
-            (
-                DType::Int8,
-                &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (0, 1)][..],
-            ),
+            (DType::Int8, &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (0, 1)][..]),
             (DType::Int4, &[(0, 0), (1, 1), (3, 3), (0, 1)]),
             (DType::Int32, &[(0, 0), (1, 1), (3, 3), (0, 1)]),
             (DType::Float8E4M3Fn, &[(0, 0), (1, 1), (4, 4)]),
@@ -329,13 +292,7 @@ pub fn antiquant(seed: u64) -> Call {
         ],
     );
     let modes = pick(random, modes);
-    let layouts = [
-        Layout::Bsh,
-        Layout::Bsnd,
-        Layout::Bnsd,
-        Layout::BnsdBsnd,
-        Layout::Tnd,
-    ];
+    let layouts = [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::BnsdBsnd, Layout::Tnd];
     let layout = pick(random, &layouts);
     let dim = pick(random, &[32, 64, 128]);
     let most_rows = match stored {
@@ -361,10 +318,7 @@ pub fn antiquant(seed: u64) -> Call {
         let key = match cache {
             Cache::BnBsH => desc(stored, &[blocks, block_size, kv_heads * held]),
             Cache::BnNBsD => call.key[0],
-            Cache::Nz => desc(
-                stored,
-                &[blocks, kv_heads, dim / 16, block_size, lanes.max(1)],
-            ),
+            Cache::Nz => desc(stored, &[blocks, kv_heads, dim / 16, block_size, lanes.max(1)]),
         };
         (call.key, call.value) = (vec![key], vec![key]);
         capacity = call.plain.block_table.unwrap().shape[1] * block_size;
@@ -406,17 +360,13 @@ pub fn antiquant(seed: u64) -> Call {
         call.plain.key_antiquant_offset = Some(key);
         call.plain.value_antiquant_offset = Some(value);
     }
-    (
-        call.plain.key_antiquant_mode,
-        call.plain.value_antiquant_mode,
-    ) = modes;
+    (call.plain.key_antiquant_mode, call.plain.value_antiquant_mode) = modes;
     let modes: &[i64] = match lengths.most().0 {
         1 => &[-1, 0],
         _ => &[-1, 0, 1, 2, 3, 4],
     };
     mask(&mut call, &lengths, capacity, modes, random);
-    if random.below(4) == 0 && matches!(stored, DType::Int8 | DType::HiFloat8 | DType::Float8E4M3Fn)
-    {
+    if random.below(4) == 0 && matches!(stored, DType::Int8 | DType::HiFloat8 | DType::Float8E4M3Fn) {
         call.output(stored, extents);
         call.plain.quant_scale2 = Some(desc(DType::Float, &[1]));
     }
@@ -429,16 +379,7 @@ pub fn antiquant(seed: u64) -> Call {
 /// Latent attention over compressed keys, quantised or not.
 pub fn latent(seed: u64) -> Call {
     let random = &mut Random(seed);
-    let stored = pick(
-        random,
-        &[
-            DType::Int8,
-            DType::Float8E4M3Fn,
-            DType::HiFloat8,
-            DType::Float16,
-            DType::Bf16,
-        ],
-    );
+    let stored = pick(random, &[DType::Int8, DType::Float8E4M3Fn, DType::HiFloat8, DType::Float16, DType::Bf16]);
     let quantised = !stored.is_half();
     let dtype = if quantised { DType::Bf16 } else { stored };
     let layout = pick(random, &LATENT);
@@ -510,34 +451,21 @@ pub fn mxfp8(seed: u64) -> Call {
     let (key, value) = if paged {
         let cache = pick(random, &[Cache::BnNBsD, Cache::Nz]);
         let bs = 512;
-        call.pages(
-            cache,
-            stored,
-            [kv_heads, bs, dim, dim],
-            &lengths.keys,
-            random,
-        );
+        call.pages(cache, stored, [kv_heads, bs, dim, dim], &lengths.keys, random);
         let blocks = call.key[0].shape[0];
         let rope = cached(cache, DType::Bf16, [blocks, kv_heads, bs, 64]);
         call.plain.key_rope = with_rope.then_some(rope);
         match cache {
-            Cache::Nz => (
-                e8m0(&[blocks, kv_heads, bs / 16, pairs, 16, 2]),
-                e8m0(&[blocks, kv_heads, dim / 16, bs / 64, 16, 2]),
-            ),
-            _ => (
-                e8m0(&[blocks, kv_heads, bs, pairs, 2]),
-                e8m0(&[blocks, kv_heads, bs / 64, dim, 2]),
-            ),
+            Cache::Nz => {
+                (e8m0(&[blocks, kv_heads, bs / 16, pairs, 16, 2]), e8m0(&[blocks, kv_heads, dim / 16, bs / 64, 16, 2]))
+            }
+            _ => (e8m0(&[blocks, kv_heads, bs, pairs, 2]), e8m0(&[blocks, kv_heads, bs / 64, dim, 2])),
         }
     } else {
         call.keys(stored, keys, dim);
         call.plain.key_rope = with_rope.then(|| rope(layout, DType::Bf16, keys));
         let groups = lengths.keys.iter().map(|keys| (keys + 63) / 64).sum();
-        (
-            e8m0(&[keys.rows, kv_heads, pairs, 2]),
-            e8m0(&[groups, kv_heads, dim, 2]),
-        )
+        (e8m0(&[keys.rows, kv_heads, pairs, 2]), e8m0(&[groups, kv_heads, dim, 2]))
     };
     call.plain.query_rope = with_rope.then(|| rope(layout, DType::Bf16, extents));
     lengths.tell(&mut call, paged, random);

@@ -45,12 +45,7 @@ impl Written<'_> {
     /// Compares output and log-sum-exp, as far as it is written, with the oracle's. Weights and output are rounded to
     /// the element type: some units of its precision are allowed, absolute and relative, and an integer may round the
     /// other way. Scores of a size of 10 have an error of 1e-6 in single precision.
-    pub fn compare(
-        &self,
-        problem: &AttentionProblem<'_>,
-        attention: &[f64],
-        lse: &[f64],
-    ) -> Result<(), String> {
+    pub fn compare(&self, problem: &AttentionProblem<'_>, attention: &[f64], lse: &[f64]) -> Result<(), String> {
         let int8 = problem.int8_query.is_some();
         let tolerance = match (self.out_dtype(&problem.out), self.dtype) {
             // A weight that is rounded the other way moves an output by one value in 127.
@@ -62,24 +57,19 @@ impl Written<'_> {
             _ => 1e-4,
         };
         let close = |got: f64, want: f64, tolerance: f64| {
-            got == want
-                || (got.is_nan() && want.is_nan())
-                || (got - want).abs() <= tolerance * (1.0 + want.abs())
+            got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= tolerance * (1.0 + want.abs())
         };
         // A float of 8 bits is a number about the right one, rounded.
         let rounded = |got: f64, want: f64, round: &dyn Fn(f32) -> f32| {
             let error = tolerance * (100.0 + want.abs());
-            let [least, most] =
-                [want - error, want + error].map(|end| f64::from(round(end as f32)));
+            let [least, most] = [want - error, want + error].map(|end| f64::from(round(end as f32)));
             (least.is_nan() || got >= least) && (most.is_nan() || got <= most)
                 || (got.is_nan() && (least.is_nan() || most.is_nan()))
         };
         let out_dtype = self.out_dtype(&problem.out);
         let fits = |got: f64, want: f64| match out_dtype {
             _ if want.is_nan() => true,
-            DType::Float8E4M3Fn => {
-                rounded(got, want, &|value| Float8E4M3Fn::from_f32(value).to_f32())
-            }
+            DType::Float8E4M3Fn => rounded(got, want, &|value| Float8E4M3Fn::from_f32(value).to_f32()),
             DType::HiFloat8 => rounded(got, want, &|value| HiFloat8::from_f32(value).to_f32()),
             _ => close(got, want, tolerance),
         };
@@ -94,8 +84,7 @@ impl Written<'_> {
                 for row in 0..problem.query_rows {
                     let at = (b, head, row);
                     for d in 0..problem.value_dim {
-                        let (got, &want) =
-                            (self.output(&problem.out, at, d), element.next().unwrap());
+                        let (got, &want) = (self.output(&problem.out, at, d), element.next().unwrap());
                         if !fits(got, want) {
                             return Err(format!("output {at:?} element {d} is {got}, not {want}"));
                         }

@@ -37,10 +37,7 @@ pub fn arguments_of(call: &FiaCall<'_>) -> Vec<Argument> {
 impl Call {
     /// What an input holds: what the call was made with, or random numbers.
     pub fn contents(&self, argument: Argument, desc: &TensorDesc, random: &mut Random) -> Vec<u8> {
-        let made = self
-            .contents
-            .iter()
-            .find(|(of_argument, _)| *of_argument == argument);
+        let made = self.contents.iter().find(|(of_argument, _)| *of_argument == argument);
         match made {
             Some((_, bytes)) => bytes.clone(),
             None => fill(argument.parameter, desc, desc.dtype, random),
@@ -104,9 +101,7 @@ fn number(parameter: Parameter, random: &mut Random) -> f32 {
         | Parameter::KeyAntiquantScale
         | Parameter::ValueAntiquantScale
         | Parameter::DequantScaleQuery => (value.abs() + 0.1) / 100.0,
-        Parameter::AntiquantOffset
-        | Parameter::KeyAntiquantOffset
-        | Parameter::ValueAntiquantOffset => value * 5.0,
+        Parameter::AntiquantOffset | Parameter::KeyAntiquantOffset | Parameter::ValueAntiquantOffset => value * 5.0,
         Parameter::DeqScale1 => (value.abs() + 0.1) / 5000.0,
         Parameter::QuantScale1 => 127.0,
         Parameter::DeqScale2 => (value.abs() + 0.1) / (127.0 * 50.0),

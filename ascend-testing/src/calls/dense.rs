@@ -18,30 +18,17 @@ pub fn dense(seed: u64) -> Call {
         batch,
         heads,
         rows: if decode { 1 } else { length(random, 2) },
-        dim: if decode {
-            1 + random.below(80) as i64
-        } else {
-            pick(random, &[16, 32, 48, 64, 128])
-        },
+        dim: if decode { 1 + random.below(80) as i64 } else { pick(random, &[16, 32, 48, 64, 128]) },
     };
     let mut call = Call::new(layout, dtype, extents, seed);
     let keys = length(random, 1);
-    let rows = Extents {
-        heads: kv_heads,
-        rows: keys,
-        ..extents
-    };
+    let rows = Extents { heads: kv_heads, rows: keys, ..extents };
     call.keys(dtype, rows, extents.dim);
     let mut shortest = keys;
     if batch > 1 && random.below(4) == 0 {
         let lengths: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
         let one = |&rows: &i64| {
-            let extents = Extents {
-                batch: 1,
-                rows,
-                heads: kv_heads,
-                ..extents
-            };
+            let extents = Extents { batch: 1, rows, heads: kv_heads, ..extents };
             TensorDesc::packed(dtype, layout.input().shape(extents))
         };
         call.key = lengths.iter().map(one).collect();
@@ -125,9 +112,7 @@ fn full_mask(call: &mut Call, random: &mut Random, shape: &[i64]) {
     let dtype = pick(random, &[DType::Int8, DType::UInt8, DType::Bool]);
     let mask = desc(dtype, shape);
     let most = pick(random, &[1, 4, 20]);
-    let bytes = (0..mask.elements().unwrap())
-        .map(|_| u8::from(random.below(most) == 0))
-        .collect();
+    let bytes = (0..mask.elements().unwrap()).map(|_| u8::from(random.below(most) == 0)).collect();
     call.contents.push((Parameter::AttenMask.into(), bytes));
     call.plain.atten_mask = Some(mask);
 }

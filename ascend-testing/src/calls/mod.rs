@@ -65,20 +65,14 @@ impl Call {
     /// Asks for the log-sum-exp of queries of these extents.
     pub fn lse(&mut self, extents: Extents) {
         self.plain.softmax_lse_flag = true;
-        self.plain.softmax_lse = Some(TensorDesc::packed(
-            DType::Float,
-            self.layout.lse_shape(extents),
-        ));
+        self.plain.softmax_lse = Some(TensorDesc::packed(DType::Float, self.layout.lse_shape(extents)));
     }
 
     /// Key and value of one tensor each.
     pub fn keys(&mut self, dtype: DType, extents: Extents, value_dim: i64) {
         let shape = |extents| TensorDesc::packed(dtype, self.layout.input().shape(extents));
         self.key = vec![shape(extents)];
-        self.value = vec![shape(Extents {
-            dim: value_dim,
-            ..extents
-        })];
+        self.value = vec![shape(Extents { dim: value_dim, ..extents })];
         self.plain.num_key_value_heads = extents.heads;
     }
 
@@ -91,9 +85,7 @@ impl Call {
         kv_lens: &[i64],
         random: &mut Random,
     ) {
-        let columns = kv_lens
-            .iter()
-            .map(|len| (len + block_size - 1) / block_size);
+        let columns = kv_lens.iter().map(|len| (len + block_size - 1) / block_size);
         let needed: i64 = columns.clone().sum();
         let width = columns.max().unwrap_or(0).max(1) + random.below(2) as i64;
         let blocks = needed.max(1) + random.below(3) as i64;
@@ -140,11 +132,7 @@ impl Call {
 }
 
 /// A paged cache of blocks, heads, tokens in a block and head dimension.
-pub fn cached(
-    cache: Cache,
-    dtype: DType,
-    [blocks, heads, block_size, dim]: [i64; 4],
-) -> TensorDesc {
+pub fn cached(cache: Cache, dtype: DType, [blocks, heads, block_size, dim]: [i64; 4]) -> TensorDesc {
     let lanes = 256 / i64::from(dtype.bits());
     match cache {
         Cache::BnBsH => desc(dtype, &[blocks, block_size, heads * dim]),
@@ -158,17 +146,11 @@ pub struct Random(pub u64);
 
 impl Random {
     pub fn unit(&mut self) -> f32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f32 / (1 << 24) as f32
     }
 
-    #[allow(
-        clippy::should_implement_trait,
-        reason = "numbers without an end are no iterator's"
-    )]
+    #[allow(clippy::should_implement_trait, reason = "numbers without an end are no iterator's")]
     pub fn next(&mut self) -> f32 {
         (self.unit() + self.unit() + self.unit() + self.unit()) * 2.0 - 4.0 + self.unit() * 1e-3
     }

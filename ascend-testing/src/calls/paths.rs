@@ -43,14 +43,7 @@ pub fn packed(seed: u64) -> Call {
         _ => Layout::Tnd,
     };
     let (dim, value_dim) = pick(random, &[(64, 64), (128, 128), (192, 128)]);
-    let mode = pick(
-        random,
-        &[
-            SparseMode::DefaultMask,
-            SparseMode::RightDownCausal,
-            SparseMode::Band,
-        ],
-    );
+    let mode = pick(random, &[SparseMode::DefaultMask, SparseMode::RightDownCausal, SparseMode::Band]);
     let batch = 1 + random.below(4);
     let mut q_lens: Vec<i64> = (0..batch).map(|_| length(random, 0)).collect();
     q_lens[0] = q_lens[0].max(1);
@@ -61,24 +54,12 @@ pub fn packed(seed: u64) -> Call {
             _ => length(random, 0),
         })
         .collect();
-    let extents = Extents {
-        batch: 1,
-        heads,
-        rows: q_lens.iter().sum(),
-        dim,
-    };
+    let extents = Extents { batch: 1, heads, rows: q_lens.iter().sum(), dim };
     let mut call = Call::new(layout, DType::Bf16, extents, seed);
-    let out = Extents {
-        dim: value_dim,
-        ..extents
-    };
+    let out = Extents { dim: value_dim, ..extents };
     call.output(DType::Bf16, out);
     call.q_lens = Some(ends(&q_lens));
-    let keys = Extents {
-        heads: kv_heads,
-        rows: kv_lens.iter().sum::<i64>(),
-        ..extents
-    };
+    let keys = Extents { heads: kv_heads, rows: kv_lens.iter().sum::<i64>(), ..extents };
     let rope = dim == 128 && random.below(2) == 0;
     if paged {
         let cache = pick(random, &CACHES);
@@ -91,10 +72,7 @@ pub fn packed(seed: u64) -> Call {
         let mut lens = kv_lens.clone();
         // No keys at all is another path.
         lens[0] += i64::from(keys.rows == 0);
-        let keys = Extents {
-            rows: lens.iter().sum(),
-            ..keys
-        };
+        let keys = Extents { rows: lens.iter().sum(), ..keys };
         call.keys(DType::Bf16, keys, value_dim);
         call.kv_lens = Some(ends(&lens));
         let rope = rope.then(|| {
@@ -134,28 +112,13 @@ pub fn paged(seed: u64) -> Call {
         _ => Cache::BnBsH,
     };
     let dim = pick(random, &[16, 32, 64, 128]);
-    let block_size = if several {
-        128
-    } else {
-        pick(random, &[16, 32, 128])
-    };
+    let block_size = if several { 128 } else { pick(random, &[16, 32, 128]) };
     let batch = 1 + random.below(4) as i64;
     let kv_lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
     let rows = if several { length(random, 2) } else { 1 };
-    let extents = Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    };
+    let extents = Extents { batch, heads, rows, dim };
     let mut call = Call::new(layout, dtype, extents, seed);
-    call.pages(
-        cache,
-        dtype,
-        [kv_heads, block_size, dim, dim],
-        &kv_lens,
-        random,
-    );
+    call.pages(cache, dtype, [kv_heads, block_size, dim, dim], &kv_lens, random);
     if several && random.below(2) == 0 {
         call.masked(SparseMode::RightDownCausal);
     }
@@ -181,11 +144,7 @@ pub fn latent(seed: u64) -> Call {
         Layout::BnsdNbsd,
     ];
     let layout = pick(random, &layouts[..if quantised { 6 } else { 8 }]);
-    let dtype = if quantised {
-        DType::Bf16
-    } else {
-        pick(random, &HALVES)
-    };
+    let dtype = if quantised { DType::Bf16 } else { pick(random, &HALVES) };
     let cache = match layout {
         _ if quantised => Cache::Nz,
         Layout::Bnsd | Layout::BnsdNbsd => pick(random, &CACHES[..2]),
@@ -246,23 +205,12 @@ pub fn biased(seed: u64) -> Call {
     let rows = if decode { 1 } else { length(random, 2) };
     let keys = length(random, 1);
     let dim = pick(random, &[16, 64]);
-    let extents = Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    };
+    let extents = Extents { batch, heads, rows, dim };
     let mut call = Call::new(layout, dtype, extents, seed);
-    let rows_of_keys = Extents {
-        heads: kv_heads,
-        rows: keys,
-        ..extents
-    };
+    let rows_of_keys = Extents { heads: kv_heads, rows: keys, ..extents };
     call.keys(dtype, rows_of_keys, dim);
     let below = |random: &mut Random, most: i64| -> Vec<i64> {
-        (0..batch)
-            .map(|_| random.below(most as usize + 1) as i64)
-            .collect()
+        (0..batch).map(|_| random.below(most as usize + 1) as i64).collect()
     };
     let mut prefix = 0;
     if random.below(2) == 0 {
@@ -277,16 +225,11 @@ pub fn biased(seed: u64) -> Call {
             call.plain.query_padding_size = Some(desc(DType::Int64, &[1]));
             let padding = random.below(rows as usize + 3) as i64 - 2;
             let bytes = padding.to_le_bytes().to_vec();
-            call.contents
-                .push((Parameter::QueryPaddingSize.into(), bytes));
+            call.contents.push((Parameter::QueryPaddingSize.into(), bytes));
         }
     } else if random.below(3) > 0 {
         prefix = length(random, 1);
-        let shape = layout.input().shape(Extents {
-            batch: 1,
-            rows: prefix,
-            ..rows_of_keys
-        });
+        let shape = layout.input().shape(Extents { batch: 1, rows: prefix, ..rows_of_keys });
         call.plain.key_shared_prefix = Some(desc(dtype, &shape));
         call.plain.value_shared_prefix = Some(desc(dtype, &shape));
         if random.below(2) == 0 {
@@ -309,11 +252,7 @@ pub fn biased(seed: u64) -> Call {
         1 => {
             call.plain.sparse_mode = SparseMode::AllMask.acl();
             let spare = random.below(5) as i64;
-            let shape = if decode {
-                vec![batch, 1, 1, all + spare]
-            } else {
-                vec![batch, 1, rows, all + spare]
-            };
+            let shape = if decode { vec![batch, 1, 1, all + spare] } else { vec![batch, 1, rows, all + spare] };
             let mask = desc(DType::Bool, &shape);
             let count = mask.elements().unwrap() as usize;
             let bytes = (0..count).map(|_| u8::from(random.below(4) == 0)).collect();
@@ -335,17 +274,10 @@ pub fn sloped(seed: u64) -> Call {
     let (heads, kv_heads) = pick(random, &HEADS);
     let dtype = pick(random, &HALVES);
     let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
-    let extents = Extents {
-        batch: 1 + random.below(3) as i64,
-        heads,
-        rows: length(random, 1),
-        dim: pick(random, &[16, 64]),
-    };
+    let extents =
+        Extents { batch: 1 + random.below(3) as i64, heads, rows: length(random, 1), dim: pick(random, &[16, 64]) };
     let mut call = Call::new(layout, dtype, extents, seed);
-    let of_keys = Extents {
-        heads: kv_heads,
-        ..extents
-    };
+    let of_keys = Extents { heads: kv_heads, ..extents };
     call.keys(dtype, of_keys, extents.dim);
     if random.below(3) == 0 {
         let mut lens = || -> Vec<i64> {
@@ -364,8 +296,7 @@ pub fn sloped(seed: u64) -> Call {
     call.plain.q_start_idx = pick(random, &STARTS);
     call.plain.kv_start_idx = pick(random, &STARTS);
     let slopes = (0..heads).flat_map(|_| (0.3 * random.unit()).to_le_bytes());
-    call.contents
-        .push((Parameter::PseShift.into(), slopes.collect()));
+    call.contents.push((Parameter::PseShift.into(), slopes.collect()));
     if random.below(2) == 0 {
         call.lse(extents);
     }

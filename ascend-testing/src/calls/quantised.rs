@@ -11,26 +11,11 @@ pub fn nz(seed: u64) -> Call {
     let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]);
     let several = random.below(2) == 0;
     let batch = 1 + random.below(2) as i64;
-    let extents = Extents {
-        batch,
-        heads: 10,
-        rows: if several {
-            2 + random.below(15) as i64
-        } else {
-            1
-        },
-        dim: 128,
-    };
+    let extents = Extents { batch, heads: 10, rows: if several { 2 + random.below(15) as i64 } else { 1 }, dim: 128 };
     let mut call = Call::new(layout, DType::Bf16, extents, seed);
     let lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
     let block_size = pick(random, &[128, 512]);
-    call.pages(
-        Cache::Nz,
-        DType::Int8,
-        [1, block_size, 128, 128],
-        &lens,
-        random,
-    );
+    call.pages(Cache::Nz, DType::Int8, [1, block_size, 128, 128], &lens, random);
     call.plain.inner_precise = 1;
     let capacity = call.plain.block_table.unwrap().shape[1] * block_size;
     let scale = match (random.below(2), layout) {
@@ -57,12 +42,7 @@ pub fn packed_nz(seed: u64) -> Call {
     let batch = 1 + random.below(3);
     let most = pick(random, &[1, 16]);
     let q_lens: Vec<i64> = (0..batch).map(|_| 1 + random.below(most) as i64).collect();
-    let extents = Extents {
-        batch: 1,
-        heads: 10,
-        rows: q_lens.iter().sum(),
-        dim: 128,
-    };
+    let extents = Extents { batch: 1, heads: 10, rows: q_lens.iter().sum(), dim: 128 };
     let mut call = Call::new(Layout::Tnd, DType::Bf16, extents, seed);
     let cann = pick(random, &[Cann::V9_0, Cann::V9_1]);
     (call.target, call.version) = (Target::new(Soc::AtlasA2, cann), Version::V4);
@@ -86,10 +66,7 @@ pub fn antiquant(seed: u64) -> Call {
     let random = &mut Random(seed);
     let (heads, kv_heads) = pick(random, &HEADS);
     let dtype = pick(random, &HALVES);
-    let stored = pick(
-        random,
-        &[DType::Int8, DType::Int8, DType::Int4, DType::Int32],
-    );
+    let stored = pick(random, &[DType::Int8, DType::Int8, DType::Int4, DType::Int32]);
     let layout = match stored {
         DType::Int8 => pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh]),
         _ => pick(random, &[Layout::Bsnd, Layout::Bsh]),
@@ -97,23 +74,13 @@ pub fn antiquant(seed: u64) -> Call {
     let batch = 1 + random.below(3) as i64;
     let keys = length(random, 1);
     let dim = 64;
-    let extents = Extents {
-        batch,
-        heads,
-        rows: 1,
-        dim,
-    };
+    let extents = Extents { batch, heads, rows: 1, dim };
     let mut call = Call::new(layout, dtype, extents, seed);
     let merged = random.below(4) == 0;
     let mode = random.below(if merged { 2 } else { 6 }) as i64;
     let paged = mode >= 4 || stored == DType::Int8 && random.below(3) == 0;
     let held = if stored == DType::Int32 { dim / 8 } else { dim };
-    let rows_of_keys = Extents {
-        heads: kv_heads,
-        rows: keys,
-        dim: held,
-        ..extents
-    };
+    let rows_of_keys = Extents { heads: kv_heads, rows: keys, dim: held, ..extents };
     let mut capacity = keys;
     if paged {
         let lens: Vec<i64> = (0..batch).map(|_| length(random, 1)).collect();
@@ -143,11 +110,7 @@ pub fn antiquant(seed: u64) -> Call {
         0 => &[1],
         _ => &[],
     };
-    let number = if matches!(mode, 0 | 2) {
-        dtype
-    } else {
-        DType::Float
-    };
+    let number = if matches!(mode, 0 | 2) { dtype } else { DType::Float };
     let scale = desc(number, &[leading, &shape].concat());
     let offset = (random.below(2) == 0).then_some(scale);
     if merged {
@@ -170,28 +133,16 @@ pub fn quantised(seed: u64) -> Call {
     let random = &mut Random(seed);
     let (heads, kv_heads) = pick(random, &HEADS);
     let half = pick(random, &HALVES);
-    let layout = pick(
-        random,
-        &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd],
-    );
+    let layout = pick(random, &[Layout::Bnsd, Layout::Bsnd, Layout::Bsh, Layout::BnsdBsnd]);
     let batch = 1 + random.below(3) as i64;
     let int8_in = random.below(2) == 0;
-    let extents = Extents {
-        batch,
-        heads,
-        rows: length(random, 2),
-        dim: pick(random, &[32, 64]),
-    };
+    let extents = Extents { batch, heads, rows: length(random, 2), dim: pick(random, &[32, 64]) };
     let stored = if int8_in { DType::Int8 } else { half };
     let mut call = Call::new(layout, stored, extents, seed);
     let keys = Extents {
         heads: kv_heads,
         // One tile: the maximum that runs is the final one.
-        rows: if int8_in {
-            length(random, 1).min(96)
-        } else {
-            length(random, 1)
-        },
+        rows: if int8_in { length(random, 1).min(96) } else { length(random, 1) },
         ..extents
     };
     call.keys(stored, keys, extents.dim);
@@ -209,11 +160,7 @@ pub fn quantised(seed: u64) -> Call {
         call.plain.deq_scale2 = Some(desc(number, &[1]));
     }
     if int8_out {
-        let number = if stored == DType::Bf16 && random.below(2) == 0 {
-            DType::Bf16
-        } else {
-            DType::Float
-        };
+        let number = if stored == DType::Bf16 && random.below(2) == 0 { DType::Bf16 } else { DType::Float };
         let shape = match random.below(2) {
             0 => vec![1],
             _ => vec![heads, extents.dim],

@@ -77,11 +77,9 @@ fn first_sound(mut all: impl Iterator<Item = Call>) -> Call {
 /// Whether a test computes an accepted call in a moment: some draws have hundreds of heads, others hundreds of keys.
 fn small(call: &Call) -> bool {
     let described = call.describe();
-    arguments_of(&described).into_iter().all(|argument| {
-        described
-            .tensor(argument)
-            .is_none_or(|desc| reach(desc) <= 8 << 20)
-    })
+    arguments_of(&described)
+        .into_iter()
+        .all(|argument| described.tensor(argument).is_none_or(|desc| reach(desc) <= 8 << 20))
 }
 
 /// Whether the contract takes a call, and none of its lints says that the device may leave the tensors.
@@ -132,21 +130,7 @@ fn drawn(seed: u64, target: Target) -> Call {
     let dtype = pick(random, &HALVES);
     let (dim, value_dim) = match form {
         Form::Plain => {
-            let dim = pick(
-                random,
-                &[
-                    64,
-                    64,
-                    128,
-                    128,
-                    192,
-                    16,
-                    80,
-                    96,
-                    256,
-                    1 + seed as i64 % 250,
-                ],
-            );
+            let dim = pick(random, &[64, 64, 128, 128, 192, 16, 80, 96, 256, 1 + seed as i64 % 250]);
             (dim, dim)
         }
         Form::Split => (128, 128),
@@ -191,20 +175,13 @@ fn drawn(seed: u64, target: Target) -> Call {
     (call.target, call.version) = (target, Version::V4);
     let int8 = one_in(random, 6);
     let out = if int8 { DType::Int8 } else { dtype };
-    let value_of = Extents {
-        dim: value_dim,
-        ..extents
-    };
+    let value_of = Extents { dim: value_dim, ..extents };
     call.output(out, value_of);
     call.plain.num_key_value_heads = kv_heads;
     call.plain.inner_precise = random.below(5) as i64;
     let some_lens = packed || one_in(random, 2);
     if some_lens {
-        call.q_lens = Some(if packed {
-            ends(&q_lens)
-        } else {
-            q_lens.clone()
-        });
+        call.q_lens = Some(if packed { ends(&q_lens) } else { q_lens.clone() });
     }
     let rope = matches!(form, Form::Split | Form::Absorbed);
     // Of a tree the rows are keys too.
@@ -213,14 +190,7 @@ fn drawn(seed: u64, target: Target) -> Call {
         () if tree => rows,
         () => 0,
     };
-    let keys = keys(
-        &mut call,
-        random,
-        (kv_heads, dim, value_dim),
-        rope,
-        batch,
-        least,
-    );
+    let keys = keys(&mut call, random, (kv_heads, dim, value_dim), rope, batch, least);
     if rope {
         let shape = layout.input().shape(Extents { dim: 64, ..extents });
         call.plain.query_rope = Some(desc(dtype, &shape));
@@ -238,11 +208,7 @@ fn drawn(seed: u64, target: Target) -> Call {
         (Some(lens), false) => lens.iter().copied().max().unwrap_or(0),
         (Some(lens), true) => {
             let starts = std::iter::once(&0).chain(lens);
-            lens.iter()
-                .zip(starts)
-                .map(|(end, start)| end - start)
-                .max()
-                .unwrap_or(0)
+            lens.iter().zip(starts).map(|(end, start)| end - start).max().unwrap_or(0)
         }
         (None, _) => keys,
     };
@@ -258,25 +224,14 @@ fn drawn(seed: u64, target: Target) -> Call {
     };
     let longest_rows = q_lens.iter().copied().max().unwrap_or(0);
     let rows = if packed { longest_rows } else { rows };
-    mask(
-        &mut call,
-        random,
-        mode,
-        [batch, rows, columns + prefix],
-        &tree_shape,
-    );
+    mask(&mut call, random, mode, [batch, rows, columns + prefix], &tree_shape);
     if one_in(random, 4) {
         call.plain.learnable_sink = Some(desc(pick(random, &[DType::Bf16, dtype]), &[heads]));
     }
     if (classic || packed) && one_in(random, 5) {
         let more = random.below(2) as i64;
         let all = if packed { longest } else { keys.max(longest) };
-        let shape = [
-            pick(random, &[1, batch]),
-            heads,
-            rows + more,
-            all + prefix + more,
-        ];
+        let shape = [pick(random, &[1, batch]), heads, rows + more, all + prefix + more];
         call.plain.pse_shift = Some(desc(dtype, &shape));
     }
     if int8 {
@@ -315,9 +270,7 @@ fn keys(
 ) -> i64 {
     let (layout, dtype) = (call.layout, call.plain.query.unwrap().dtype);
     let packed = layout.is_packed();
-    let mut lens: Vec<i64> = (0..batch as usize)
-        .map(|b| length(random, 0).min(200).max(least(b)))
-        .collect();
+    let mut lens: Vec<i64> = (0..batch as usize).map(|b| length(random, 0).min(200).max(least(b))).collect();
     if one_in(random, 3) {
         let cache = pick(random, &CACHES);
         let block_size = pick(random, &[16, 48, 128, 256, 512, 1024]);
@@ -359,12 +312,7 @@ fn keys(
         let entries = 1 + random.below(2) as i64;
         let one = |dim: i64| {
             let tensor = |&rows: &i64| {
-                let extents = Extents {
-                    batch: entries,
-                    rows: rows.max(1),
-                    dim,
-                    ..extents
-                };
+                let extents = Extents { batch: entries, rows: rows.max(1), dim, ..extents };
                 TensorDesc::packed(dtype, layout.input().shape(extents))
             };
             lens.iter().map(tensor).collect()
@@ -380,10 +328,7 @@ fn keys(
 }
 
 fn left_padding(call: &mut Call, random: &mut Random, rows: i64, keys: i64) {
-    for (parameter, rows) in [
-        (Parameter::KvPaddingSize, keys),
-        (Parameter::QueryPaddingSize, rows),
-    ] {
+    for (parameter, rows) in [(Parameter::KvPaddingSize, keys), (Parameter::QueryPaddingSize, rows)] {
         if one_in(random, 3) {
             continue;
         }
@@ -393,20 +338,14 @@ fn left_padding(call: &mut Call, random: &mut Random, rows: i64, keys: i64) {
             _ => call.plain.query_padding_size = size,
         }
         let padding = random.below(rows as usize + 3) as i64 - 2;
-        call.contents
-            .push((parameter.into(), padding.to_le_bytes().to_vec()));
+        call.contents.push((parameter.into(), padding.to_le_bytes().to_vec()));
     }
 }
 
 fn shared_prefix(call: &mut Call, random: &mut Random, heads: i64, dim: i64) -> i64 {
     let (layout, dtype) = (call.layout, call.plain.query.unwrap().dtype);
     let rows = length(random, 1).min(100);
-    let shape = layout.input().shape(Extents {
-        batch: 1,
-        heads,
-        rows,
-        dim,
-    });
+    let shape = layout.input().shape(Extents { batch: 1, heads, rows, dim });
     call.plain.key_shared_prefix = Some(desc(dtype, &shape));
     call.plain.value_shared_prefix = Some(desc(dtype, &shape));
     let len = random.below(rows as usize + 1) as i64;
@@ -414,13 +353,7 @@ fn shared_prefix(call: &mut Call, random: &mut Random, heads: i64, dim: i64) -> 
     rows
 }
 
-fn mask(
-    call: &mut Call,
-    random: &mut Random,
-    mode: i64,
-    [batch, rows, keys]: [i64; 3],
-    tree: &[i64],
-) {
+fn mask(call: &mut Call, random: &mut Random, mode: i64, [batch, rows, keys]: [i64; 3], tree: &[i64]) {
     call.plain.sparse_mode = mode;
     let tokens = |random: &mut Random| random.below(60) as i64 - 5;
     if matches!(mode, 0 | 4) && one_in(random, 2) {
@@ -430,17 +363,9 @@ fn mask(
     let (more, spare) = (random.below(3) as i64, random.below(9) as i64);
     let (i, j) = (rows + more, keys + spare);
     let entries = pick(random, &[1, batch]);
-    let full = [
-        vec![if rows == 1 { batch + more } else { i }, j],
-        vec![entries, i, j],
-        vec![entries, 1, i, j],
-    ];
+    let full = [vec![if rows == 1 { batch + more } else { i }, j], vec![entries, i, j], vec![entries, 1, i, j]];
     let size = SparseMode::COMPRESSED_MASK_SIZE;
-    let compressed = [
-        vec![size, size],
-        vec![1, size, size],
-        vec![1, 1, size, size],
-    ];
+    let compressed = [vec![size, size], vec![1, size, size], vec![1, 1, size, size]];
     let rank = random.below(3);
     let shape = match mode {
         0 if one_in(random, 2) => return,
@@ -459,8 +384,7 @@ fn mask(
     let most = pick(random, &[1, 2, 4, 20]);
     let count = given.elements().unwrap();
     let bytes = (0..count).map(|_| u8::from(random.below(most) == 0));
-    call.contents
-        .push((Parameter::AttenMask.into(), bytes.collect()));
+    call.contents.push((Parameter::AttenMask.into(), bytes.collect()));
 }
 
 /// Whether a call is one that the snapshot's contract does not take.

@@ -35,11 +35,7 @@ impl Gate {
             ok(api.aclrtStreamWaitEvent.unwrap()(stream.as_raw(), event));
             ok(api.aclmdlRICaptureEnd.unwrap()(stream.as_raw(), &mut graph));
         }
-        Self {
-            stream,
-            event,
-            graph,
-        }
+        Self { stream, event, graph }
     }
 
     /// What is queued on a stream from now on waits for the gate.

@@ -58,11 +58,7 @@ impl<T: Copy> Logical<T> {
     /// Some rows of a single batch entry, as a tensor of their own.
     pub fn narrow(&self, rows: Range<usize>) -> Self {
         let all = (0..self.heads).flat_map(|n| rows.clone().map(move |s| (n, s)));
-        Self {
-            data: all.flat_map(|(n, s)| self.row(0, n, s).to_vec()).collect(),
-            rows: rows.len(),
-            ..*self
-        }
+        Self { data: all.flat_map(|(n, s)| self.row(0, n, s).to_vec()).collect(), rows: rows.len(), ..*self }
     }
 
     /// Some rows of a single batch entry, packed: `[rows, N, D]`.
@@ -105,13 +101,7 @@ impl<T: Half> Logical<T> {
     /// Numbers between -1 and 1 for batch, heads, rows and dimension, the same for each seed.
     pub fn random(seed: u64, [batch, heads, rows, dim]: [usize; 4]) -> Self {
         let data = super::numbers(seed, batch * heads * rows * dim);
-        Self {
-            batch,
-            heads,
-            rows,
-            dim,
-            data: data.into_iter().map(T::of).collect(),
-        }
+        Self { batch, heads, rows, dim, data: data.into_iter().map(T::of).collect() }
     }
 
     /// The numbers of the tensor in double precision.
@@ -169,10 +159,7 @@ impl Sees {
 pub type Row = Option<(Vec<f64>, f64)>;
 
 /// One row of attention: output and log-sum-exp.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "each is a part of the definition"
-)]
+#[allow(clippy::too_many_arguments, reason = "each is a part of the definition")]
 pub fn row(
     q: &Logical<f64>,
     k: &Logical<f64>,
@@ -188,10 +175,7 @@ pub fn row(
 }
 
 /// One row of attention over some keys. No generic function, so that it is compiled here, with optimisation.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "each is a part of the definition"
-)]
+#[allow(clippy::too_many_arguments, reason = "each is a part of the definition")]
 fn row_over(
     q: &Logical<f64>,
     k: &Logical<f64>,
@@ -206,10 +190,7 @@ fn row_over(
     let query = q.row(b, head, i);
     let mut scores = Vec::new();
     for &j in keys {
-        let products = query
-            .iter()
-            .zip(k.row(kv_b, kv_head, j))
-            .map(|(x, y)| x * y);
+        let products = query.iter().zip(k.row(kv_b, kv_head, j)).map(|(x, y)| x * y);
         scores.push((j, scale * products.sum::<f64>()));
     }
     if scores.is_empty() {

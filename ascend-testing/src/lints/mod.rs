@@ -81,12 +81,7 @@ impl Found<'_> {
         self.breaks_by(id, call, (Version::V5, target));
     }
 
-    fn breaks_by(
-        &mut self,
-        id: &'static str,
-        call: &FiaCall<'_>,
-        (version, target): (Version, Target),
-    ) {
+    fn breaks_by(&mut self, id: &'static str, call: &FiaCall<'_>, (version, target): (Version, Target)) {
         assert_eq!(lints_on(call, version, target), [id], "{call:?}");
         self.ids.insert(id);
         (self.visit)(id, call, version, target);
@@ -105,10 +100,7 @@ fn with<'a>(call: &FiaCall<'a>, change: impl FnOnce(&mut FiaCall<'a>)) -> FiaCal
 
 /// Visits a call or several for every lint. Those about other releases have calls that are not visited.
 pub fn each_broken(visit: Visit<'_>) -> BTreeSet<&'static str> {
-    let mut found = Found {
-        ids: BTreeSet::new(),
-        visit,
-    };
+    let mut found = Found { ids: BTreeSet::new(), visit };
     dense(&mut found);
     paged(&mut found);
     packed(&mut found);
@@ -135,33 +127,15 @@ fn dense(found: &mut Found<'_>) {
         attention_out: Some(half(&[2, 16, 4, 32])),
         ..FiaCall::new("BSND")
     };
-    let decode = FiaCall {
-        query: Some(half(&[2, 1, 4, 32])),
-        attention_out: Some(half(&[2, 1, 4, 32])),
-        ..prefill.clone()
-    };
+    let decode =
+        FiaCall { query: Some(half(&[2, 1, 4, 32])), attention_out: Some(half(&[2, 1, 4, 32])), ..prefill.clone() };
     found.clean(&prefill);
     found.clean(&decode);
-    let strided = TensorDesc {
-        strides: Dims::of([2048, 32, 512, 1]),
-        ..half(&[2, 16, 4, 32])
-    };
-    found.breaks(
-        "tensor.strided",
-        with(&prefill, |c| c.query = Some(strided)),
-    );
-    let broadcast = TensorDesc {
-        strides: Dims::of([1024, 0, 64, 1]),
-        ..half(&[2, 4, 16, 64])
-    };
-    found.breaks(
-        "tensor.strided",
-        with(&prefill, |c| c.pse_shift = Some(broadcast)),
-    );
-    found.breaks(
-        "tensor.empty",
-        with(&prefill, |c| c.atten_mask = mask(&[0, 64])),
-    );
+    let strided = TensorDesc { strides: Dims::of([2048, 32, 512, 1]), ..half(&[2, 16, 4, 32]) };
+    found.breaks("tensor.strided", with(&prefill, |c| c.query = Some(strided)));
+    let broadcast = TensorDesc { strides: Dims::of([1024, 0, 64, 1]), ..half(&[2, 4, 16, 64]) };
+    found.breaks("tensor.strided", with(&prefill, |c| c.pse_shift = Some(broadcast)));
+    found.breaks("tensor.empty", with(&prefill, |c| c.atten_mask = mask(&[0, 64])));
     found.breaks(
         "tensor.countable",
         with(&prefill, |c| {
@@ -171,46 +145,21 @@ fn dense(found: &mut Found<'_>) {
     found.breaks("value.shape_unchecked", with(&prefill, |c| c.value = &none));
     found.breaks(
         "input_layout.heads_first",
-        FiaCall {
-            input_layout: "BSND_NBSD",
-            attention_out: Some(half(&[4, 2, 1, 32])),
-            ..decode.clone()
-        },
+        FiaCall { input_layout: "BSND_NBSD", attention_out: Some(half(&[4, 2, 1, 32])), ..decode.clone() },
     );
-    let nz = TensorDesc {
-        format: ascend_spec::Format::FractalNz,
-        ..of(DType::Float, &[1])
-    };
+    let nz = TensorDesc { format: ascend_spec::Format::FractalNz, ..of(DType::Float, &[1]) };
     found.breaks("tensor.format", with(&decode, |c| c.softmax_lse = Some(nz)));
     found.breaks("scale_value.finite", with(&prefill, |c| c.scale = f64::NAN));
     found.breaks("scale_value.zero", with(&prefill, |c| c.scale = 1e-60));
     let root = f64::from(32).sqrt();
     found.breaks("scale_value.inverse", with(&prefill, |c| c.scale = root));
-    found.breaks(
-        "attention_out.shape_unchecked",
-        with(&prefill, |c| c.attention_out = Some(half(&[2, 16, 4, 31]))),
-    );
-    found.breaks(
-        "softmax_lse.unchecked",
-        with(&decode, |c| c.softmax_lse_flag = true),
-    );
-    found.breaks(
-        "softmax_lse.ignored",
-        with(&decode, |c| c.softmax_lse = float(&[2, 4, 1, 1])),
-    );
+    found.breaks("attention_out.shape_unchecked", with(&prefill, |c| c.attention_out = Some(half(&[2, 16, 4, 31]))));
+    found.breaks("softmax_lse.unchecked", with(&decode, |c| c.softmax_lse_flag = true));
+    found.breaks("softmax_lse.ignored", with(&decode, |c| c.softmax_lse = float(&[2, 4, 1, 1])));
     found.clean(&with(&decode, |c| c.softmax_lse = float(&[1])));
-    found.breaks(
-        "inner_precise.meaning",
-        with(&prefill, |c| c.inner_precise = 5),
-    );
-    found.breaks(
-        "value.shape_unchecked",
-        with(&prefill, |c| c.value = &short),
-    );
-    found.breaks(
-        "key.list_ignored",
-        with(&prefill, |c| (c.key, c.value) = (&two, &two)),
-    );
+    found.breaks("inner_precise.meaning", with(&prefill, |c| c.inner_precise = 5));
+    found.breaks("value.shape_unchecked", with(&prefill, |c| c.value = &short));
+    found.breaks("key.list_ignored", with(&prefill, |c| (c.key, c.value) = (&two, &two)));
     let elements = [half(&[1, 64, 4, 32]), half(&[1, 60, 4, 32])];
     let list = with(&prefill, |c| (c.key, c.value) = (&elements, &elements));
     found.clean(&list);
@@ -221,10 +170,7 @@ fn dense(found: &mut Found<'_>) {
     found.clean(&with(&uneven, |c| {
         c.actual_seq_lengths_kv = Some(&[60]);
     }));
-    found.breaks(
-        "key.list_single_length",
-        with(&uneven, |c| c.actual_seq_lengths_kv = Some(&[61])),
-    );
+    found.breaks("key.list_single_length", with(&uneven, |c| c.actual_seq_lengths_kv = Some(&[61])));
     let many = vec![half(&[1, 64, 4, 32]); 257];
     found.breaks(
         "key.list_max",
@@ -272,14 +218,8 @@ fn dense(found: &mut Found<'_>) {
             ..decode.clone()
         },
     );
-    found.breaks(
-        "actual_seq_lengths.surplus",
-        with(&prefill, |c| c.actual_seq_lengths = Some(&[1, 2, 3])),
-    );
-    found.breaks(
-        "actual_seq_lengths.ignored",
-        with(&decode, |c| c.actual_seq_lengths = Some(&[0])),
-    );
+    found.breaks("actual_seq_lengths.surplus", with(&prefill, |c| c.actual_seq_lengths = Some(&[1, 2, 3])));
+    found.breaks("actual_seq_lengths.ignored", with(&decode, |c| c.actual_seq_lengths = Some(&[0])));
     found.clean(&with(&decode, |c| c.actual_seq_lengths = Some(&[1, 1])));
     found.breaks("block_size.ignored", with(&prefill, |c| c.block_size = 64));
     // What serving engines pass with keys that are in no cache.
@@ -287,23 +227,16 @@ fn dense(found: &mut Found<'_>) {
     masked(found, &prefill, &decode);
     padded(found, &prefill, &decode);
     prefixed(found, &prefill);
-    found.breaks(
-        "start_idx.ignored",
-        with(&prefill, |c| c.q_start_idx = Some(&[0])),
-    );
+    found.breaks("start_idx.ignored", with(&prefill, |c| c.q_start_idx = Some(&[0])));
 }
 
 fn masked(found: &mut Found<'_>, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
     found.breaks("tokens.without_mask", with(prefill, |c| c.pre_tokens = 8));
     // Bounds beyond every key hide none, and a single row has no later keys.
     for (pre_tokens, next_tokens) in [(65_535, 65_535), (63, 63)] {
-        found.clean(&with(prefill, |c| {
-            (c.pre_tokens, c.next_tokens) = (pre_tokens, next_tokens)
-        }));
+        found.clean(&with(prefill, |c| (c.pre_tokens, c.next_tokens) = (pre_tokens, next_tokens)));
     }
-    found.clean(&with(decode, |c| {
-        (c.pre_tokens, c.next_tokens) = (65_535, 0)
-    }));
+    found.clean(&with(decode, |c| (c.pre_tokens, c.next_tokens) = (65_535, 0)));
     found.breaks("tokens.without_mask", with(decode, |c| c.pre_tokens = 4));
     found.breaks(
         "tokens.without_mask",
@@ -311,45 +244,25 @@ fn masked(found: &mut Found<'_>, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
             (c.sparse_mode, c.atten_mask, c.next_tokens) = (1, mask(&[16, 64]), 0);
         }),
     );
-    let causal = with(prefill, |c| {
-        (c.sparse_mode, c.atten_mask) = (3, mask(&[2048, 2048]))
-    });
+    let causal = with(prefill, |c| (c.sparse_mode, c.atten_mask) = (3, mask(&[2048, 2048])));
     for pre_tokens in [0, 63, 65_535] {
-        found.clean(&with(&causal, |c| {
-            (c.pre_tokens, c.next_tokens) = (pre_tokens, 0)
-        }));
+        found.clean(&with(&causal, |c| (c.pre_tokens, c.next_tokens) = (pre_tokens, 0)));
     }
     found.breaks("pre_tokens.ignored", with(&causal, |c| c.pre_tokens = 62));
     for mode in [1, 2, 4] {
-        found.breaks(
-            "sparse_mode.without_mask",
-            with(decode, |c| c.sparse_mode = mode),
-        );
+        found.breaks("sparse_mode.without_mask", with(decode, |c| c.sparse_mode = mode));
     }
     found.clean(&with(decode, |c| c.sparse_mode = 3));
     found.breaks("sparse_mode.unchecked", with(decode, |c| c.sparse_mode = 7));
     for call in [decode, prefill] {
         found.breaks("sparse_mode.wide", with(call, |c| c.sparse_mode = 1 << 32));
     }
-    found.breaks(
-        "sparse_mode.left_up_decode",
-        with(decode, |c| {
-            (c.sparse_mode, c.atten_mask) = (2, mask(&[2, 64]))
-        }),
-    );
-    found.clean(&with(decode, |c| {
-        (c.sparse_mode, c.atten_mask) = (1, mask(&[2, 1, 1, 64]))
-    }));
+    found.breaks("sparse_mode.left_up_decode", with(decode, |c| (c.sparse_mode, c.atten_mask) = (2, mask(&[2, 64]))));
+    found.clean(&with(decode, |c| (c.sparse_mode, c.atten_mask) = (1, mask(&[2, 1, 1, 64]))));
     for shape in [&[2, 4, 1, 64][..], &[2, 1, 4, 64], &[2, 4, 64]] {
-        found.breaks(
-            "atten_mask.head_axis",
-            with(decode, |c| c.atten_mask = mask(shape)),
-        );
+        found.breaks("atten_mask.head_axis", with(decode, |c| c.atten_mask = mask(shape)));
     }
-    found.breaks(
-        "atten_mask.head_axis",
-        with(prefill, |c| c.atten_mask = mask(&[2, 4, 16, 64])),
-    );
+    found.breaks("atten_mask.head_axis", with(prefill, |c| c.atten_mask = mask(&[2, 4, 16, 64])));
 }
 
 fn padded(found: &mut Found<'_>, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
@@ -359,27 +272,15 @@ fn padded(found: &mut Found<'_>, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
         c.actual_seq_lengths = Some(&[4, 9]);
     });
     found.clean(&clean);
-    found.breaks(
-        "padding_size.unchecked",
-        with(&clean, |c| c.query_padding_size = pad(DType::Int32, &[1])),
-    );
-    found.breaks(
-        "padding_size.ignored",
-        with(decode, |c| c.query_padding_size = pad(DType::Int64, &[1])),
-    );
-    found.breaks(
-        "padding_size.ignored",
-        with(decode, |c| c.kv_padding_size = pad(DType::Int64, &[1])),
-    );
+    found.breaks("padding_size.unchecked", with(&clean, |c| c.query_padding_size = pad(DType::Int32, &[1])));
+    found.breaks("padding_size.ignored", with(decode, |c| c.query_padding_size = pad(DType::Int64, &[1])));
+    found.breaks("padding_size.ignored", with(decode, |c| c.kv_padding_size = pad(DType::Int64, &[1])));
     let decode = with(decode, |c| {
         c.kv_padding_size = pad(DType::Int64, &[1]);
         c.actual_seq_lengths_kv = Some(&[4, 9]);
     });
     found.clean(&decode);
-    found.breaks(
-        "padding_size.unchecked",
-        with(&decode, |c| c.kv_padding_size = pad(DType::Int64, &[2])),
-    );
+    found.breaks("padding_size.unchecked", with(&decode, |c| c.kv_padding_size = pad(DType::Int64, &[2])));
 }
 
 fn prefixed(found: &mut Found<'_>, prefill: &FiaCall<'_>) {
@@ -391,21 +292,11 @@ fn prefixed(found: &mut Found<'_>, prefill: &FiaCall<'_>) {
     found.clean(&prefix);
     found.breaks(
         "shared_prefix.dtype_unchecked",
-        with(&prefix, |c| {
-            c.value_shared_prefix = Some(bf16(&[1, 16, 4, 32]))
-        }),
+        with(&prefix, |c| c.value_shared_prefix = Some(bf16(&[1, 16, 4, 32]))),
     );
-    found.breaks(
-        "shared_prefix.length_ignored",
-        with(prefill, |c| c.actual_shared_prefix_len = Some(&[12])),
-    );
-    found.clean(&with(&prefix, |c| {
-        c.pse_shift = Some(half(&[1, 4, 16, 80]))
-    }));
-    found.breaks(
-        "pse_shift.prefix_unchecked",
-        with(&prefix, |c| c.pse_shift = Some(half(&[1, 4, 16, 64]))),
-    );
+    found.breaks("shared_prefix.length_ignored", with(prefill, |c| c.actual_shared_prefix_len = Some(&[12])));
+    found.clean(&with(&prefix, |c| c.pse_shift = Some(half(&[1, 4, 16, 80]))));
+    found.breaks("pse_shift.prefix_unchecked", with(&prefix, |c| c.pse_shift = Some(half(&[1, 4, 16, 64]))));
 }
 
 fn paged(found: &mut Found<'_>) {
@@ -422,24 +313,12 @@ fn paged(found: &mut Found<'_>) {
         ..FiaCall::new("BSND")
     };
     found.clean(&decode);
-    found.breaks(
-        "block_table.unchecked",
-        with(&decode, |c| c.block_table = Some(of(DType::Int64, &[2, 4]))),
-    );
-    found.breaks(
-        "block_table.unchecked",
-        with(&decode, |c| c.block_table = Some(of(DType::Int32, &[1, 4]))),
-    );
+    found.breaks("block_table.unchecked", with(&decode, |c| c.block_table = Some(of(DType::Int64, &[2, 4]))));
+    found.breaks("block_table.unchecked", with(&decode, |c| c.block_table = Some(of(DType::Int32, &[1, 4]))));
     let few = [half(&[3, 128, 128])];
-    found.breaks(
-        "cache.blocks_unchecked",
-        with(&decode, |c| (c.key, c.value) = (&few, &few)),
-    );
+    found.breaks("cache.blocks_unchecked", with(&decode, |c| (c.key, c.value) = (&few, &few)));
     let other = [half(&[8, 64, 128])];
-    found.breaks(
-        "cache.shape_unchecked",
-        with(&decode, |c| (c.key, c.value) = (&other, &other)),
-    );
+    found.breaks("cache.shape_unchecked", with(&decode, |c| (c.key, c.value) = (&other, &other)));
     found.breaks("cache.value_unchecked", with(&decode, |c| c.value = &other));
     let (heads_first, fewer) = ([half(&[8, 4, 128, 32])], [half(&[8, 2, 128, 64])]);
     let by_heads = FiaCall {
@@ -451,14 +330,8 @@ fn paged(found: &mut Found<'_>) {
         ..decode.clone()
     };
     found.clean(&by_heads);
-    found.breaks(
-        "cache.shape_unchecked",
-        with(&by_heads, |c| (c.key, c.value) = (&fewer, &fewer)),
-    );
-    found.breaks(
-        "actual_seq_lengths_kv.empty",
-        with(&decode, |c| c.actual_seq_lengths_kv = Some(&[])),
-    );
+    found.breaks("cache.shape_unchecked", with(&by_heads, |c| (c.key, c.value) = (&fewer, &fewer)));
+    found.breaks("actual_seq_lengths_kv.empty", with(&decode, |c| c.actual_seq_lengths_kv = Some(&[])));
     let wide = [half(&[8, 128, 65_536])];
     found.breaks(
         "cache.hidden_size_unchecked",
@@ -500,11 +373,7 @@ fn packed(found: &mut Found<'_>) {
     };
     found.clean(&packed);
     let wide = [bf16(&[9, 4, 192])];
-    found.clean(&FiaCall {
-        query: Some(bf16(&[5, 4, 192])),
-        key: &wide,
-        ..packed.clone()
-    });
+    found.clean(&FiaCall { query: Some(bf16(&[5, 4, 192])), key: &wide, ..packed.clone() });
     let heads_first = [bf16(&[4, 9, 128])];
     let ntd = FiaCall {
         query: Some(bf16(&[4, 5, 128])),
@@ -514,25 +383,14 @@ fn packed(found: &mut Found<'_>) {
         ..packed.clone()
     };
     found.clean(&ntd);
-    found.breaks(
-        "pse_shift.ignored",
-        with(&ntd, |c| c.pse_shift = Some(bf16(&[1, 4, 5, 9]))),
-    );
-    found.breaks(
-        "padding_size.ignored",
-        with(&ntd, |c| {
-            c.query_padding_size = Some(of(DType::Int64, &[1]))
-        }),
-    );
+    found.breaks("pse_shift.ignored", with(&ntd, |c| c.pse_shift = Some(bf16(&[1, 4, 5, 9]))));
+    found.breaks("padding_size.ignored", with(&ntd, |c| c.query_padding_size = Some(of(DType::Int64, &[1]))));
     let rope = with(&packed, |c| {
         c.query_rope = Some(bf16(&[5, 4, 64]));
         c.key_rope = Some(bf16(&[9, 4, 64]));
     });
     found.clean(&rope);
-    found.breaks(
-        "rope.dtype_unchecked",
-        with(&rope, |c| c.query_rope = Some(half(&[5, 4, 64]))),
-    );
+    found.breaks("rope.dtype_unchecked", with(&rope, |c| c.query_rope = Some(half(&[5, 4, 64]))));
     let cache = [bf16(&[8, 128, 512])];
     let paged = with(&rope, |c| {
         (c.key, c.value) = (&cache, &cache);
@@ -541,10 +399,7 @@ fn packed(found: &mut Found<'_>) {
         c.block_size = 128;
     });
     found.clean(&paged);
-    found.breaks(
-        "rope.cache_unchecked",
-        with(&paged, |c| c.key_rope = Some(bf16(&[7, 128, 256]))),
-    );
+    found.breaks("rope.cache_unchecked", with(&paged, |c| c.key_rope = Some(bf16(&[7, 128, 256]))));
     let latent = [bf16(&[8, 128, 512])];
     found.clean(&FiaCall {
         query: Some(bf16(&[5, 4, 512])),

@@ -9,10 +9,7 @@ fn differences(call: &FiaCall<'_>, target: Target, since: Cann) -> Vec<(&'static
     let mut found = Vec::new();
     call.each_difference(Version::V4, target, since, &mut |lint| {
         let named = |cann: &Cann| {
-            let other = Target {
-                cann: *cann,
-                ..target
-            };
+            let other = Target { cann: *cann, ..target };
             let before = lint.given.find(&format!("{other}"));
             before.map(|at| (at, *cann))
         };
@@ -45,16 +42,9 @@ pub(super) fn portable(found: &mut Found<'_>) {
     let (refused, meaning) = ("portable.refused", "portable.meaning");
     assert_eq!(
         differences(&triangle, newest, all),
-        [
-            (meaning, Cann::V8_1),
-            (meaning, Cann::V8_5),
-            (refused, Cann::V9_0)
-        ]
+        [(meaning, Cann::V8_1), (meaning, Cann::V8_5), (refused, Cann::V9_0)]
     );
-    assert_eq!(
-        differences(&triangle, newest, Cann::V9_0),
-        [(refused, Cann::V9_0)]
-    );
+    assert_eq!(differences(&triangle, newest, Cann::V9_0), [(refused, Cann::V9_0)]);
     assert_eq!(differences(&triangle, newest, Cann::V9_1), []);
     found.ids.extend([refused, meaning]);
 
@@ -72,10 +62,7 @@ pub(super) fn portable(found: &mut Found<'_>) {
         call.actual_seq_lengths_kv = Some(&[100, 90]);
         call.kv_padding_size = TensorDesc::contiguous(DType::Int64, &[1]);
     });
-    assert_eq!(
-        differences(&padded, ninth, Cann::V8_5),
-        [(refused, Cann::V9_1), (refused, Cann::V9_2)]
-    );
+    assert_eq!(differences(&padded, ninth, Cann::V8_5), [(refused, Cann::V9_1), (refused, Cann::V9_2)]);
 
     // The split-fuse path of 8.5 on ignores the order of ends that the snapshot refuses.
     let packed = [bf16(&[128, 4, 64])];
@@ -90,10 +77,7 @@ pub(super) fn portable(found: &mut Found<'_>) {
         attention_out: Some(bf16(&[32, 8, 64])),
         ..FiaCall::new("TND")
     };
-    assert_eq!(
-        differences(&falling, newest, Cann::V8_1),
-        [(refused, Cann::V8_1)]
-    );
+    assert_eq!(differences(&falling, newest, Cann::V8_1), [(refused, Cann::V8_1)]);
 
     // Ascend 950 is compared with its own releases only, which are alike.
     let chip = Target::new(Soc::Ascend950, Cann::V9_1);

@@ -27,11 +27,7 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
     assert_eq!(lints_on(&packed, Version::V3, A2), ["version.deprecated"]);
     found.ids.insert("version.deprecated");
     (found.visit)("version.deprecated", &packed, Version::V3, A2);
-    found.breaks_on(
-        "split_fuse.ends",
-        &with(&packed, |c| c.actual_seq_lengths = Some(&[11, 9])),
-        A2,
-    );
+    found.breaks_on("split_fuse.ends", &with(&packed, |c| c.actual_seq_lengths = Some(&[11, 9])), A2);
     found.breaks_on(
         "split_fuse.causal_rows",
         &with(&packed, |c| {
@@ -40,11 +36,7 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         }),
         A2,
     );
-    found.breaks_on(
-        "split_fuse.kv_heads",
-        &with(&packed, |c| c.num_key_value_heads = 1),
-        A2,
-    );
+    found.breaks_on("split_fuse.kv_heads", &with(&packed, |c| c.num_key_value_heads = 1), A2);
     for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (2, 4), (1, 2)] {
         let query = bf16(&[9, heads, 80]);
         let key = [bf16(&[20, kv_heads, 80])];
@@ -60,27 +52,15 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         let target = |cann| Target::new(Soc::AtlasA2, cann);
         for cann in [Cann::V8_5, Cann::V9_0, Cann::V9_1] {
             let broken = lints_on(&call, Version::V4, target(cann));
-            assert_eq!(
-                broken,
-                ["split_fuse.heads_divide"],
-                "{heads} {kv_heads} {cann}"
-            );
+            assert_eq!(broken, ["split_fuse.heads_divide"], "{heads} {kv_heads} {cann}");
         }
         // 8.1 refuses, and no newer release is named as one that takes it.
         assert!(call.check(Version::V1, target(Cann::V8_1)).is_err());
         assert_eq!(call.taken_by(Version::V1, target(Cann::V8_1), &[]), None);
         found.breaks_on("split_fuse.heads_divide", &call, A2);
     }
-    found.breaks_on(
-        "split_fuse.output_dtype",
-        &with(&packed, |c| c.attention_out = Some(half(&[9, 4, 80]))),
-        A2,
-    );
-    found.breaks_on(
-        "split_fuse.ignored",
-        &with(&packed, |c| c.value_shared_prefix = Some(bf16(&[1]))),
-        A2,
-    );
+    found.breaks_on("split_fuse.output_dtype", &with(&packed, |c| c.attention_out = Some(half(&[9, 4, 80]))), A2);
+    found.breaks_on("split_fuse.ignored", &with(&packed, |c| c.value_shared_prefix = Some(bf16(&[1]))), A2);
     // A tensor of another type than the keys, and one over a cache, whose rows have other strides.
     let prefixed = with(&packed, |c| {
         c.key_shared_prefix = Some(bf16(&[1, 4, 80]));
@@ -129,27 +109,11 @@ pub(super) fn unified(found: &mut Found<'_>) {
         }),
         A2,
     );
-    found.breaks_on(
-        "pse_type.ignored",
-        &with(&single, |c| c.pse_type = 2),
-        A2_9_0,
-    );
-    found.breaks_on(
-        "key.list_batch_unchecked",
-        &with(&single, |c| (c.key, c.value) = (&two, &two)),
-        A2,
-    );
-    found.breaks_on(
-        "atten_mask.row_each",
-        &with(&single, |c| c.atten_mask = mask(&[1, 64])),
-        A2,
-    );
+    found.breaks_on("pse_type.ignored", &with(&single, |c| c.pse_type = 2), A2_9_0);
+    found.breaks_on("key.list_batch_unchecked", &with(&single, |c| (c.key, c.value) = (&two, &two)), A2);
+    found.breaks_on("atten_mask.row_each", &with(&single, |c| c.atten_mask = mask(&[1, 64])), A2);
     let hollow = [key[0], bf16(&[0, 64, 4, 64])];
-    found.breaks_on(
-        "key.list_batch_empty",
-        &with(&single, |c| (c.key, c.value) = (&hollow, &hollow)),
-        A2,
-    );
+    found.breaks_on("key.list_batch_empty", &with(&single, |c| (c.key, c.value) = (&hollow, &hollow)), A2);
     let padded = with(&single, |c| {
         c.query = Some(bf16(&[2, 3, 4, 64]));
         c.attention_out = Some(bf16(&[2, 3, 4, 64]));
@@ -158,11 +122,7 @@ pub(super) fn unified(found: &mut Found<'_>) {
         c.atten_mask = mask(&[2, 3, 64]);
     });
     assert_eq!(lints_on(&padded, Version::V5, A2), [""; 0]);
-    found.breaks_on(
-        "atten_mask.padded_keys",
-        &with(&padded, |c| c.atten_mask = mask(&[2, 3, 30])),
-        A2,
-    );
+    found.breaks_on("atten_mask.padded_keys", &with(&padded, |c| c.atten_mask = mask(&[2, 3, 30])), A2);
     let out = with(&single, |c| c.attention_out = Some(int8(&[2, 1, 4, 64])));
     let problem = out.check(Version::V5, A2_9_0);
     assert!(problem.is_err(), "what has no scale is not computed");
@@ -170,16 +130,8 @@ pub(super) fn unified(found: &mut Found<'_>) {
         c.query = Some(bf16(&[2, 3, 4, 64]));
         c.attention_out = Some(bf16(&[2, 3, 4, 64]));
     });
-    found.breaks_on(
-        "pse_shift.one_row",
-        &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))),
-        ASCEND_950,
-    );
-    found.breaks_on(
-        "pse_shift.one_row_taken",
-        &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))),
-        A2,
-    );
+    found.breaks_on("pse_shift.one_row", &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))), ASCEND_950);
+    found.breaks_on("pse_shift.one_row_taken", &with(&several, |c| c.pse_shift = Some(bf16(&[1, 4, 1, 64]))), A2);
     let odd = [of(DType::Bf16, &[2, 64, 4, 7])];
     found.breaks_on(
         "head_dim.unaligned",
@@ -215,11 +167,7 @@ pub(super) fn trees(found: &mut Found<'_>) {
         let described = mask(shape).unwrap().byte_range().unwrap();
         assert!(checked.problem.mask_bytes().unwrap().end > described.end);
     }
-    found.breaks_on(
-        "tree_mask.shape",
-        &with(&tree, |c| c.atten_mask = mask(&[2, 4, 5])),
-        A2,
-    );
+    found.breaks_on("tree_mask.shape", &with(&tree, |c| c.atten_mask = mask(&[2, 4, 5])), A2);
     let packed_key = [bf16(&[20, 4, 128])];
     let packed = FiaCall {
         query: Some(bf16(&[5, 4, 128])),
@@ -235,11 +183,7 @@ pub(super) fn trees(found: &mut Found<'_>) {
         ..tree.clone()
     };
     assert_eq!(lints_on(&packed, Version::V5, A2), [""; 0]);
-    found.breaks_on(
-        "tree_mask.size",
-        &with(&packed, |c| c.atten_mask = mask(&[12])),
-        A2,
-    );
+    found.breaks_on("tree_mask.size", &with(&packed, |c| c.atten_mask = mask(&[12])), A2);
     let latents = [bf16(&[4, 128, 512])];
     let absorbed = FiaCall {
         query: Some(bf16(&[2, 3, 4, 512])),
@@ -255,11 +199,7 @@ pub(super) fn trees(found: &mut Found<'_>) {
         ..tree.clone()
     };
     assert_eq!(lints_on(&absorbed, Version::V5, A2), [""; 0]);
-    found.breaks_on(
-        "tree_mask.more_rows",
-        &with(&absorbed, |c| c.actual_seq_lengths_kv = Some(&[2, 200])),
-        A2,
-    );
+    found.breaks_on("tree_mask.more_rows", &with(&absorbed, |c| c.actual_seq_lengths_kv = Some(&[2, 200])), A2);
     let cache = [int8(&[4, 1, 16, 128, 32])];
     let quantised = FiaCall {
         query: Some(int8(&[5, 8, 512])),
@@ -289,10 +229,7 @@ pub(super) fn trees(found: &mut Found<'_>) {
 }
 
 pub(super) fn strided_caches(found: &mut Found<'_>) {
-    let strided = |shape: &[i64], strides: [i64; 3]| TensorDesc {
-        strides: Dims::of(strides),
-        ..bf16(shape)
-    };
+    let strided = |shape: &[i64], strides: [i64; 3]| TensorDesc { strides: Dims::of(strides), ..bf16(shape) };
     let blocks_apart = [strided(&[6, 128, 128], [32_768, 128, 1])];
     let rows_apart = [strided(&[6, 128, 128], [32_768, 256, 1])];
     let decode = FiaCall {
@@ -341,14 +278,7 @@ pub(super) fn strided_caches(found: &mut Found<'_>) {
     let rows = with(&packed, |c| (c.key, c.value) = (&rows_apart, &rows_apart));
     found.breaks_by("cache.copied", &rows, (Version::V4, A2_9_2));
     copied(&rows, Version::V4, A2_9_2, bytes);
-    assert_eq!(
-        lints_on(
-            &decode,
-            Version::V5,
-            Target::new(Soc::Ascend950, Cann::V9_2)
-        ),
-        [""; 0]
-    );
+    assert_eq!(lints_on(&decode, Version::V5, Target::new(Soc::Ascend950, Cann::V9_2)), [""; 0]);
 
     let latents = [strided(&[6, 128, 512], [73_728, 512, 1])];
     let absorbed = FiaCall {

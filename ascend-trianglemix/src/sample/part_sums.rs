@@ -34,11 +34,7 @@ impl PartSums {
     }
 
     pub(crate) fn over(self, count: f64) -> Self {
-        Self {
-            streaming: self.streaming / count,
-            last: self.last / count,
-            middle: self.middle / count,
-        }
+        Self { streaming: self.streaming / count, last: self.last / count, middle: self.middle / count }
     }
 
     /// Returns the sums if they are finite. `instead` is the error's advice on how to get smaller ones.

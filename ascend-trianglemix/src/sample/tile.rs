@@ -16,11 +16,7 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    pub(super) const EMPTY: Self = Self {
-        largest: f64::NEG_INFINITY,
-        sum: 0.0,
-        weighed: 0.0,
-    };
+    pub(super) const EMPTY: Self = Self { largest: f64::NEG_INFINITY, sum: 0.0, weighed: 0.0 };
 
     pub(super) fn add(&mut self, scores: &[f64], gradients: &[f64]) {
         let largest = scores.iter().copied().fold(self.largest, f64::max);
@@ -62,10 +58,7 @@ pub(super) struct Tile {
 
 impl Tile {
     pub(super) fn new() -> Self {
-        Self {
-            scores: Box::new([[f64::NEG_INFINITY; KEYS]; ROWS]),
-            gradients: Box::new([[0.0; KEYS]; ROWS]),
-        }
+        Self { scores: Box::new([[f64::NEG_INFINITY; KEYS]; ROWS]), gradients: Box::new([[0.0; KEYS]; ROWS]) }
     }
 
     pub(super) fn fill(

@@ -1,10 +1,6 @@
 //! TriangleMix: masks, prefill, the backend, samples on a device.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod batches;
 mod masks;

@@ -20,11 +20,7 @@ fn attention_to_the_parts_of_a_triangle_follows_the_paper() {
     for (first_row, rows) in [(0, n), (30, 25)] {
         let keys = first_row + rows;
         for part in TrianglePart::ALL {
-            let of = TriangleRows {
-                first_row: first_row as u64,
-                rows: rows as u64,
-                prompt_len: n as u64,
-            };
+            let of = TriangleRows { first_row: first_row as u64, rows: rows as u64, prompt_len: n as u64 };
             let mask = masks.triangle_mix(sizes, part, of).unwrap();
             attends(&stream, (rows, keys), mask, |i, j| {
                 let q = i + first_row;
@@ -42,9 +38,7 @@ fn attention_to_the_parts_of_a_triangle_follows_the_paper() {
         }
     }
     // A prompt too short to leave anything out takes no tensor of its size.
-    let short = masks
-        .triangle_mix(sizes, TrianglePart::Triangle, TriangleRows::whole(20))
-        .unwrap();
+    let short = masks.triangle_mix(sizes, TrianglePart::Triangle, TriangleRows::whole(20)).unwrap();
     assert_eq!(short.sparse_mode(), SparseMode::RightDownCausal);
     let layers = TriangleLayers::first(2).unwrap();
     let layer = |layer, rows, prompt_len| {

@@ -51,10 +51,7 @@ fn check_on(stream: &Stream, case: &Case) -> Result<(usize, usize), TestCaseErro
     let prefill = TrianglePrefill {
         shape: AttentionShape::new(heads, kv_heads, DIM),
         sizes: case.sizes,
-        thresholds: TriangleThresholds {
-            block_sparse: case.block_sparse,
-            ..TriangleThresholds::ALWAYS
-        },
+        thresholds: TriangleThresholds { block_sparse: case.block_sparse, ..TriangleThresholds::ALWAYS },
     };
     let query = Logical::random(3 * case.seed, [1, heads, case.prompt, DIM]);
     let key = Logical::random(3 * case.seed + 1, [1, kv_heads, case.prompt, DIM]);
@@ -67,16 +64,11 @@ fn check_on(stream: &Stream, case: &Case) -> Result<(usize, usize), TestCaseErro
         if rows.is_empty() {
             continue;
         }
-        let tensors = (
-            packed(stream, &query, rows.clone()),
-            packed(stream, &key, 0..end),
-            packed(stream, &value, 0..end),
-        );
+        let tensors =
+            (packed(stream, &query, rows.clone()), packed(stream, &key, 0..end), packed(stream, &value, 0..end));
         let prompt = case.known.then_some(case.prompt);
         let place = (first, prompt);
-        let plan = prefill
-            .plan(stream, place, (&tensors.0, &tensors.1, &tensors.2))
-            .unwrap();
+        let plan = prefill.plan(stream, place, (&tensors.0, &tensors.1, &tensors.2)).unwrap();
         let hidden = |row: usize| (0..=row).filter(|key| !sees(case, row, *key)).count();
         let left_out: usize = rows.clone().map(hidden).sum();
         // Single rows are decoding, which is dense.
@@ -85,18 +77,14 @@ fn check_on(stream: &Stream, case: &Case) -> Result<(usize, usize), TestCaseErro
         prop_assert_eq!(plan.is_dense(), left_out == 0);
         sparse += left_out;
         block_sparse += usize::from(plan.is_block_sparse());
-        let out = plan
-            .launch(stream, (&tensors.0, &tensors.1, &tensors.2))
-            .unwrap();
+        let out = plan.launch(stream, (&tensors.0, &tensors.1, &tensors.2)).unwrap();
         let out = out.download(stream).unwrap();
         for (at, position) in rows.clone().enumerate() {
             let head = (position * 7) % heads;
             let dense = rows.len() == 1;
             let visible = |key: usize| key <= position && (dense || sees(case, position, key));
             let scale = prefill.shape.scale;
-            let want = row(&q, &k, &v, (0, 0), head, position, scale, visible)
-                .unwrap()
-                .0;
+            let want = row(&q, &k, &v, (0, 0), head, position, scale, visible).unwrap().0;
             let got = &out[(at * heads + head) * DIM..][..DIM];
             for (got, want) in got.iter().zip(&want) {
                 let got = got.to_f64();
@@ -118,9 +106,7 @@ fn heads_first(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>
         .flat_map(|head| rows.clone().map(move |row| (head, row)))
         .flat_map(|(head, row)| of.row(0, head, row).to_vec())
         .collect();
-    stream
-        .upload(&data, [1, of.heads, rows.len(), DIM])
-        .unwrap()
+    stream.upload(&data, [1, of.heads, rows.len(), DIM]).unwrap()
 }
 
 /// Every row, by the calls of a prefill and by one call with the whole mask as a tensor (sparse mode 1).
@@ -134,10 +120,8 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
         thresholds: TriangleThresholds::ALWAYS,
     };
     let query = Logical::random(71, [1, heads, prompt, DIM]);
-    let (key, value) = (
-        Logical::random(72, [1, kv_heads, prompt, DIM]),
-        Logical::random(73, [1, kv_heads, prompt, DIM]),
-    );
+    let (key, value) =
+        (Logical::random(72, [1, kv_heads, prompt, DIM]), Logical::random(73, [1, kv_heads, prompt, DIM]));
     let mut first = 0;
     for end in cuts.iter().copied().chain([prompt]) {
         let rows = first..end;
@@ -145,20 +129,13 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
             continue;
         }
         let place = (first, Some(prompt));
-        let (q, k, v) = (
-            packed(&stream, &query, rows.clone()),
-            packed(&stream, &key, 0..end),
-            packed(&stream, &value, 0..end),
-        );
+        let (q, k, v) =
+            (packed(&stream, &query, rows.clone()), packed(&stream, &key, 0..end), packed(&stream, &value, 0..end));
         let plan = prefill.plan(&stream, place, (&q, &k, &v)).unwrap();
         let by_calls = plan.launch(&stream, (&q, &k, &v)).unwrap();
         let by_calls = by_calls.download(&stream).unwrap();
 
-        let of = TriangleRows {
-            first_row: first as u64,
-            rows: rows.len() as u64,
-            prompt_len: prompt as u64,
-        };
+        let of = TriangleRows { first_row: first as u64, rows: rows.len() as u64, prompt_len: prompt as u64 };
         let masks = stream.device().masks();
         let mask = match rows.len() {
             // Decoding, which is dense.
@@ -185,11 +162,7 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
                 for (one, other) in one.iter().zip(other) {
                     // Each is rounded, and so are the parts of one of them.
                     assert!(
-                        abs_diff_eq!(
-                            one.to_f64(),
-                            other.to_f64(),
-                            epsilon = 2.0 * bf16::TOLERANCE
-                        ),
+                        abs_diff_eq!(one.to_f64(), other.to_f64(), epsilon = 2.0 * bf16::TOLERANCE),
                         "prompt {prompt}, cuts {cuts:?}, row {}, head {head}: {one} and {other}",
                         first + row
                     );
@@ -292,10 +265,7 @@ fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
         let prefill = TrianglePrefill {
             shape: AttentionShape::new(1, 1, dim),
             sizes: TriangleMix::GUIDE,
-            thresholds: TriangleThresholds {
-                block_sparse,
-                ..TriangleThresholds::ALWAYS
-            },
+            thresholds: TriangleThresholds { block_sparse, ..TriangleThresholds::ALWAYS },
         };
         let tensors = (&tensor, &tensor, &tensor);
         let plan = prefill.plan(&stream, (0, Some(rows)), tensors).unwrap();
@@ -320,14 +290,7 @@ fn lengths_at_the_boundaries() {
     let sizes = TriangleMix::new(3, 12, 10);
     let first_sparse = 3 + 12 + 1;
     let mut sparse = Vec::new();
-    for prompt in [
-        1,
-        first_sparse,
-        first_sparse + 1,
-        first_sparse + 10,
-        first_sparse + 11,
-        60,
-    ] {
+    for prompt in [1, first_sparse, first_sparse + 1, first_sparse + 10, first_sparse + 11, 60] {
         let case = Case {
             sizes,
             prompt,
@@ -341,11 +304,7 @@ fn lengths_at_the_boundaries() {
         sparse.push(check(&case).unwrap());
         for cut in [1, first_sparse, first_sparse + 1, prompt - prompt.min(10)] {
             let cuts = vec![cut.min(prompt)];
-            check(&Case {
-                cuts,
-                ..case.clone()
-            })
-            .unwrap();
+            check(&Case { cuts, ..case.clone() }).unwrap();
         }
     }
     assert_eq!(sparse[..4], [0; 4]);
@@ -359,11 +318,7 @@ fn the_gate_falls_back_to_dense_attention() {
     let tokens = |heads| packed(&stream, &Logical::random(1, [1, heads, 300, DIM]), 0..300);
     let (query, key) = (tokens(2), tokens(1));
     let plan = |thresholds, prompt| {
-        let prefill = TrianglePrefill {
-            shape: AttentionShape::new(2, 1, DIM),
-            sizes: TriangleMix::GUIDE,
-            thresholds,
-        };
+        let prefill = TrianglePrefill { shape: AttentionShape::new(2, 1, DIM), sizes: TriangleMix::GUIDE, thresholds };
         prefill.plan(&stream, (0, prompt), (&query, &key, &key))
     };
     let rows = 300 - 64 - (4 + 32 + 1);

@@ -4,27 +4,19 @@ use crate::harness;
 
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
-use ascend_trianglemix::{
-    LayerSample, PartSums, ProbeMeasure, SampleMeasure, TriangleProbe, WeightGradientSample,
-};
+use ascend_trianglemix::{LayerSample, PartSums, ProbeMeasure, SampleMeasure, TriangleProbe, WeightGradientSample};
 use harness::numbers;
 use proptest::prelude::*;
 
 /// The sums by their definition, of `[tokens, heads, dim]` and `[tokens, kv_heads, dim]`.
-fn naive(
-    sizes: TriangleMix,
-    [tokens, heads, kv_heads, dim]: [usize; 4],
-    gradient: &[f64],
-    value: &[f64],
-) -> PartSums {
+fn naive(sizes: TriangleMix, [tokens, heads, kv_heads, dim]: [usize; 4], gradient: &[f64], value: &[f64]) -> PartSums {
     let mut sums = PartSums::default();
     for head in 0..heads {
         let kv = head / (heads / kv_heads);
         for i in 0..tokens {
             for j in 0..=i {
-                let products = (0..dim).map(|d| {
-                    gradient[(i * heads + head) * dim + d] * value[(j * kv_heads + kv) * dim + d]
-                });
+                let products =
+                    (0..dim).map(|d| gradient[(i * heads + head) * dim + d] * value[(j * kv_heads + kv) * dim + d]);
                 let cell = products.sum::<f64>().abs() / heads as f64;
                 let near = (i - j) as u64 <= sizes.sliding_window_size;
                 if near || (j as u64) < sizes.num_sink_tokens {
@@ -42,16 +34,9 @@ fn naive(
 
 #[track_caller]
 fn close(got: PartSums, want: PartSums, within: f64) {
-    let pairs = [
-        (got.streaming, want.streaming),
-        (got.last, want.last),
-        (got.middle, want.middle),
-    ];
+    let pairs = [(got.streaming, want.streaming), (got.last, want.last), (got.middle, want.middle)];
     for (one, other) in pairs {
-        assert!(
-            (one - other).abs() <= within * (1.0 + other.abs()),
-            "{got:?} is not {want:?}"
-        );
+        assert!((one - other).abs() <= within * (1.0 + other.abs()), "{got:?} is not {want:?}");
     }
 }
 
@@ -130,21 +115,14 @@ fn views_are_samples_too() {
     let [tokens, heads, kv_heads, dim] = [9, 4, 2, 8];
     // Queries' gradients and values side by side, as in a fused projection.
     let joined = numbers(3, tokens * (heads + kv_heads) * dim);
-    let joined = stream
-        .upload(&joined, [tokens, heads + kv_heads, dim])
-        .unwrap();
+    let joined = stream.upload(&joined, [tokens, heads + kv_heads, dim]).unwrap();
     let gradient = joined.narrow(1, 0..heads).unwrap();
     let value = joined.narrow(1, heads..heads + kv_heads).unwrap();
     let sizes = TriangleMix::new(1, 2, 1);
     let sample = WeightGradientSample::new(&gradient, &value).unwrap();
     let got = sample.parts(&stream, sizes).unwrap();
     let shape = [tokens, heads, kv_heads, dim];
-    let want = naive(
-        sizes,
-        shape,
-        &exact(&gradient, &stream),
-        &exact(&value, &stream),
-    );
+    let want = naive(sizes, shape, &exact(&gradient, &stream), &exact(&value, &stream));
     close(got, want, 1e-5);
 }
 
@@ -199,10 +177,7 @@ fn numbers_that_are_none_are_told() {
         let of = |number| stream.upload(&[number; 4 * 8], [4, 1, 8]).unwrap();
         let sample = WeightGradientSample::new(&of(gradient), &of(value)).unwrap();
         let error = sample.parts(&stream, sizes).unwrap_err();
-        assert!(
-            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"), "{error}");
         assert!(error.to_string().contains("take f32"), "{error}");
     };
     refused(f16::NAN, f16::ONE);

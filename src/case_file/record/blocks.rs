@@ -18,12 +18,7 @@ impl Blocks {
     /// Renumbers a table with rows of `columns` entries, over a cache of `blocks` blocks. Entries that no sequence
     /// reaches become 0; entries that are no blocks of the cache stay as they are, which is wrong for the new cache
     /// too.
-    pub(super) fn new(
-        table: &[i32],
-        columns: usize,
-        blocks: usize,
-        arguments: &Arguments<TensorDesc>,
-    ) -> Self {
+    pub(super) fn new(table: &[i32], columns: usize, blocks: usize, arguments: &Arguments<TensorDesc>) -> Self {
         let mut numbers = BTreeMap::new();
         let mut read = Vec::new();
         let mut renumbered = Vec::with_capacity(table.len());
@@ -45,10 +40,7 @@ impl Blocks {
             // A cache has at least one block.
             read.push(0);
         }
-        Self {
-            read,
-            table: renumbered,
-        }
+        Self { read, table: renumbered }
     }
 }
 
@@ -61,10 +53,7 @@ fn reached(arguments: &Arguments<TensorDesc>, b: usize) -> Option<usize> {
         lengths => *lengths.get(b)?,
     };
     let block_size = u64::try_from(arguments.block_size).ok()?;
-    let blocks = u64::try_from(keys)
-        .ok()?
-        .checked_add(block_size.checked_sub(1)?)?
-        / block_size;
+    let blocks = u64::try_from(keys).ok()?.checked_add(block_size.checked_sub(1)?)? / block_size;
     usize::try_from(blocks).ok()
 }
 
@@ -85,12 +74,8 @@ pub(super) fn has_blocks(parameter: Parameter, arguments: &Arguments<TensorDesc>
     match parameter {
         Parameter::Key | Parameter::Value | Parameter::KeyRope => true,
         Parameter::AntiquantScale | Parameter::AntiquantOffset => paged(arguments.antiquant_mode),
-        Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => {
-            paged(arguments.key_antiquant_mode)
-        }
-        Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => {
-            paged(arguments.value_antiquant_mode)
-        }
+        Parameter::KeyAntiquantScale | Parameter::KeyAntiquantOffset => paged(arguments.key_antiquant_mode),
+        Parameter::ValueAntiquantScale | Parameter::ValueAntiquantOffset => paged(arguments.value_antiquant_mode),
         _ => false,
     }
 }
@@ -101,19 +86,13 @@ mod tests {
 
     #[test]
     fn blocks_are_numbered_as_they_are_first_read_and_wrong_ones_stay_wrong() {
-        let mut arguments = Arguments {
-            block_size: 16,
-            actual_seq_lengths_kv: Some(vec![20, 1, 0]),
-            ..Arguments::default()
-        };
+        let mut arguments =
+            Arguments { block_size: 16, actual_seq_lengths_kv: Some(vec![20, 1, 0]), ..Arguments::default() };
         let table = [4, 1, 9, 1, 77, 9, 3, 3, 3];
         let blocks = |arguments: &Arguments<TensorDesc>| Blocks::new(&table, 3, 10, arguments);
         let read = |call: &Arguments<TensorDesc>| (blocks(call).read, blocks(call).table);
         let all = vec![0, 1, 2, 1, 77, 2, 3, 3, 3];
-        assert_eq!(
-            read(&arguments),
-            (vec![4, 1], vec![0, 1, 0, 1, 0, 0, 0, 0, 0])
-        );
+        assert_eq!(read(&arguments), (vec![4, 1], vec![0, 1, 0, 1, 0, 0, 0, 0, 0]));
         // With wrong lengths or block sizes every block is kept that may be meant.
         arguments.block_size = 0;
         assert_eq!(read(&arguments), (vec![4, 1, 9, 3], all.clone()));

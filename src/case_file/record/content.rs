@@ -10,9 +10,7 @@ use ascend_spec::{Cann, CompressedMask, DType, Target, TensorDesc};
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
 use crate::case_file::metadata::takes;
-use crate::case_file::{
-    Case, CaseTensor, MaskSource, ParameterCase, Tolerance, compressed_mask, is_input, mask_form,
-};
+use crate::case_file::{Case, CaseTensor, MaskSource, ParameterCase, Tolerance, compressed_mask, is_input, mask_form};
 use crate::mask::{HostMask, MaskForm};
 
 /// Copies a part of a packed tensor, which begins the given number of bytes after the tensor's first element.
@@ -57,22 +55,14 @@ impl Content<'_> {
     }
 
     /// Returns the call without data: its shapes, element types and attributes.
-    pub(super) fn parameters(
-        &self,
-        id: &str,
-        accepted: Option<bool>,
-        about: &str,
-    ) -> ParameterCase {
+    pub(super) fn parameters(&self, id: &str, accepted: Option<bool>, about: &str) -> ParameterCase {
         let release = self.target.map(|target| target.cann);
         ParameterCase {
             id: id.to_owned(),
             soc: self.target.map(|target| target.soc),
             release,
             version: Some(self.version),
-            accepted: accepted
-                .map(|accepted| (release, accepted))
-                .into_iter()
-                .collect(),
+            accepted: accepted.map(|accepted| (release, accepted)).into_iter().collect(),
             about: about.to_owned(),
             ..ParameterCase::of(self.arguments.clone())
         }
@@ -94,11 +84,7 @@ impl Content<'_> {
 
     /// Returns the call with its data, or the reason why no case can hold them, such as data of more than `room`
     /// bytes, or a case for which the contract has another verdict than `verdict`, the call's own.
-    pub(super) fn case(
-        &self,
-        room: u64,
-        verdict: Option<Cow<'static, str>>,
-    ) -> Result<Case, String> {
+    pub(super) fn case(&self, room: u64, verdict: Option<Cow<'static, str>>) -> Result<Case, String> {
         packed(self.inputs())?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
@@ -117,11 +103,7 @@ impl Content<'_> {
 
     /// Lets the case of the call expect the current outputs. Outputs of types that cannot be converted to FLOAT are not
     /// expected.
-    pub(super) fn expect_outputs(
-        &self,
-        case: &mut Case,
-        tolerance: Tolerance,
-    ) -> Result<(), String> {
+    pub(super) fn expect_outputs(&self, case: &mut Case, tolerance: Tolerance) -> Result<(), String> {
         for (argument, desc) in self.outputs() {
             let name = argument.parameter.name;
             if !(self.has_memory)(name) {
@@ -129,8 +111,7 @@ impl Content<'_> {
             }
             let bytes = read(self.after, argument, 0..bytes_of(desc))?;
             let expected = expectation(name, desc, bytes, &mut case.note);
-            case.expected
-                .extend(expected.map(|expected| (name, expected)));
+            case.expected.extend(expected.map(|expected| (name, expected)));
         }
         case.tolerance = Some(tolerance).filter(|_| !case.expected.is_empty());
         self.admits_outputs(case)
@@ -169,10 +150,7 @@ impl Content<'_> {
             let (shape, data) = match (parts(argument), blocks) {
                 (Some(blocks), _) => {
                     let count = i64::try_from(blocks.read.len()).unwrap_or(i64::MAX);
-                    (
-                        desc.shape.with(0, count),
-                        self.read_blocks(argument, desc, &blocks.read)?,
-                    )
+                    (desc.shape.with(0, count), self.read_blocks(argument, desc, &blocks.read)?)
                 }
                 (None, Some(blocks)) if name == Parameter::BlockTable.name() => {
                     let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
@@ -220,22 +198,11 @@ impl Content<'_> {
         if !fits || blocks == 0 || counts.any(|count| count != blocks) {
             return Ok(None);
         }
-        let argument = AnyArgument {
-            parameter: Parameter::BlockTable.info(),
-            index: 0,
-        };
+        let argument = AnyArgument { parameter: Parameter::BlockTable.info(), index: 0 };
         let entries = read(self.before, argument, 0..bytes_of(table))?;
         let (entries, _) = entries.as_chunks::<4>();
-        let entries: Vec<i32> = entries
-            .iter()
-            .map(|&entry| i32::from_le_bytes(entry))
-            .collect();
-        Ok(Some(Blocks::new(
-            &entries,
-            axis(table, 1),
-            blocks,
-            arguments,
-        )))
+        let entries: Vec<i32> = entries.iter().map(|&entry| i32::from_le_bytes(entry)).collect();
+        Ok(Some(Blocks::new(&entries, axis(table, 1), blocks, arguments)))
     }
 
     /// The verdict on a case of the call. Outputs that its inputs do not imply are those of the call.
@@ -264,12 +231,7 @@ impl Content<'_> {
     }
 
     /// Reads some entries of a tensor's first axis, in this order.
-    fn read_blocks(
-        &self,
-        argument: AnyArgument,
-        desc: &TensorDesc,
-        read: &[usize],
-    ) -> Result<Vec<u8>, String> {
+    fn read_blocks(&self, argument: AnyArgument, desc: &TensorDesc, read: &[usize]) -> Result<Vec<u8>, String> {
         let block = bytes_of(desc) / axis(desc, 0).max(1);
         let mut data = zeros(block.saturating_mul(read.len()))?;
         for (&number, part) in read.iter().zip(data.chunks_exact_mut(block.max(1))) {
@@ -294,9 +256,7 @@ fn read(from: &Read<'_>, argument: AnyArgument, bytes: Range<usize>) -> Result<V
 }
 
 /// Refuses tensors that a case cannot describe, such as strided ones.
-fn packed<'a>(
-    mut tensors: impl Iterator<Item = (AnyArgument, &'a TensorDesc)>,
-) -> Result<(), String> {
+fn packed<'a>(mut tensors: impl Iterator<Item = (AnyArgument, &'a TensorDesc)>) -> Result<(), String> {
     let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
     match tensors.find(|(_, desc)| strided(desc)) {
         Some((argument, desc)) => Err(format!("{} is not packed: {desc}", argument.parameter.name)),
@@ -306,12 +266,7 @@ fn packed<'a>(
 
 /// Returns the computed output that a case expects. An output with NaN, which would mean that elements are not
 /// specified, is not expected, and the case's note reports it.
-fn expectation(
-    name: &'static str,
-    desc: &TensorDesc,
-    bytes: Vec<u8>,
-    note: &mut String,
-) -> Option<CaseTensor> {
+fn expectation(name: &'static str, desc: &TensorDesc, bytes: Vec<u8>, note: &mut String) -> Option<CaseTensor> {
     let expected = expected(desc, bytes)?;
     let count = nans(&expected);
     if count == 0 {

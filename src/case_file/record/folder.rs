@@ -36,10 +36,7 @@ struct Written {
 
 impl Folder {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            written: Mutex::default(),
-        }
+        Self { path, written: Mutex::default() }
     }
 
     /// Takes a call if this process has not taken it before and the folder has room. Returns whether it was taken.
@@ -90,10 +87,7 @@ impl Folder {
 
 /// Writes a file under the first name that is free.
 pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<PathBuf, CaseError> {
-    let io = |path: &Path, source| CaseError::Io {
-        path: path.to_owned(),
-        source,
-    };
+    let io = |path: &Path, source| CaseError::Io { path: path.to_owned(), source };
     fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
     for number in 1..=MOST_CALLS {
         let path = |extension: &str| folder.join(format!("call-{number:03}.{extension}"));
@@ -106,8 +100,5 @@ pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<Path
             return Ok(path);
         }
     }
-    Err(CaseError::FolderFull {
-        path: folder.to_owned(),
-        most: MOST_CALLS,
-    })
+    Err(CaseError::FolderFull { path: folder.to_owned(), most: MOST_CALLS })
 }

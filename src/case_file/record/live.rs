@@ -67,20 +67,14 @@ impl LiveCall {
         tensors: &impl Tensors<P>,
         fixed: impl IntoIterator<Item = (P, &'t AnyTensor)>,
     ) -> Self {
-        let version =
-            (context.target()).map_or(at_least, |target| call.chosen_on(at_least, target));
+        let version = (context.target()).map_or(at_least, |target| call.chosen_on(at_least, target));
         let mut arguments: AnyArguments<LiveTensor> = call.attributes();
         let mut set = |name: &str, desc: TensorDesc, memory: Option<&AnyTensor>| {
-            let tensor = LiveTensor {
-                desc,
-                memory: memory.cloned(),
-                before: None,
-            };
+            let tensor = LiveTensor { desc, memory: memory.cloned(), before: None };
             // This cannot fail: the parameter is the operator's own.
             let _ = arguments.set_tensor(name, tensor);
         };
-        let outputs =
-            (call.each_tensor()).filter(|(argument, _)| argument.parameter.kind.is_output());
+        let outputs = (call.each_tensor()).filter(|(argument, _)| argument.parameter.kind.is_output());
         for (output, desc) in outputs {
             set(output.parameter.name, *desc, None);
         }
@@ -92,12 +86,7 @@ impl LiveCall {
         for (parameter, tensor) in fixed {
             set(parameter.info().name, *tensor.desc(), Some(tensor));
         }
-        Self {
-            context: Arc::clone(context),
-            version,
-            portable_since: None,
-            arguments,
-        }
+        Self { context: Arc::clone(context), version, portable_since: None, arguments }
     }
 
     /// The call, which every release from this one on has to take.
@@ -113,10 +102,7 @@ impl LiveCall {
         let Some(stream) = stream.filter(|_| operator.keeps_elements()) else {
             return self;
         };
-        let inputs = self
-            .arguments
-            .each_tensor()
-            .map(|(_, tensor)| bytes_of(&tensor.desc) as u64);
+        let inputs = self.arguments.each_tensor().map(|(_, tensor)| bytes_of(&tensor.desc) as u64);
         let is_large = too_large(inputs.fold(0, u64::saturating_add), u64::MAX).is_some();
         if is_large || stream.synchronize().is_err() {
             return self;
@@ -143,8 +129,7 @@ impl LiveCall {
             let tensor = tensors.get(argument.index);
             tensor.ok_or_else(|| format!("there is no {}", argument.parameter.name))
         };
-        let described: Result<_, std::convert::Infallible> =
-            self.arguments.try_map(|_, tensor| Ok(tensor.desc));
+        let described: Result<_, std::convert::Infallible> = self.arguments.try_map(|_, tensor| Ok(tensor.desc));
         let Ok(arguments) = described;
         body(&Content {
             soc_name: Some(self.context.soc_name()),
@@ -171,12 +156,7 @@ impl LiveCall {
     }
 
     /// Returns the call without data: its shapes, element types and attributes.
-    pub(super) fn parameters(
-        &self,
-        id: &str,
-        accepted: Option<bool>,
-        about: &str,
-    ) -> ParameterCase {
+    pub(super) fn parameters(&self, id: &str, accepted: Option<bool>, about: &str) -> ParameterCase {
         self.with_content(|content| content.parameters(id, accepted, about))
     }
 

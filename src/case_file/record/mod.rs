@@ -112,12 +112,8 @@ fn folder() -> Option<&'static Folder> {
 /// Describes the limit that a call's data exceed, a case's or the remaining `room`; `None` if they fit.
 fn too_large(bytes: u64, room: u64) -> Option<String> {
     match bytes {
-        _ if bytes > LARGEST => Some(format!(
-            "{bytes} bytes of data, where a case takes {LARGEST}"
-        )),
-        _ if bytes > room => Some(format!(
-            "{bytes} bytes of data, and this process may write {room} more"
-        )),
+        _ if bytes > LARGEST => Some(format!("{bytes} bytes of data, where a case takes {LARGEST}")),
+        _ if bytes > room => Some(format!("{bytes} bytes of data, and this process may write {room} more")),
         _ => None,
     }
 }

@@ -45,9 +45,7 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder into a folder, which is created with the first call.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self {
-            folder: Folder::new(folder.into()),
-        }
+        Self { folder: Folder::new(folder.into()) }
     }
 
     /// A recorder into the folder that [`RECORD_VARIABLE`] names, if it is set.
@@ -70,14 +68,10 @@ impl Recorder {
             Err(error) => ("failed", error),
         };
         let accepted = outcome.is_ok().then_some(true);
-        self.write(
-            call,
-            (name, accepted, note),
-            |content, case| match outcome {
-                Ok(()) => content.expect_outputs(case, tolerance(call)),
-                Err(_) => Ok(()),
-            },
-        )
+        self.write(call, (name, accepted, note), |content, case| match outcome {
+            Ok(()) => content.expect_outputs(case, tolerance(call)),
+            Err(_) => Ok(()),
+        })
     }
 
     /// Writes a call that was refused before any work was done.
@@ -90,10 +84,7 @@ impl Recorder {
         }
         let violation = refusal(call);
         let id = violation.as_ref().map_or("refused", |found| found.rule.id);
-        let unread = OperatorCall {
-            read: &|_, _, to| to.fill(0),
-            ..*call
-        };
+        let unread = OperatorCall { read: &|_, _, to| to.fill(0), ..*call };
         let accepted = violation.as_ref().map(|_| false);
         let known = unread.with_content(|content| content.parameters(id, accepted, message));
         if known.to_json().is_ok_and(|line| !self.folder.takes(&line)) {
@@ -103,9 +94,7 @@ impl Recorder {
             case.note += "; the inputs are zeros: it was refused before they were read";
             if let Some(violation) = &violation {
                 case.expect_rule = Some(violation.rule.id.to_owned());
-                case.expect = Expect::Reject {
-                    status: Some(violation.status()),
-                };
+                case.expect = Expect::Reject { status: Some(violation.status()) };
             }
             Ok(())
         })
@@ -120,8 +109,7 @@ impl Recorder {
     ) -> Result<(), CaseError> {
         let recorded = call.with_content(|content| {
             let case = || {
-                let mut case =
-                    content.case(self.folder.room(), content.verdict(&content.arguments))?;
+                let mut case = content.case(self.folder.room(), content.verdict(&content.arguments))?;
                 // The outputs of a refused call need not follow from its inputs: it may be refused for that.
                 if accepted != Some(false) {
                     content.admits_outputs(&case)?;
@@ -136,10 +124,7 @@ impl Recorder {
                 Err(why) => {
                     let about = [note, " (without data: ", &why, ")"].concat();
                     let about = about.trim_start();
-                    Recorded::Parameters {
-                        call: Box::new(content.parameters(name, accepted, about)),
-                        why,
-                    }
+                    Recorded::Parameters { call: Box::new(content.parameters(name, accepted, about)), why }
                 }
             }
         });
@@ -165,9 +150,7 @@ impl OperatorCall<'_> {
             let argument = Argument::element(parameter, argument.index);
             let desc = self.call.tensor(argument);
             // The tensor is packed: its first element is where the byte range begins.
-            let base = desc
-                .and_then(TensorDesc::byte_range)
-                .map_or(0, |range| range.start);
+            let base = desc.and_then(TensorDesc::byte_range).map_or(0, |range| range.start);
             let base = usize::try_from(base).map_err(|error| error.to_string())?;
             (self.read)(argument, base.saturating_add(start), to);
             Ok(())

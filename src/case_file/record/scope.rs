@@ -28,15 +28,7 @@ thread_local! {
 
 /// Calls `body` with the thread's session; does nothing while the thread is ending.
 fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
-    SESSION
-        .try_with(|session| {
-            session
-                .try_borrow_mut()
-                .ok()
-                .map(|mut session| body(&mut session))
-        })
-        .ok()
-        .flatten()
+    SESSION.try_with(|session| session.try_borrow_mut().ok().map(|mut session| body(&mut session))).ok().flatten()
 }
 
 /// Runs `body`, and records the calls that the calling thread makes meanwhile: those of plans, of the steps of
@@ -149,9 +141,7 @@ fn is_of_contract(violation: &Violation) -> bool {
 pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
     match error {
         Error::Violation(violation) if is_of_contract(violation) => Some(violation.status()),
-        Error::Aclnn {
-            function, status, ..
-        } if function.ends_with("GetWorkspaceSize") => Some(status.0),
+        Error::Aclnn { function, status, .. } if function.ends_with("GetWorkspaceSize") => Some(status.0),
         _ => None,
     }
 }
@@ -197,9 +187,7 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
         name,
         note: &about,
         rule: broken.map(|rule| rule.id),
-        expect: status.map(|status| Expect::Reject {
-            status: Some(status),
-        }),
+        expect: status.map(|status| Expect::Reject { status: Some(status) }),
     };
     let recorded = match settled.and_then(|()| call.failed(&failure, room)) {
         Ok(recorded) => recorded,

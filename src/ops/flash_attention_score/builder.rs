@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::flash_attention_score::{
-    FlashAttentionCall, InputLayout, Parameter, SoftmaxOrder, Work,
-};
+use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, InputLayout, Parameter, SoftmaxOrder, Work};
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::case_file::LiveCall;
@@ -205,26 +203,18 @@ impl FlashAttention {
         call.scale = self.scale.unwrap_or(call.scale);
         call.actual_seq_lengths = Lengths::given(&self.actual_seq_lengths)?;
         call.actual_seq_lengths_kv = Lengths::given(&self.actual_seq_lengths_kv)?;
-        call.inner_precise = if self.zeroes_masked_rows {
-            CORRECTED
-        } else {
-            0
-        };
+        call.inner_precise = if self.zeroes_masked_rows { CORRECTED } else { 0 };
         call.softmax_out_layout = self.like_query.then_some(FlashAttentionCall::SAME_AS_INPUT);
         // A placeholder: the contract refuses inputs that imply no outputs.
-        let (attention, softmax) = call.implied_outputs().unwrap_or((
-            *query.desc(),
-            TensorDesc::packed(DType::Float, Dims::of([0])),
-        ));
+        let (attention, softmax) =
+            call.implied_outputs().unwrap_or((*query.desc(), TensorDesc::packed(DType::Float, Dims::of([0]))));
         call.attention_out = Some(attention);
         (call.softmax_max, call.softmax_sum) = (Some(softmax), Some(softmax));
         let reserved = TensorDesc::packed(query.dtype(), Dims::of([0]));
         call.softmax_out = Some(reserved);
         let planned = self.prepare(&call, inputs, [attention, softmax, reserved]);
         let mask = self.mask.tensor().map(|mask| (Parameter::AttenMask, mask));
-        record_refusal(planned, || {
-            LiveCall::new(context, &self.recorded(&call), 1, inputs, mask)
-        })
+        record_refusal(planned, || LiveCall::new(context, &self.recorded(&call), 1, inputs, mask))
     }
 
     /// The call as case files have it.
@@ -267,15 +257,7 @@ impl FlashAttention {
         let reserved = AnyTensor::empty(context, reserved)?;
         let mut fixed = vec![(Parameter::SoftmaxOut, &reserved)];
         fixed.extend(self.mask.tensor().map(|mask| (Parameter::AttenMask, mask)));
-        let operation = FlashOperation {
-            features,
-            output: PlannedOutput {
-                attention,
-                softmax,
-                rows,
-                keyless,
-            },
-        };
+        let operation = FlashOperation { features, output: PlannedOutput { attention, softmax, rows, keyless } };
         let prepared = PreparedCall::standing_in(context, call, version, false, query, &fixed)?;
         let plan = FlashPlan::new(prepared, operation);
         Ok(plan.recorded_as(self.recorded(call), version.number()))

@@ -28,17 +28,12 @@ impl Dropout {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a share that is not above 0 and at most 1, and no score;
     /// otherwise as for [`Stream::upload`].
-    pub fn new(
-        stream: &Stream,
-        keeps: impl ExactSizeIterator<Item = bool>,
-        keep_prob: f64,
-    ) -> Result<Self> {
+    pub fn new(stream: &Stream, keeps: impl ExactSizeIterator<Item = bool>, keep_prob: f64) -> Result<Self> {
         let bits = keeps.len();
         let bytes = FlashAttentionProblem::drop_mask_bytes(bits as u64);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         if bits == 0 {
-            return Err(Error::invalid("keeps", "no score", "at least one")
-                .fix("keep the scores of at least one key"));
+            return Err(Error::invalid("keeps", "no score", "at least one").fix("keep the scores of at least one key"));
         }
         let mut packed = zeros(bytes)?;
         for (bit, _) in keeps.enumerate().filter(|(_, keep)| *keep) {
@@ -47,10 +42,7 @@ impl Dropout {
             }
         }
         let dropout = Self::from_tensor(stream.upload(&packed, [bytes])?, keep_prob)?;
-        Ok(Self {
-            scores: Some(bits as u64),
-            ..dropout
-        })
+        Ok(Self { scores: Some(bits as u64), ..dropout })
     }
 
     /// A mask that is on the device already, of any shape, with at least [`Dropout::bytes`] bytes: a call with a
@@ -60,16 +52,10 @@ impl Dropout {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a share that is not above 0 and at most 1.
     pub fn from_tensor(mask: Tensor<u8>, keep_prob: f64) -> Result<Self> {
         if !(keep_prob > 0.0 && keep_prob <= 1.0) {
-            return Err(
-                Error::invalid("keep_prob", keep_prob, "above 0 and at most 1")
-                    .fix("leave dropout out to keep all scores"),
-            );
+            return Err(Error::invalid("keep_prob", keep_prob, "above 0 and at most 1")
+                .fix("leave dropout out to keep all scores"));
         }
-        Ok(Self {
-            mask,
-            keep_prob,
-            scores: None,
-        })
+        Ok(Self { mask, keep_prob, scores: None })
     }
 
     /// Bytes of a mask for `scores` scores: the operator loads 16 at once.

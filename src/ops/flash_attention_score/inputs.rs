@@ -3,9 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use ascend_spec::ops::flash_attention_score::{
-    Argument, FlashAttentionCall, FlashAttentionProblem, Parameter as P,
-};
+use ascend_spec::ops::flash_attention_score::{Argument, FlashAttentionCall, FlashAttentionProblem, Parameter as P};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -39,15 +37,7 @@ impl<'a, T: Element> FlashInputs<'a, T> {
     /// `FlashInputs::<f16>::of_any`.
     pub fn of_any(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
         Self {
-            tensors: FlashTensors {
-                query,
-                key,
-                value,
-                rope: None,
-                bias: None,
-                dropout: None,
-                sink: None,
-            },
+            tensors: FlashTensors { query, key, value, rope: None, bias: None, dropout: None, sink: None },
             output: PhantomData,
         }
     }
@@ -131,9 +121,7 @@ impl<'a> FlashTensors<'a> {
     #[inline]
     pub(super) fn features(&self) -> Features {
         Features {
-            pse_type: self
-                .bias
-                .map_or(FlashAttentionCall::DEFAULT_PSE_TYPE, |bias| bias.acl()),
+            pse_type: self.bias.map_or(FlashAttentionCall::DEFAULT_PSE_TYPE, |bias| bias.acl()),
             starts: self.bias.and_then(|bias| bias.starts()),
             keep_prob: self.dropout.map_or(1.0, Dropout::keep_prob),
             scores: self.dropout.and_then(Dropout::scores),
@@ -142,10 +130,7 @@ impl<'a> FlashTensors<'a> {
 
     /// Visits every tensor.
     #[inline]
-    pub(super) fn visit(
-        &self,
-        mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn visit(&self, mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>) -> Result<()> {
         visit(P::Query.into(), self.query)?;
         visit(P::Key.into(), self.key)?;
         visit(P::Value.into(), self.value)?;
@@ -189,10 +174,7 @@ impl Features {
         if let Some(scores) = self.scores {
             problem.admits_drop_bits(scores)?;
         }
-        Ok(Self {
-            scores: Some(problem.drop_bits()),
-            ..self
-        })
+        Ok(Self { scores: Some(problem.drop_bits()), ..self })
     }
 
     /// Writes the attributes into a call.

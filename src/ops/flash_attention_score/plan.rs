@@ -38,10 +38,7 @@ struct Launch<'a> {
 }
 
 impl Tensors<Parameter> for Launch<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         visit(Parameter::SoftmaxMax.into(), self.softmax.max())?;
         visit(Parameter::SoftmaxSum.into(), self.softmax.sum())?;
         visit(Parameter::AttentionOut.into(), self.attention)?;
@@ -69,11 +66,7 @@ impl Operation for FlashOperation {
     ) -> Result<()> {
         let (rows, keyless) = (&self.output.rows, &self.output.keyless);
         softmax.admits(queue, "output", rows, keyless)?;
-        let launch = Launch {
-            inputs: inputs.tensors(),
-            attention,
-            softmax,
-        };
+        let launch = Launch { inputs: inputs.tensors(), attention, softmax };
         let admits = || launch.inputs.features().are_as_planned(&self.features);
         let launched = plan.queue(queue, &launch, admits)?;
         // Also after a failure: part of the work may have been queued.

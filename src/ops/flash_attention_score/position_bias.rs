@@ -58,11 +58,7 @@ impl<'a> PositionBias<'a> {
     pub(super) fn starts(&self) -> Option<[i64; 2]> {
         match *self {
             Self::BeforeScale(_) | Self::AfterScale(_) => None,
-            Self::Slopes {
-                query_start,
-                key_start,
-                ..
-            } => Some([query_start, key_start]),
+            Self::Slopes { query_start, key_start, .. } => Some([query_start, key_start]),
         }
     }
 }

@@ -63,24 +63,16 @@ impl fmt::Display for StateRows {
         match &self.ends {
             None => Ok(()),
             Some(ends) if ends.len() <= SHOWN => write!(f, ", sequences that end at {ends:?}"),
-            Some(ends) => write!(
-                f,
-                ", {} sequences that end at {:?} and so on",
-                ends.len(),
-                ends.get(..SHOWN).unwrap_or(ends)
-            ),
+            Some(ends) => {
+                write!(f, ", {} sequences that end at {:?} and so on", ends.len(), ends.get(..SHOWN).unwrap_or(ends))
+            }
         }
     }
 }
 
 impl SoftmaxState {
     /// A state of this shape with unspecified numbers.
-    pub(crate) fn empty(
-        context: &Arc<Context>,
-        desc: TensorDesc,
-        rows: StateRows,
-        keyless: Keyless,
-    ) -> Result<Self> {
+    pub(crate) fn empty(context: &Arc<Context>, desc: TensorDesc, rows: StateRows, keyless: Keyless) -> Result<Self> {
         Ok(Self {
             max: AnyTensor::empty(context, desc)?.typed()?,
             sum: AnyTensor::empty(context, desc)?.typed()?,
@@ -170,12 +162,7 @@ impl PlannedOutput {
     pub(crate) fn empty<T: Element>(&self, context: &Arc<Context>) -> Result<FlashOutput<T>> {
         Ok(FlashOutput {
             attention: new_output(context, Parameter::AttentionOut.name(), self.attention)?,
-            softmax: SoftmaxState::empty(
-                context,
-                self.softmax,
-                self.rows.clone(),
-                self.keyless.clone(),
-            )?,
+            softmax: SoftmaxState::empty(context, self.softmax, self.rows.clone(), self.keyless.clone())?,
         })
     }
 }

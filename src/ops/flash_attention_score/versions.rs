@@ -1,18 +1,13 @@
 //! The entry points of the operator: which one takes a call, and its two phases.
 
-use ascend_spec::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, Parameter, Version,
-};
+use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Parameter, Version};
 use ascend_spec::{
-    Target, arguments_of_version, flash_attention_score_arguments,
-    flash_attention_var_len_score_arguments,
+    Target, arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
 };
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{
-    self, AllowedLints, Descriptors, EntryPoints, PhaseOne, Phases, lints_of, phase_one, phases,
-};
+use crate::operator::{self, AllowedLints, Descriptors, EntryPoints, PhaseOne, Phases, lints_of, phase_one, phases};
 
 /// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and
 /// can express the call.
@@ -50,9 +45,7 @@ fn why(oldest: Version) -> &'static str {
         Version::V4 => " (for what Ascend 950 alone has)",
         Version::VarLenV3 => " (for rotary parts)",
         Version::VarLenV4 => " (for the order of the softmax outputs)",
-        Version::VarLenV5 => {
-            " (for sinks, or the order of the softmax outputs beside other features)"
-        }
+        Version::VarLenV5 => " (for sinks, or the order of the softmax outputs beside other features)",
     }
 }
 

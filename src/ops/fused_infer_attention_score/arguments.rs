@@ -1,9 +1,7 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::ops::fused_infer_attention_score::{
-    self as fia, Argument, ContentBounds, Parameter,
-};
+use ascend_spec::ops::fused_infer_attention_score::{self as fia, Argument, ContentBounds, Parameter};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;
@@ -27,10 +25,7 @@ impl Arguments {
     /// A call with these arguments. `FiaCall::attributes` gives those of a [`FiaCall`](fia::FiaCall) without its
     /// tensors.
     pub fn new(arguments: fia::Arguments<AnyTensor>) -> Self {
-        Self {
-            given: arguments,
-            allowed: Allowed::default(),
-        }
+        Self { given: arguments, allowed: Allowed::default() }
     }
 
     /// Sets the tensor of a parameter, or adds one to a list (`key`, `value`). A parameter that is no tensor stays as
@@ -78,14 +73,7 @@ impl Arguments {
         let descs = self.given.map(|_, tensor| *tensor.desc());
         let mut call = descs.call();
         imply_outputs(&mut call);
-        Plan::checked(
-            device.context(),
-            &call,
-            &self.allowed,
-            None,
-            self,
-            Reading::Planned,
-        )
+        Plan::checked(device.context(), &call, &self.allowed, None, self, Reading::Planned)
     }
 
     /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have
@@ -100,21 +88,11 @@ impl Arguments {
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     pub fn launch(&self, plan: &Plan, stream: &Stream) -> Result<()> {
         let copies = self.checked_contents(plan, stream)?;
-        plan.run(
-            stream,
-            &Replay {
-                arguments: self,
-                copies,
-            },
-        )
+        plan.run(stream, &Replay { arguments: self, copies })
     }
 
     /// Copies of the tensors that are positions in others, checked.
-    fn checked_contents(
-        &self,
-        plan: &Plan,
-        stream: &Stream,
-    ) -> Result<Vec<(Parameter, AnyTensor)>> {
+    fn checked_contents(&self, plan: &Plan, stream: &Stream) -> Result<Vec<(Parameter, AnyTensor)>> {
         let mut copies = Vec::new();
         let Some(bounds) = plan.content_bounds() else {
             return Ok(copies);
@@ -128,10 +106,8 @@ impl Arguments {
                 continue;
             }
             if !tensor.is_contiguous() {
-                return Err(
-                    Error::invalid(parameter.name(), tensor.desc(), "a contiguous tensor")
-                        .fix("copy it with `contiguous`"),
-                );
+                return Err(Error::invalid(parameter.name(), tensor.desc(), "a contiguous tensor")
+                    .fix("copy it with `contiguous`"));
             }
             let bytes = tensor.download_bytes(stream)?;
             bounds.admits_content(parameter, (tensor.dtype(), tensor.shape()), &bytes)?;
@@ -164,10 +140,7 @@ struct Replay<'a> {
 }
 
 impl Tensors<Parameter> for Replay<'_> {
-    fn each<'b>(
-        &'b self,
-        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'b>(&'b self, mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         self.arguments.each(|argument, tensor| {
             let mut copies = self.copies.iter();
             let copy = copies.find(|(parameter, _)| argument.parameter == *parameter);
@@ -187,10 +160,7 @@ impl Bindings for Replay<'_> {
 }
 
 impl Tensors<Parameter> for Arguments {
-    fn each<'b>(
-        &'b self,
-        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'b>(&'b self, mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         for outputs in [true, false] {
             let all = self.given.each_tensor();
             for (argument, tensor) in all.filter(|(argument, _)| argument.is_output() == outputs) {

@@ -112,11 +112,7 @@ impl BlockTable {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a block beyond INT32, no row, or rows that are all
     /// empty; otherwise as for [`Stream::upload`].
-    pub fn from_rows(
-        stream: &Stream,
-        rows: &[impl AsRef<[usize]>],
-        block_size: usize,
-    ) -> Result<Self> {
+    pub fn from_rows(stream: &Stream, rows: &[impl AsRef<[usize]>], block_size: usize) -> Result<Self> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max();
         Self::with_columns(stream, rows, columns.unwrap_or(0), block_size)
     }
@@ -134,10 +130,7 @@ impl BlockTable {
     ) -> Result<Self> {
         let flat = flat(rows, columns)?;
         let tensor = stream.upload(&flat, [rows.len(), columns])?;
-        let mut content = Content {
-            sequences: rows.len(),
-            ..Content::default()
-        };
+        let mut content = Content { sequences: rows.len(), ..Content::default() };
         content.replace(0, rows, columns);
         Self::owned(tensor, block_size, content)
     }
@@ -152,10 +145,7 @@ impl BlockTable {
     /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each
     /// sequence need are blocks of the call's cache.
     pub unsafe fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
-        let content = Content {
-            sequences: tensor.shape().first().copied().unwrap_or(0),
-            ..Content::default()
-        };
+        let content = Content { sequences: tensor.shape().first().copied().unwrap_or(0), ..Content::default() };
         Self::new(tensor, block_size, content)
     }
 
@@ -163,29 +153,16 @@ impl BlockTable {
     ///
     /// # Errors
     /// As for [`BlockTable::from_tensor`] and [`Device::alloc_zeroed`].
-    pub fn zeroed(
-        device: &Device,
-        sequences: usize,
-        columns: usize,
-        block_size: usize,
-    ) -> Result<Self> {
+    pub fn zeroed(device: &Device, sequences: usize, columns: usize, block_size: usize) -> Result<Self> {
         let entries = sequences.checked_mul(columns).ok_or_else(|| {
-            Error::invalid(
-                "block_table",
-                format_args!("[{sequences}, {columns}]"),
-                "entries that can be counted",
-            )
-            .fix("give fewer sequences or blocks")
+            Error::invalid("block_table", format_args!("[{sequences}, {columns}]"), "entries that can be counted")
+                .fix("give fewer sequences or blocks")
         })?;
         let buffer = device.alloc_zeroed::<i32>(entries)?;
         Self::owned(
             Tensor::from_buffer(&buffer, [sequences, columns])?,
             block_size,
-            Content {
-                sequences,
-                largest: Some(0),
-                ..Content::default()
-            },
+            Content { sequences, largest: Some(0), ..Content::default() },
         )
     }
 
@@ -194,19 +171,10 @@ impl BlockTable {
     /// # Errors
     /// As for [`BlockTable::from_rows`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `blocks` are not whole
     /// rows.
-    pub fn from_full_rows(
-        stream: &Stream,
-        blocks: &[usize],
-        columns: usize,
-        block_size: usize,
-    ) -> Result<Self> {
+    pub fn from_full_rows(stream: &Stream, blocks: &[usize], columns: usize, block_size: usize) -> Result<Self> {
         let rows = blocks.len().checked_div(columns).unwrap_or(0);
         let flat = flat(&[blocks], blocks.len())?;
-        let content = Content {
-            sequences: rows,
-            largest: largest(&[blocks]),
-            ..Content::default()
-        };
+        let content = Content { sequences: rows, largest: largest(&[blocks]), ..Content::default() };
         Self::owned(stream.upload(&flat, [rows, columns])?, block_size, content)
     }
 
@@ -240,20 +208,10 @@ impl BlockTable {
         }
         let counted = i64::try_from(block_size).ok();
         let Some(acl_block_size) = counted.filter(|&tokens| tokens > 0) else {
-            return Err(Error::invalid(
-                "block_size",
-                block_size,
-                format_args!("1 to {}", i64::MAX),
-            )
-            .fix("give the tokens of a block of the cache"));
+            return Err(Error::invalid("block_size", block_size, format_args!("1 to {}", i64::MAX))
+                .fix("give the tokens of a block of the cache"));
         };
-        Ok(Self {
-            tensor,
-            block_size,
-            acl_block_size,
-            first: 0,
-            content: Arc::new(Mutex::new(content)),
-        })
+        Ok(Self { tensor, block_size, acl_block_size, first: 0, content: Arc::new(Mutex::new(content)) })
     }
 
     /// Waits for a stream, then replaces the content, and waits for that. Rows may be shorter than the table's; they
@@ -302,16 +260,9 @@ impl BlockTable {
 
     /// Refuses a table that does not fit a call. `rows` is false for a captured call, whose rows are checked before
     /// each replay. `launched` makes the table remember the call's cache.
-    pub(crate) fn admitted(
-        &self,
-        bounds: &ContentBounds,
-        rows: bool,
-        launched: bool,
-    ) -> Result<()> {
+    pub(crate) fn admitted(&self, bounds: &ContentBounds, rows: bool, launched: bool) -> Result<()> {
         let mut content = lock(&self.content);
-        let largest = content
-            .largest
-            .map(|block| i64::try_from(block).unwrap_or(i64::MAX));
+        let largest = content.largest.map(|block| i64::try_from(block).unwrap_or(i64::MAX));
         bounds.admits_block(largest)?;
         if rows {
             Self::name_enough(&content, self.first, bounds)?;
@@ -364,11 +315,8 @@ fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
     let mut flat = Vec::new();
     let entries = rows.len().saturating_mul(columns);
     flat.try_reserve_exact(entries).map_err(|_| {
-        Error::invalid(
-            "block_table",
-            format_args!("[{}, {columns}]", rows.len()),
-            "what fits in the host's memory",
-        ).fix("put requests with long rows into a call of their own: one long row makes all rows long")
+        Error::invalid("block_table", format_args!("[{}, {columns}]", rows.len()), "what fits in the host's memory")
+            .fix("put requests with long rows into a call of their own: one long row makes all rows long")
     })?;
     for (at, row) in rows.iter().enumerate() {
         let row = row.as_ref();
@@ -411,14 +359,8 @@ mod tests {
         let told = |given: &str, allowed: &str| (given.to_owned(), allowed.to_owned());
         assert_eq!(
             refused(&[&[0], &[5, 1 << 31]], 2),
-            told(
-                "block_table: block 2147483648 in row 1",
-                "0 to 2147483647, as tables are INT32"
-            )
+            told("block_table: block 2147483648 in row 1", "0 to 2147483647, as tables are INT32")
         );
-        assert_eq!(
-            refused(&[&[0], &[5, 1]], 1),
-            told("block_table: 2 blocks in row 1", "at most 1")
-        );
+        assert_eq!(refused(&[&[0], &[5, 1]], 1), told("block_table: 2 blocks in row 1", "at most 1"));
     }
 }

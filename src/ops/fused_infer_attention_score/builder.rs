@@ -184,12 +184,7 @@ impl FusedInferAttention {
             return Err(Error::invalid("query", "none", "a tensor").fix("bring the query"));
         };
         let features = bindings.features().unwrap_or_default();
-        let Numbers {
-            num_heads,
-            num_key_value_heads,
-            scale,
-            inner_precise,
-        } = self.settings.numbers()?;
+        let Numbers { num_heads, num_key_value_heads, scale, inner_precise } = self.settings.numbers()?;
         let mut call = FiaCall {
             key: &key,
             value: &value,
@@ -227,15 +222,7 @@ impl FusedInferAttention {
             let mask = self.mask.tensor();
             return refused(Err(error), context, (&call, &self.allowed), mask, bindings);
         }
-        Plan::checked(
-            context,
-            &call,
-            &self.allowed,
-            self.mask.tensor(),
-            bindings,
-            reading,
-        )
-        .map_err(named)
+        Plan::checked(context, &call, &self.allowed, self.mask.tensor(), bindings, reading).map_err(named)
     }
 
     /// Adds to a refusal that the heads are not set.

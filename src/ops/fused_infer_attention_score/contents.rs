@@ -48,10 +48,9 @@ impl GivenContents<'_> {
             let rows = reading != Reading::Captured;
             table.admitted(bounds, rows, reading != Reading::Planned)?;
         }
-        for (parameter, size) in [
-            (Parameter::QueryPaddingSize, self.query_padding),
-            (Parameter::KvPaddingSize, self.kv_padding),
-        ] {
+        for (parameter, size) in
+            [(Parameter::QueryPaddingSize, self.query_padding), (Parameter::KvPaddingSize, self.kv_padding)]
+        {
             if let Some(rows) = size.and_then(PaddingSize::rows) {
                 bounds.admits_padding(parameter, rows)?;
             }
@@ -81,15 +80,11 @@ impl PaddingSize {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a number beyond INT64; otherwise as for
     /// [`Stream::upload`].
     pub fn new(stream: &Stream, rows: usize) -> Result<Self> {
-        let size = i64::try_from(rows).map_err(|_| {
-            Error::invalid("padding_size", rows, i64::MAX).fix("give at most the rows of the query")
-        })?;
+        let size = i64::try_from(rows)
+            .map_err(|_| Error::invalid("padding_size", rows, i64::MAX).fix("give at most the rows of the query"))?;
         let tensor = stream.upload(&[size], [1])?;
         tensor.freeze();
-        Ok(Self {
-            tensor,
-            rows: Some(size),
-        })
+        Ok(Self { tensor, rows: Some(size) })
     }
 
     /// A size that is on the device already, `[1]`. It is not checked.

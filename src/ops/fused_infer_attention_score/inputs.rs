@@ -30,10 +30,7 @@ pub struct Output<T: Element> {
 impl<T: Element> From<Tensor<T>> for Output<T> {
     /// An output without log-sum-exps.
     fn from(attention: Tensor<T>) -> Self {
-        Self {
-            attention,
-            softmax_lse: None,
-        }
+        Self { attention, softmax_lse: None }
     }
 }
 
@@ -106,20 +103,12 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// A query of several sequences, with a tensor of keys and one of values for each.
     ///
     /// Since CANN 8.1.
-    pub fn lists(
-        query: &'a Tensor<T>,
-        key: &'a [&'a AnyTensor],
-        value: &'a [&'a AnyTensor],
-    ) -> Self {
+    pub fn lists(query: &'a Tensor<T>, key: &'a [&'a AnyTensor], value: &'a [&'a AnyTensor]) -> Self {
         Self::lists_of_any(query, key, value)
     }
 
     /// As [`lists`](Self::lists), but for a query whose element type is known at run time.
-    pub fn lists_of_any(
-        query: &'a AnyTensor,
-        key: &'a [&'a AnyTensor],
-        value: &'a [&'a AnyTensor],
-    ) -> Self {
+    pub fn lists_of_any(query: &'a AnyTensor, key: &'a [&'a AnyTensor], value: &'a [&'a AnyTensor]) -> Self {
         Self::with(query, List::Many(key), List::Many(value))
     }
 
@@ -145,10 +134,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// These tensors, for a call whose output has elements `U`, not the query's: where the query is quantised, or
     /// the output is, as in the example of [`Quantisation`].
     pub fn output_type<U: Element>(self) -> Inputs<'a, U> {
-        Inputs {
-            tensors: self.tensors,
-            output: PhantomData,
-        }
+        Inputs { tensors: self.tensors, output: PhantomData }
     }
 
     /// Key and value are a paged cache, whose blocks the table names (`blockTable`, `blockSize`).
@@ -283,19 +269,12 @@ impl<'a> CallTensors<'a> {
     /// The tensors whose elements are positions in others.
     #[inline]
     pub(crate) fn contents(&self) -> GivenContents<'a> {
-        GivenContents {
-            block_table: self.block_table,
-            query_padding: self.query_padding,
-            kv_padding: self.kv_padding,
-        }
+        GivenContents { block_table: self.block_table, query_padding: self.query_padding, kv_padding: self.kv_padding }
     }
 
     /// Visits every tensor, in the operator's order but for the lists, which come last.
     #[inline]
-    pub(crate) fn visit(
-        &self,
-        mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn visit(&self, mut visit: impl FnMut(Argument, &'a AnyTensor) -> Result<()>) -> Result<()> {
         let mut some = |parameter: P, tensor: Option<&'a AnyTensor>| match tensor {
             Some(tensor) => visit(parameter.into(), tensor),
             None => Ok(()),
@@ -316,8 +295,7 @@ impl<'a> CallTensors<'a> {
             some(P::KeyRope, Some(key))?;
         }
         some(P::LearnableSink, self.learnable_sink)?;
-        self.quantisation
-            .each(&mut |parameter, tensor| visit(parameter.into(), tensor))?;
+        self.quantisation.each(&mut |parameter, tensor| visit(parameter.into(), tensor))?;
         for (index, tensor) in self.key.iter().enumerate() {
             visit(Argument::element(P::Key, index), tensor)?;
         }
@@ -379,31 +357,20 @@ impl Features {
 
     /// Refuses all but the block size, for operators that have no other of these attributes.
     pub(crate) fn block_size_alone(&self) -> Result<()> {
-        let alone = Self {
-            block_size: self.block_size,
-            ..Self::default()
-        };
+        let alone = Self { block_size: self.block_size, ..Self::default() };
         self.are_as_planned(&alone)
     }
 
     /// Refuses the attributes of a launch that are not the planned ones.
     #[inline]
     pub(crate) fn are_as_planned(&self, planned: &Self) -> Result<()> {
-        if self == planned {
-            Ok(())
-        } else {
-            Err(self.difference(planned))
-        }
+        if self == planned { Ok(()) } else { Err(self.difference(planned)) }
     }
 
     #[cold]
     fn difference(&self, planned: &Self) -> Error {
         let pair = |argument, given: &dyn std::fmt::Debug, planned: &dyn std::fmt::Debug| {
-            Error::not_as_planned(
-                argument,
-                format_args!("{given:?}"),
-                format_args!("{planned:?}"),
-            )
+            Error::not_as_planned(argument, format_args!("{given:?}"), format_args!("{planned:?}"))
         };
         let (a, b) = (&self.modes, &planned.modes);
         let numbers = [
@@ -434,19 +401,12 @@ pub(crate) struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     pub(crate) fn new<T: Element>(inputs: CallTensors<'a>, output: &'a Output<T>) -> Self {
-        Self {
-            inputs,
-            attention_out: &output.attention,
-            softmax_lse: output.softmax_lse.as_deref(),
-        }
+        Self { inputs, attention_out: &output.attention, softmax_lse: output.softmax_lse.as_deref() }
     }
 }
 
 impl Tensors<P> for Launch<'_> {
-    fn each<'b>(
-        &'b self,
-        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'b>(&'b self, mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         visit(P::AttentionOut.into(), self.attention_out)?;
         if let Some(lse) = self.softmax_lse {
             visit(P::SoftmaxLse.into(), lse)?;

@@ -145,11 +145,7 @@ impl Cumulative {
     /// The length of each request.
     pub fn per_request(&self) -> PerRequest {
         let before = std::iter::once(&0).chain(&self.0);
-        let lengths = self
-            .0
-            .iter()
-            .zip(before)
-            .map(|(end, start)| end.saturating_sub(*start));
+        let lengths = self.0.iter().zip(before).map(|(end, start)| end.saturating_sub(*start));
         PerRequest(lengths.collect())
     }
 
@@ -176,8 +172,7 @@ impl Cumulative {
     /// rest of its `keys`.
     pub fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (usize, usize)> {
         let new = self.per_request().0.into_iter();
-        new.zip(keys.lengths())
-            .map(|(new, keys)| (new, keys.saturating_sub(new)))
+        new.zip(keys.lengths()).map(|(new, keys)| (new, keys.saturating_sub(new)))
     }
 
     /// Adds a request whose tokens end at `end`.
@@ -369,10 +364,7 @@ mod tests {
         assert_eq!(long.rule, &rules::LENGTHS_OVERFLOW);
         assert_eq!(long.given, "9223372036854775808 tokens at request 1");
         let many = PerRequest::new(vec![PerRequest::MAX_LENGTH, 1]).unwrap();
-        assert_eq!(
-            many.cumulative().unwrap_err().rule,
-            &rules::LENGTHS_OVERFLOW
-        );
+        assert_eq!(many.cumulative().unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
     }
 
     #[test]
@@ -403,15 +395,9 @@ mod tests {
             (q, lengths.actual_seq_lengths_kv().to_vec())
         };
         let (q, kv) = (&ends, &per);
-        assert_eq!(
-            forms(CallLengths::PackedPaged { q, kv }),
-            (Some(vec![3, 7]), vec![3, 4])
-        );
+        assert_eq!(forms(CallLengths::PackedPaged { q, kv }), (Some(vec![3, 7]), vec![3, 4]));
         let kv = &ends;
-        assert_eq!(
-            forms(CallLengths::PackedDense { q, kv }),
-            (Some(vec![3, 7]), vec![3, 7])
-        );
+        assert_eq!(forms(CallLengths::PackedDense { q, kv }), (Some(vec![3, 7]), vec![3, 7]));
         let (q, kv) = (None, &per);
         assert_eq!(forms(CallLengths::Batched { q, kv }), (None, vec![3, 4]));
     }

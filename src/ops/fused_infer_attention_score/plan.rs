@@ -50,10 +50,7 @@ pub(crate) struct CapturedTable {
 
 impl CapturedTable {
     /// The table of a launch with the bounds of its content; `None` if the launch has no table or no bounds.
-    pub(crate) fn of(
-        given: &GivenContents<'_>,
-        bounds: Option<&ContentBounds>,
-    ) -> Option<Box<dyn ReplayCheck>> {
+    pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Box<dyn ReplayCheck>> {
         let (table, bounds) = (given.block_table?.clone(), bounds?.clone());
         Some(Box::new(Self { bounds, table }))
     }
@@ -110,8 +107,7 @@ impl Operation for AttentionOperation {
 
     fn describe(&self, plan: &Plan, text: &mut fmt::DebugStruct<'_, '_>) {
         let softmax_lse = plan.desc(Parameter::SoftmaxLse).is_some();
-        text.field("layout", &self.layout)
-            .field("softmax_lse", &softmax_lse);
+        text.field("layout", &self.layout).field("softmax_lse", &softmax_lse);
     }
 }
 
@@ -167,27 +163,14 @@ impl Plan {
 
         let mut tensors = addressed(bindings)?;
         // Outputs have no memory yet: the query's address stands for theirs until a launch replaces it.
-        let mut query = tensors
-            .iter()
-            .filter(|tensor| tensor.argument.parameter == Parameter::Query);
+        let mut query = tensors.iter().filter(|tensor| tensor.argument.parameter == Parameter::Query);
         let stand_in = query.next().map_or(ptr::null_mut(), |query| query.address);
         for output in [Parameter::SoftmaxLse, Parameter::AttentionOut] {
             let argument = Argument::from(output);
             let given = tensors.iter().any(|tensor| tensor.argument == argument);
             if let (Some(desc), false) = (call.tensor(output), given) {
-                let address = if desc.is_empty() {
-                    ptr::null_mut()
-                } else {
-                    stand_in
-                };
-                tensors.insert(
-                    0,
-                    Addressed {
-                        argument,
-                        desc: *desc,
-                        address,
-                    },
-                );
+                let address = if desc.is_empty() { ptr::null_mut() } else { stand_in };
+                tensors.insert(0, Addressed { argument, desc: *desc, address });
             }
         }
         let operation = AttentionOperation {
@@ -265,10 +248,7 @@ impl OwnedBindings {
 }
 
 impl Tensors<Parameter> for OwnedBindings {
-    fn each<'b>(
-        &'b self,
-        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'b>(&'b self, mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         let mut tensors = self.tensors.iter();
         tensors.try_for_each(|(argument, tensor)| visit(*argument, tensor))
     }

@@ -59,11 +59,7 @@ impl<'a> PseShift<'a> {
     pub(super) fn starts(&self) -> Option<[i64; 2]> {
         match *self {
             Self::Added(_) => None,
-            Self::Slopes {
-                query_start,
-                key_start,
-                ..
-            } => Some([query_start, key_start]),
+            Self::Slopes { query_start, key_start, .. } => Some([query_start, key_start]),
         }
     }
 }

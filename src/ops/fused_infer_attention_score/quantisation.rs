@@ -18,18 +18,12 @@ pub struct Affine<'a> {
 impl<'a> Affine<'a> {
     /// A scale without an offset.
     pub fn scale(scale: &'a AnyTensor) -> Self {
-        Self {
-            scale,
-            offset: None,
-        }
+        Self { scale, offset: None }
     }
 
     /// A scale with an offset.
     pub fn new(scale: &'a AnyTensor, offset: &'a AnyTensor) -> Self {
-        Self {
-            scale,
-            offset: Some(offset),
-        }
+        Self { scale, offset: Some(offset) }
     }
 }
 
@@ -171,105 +165,60 @@ impl<'a> Quantisation<'a> {
     pub(super) fn modes(&self) -> Modes {
         let none = Modes::default();
         match self {
-            Self::Latent { .. } => Modes {
-                query: QUERY_PER_TOKEN_HEAD,
-                ..none
-            },
-            Self::MxFp8 { .. } => Modes {
-                merged: 0,
-                key: GROUPS_OF_DIM,
-                value: GROUPS_OF_TOKENS,
-                query: GROUPS_OF_DIM,
-            },
-            Self::KeyValue {
-                antiquantisation, ..
-            } => match antiquantisation {
+            Self::Latent { .. } => Modes { query: QUERY_PER_TOKEN_HEAD, ..none },
+            Self::MxFp8 { .. } => {
+                Modes { merged: 0, key: GROUPS_OF_DIM, value: GROUPS_OF_TOKENS, query: GROUPS_OF_DIM }
+            }
+            Self::KeyValue { antiquantisation, .. } => match antiquantisation {
                 Antiquantisation::Merged(_) => none,
-                Antiquantisation::MergedPerToken(_) => Modes {
-                    merged: AntiquantMode::PerToken.acl(),
-                    ..none
-                },
-                Antiquantisation::Split { mode, .. } => Modes {
-                    key: mode.acl(),
-                    value: mode.acl(),
-                    ..none
-                },
-                Antiquantisation::PerChannelKeyPerTokenValue { .. } => Modes {
-                    key: AntiquantMode::PerChannel.acl(),
-                    value: AntiquantMode::PerToken.acl(),
-                    ..none
-                },
+                Antiquantisation::MergedPerToken(_) => Modes { merged: AntiquantMode::PerToken.acl(), ..none },
+                Antiquantisation::Split { mode, .. } => Modes { key: mode.acl(), value: mode.acl(), ..none },
+                Antiquantisation::PerChannelKeyPerTokenValue { .. } => {
+                    Modes { key: AntiquantMode::PerChannel.acl(), value: AntiquantMode::PerToken.acl(), ..none }
+                }
             },
             Self::None | Self::Output(_) | Self::Int8 { .. } => none,
         }
     }
 
     /// Visits the quantisation's tensors, in the operator's order.
-    pub(super) fn each<E>(
-        &self,
-        visit: &mut impl FnMut(P, &'a AnyTensor) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub(super) fn each<E>(&self, visit: &mut impl FnMut(P, &'a AnyTensor) -> Result<(), E>) -> Result<(), E> {
         let output = match self {
             Self::None | Self::Latent { .. } | Self::MxFp8 { .. } => None,
             Self::Output(output) => Some(*output),
             Self::Int8 { output, .. } | Self::KeyValue { output, .. } => *output,
         };
-        if let Self::Int8 {
-            deq_scale1,
-            quant_scale1,
-            deq_scale2,
-            ..
-        } = self
-        {
+        if let Self::Int8 { deq_scale1, quant_scale1, deq_scale2, .. } = self {
             visit(P::DeqScale1, deq_scale1)?;
             visit(P::QuantScale1, quant_scale1)?;
             visit(P::DeqScale2, deq_scale2)?;
         }
-        if let Self::MxFp8 {
-            quant_scale1: Some(scale),
-            ..
-        } = self
-        {
+        if let Self::MxFp8 { quant_scale1: Some(scale), .. } = self {
             visit(P::QuantScale1, scale)?;
         }
         let mut affine = |scale, offset, factors: Affine<'a>| {
             visit(scale, factors.scale)?;
-            factors
-                .offset
-                .map_or(Ok(()), |tensor| visit(offset, tensor))
+            factors.offset.map_or(Ok(()), |tensor| visit(offset, tensor))
         };
         if let Some(output) = output {
             affine(P::QuantScale2, P::QuantOffset2, output)?;
         }
         let (key, value) = match self {
-            Self::KeyValue {
-                antiquantisation, ..
-            } => match *antiquantisation {
+            Self::KeyValue { antiquantisation, .. } => match *antiquantisation {
                 Antiquantisation::Merged(both) | Antiquantisation::MergedPerToken(both) => {
                     return affine(P::AntiquantScale, P::AntiquantOffset, both);
                 }
                 Antiquantisation::Split { key, value, .. }
                 | Antiquantisation::PerChannelKeyPerTokenValue { key, value } => (key, value),
             },
-            Self::Latent {
-                key_scale,
-                value_scale,
-                ..
-            } => (Affine::scale(key_scale), Affine::scale(value_scale)),
-            Self::MxFp8 {
-                key_scale,
-                value_scale,
-                ..
-            } => (Affine::scale(key_scale), Affine::scale(value_scale)),
+            Self::Latent { key_scale, value_scale, .. } => (Affine::scale(key_scale), Affine::scale(value_scale)),
+            Self::MxFp8 { key_scale, value_scale, .. } => (Affine::scale(key_scale), Affine::scale(value_scale)),
             Self::None | Self::Output(_) | Self::Int8 { .. } => return Ok(()),
         };
         affine(P::KeyAntiquantScale, P::KeyAntiquantOffset, key)?;
         affine(P::ValueAntiquantScale, P::ValueAntiquantOffset, value)?;
         match self {
-            Self::Latent {
-                dequant_scale_query,
-                ..
-            } => visit(P::DequantScaleQuery, dequant_scale_query),
+            Self::Latent { dequant_scale_query, .. } => visit(P::DequantScaleQuery, dequant_scale_query),
             Self::MxFp8 { query_scale, .. } => visit(P::DequantScaleQuery, query_scale),
             _ => Ok(()),
         }

@@ -21,20 +21,12 @@ pub struct SharedPrefix<'a> {
 impl<'a> SharedPrefix<'a> {
     /// A prefix of as many keys as the tensors have.
     pub fn new<T: Element>(key: &'a Tensor<T>, value: &'a Tensor<T>) -> Self {
-        Self {
-            key,
-            value,
-            len: None,
-        }
+        Self { key, value, len: None }
     }
 
     /// As [`SharedPrefix::new`], but for tensors whose element type is known at run time.
     pub fn of_any(key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
-        Self {
-            key,
-            value,
-            len: None,
-        }
+        Self { key, value, len: None }
     }
 
     /// Number of valid keys, from the first on. Part of the plan: a launch has to have the same.
@@ -43,8 +35,7 @@ impl<'a> SharedPrefix<'a> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a number beyond INT64.
     pub fn valid(mut self, keys: usize) -> Result<Self, Error> {
         let len = i64::try_from(keys).map_err(|_| {
-            Error::invalid("actual_shared_prefix_len", keys, i64::MAX)
-                .fix("give at most the keys of the prefix")
+            Error::invalid("actual_shared_prefix_len", keys, i64::MAX).fix("give at most the keys of the prefix")
         })?;
         self.len = Some(len);
         Ok(self)

@@ -51,8 +51,7 @@ fn looks_paged(call: &FiaCall<'_>) -> Option<bool> {
         heads => heads,
     };
     let as_key = axes.extents(key, heads);
-    if as_key.is_some_and(|key| (key.batch, key.heads, key.dim) == (query.batch, heads, query.dim))
-    {
+    if as_key.is_some_and(|key| (key.batch, key.heads, key.dim) == (query.batch, heads, query.dim)) {
         return Some(false);
     }
     let (rows, dim) = match key[..] {
@@ -71,10 +70,7 @@ pub(super) fn heads(error: Error, call: &FiaCall<'_>) -> Error {
         return error;
     };
     let about_heads = ["num_heads.", "num_key_value_heads.", "head_dim.", "cache."];
-    if !about_heads
-        .iter()
-        .any(|group| violation.rule.id.starts_with(group))
-    {
+    if !about_heads.iter().any(|group| violation.rule.id.starts_with(group)) {
         return Error::Violation(violation);
     }
     let extents = call.query.as_ref().and_then(|query| {
@@ -82,14 +78,10 @@ pub(super) fn heads(error: Error, call: &FiaCall<'_>) -> Error {
         layout.input().extents(&query.shape, call.num_heads)
     });
     violation.fix = match extents {
-        Some(extents) if extents.heads != call.num_heads => format!(
-            "set the query's heads by `.heads({})`: unset they are {}",
-            extents.heads, call.num_heads
-        ),
-        _ => format!(
-            "{}; or set the query's heads by `.heads()`: unset they are {}",
-            violation.fix, call.num_heads
-        ),
+        Some(extents) if extents.heads != call.num_heads => {
+            format!("set the query's heads by `.heads({})`: unset they are {}", extents.heads, call.num_heads)
+        }
+        _ => format!("{}; or set the query's heads by `.heads()`: unset they are {}", violation.fix, call.num_heads),
     };
     Error::Violation(violation)
 }

@@ -2,9 +2,7 @@
 
 use ascend_spec::ops::fused_infer_attention_score::rules::lints::releases::DEPRECATED;
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
-use ascend_spec::{
-    Cann, Target, Violation, arguments_of_version, fused_infer_attention_score_arguments,
-};
+use ascend_spec::{Cann, Target, Violation, arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 use smallvec::SmallVec;
 
@@ -26,12 +24,10 @@ pub(super) fn choose(
         violation.taken_by = call.taken_by(Version::V1, target, allowed);
         violation
     };
-    let checked =
-        call.check(first, target)
-            .map_err(|violation| match violation.is_unsupported() {
-                true => violation,
-                false => told(violation),
-            })?;
+    let checked = call.check(first, target).map_err(|violation| match violation.is_unsupported() {
+        true => violation,
+        false => told(violation),
+    })?;
     let mut able = Version::able(call, Version::V1, target);
     let Some(version) = able.find(|&version| phases_of(version).are_installed(api)) else {
         return Err(Error::OperatorVersion {
@@ -134,15 +130,7 @@ entry_points! {
 impl operator::Parameter for Parameter {
     #[cold]
     fn shares_memory(self, other: Self) -> Error {
-        let with = if other.is_output() {
-            "another output"
-        } else {
-            other.name()
-        };
-        Error::shared(
-            "output",
-            format_args!("memory that is shared with {with}"),
-            "memory of its own",
-        )
+        let with = if other.is_output() { "another output" } else { other.name() };
+        Error::shared("output", format_args!("memory that is shared with {with}"), "memory of its own")
     }
 }

@@ -10,9 +10,7 @@ use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Context, Queue};
@@ -128,11 +126,7 @@ impl GatherPaKvCache {
         };
         let planned = self.prepare(context, &call, sequences, key_cache);
         let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
-        let tensors = LaunchTensors {
-            sequences,
-            caches: [key_cache, value_cache],
-            outputs: None,
-        };
+        let tensors = LaunchTensors { sequences, caches: [key_cache, value_cache], outputs: None };
         GatherPlan::recorded(planned, context, recorded, &tensors)
     }
 
@@ -149,18 +143,12 @@ impl GatherPaKvCache {
         call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
         sequences.fits(&problem)?;
         let (Some(key), Some(value)) = (call.key, call.value) else {
-            return Err(
-                Error::invalid("sequences", "no rows", "rows that memory can hold")
-                    .fix("gather fewer sequences at once"),
-            );
+            return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
+                .fix("gather fewer sequences at once"));
         };
-        let operation = GatherOperation {
-            sequences: sequences.clone(),
-            outputs: [key, value],
-        };
+        let operation = GatherOperation { sequences: sequences.clone(), outputs: [key, value] };
         let is_idle = problem.tokens == 0;
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(GatherPlan::new(prepared, operation))
     }
 }
@@ -190,10 +178,7 @@ struct LaunchTensors<'a> {
 }
 
 impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some([key, value]) = self.outputs {
             visit(Parameter::Key.into(), key)?;
             visit(Parameter::Value.into(), value)?;
@@ -228,11 +213,8 @@ impl Operation for GatherOperation {
         &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
         (key, value): &mut (Tensor<T>, Tensor<T>),
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            caches: [key_cache, value_cache],
-            outputs: Some([key, value]),
-        };
+        let given =
+            LaunchTensors { sequences: &self.sequences, caches: [key_cache, value_cache], outputs: Some([key, value]) };
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -48,28 +48,21 @@ impl SequenceBlocks {
             .fix("make the rows and the lengths from the same batch"));
         }
         if block_size == 0 {
-            return Err(
-                Error::invalid("block_size", 0, "at least 1").fix("give the cache's block size")
-            );
+            return Err(Error::invalid("block_size", 0, "at least 1").fix("give the cache's block size"));
         }
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
         let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
         let tokens = (lengths.iter()).try_fold(0usize, |sum, len| sum.checked_add(*len));
         let tokens = tokens.filter(|tokens| i32::try_from(*tokens).is_ok());
         let Some(tokens) = tokens else {
-            return Err(Error::invalid(
-                "lengths",
-                "a sum beyond INT32",
-                format_args!("at most {}", i32::MAX),
-            )
-            .fix("gather fewer sequences at once"));
+            return Err(Error::invalid("lengths", "a sum beyond INT32", format_args!("at most {}", i32::MAX))
+                .fix("gather fewer sequences at once"));
         };
         check(&rows, lengths, (blocks, block_size))?;
         let number = |name, value: usize| {
             let beyond = || {
-                Error::invalid(name, value, format_args!("0 to {}", i32::MAX)).fix(
-                    "use the numbers that the cache gave its blocks, and lengths that INT32 counts",
-                )
+                Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
+                    .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
             };
             i32::try_from(value).map_err(|_| beyond())
         };
@@ -84,12 +77,7 @@ impl SequenceBlocks {
             .fix("gather sequences with long rows by themselves"));
         }
         for row in &rows {
-            for block in row
-                .iter()
-                .copied()
-                .chain(std::iter::repeat(0))
-                .take(columns)
-            {
+            for block in row.iter().copied().chain(std::iter::repeat(0)).take(columns) {
                 table.push(number("block", block)?);
             }
         }
@@ -99,13 +87,7 @@ impl SequenceBlocks {
         let seq_lens = stream.upload(&lengths, [rows.len()])?;
         block_tables.freeze();
         seq_lens.freeze();
-        Ok(Self {
-            block_tables,
-            seq_lens,
-            tokens,
-            blocks,
-            block_size,
-        })
+        Ok(Self { block_tables, seq_lens, tokens, blocks, block_size })
     }
 
     /// Tokens of all sequences: rows of what is gathered.
@@ -128,10 +110,7 @@ impl SequenceBlocks {
         if problem.blocks < self.blocks || problem.block_size != self.block_size {
             return Err(Error::invalid(
                 "sequences",
-                format_args!(
-                    "checked for {} blocks of {} tokens",
-                    self.blocks, self.block_size
-                ),
+                format_args!("checked for {} blocks of {} tokens", self.blocks, self.block_size),
                 format_args!(
                     "blocks that were checked for a cache of {} blocks of {}",
                     problem.blocks, problem.block_size
@@ -153,9 +132,7 @@ fn check(rows: &[&[usize]], lengths: &[usize], (blocks, block_size): (usize, usi
         let needed = len.div_ceil(block_size.max(1));
         let Some(reached) = row.get(..needed) else {
             let named = row.len();
-            return refused(format!(
-                "{named} blocks for {len} tokens of sequence {sequence}"
-            ));
+            return refused(format!("{named} blocks for {len} tokens of sequence {sequence}"));
         };
         if let Some(block) = reached.iter().find(|block| **block >= blocks) {
             return refused(format!("block {block} of sequence {sequence}"));

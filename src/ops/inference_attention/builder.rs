@@ -29,16 +29,10 @@ pub struct InferenceAttention<P> {
 /// An operator that [`InferenceAttention`] describes a call of.
 pub(crate) trait InferenceOperator: InferenceParameter {
     /// Checks the call with these inputs and prepares it.
-    fn plan(
-        attention: &InferenceAttention<Self>,
-        described: &Described<'_, Self>,
-    ) -> Result<InferencePlan<Self>>;
+    fn plan(attention: &InferenceAttention<Self>, described: &Described<'_, Self>) -> Result<InferencePlan<Self>>;
 }
 
-#[allow(
-    private_bounds,
-    reason = "sealed: nobody can implement what they cannot name"
-)]
+#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
 impl<P: InferenceOperator> InferenceAttention<P> {
     /// A call with tensors of these axis orders (`inputLayout`).
     pub fn new(layout: Layout) -> Self {
@@ -85,10 +79,7 @@ impl<P: InferenceOperator> InferenceAttention<P> {
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(
-        &self,
-        inputs: impl Into<Inputs<'a, T>>,
-    ) -> Result<InferencePlan<P>> {
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<InferencePlan<P>> {
         P::plan(self, &Described::new(inputs.into().tensors())?)
     }
 }

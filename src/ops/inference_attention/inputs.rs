@@ -26,9 +26,7 @@ pub trait InferenceParameter: operator::Parameter {
 }
 
 /// A call of an operator, in the version that all of its calls go to.
-pub(crate) trait InferenceCall:
-    PathCall + EntryPoints<Version = <Self as PathCall>::Version>
-{
+pub(crate) trait InferenceCall: PathCall + EntryPoints<Version = <Self as PathCall>::Version> {
     /// The version that calls go to.
     const VERSION: <Self as PathCall>::Version;
 
@@ -42,10 +40,7 @@ pub(crate) fn no_such_input<P: InferenceParameter>(name: &'static str) -> Error 
     Error::invalid(
         name,
         "a tensor",
-        format_args!(
-            "none: {} has no such argument, FusedInferAttention has",
-            P::OPERATOR
-        ),
+        format_args!("none: {} has no such argument, FusedInferAttention has", P::OPERATOR),
     )
     .fix("leave it out, or call `FusedInferAttention`")
 }
@@ -56,12 +51,10 @@ pub(super) fn visit<'t, P: InferenceParameter>(
     tensors: CallTensors<'t>,
     mut visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
 ) -> Result<()> {
-    tensors.visit(
-        |argument, tensor| match P::Call::<'static>::of_fused(argument.parameter) {
-            Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
-            None => Err(no_such_input::<P>(argument.name())),
-        },
-    )
+    tensors.visit(|argument, tensor| match P::Call::<'static>::of_fused(argument.parameter) {
+        Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
+        None => Err(no_such_input::<P>(argument.name())),
+    })
 }
 
 /// The inputs of a call that is to be planned.
@@ -89,20 +82,12 @@ impl<'t, P: InferenceParameter> Described<'t, P> {
         };
         let features = inputs.features();
         features.block_size_alone()?;
-        Ok(Self {
-            inputs,
-            query,
-            features,
-            tensors,
-        })
+        Ok(Self { inputs, query, features, tensors })
     }
 
     /// The tensors of a list.
     pub(crate) fn list(&self, parameter: P) -> SmallVec<[TensorDesc; 1]> {
-        let of_list = self
-            .tensors
-            .iter()
-            .filter(|(argument, _)| argument.parameter == parameter);
+        let of_list = self.tensors.iter().filter(|(argument, _)| argument.parameter == parameter);
         of_list.map(|(_, desc)| *desc).collect()
     }
 

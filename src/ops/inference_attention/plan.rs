@@ -12,12 +12,8 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{AllowedLints, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::Settings;
-use crate::ops::fused_infer_attention_score::{
-    CallTensors, CapturedTable, Features, Inputs, Reading,
-};
-use crate::ops::operation::{
-    self, Operation, Sealed, new_output, no_elements, no_scale, record_refusal,
-};
+use crate::ops::fused_infer_attention_score::{CallTensors, CapturedTable, Features, Inputs, Reading};
+use crate::ops::operation::{self, Operation, Sealed, new_output, no_elements, no_scale, record_refusal};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -52,10 +48,7 @@ struct Launch<'a> {
 }
 
 impl<P: InferenceParameter> Tensors<P> for Launch<'_> {
-    fn each<'t>(
-        &'t self,
-        mut each: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut each: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some(attention) = self.attention {
             each(P::ATTENTION_OUT.into(), attention)?;
         }
@@ -73,10 +66,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         allowed: &AllowedLints,
     ) -> Result<Self> {
         let planned = Self::prepare(call, described, mask, settings, allowed);
-        let launch = Launch {
-            inputs: described.inputs,
-            attention: None,
-        };
+        let launch = Launch { inputs: described.inputs, attention: None };
         record_refusal(planned, || {
             let context = described.query.memory().context();
             let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
@@ -93,9 +83,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
     ) -> Result<Self> {
         let query = described.query;
         let context = query.memory().context();
-        visit::<P>(described.inputs, |argument, tensor| {
-            tensor.on(argument.name(), context)
-        })?;
+        visit::<P>(described.inputs, |argument, tensor| tensor.on(argument.name(), context))?;
         if let Some(mask) = mask {
             mask.on(P::ATTEN_MASK.noun(), context)?;
         }
@@ -120,14 +108,8 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         given.admitted(bounds.as_ref(), Reading::Planned)?;
 
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-        let prepared =
-            PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
-        let operation = InferenceOperation {
-            features: described.features,
-            bounds,
-            attention,
-            parameters: PhantomData,
-        };
+        let prepared = PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
+        let operation = InferenceOperation { features: described.features, bounds, attention, parameters: PhantomData };
         let version = C::VERSION.info().number();
         Ok(Self::new(prepared, operation).recorded_as(call.recorded(), version))
     }
@@ -152,10 +134,7 @@ impl<P: InferenceParameter> Operation for InferenceOperation<P> {
         attention: &mut Tensor<T>,
     ) -> Result<()> {
         let inputs = inputs.tensors();
-        let launch = Launch {
-            inputs,
-            attention: Some(attention),
-        };
+        let launch = Launch { inputs, attention: Some(attention) };
         let admits = || {
             inputs.features().are_as_planned(&self.features)?;
             let contents = inputs.contents();

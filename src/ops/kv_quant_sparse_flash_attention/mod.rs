@@ -17,9 +17,7 @@ use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attent
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one,
-};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::SparseSequences;
 use crate::runtime::{Context, Queue};
@@ -80,12 +78,7 @@ impl KvQuantSparseFlashAttention {
     /// since heads have 128 elements and 64 rotary ones before the projection is absorbed. Its lists name single keys
     /// up to the row's own position.
     pub fn new(scale: f64) -> Self {
-        Self {
-            scale,
-            sparse_block_size: 1,
-            causal: true,
-            allowed: AllowedLints::default(),
-        }
+        Self { scale, sparse_block_size: 1, causal: true, allowed: AllowedLints::default() }
     }
 
     /// Sets how many keys each entry of a list names (`sparseBlockSize`), 1 for the positions that an indexer gives.
@@ -147,15 +140,8 @@ impl KvQuantSparseFlashAttention {
             sparse_mode: if self.causal { 3 } else { 0 },
             ..QuantSparseFlashCall::default()
         };
-        let call = QuantSparseFlashCall {
-            attention_out: given.output(),
-            ..given
-        };
-        let tensors = LaunchTensors {
-            sequences,
-            inputs: &inputs,
-            out: None,
-        };
+        let call = QuantSparseFlashCall { attention_out: given.output(), ..given };
+        let tensors = LaunchTensors { sequences, inputs: &inputs, out: None };
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::KvQuantSparseFlashAttention(recorded);
@@ -174,22 +160,14 @@ impl KvQuantSparseFlashAttention {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let contents = [
-            &rules::CONTENTS,
-            &rules::ROWS_LEFT_OUT,
-            &rules::ROWS_WITHOUT_KEYS,
-        ];
+        let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
         let Some(out) = call.attention_out else {
             return Err(operation::no_elements(stand_in));
         };
-        let operation = QuantSparseFlashOperation {
-            sequences: sequences.clone(),
-            out,
-        };
+        let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
         let is_idle = problem.is_idle();
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(QuantSparseFlashPlan::new(prepared, operation))
     }
 }
@@ -207,11 +185,7 @@ impl<'a, T: Element, Q: RowElement> From<(&'a Tensor<T>, &'a Tensor<Q>, &'a Tens
 {
     /// Queries, each followed by its rotary part, rows of keys, and lists.
     fn from((query, rows, indices): (&'a Tensor<T>, &'a Tensor<Q>, &'a Tensor<i32>)) -> Self {
-        Self {
-            query,
-            rows,
-            indices,
-        }
+        Self { query, rows, indices }
     }
 }
 
@@ -251,10 +225,7 @@ struct LaunchTensors<'a, T: Element> {
 }
 
 impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         if let Some(out) = self.out {
             visit(Parameter::AttentionOut.into(), out)?;
         }
@@ -286,11 +257,7 @@ impl Operation for QuantSparseFlashOperation {
         inputs: &QuantSparseFlashInputs<'_, T>,
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            inputs,
-            out: Some(out),
-        };
+        let given = LaunchTensors { sequences: &self.sequences, inputs, out: Some(out) };
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

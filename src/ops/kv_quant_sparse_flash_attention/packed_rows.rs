@@ -71,20 +71,15 @@ impl RowElement for HiFloat8 {
 /// finite, for parts of keys, and for another number of rotary parts than of latents.
 pub fn packed_rows<T: Number, Q: RowElement>(latents: &[T], ropes: &[T]) -> Result<Vec<Q>> {
     if !T::DTYPE.is_half() {
-        return Err(Error::invalid("latents", T::DTYPE, "FLOAT16 or BF16")
-            .fix("convert latents and rotary parts"));
+        return Err(Error::invalid("latents", T::DTYPE, "FLOAT16 or BF16").fix("convert latents and rotary parts"));
     }
     let (of_latents, parts) = latents.as_chunks::<{ SparseFlashProblem::DIM }>();
     let (of_ropes, rope_parts) = ropes.as_chunks::<{ SparseFlashProblem::ROPE_DIM }>();
     let whole = parts.is_empty() && rope_parts.is_empty();
     if !whole || of_latents.len() != of_ropes.len() {
         let given = format_args!("{} elements and {} rotary ones", latents.len(), ropes.len());
-        return Err(Error::invalid(
-            "latents",
-            given,
-            "512 elements and 64 rotary ones of each key",
-        )
-        .fix("pass whole keys, and the rotary part of each"));
+        return Err(Error::invalid("latents", given, "512 elements and 64 rotary ones of each key")
+            .fix("pass whole keys, and the rotary part of each"));
     }
     let mut rows = room(of_latents.len().saturating_mul(PackedRow::BYTES))?;
     for (latent, rope) in of_latents.iter().zip(of_ropes) {
@@ -92,13 +87,11 @@ pub fn packed_rows<T: Number, Q: RowElement>(latents: &[T], ropes: &[T]) -> Resu
         for (tile, scale) in latent.chunks(PackedRow::TILE).zip(&mut scales) {
             let numbers = tile.iter().map(|element| element.to_f64() as f32);
             if let Some(number) = numbers.clone().find(|number| !number.is_finite()) {
-                return Err(Error::invalid("latents", number, "finite numbers")
-                    .fix("find out where the model overflows"));
+                return Err(
+                    Error::invalid("latents", number, "finite numbers").fix("find out where the model overflows")
+                );
             }
-            *scale = numbers
-                .clone()
-                .fold(0.0, |largest: f32, number| largest.max(number.abs()))
-                / Q::LARGEST;
+            *scale = numbers.clone().fold(0.0, |largest: f32, number| largest.max(number.abs())) / Q::LARGEST;
             let divisor = if *scale > 0.0 { *scale } else { 1.0 };
             rows.extend(numbers.map(|number| Q::nearest(number / divisor)));
         }

@@ -106,12 +106,7 @@ impl RingUpdate {
             .fix("merge parts of the same queries"));
         }
         let starts = starts(stream, rows)?;
-        let call = describe(
-            previous,
-            current,
-            rows,
-            starts.as_ref().map(|(_, tensor)| tensor),
-        );
+        let call = describe(previous, current, rows, starts.as_ref().map(|(_, tensor)| tensor));
         let planned = self.prepare(stream, &call, &starts, (previous, current));
         let parts = Launch::of(previous, current, None);
         record_refusal(planned, || {
@@ -146,8 +141,7 @@ impl RingUpdate {
             },
             allowed: self.allowed.clone(),
         };
-        let prepared =
-            PreparedCall::standing_in(context, call, version, false, stand_in, &fixed(starts))?;
+        let prepared = PreparedCall::standing_in(context, call, version, false, stand_in, &fixed(starts))?;
         let recorded = AnyArguments::RingAttentionUpdate(call.to_arguments());
         Ok(RingPlan::new(prepared, operation).recorded_as(recorded, version.number()))
     }
@@ -156,9 +150,7 @@ impl RingUpdate {
 /// The tensors that stay the same for all launches.
 fn fixed(starts: &Starts) -> Vec<(Parameter, &AnyTensor)> {
     let starts = starts.iter();
-    starts
-        .map(|(_, tensor)| (Parameter::ActualSeqQlen, &**tensor))
-        .collect()
+    starts.map(|(_, tensor)| (Parameter::ActualSeqQlen, &**tensor)).collect()
 }
 
 fn starts(stream: &Stream, rows: &StateRows) -> Result<Starts> {

@@ -47,31 +47,18 @@ impl<'a> Launch<'a> {
         merged: Option<&'a FlashOutput<T>>,
     ) -> Self {
         let part = |output: &'a FlashOutput<T>| Part(&output.attention, &output.softmax);
-        Self {
-            previous: part(previous),
-            current: part(current),
-            merged: merged.map(part),
-        }
+        Self { previous: part(previous), current: part(current), merged: merged.map(part) }
     }
 }
 
 impl Tensors<Parameter> for Launch<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         use Parameter as P;
         let merged = self.merged.as_ref();
         let merged = merged.map(|part| (part, [P::AttnOut, P::SoftmaxMax, P::SoftmaxSum]));
         let parts = [
-            (
-                &self.previous,
-                [P::PrevAttnOut, P::PrevSoftmaxMax, P::PrevSoftmaxSum],
-            ),
-            (
-                &self.current,
-                [P::CurAttnOut, P::CurSoftmaxMax, P::CurSoftmaxSum],
-            ),
+            (&self.previous, [P::PrevAttnOut, P::PrevSoftmaxMax, P::PrevSoftmaxSum]),
+            (&self.current, [P::CurAttnOut, P::CurSoftmaxMax, P::CurSoftmaxSum]),
         ];
         for (Part(attention, softmax), parameters) in merged.into_iter().chain(parts) {
             let tensors = [*attention, softmax.max(), softmax.sum()];
@@ -118,18 +105,10 @@ impl Operation for RingOperation {
 
 impl RingOperation {
     /// The sequences that the merged part has no keys for. Refuses parts of other rows.
-    fn keyless<T: Element>(
-        &self,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
-    ) -> Result<Keyless> {
+    fn keyless<T: Element>(&self, previous: &FlashOutput<T>, current: &FlashOutput<T>) -> Result<Keyless> {
         for (argument, part) in [("previous", previous), ("current", current)] {
             if part.softmax.rows() != &self.output.rows {
-                return Err(Error::not_as_planned(
-                    argument,
-                    part.softmax.rows(),
-                    &self.output.rows,
-                ));
+                return Err(Error::not_as_planned(argument, part.softmax.rows(), &self.output.rows));
             }
         }
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)

@@ -1,8 +1,6 @@
 //! The entry points of the operator: which one takes a call, its two phases, and which sequences it may lose.
 
-use ascend_spec::ops::ring_attention_update::{
-    Parameter, RingUpdateCall, Version, admits_keyless, rules,
-};
+use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, admits_keyless, rules};
 use ascend_spec::{Target, arguments_of_version, ring_attention_update_arguments};
 use ascend_sys::{Api, Library};
 
@@ -34,14 +32,12 @@ pub(super) fn choose(
     call.lint(&allowed.ids(lints_of::<Version>)?)?;
     if let Some((starts, _)) = starts {
         problem.admits_lengths(starts).map_err(|mut violation| {
-            violation.fix =
-                "compute both parts of tensors that end with the last sequence's rows".into();
+            violation.fix = "compute both parts of tensors that end with the last sequence's rows".into();
             violation
         })?;
     }
     let mut versions = Version::ALL.into_iter();
-    let installed =
-        versions.find(|&version| version >= oldest && phases_of(version).are_installed(api));
+    let installed = versions.find(|&version| version >= oldest && phases_of(version).are_installed(api));
     installed.ok_or_else(|| Error::OperatorVersion {
         needed: oldest.symbol(),
         why: match oldest {

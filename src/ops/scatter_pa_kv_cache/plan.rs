@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::scatter_pa_kv_cache::{
-    Argument, NORM, PA_NZ, Parameter, ScatterCall, Version,
-};
+use ascend_spec::ops::scatter_pa_kv_cache::{Argument, NORM, PA_NZ, Parameter, ScatterCall, Version};
 use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
@@ -38,9 +36,7 @@ impl CacheOrder {
             {
                 [blocks, block_size, heads, dim]
             }
-            (CacheOrder::Norm, &[blocks, 1, block_size, dim], &[_, 1, of])
-                if dim == of && block_size != 1 =>
-            {
+            (CacheOrder::Norm, &[blocks, 1, block_size, dim], &[_, 1, of]) if dim == of && block_size != 1 => {
                 [blocks, block_size, 1, dim]
             }
             _ => return Ok(cache.clone()),
@@ -68,37 +64,19 @@ pub struct ScatterInputs<'a, T: Element> {
     key_cache: &'a Tensor<T>,
 }
 
-type KeysAndValues<'a, T> = (
-    &'a Tensor<T>,
-    &'a Tensor<T>,
-    &'a SlotMapping,
-    &'a Tensor<T>,
-    &'a Tensor<T>,
-);
+type KeysAndValues<'a, T> = (&'a Tensor<T>, &'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>, &'a Tensor<T>);
 
 impl<'a, T: Element> From<KeysAndValues<'a, T>> for ScatterInputs<'a, T> {
     /// Key, value, slots, key cache and value cache.
     fn from((key, value, slots, key_cache, value_cache): KeysAndValues<'a, T>) -> Self {
-        Self {
-            key,
-            values: Some((value, value_cache)),
-            slots,
-            key_cache,
-        }
+        Self { key, values: Some((value, value_cache)), slots, key_cache }
     }
 }
 
-impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)>
-    for ScatterInputs<'a, T>
-{
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for ScatterInputs<'a, T> {
     /// Key, slots and key cache.
     fn from((key, slots, key_cache): (&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)) -> Self {
-        Self {
-            key,
-            values: None,
-            slots,
-            key_cache,
-        }
+        Self { key, values: None, slots, key_cache }
     }
 }
 
@@ -150,16 +128,8 @@ impl ScatterPaKvCache {
     /// tensors of different devices or slots that were checked for a larger cache. After that [`Error::Aclnn`],
     /// should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(
-        &self,
-        inputs: impl Into<ScatterInputs<'a, T>>,
-    ) -> Result<ScatterPlan> {
-        let ScatterInputs {
-            key,
-            values,
-            slots,
-            key_cache,
-        } = inputs.into();
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<ScatterInputs<'a, T>>) -> Result<ScatterPlan> {
+        let ScatterInputs { key, values, slots, key_cache } = inputs.into();
         let context = key.memory().context();
         slots.tensor().on("slot_mapping", context)?;
         key_cache.on("key_cache", context)?;
@@ -206,18 +176,13 @@ impl ScatterPaKvCache {
     ) -> Result<ScatterPlan> {
         let problem = call.check(context.soc()?)?;
         slots.fits(problem.slots())?;
-        let operation = ScatterOperation {
-            order: self.order,
-            slots: problem.slots(),
-            values: call.value.is_some(),
-        };
+        let operation = ScatterOperation { order: self.order, slots: problem.slots(), values: call.value.is_some() };
         let is_idle = problem.tokens == 0;
         if !is_idle {
             let api = context.runtime().api();
             phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
         }
-        let prepared =
-            PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
         Ok(ScatterPlan::new(prepared, operation))
     }
 }
@@ -234,10 +199,7 @@ struct LaunchTensors<'a> {
 }
 
 impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(
-        &'t self,
-        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
-    ) -> Result<()> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         visit(Parameter::KeyCache.into(), self.key_cache)?;
         if let Some((_, cache)) = self.values {
             visit(Parameter::ValueCache.into(), cache)?;
@@ -285,12 +247,7 @@ impl Operation for ScatterOperation {
         &self,
         plan: &ScatterPlan,
         queue: &impl Queue,
-        &ScatterInputs {
-            key,
-            values,
-            slots,
-            key_cache,
-        }: &ScatterInputs<'_, T>,
+        &ScatterInputs { key, values, slots, key_cache }: &ScatterInputs<'_, T>,
         (): &mut (),
     ) -> Result<()> {
         if values.is_some() != self.values {
@@ -298,11 +255,7 @@ impl Operation for ScatterOperation {
                 true => "keys and values",
                 false => "keys alone",
             };
-            return Err(Error::not_as_planned(
-                "value",
-                name(values.is_some()),
-                name(self.values),
-            ));
+            return Err(Error::not_as_planned("value", name(values.is_some()), name(self.values)));
         }
         slots.fits(self.slots)?;
         let key_cache = self.order.view(key_cache, key)?;
@@ -321,8 +274,6 @@ impl Operation for ScatterOperation {
     }
 
     fn describe(&self, _: &ScatterPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("cache_order", &self.order)
-            .field("slots", &self.slots)
-            .field("values", &self.values);
+        text.field("cache_order", &self.order).field("slots", &self.slots).field("values", &self.values);
     }
 }

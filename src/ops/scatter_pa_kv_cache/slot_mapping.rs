@@ -53,29 +53,19 @@ impl SlotMapping {
     /// # Errors
     /// As for [`SlotMapping::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a lint that overruns
     /// memory, `slot_mapping.range`.
-    pub fn allowing(
-        stream: &Stream,
-        mapping: &[i64],
-        slots: usize,
-        allowed: &[&'static str],
-    ) -> Result<Self> {
-        if let Some(overrun) =
-            (rules::RULES.iter()).find(|rule| rule.overruns && allowed.contains(&rule.id))
-        {
+    pub fn allowing(stream: &Stream, mapping: &[i64], slots: usize, allowed: &[&'static str]) -> Result<Self> {
+        if let Some(overrun) = (rules::RULES.iter()).find(|rule| rule.overruns && allowed.contains(&rule.id)) {
             return Err(Error::invalid(
                 "allowed",
                 format_args!("{}: {}", overrun.id, overrun.reach),
                 "lints that stay within the cache; `from_tensor_unchecked` is unsafe and takes any slots",
-            ).fix("give slots of the cache, or take the mapping by `from_tensor_unchecked`"));
+            )
+            .fix("give slots of the cache, or take the mapping by `from_tensor_unchecked`"));
         }
         check(mapping, slots, allowed)?;
         let tensor = stream.upload(mapping, [mapping.len()])?;
         tensor.freeze();
-        Ok(Self {
-            tensor: tensor.into(),
-            slots: Some(slots),
-            allowed: allowed.to_vec(),
-        })
+        Ok(Self { tensor: tensor.into(), slots: Some(slots), allowed: allowed.to_vec() })
     }
 
     /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. They are not checked.
@@ -84,11 +74,7 @@ impl SlotMapping {
     /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device
     /// writes a row wherever its slot would be.
     pub unsafe fn from_tensor_unchecked(tensor: impl Into<AnyTensor>) -> Self {
-        Self {
-            tensor: tensor.into(),
-            slots: None,
-            allowed: Vec::new(),
-        }
+        Self { tensor: tensor.into(), slots: None, allowed: Vec::new() }
     }
 
     /// Waits for a stream, then replaces the slots, in the same memory: for plans that are launched, and graphs that

@@ -7,9 +7,7 @@ use ascend_attention::attention::Inputs;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::geometry::{ContextShard, TokenTree};
 use ascend_attention::spec::{Cann, DType, Soc};
-use ascend_attention::{
-    CausalOrigin, FusedInferAttention, Layout, Machine, Mask, Runtime, SparseMode, Stream, f16,
-};
+use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Machine, Mask, Runtime, SparseMode, Stream, f16};
 
 use super::window;
 use crate::harness::reference::Logical;
@@ -23,67 +21,36 @@ fn attention_under_each_mask_sees_what_the_mask_says() {
     let at = |i: usize| i + keys - rows;
     let size = (rows, keys);
     attends(&stream, size, masks.bidirectional(), |_, _| true);
-    attends(&stream, size, masks.chunked_prefill().unwrap(), |i, j| {
-        j <= at(i)
-    });
-    attends(&stream, size, masks.pooling(true).unwrap(), |i, j| {
-        j <= at(i)
-    });
+    attends(&stream, size, masks.chunked_prefill().unwrap(), |i, j| j <= at(i));
+    attends(&stream, size, masks.pooling(true).unwrap(), |i, j| j <= at(i));
     for origin in [CausalOrigin::LeftUp, CausalOrigin::RightDown] {
         let end = |i| {
-            if origin == CausalOrigin::LeftUp {
-                i
-            } else {
-                at(i)
-            }
+            if origin == CausalOrigin::LeftUp { i } else { at(i) }
         };
         // The full mask is larger than the call: the square has grown for another.
         let _ = masks.causal_full(origin, 150, 150).unwrap();
         let full = masks.causal_full(origin, rows, keys).unwrap();
         assert!(full.tensor_bytes() > rows * keys);
         attends(&stream, size, full, |i, j| j <= end(i));
-        attends(&stream, size, masks.causal(origin).unwrap(), |i, j| {
-            j <= end(i)
-        });
+        attends(&stream, size, masks.causal(origin).unwrap(), |i, j| j <= end(i));
     }
     for w in [1, 2, 17, 100, 101] {
         let sees = |i: usize, j: usize| j <= at(i) && at(i) - j < w;
-        attends(
-            &stream,
-            size,
-            masks.sliding_window(window(w)).unwrap(),
-            sees,
-        );
-        let matrix = masks
-            .sliding_window_matrix(window(w), rows, keys, MaskForm::INT8)
-            .unwrap();
+        attends(&stream, size, masks.sliding_window(window(w)).unwrap(), sees);
+        let matrix = masks.sliding_window_matrix(window(w), rows, keys, MaskForm::INT8).unwrap();
         attends(&stream, size, Mask::all_mask(matrix), sees);
     }
-    attends(
-        &stream,
-        size,
-        masks.prefix(80, rows, keys).unwrap(),
-        |i, j| j < 80 || j <= at(i),
-    );
+    attends(&stream, size, masks.prefix(80, rows, keys).unwrap(), |i, j| j < 80 || j <= at(i));
     let chunk = NonZeroU64::new(16).unwrap();
     let local = masks.local(chunk, rows, keys).unwrap();
-    attends(&stream, size, local, |i, j| {
-        j <= at(i) && j / 16 == at(i) / 16
-    });
+    attends(&stream, size, local, |i, j| j <= at(i) && j / 16 == at(i) / 16);
     let shard = ContextShard::new(NonZeroU64::new(3).unwrap(), NonZeroU64::MIN, 2).unwrap();
     let rank = masks.context_parallel(&[shard.rows(1, 3)], 3, 2).unwrap();
     attends(&stream, (3, 2), rank, |i, j| 3 * j + 2 <= i + 1);
     let tree = TokenTree::new(&[-1, 0, 0, 2, 3, 1]).unwrap();
     let mask = masks.tree(&[tree.behind(20)], 6, 26).unwrap();
-    attends(&stream, (6, 26), mask, |i, j| {
-        j < 20 || tree.continues(i, j - 20)
-    });
-    let float = HostMask::from_fn(
-        rows,
-        keys,
-        MaskForm::lowest(DType::Bf16).unwrap(),
-        |i, j| (i + j) % 3 == 0,
-    );
+    attends(&stream, (6, 26), mask, |i, j| j < 20 || tree.continues(i, j - 20));
+    let float = HostMask::from_fn(rows, keys, MaskForm::lowest(DType::Bf16).unwrap(), |i, j| (i + j) % 3 == 0);
     let custom = masks.custom(&float.unwrap()).unwrap();
     attends(&stream, size, custom, |i, j| (i + j) % 3 == 0);
 }
@@ -106,53 +73,30 @@ fn attention_of_a_sequence_cut_between_two_cards_is_that_of_the_whole() {
     let (key, value) = (halves(2, 6 * dim), halves(3, 6 * dim));
     let query = halves(1, 5 * dim);
     let of = |rows: std::ops::Range<usize>, keys: usize, mask: Mask| {
-        let query = stream.upload(
-            &query[rows.start * dim..rows.end * dim],
-            [1, 1, rows.len(), dim],
-        );
-        let keys = |data: &[f16]| {
-            stream
-                .upload(&data[..keys * dim], [1, 1, keys, dim])
-                .unwrap()
-        };
+        let query = stream.upload(&query[rows.start * dim..rows.end * dim], [1, 1, rows.len(), dim]);
+        let keys = |data: &[f16]| stream.upload(&data[..keys * dim], [1, 1, keys, dim]).unwrap();
         let (query, key, value) = (query.unwrap(), keys(&key), keys(&value));
-        let plan = FusedInferAttention::new(Layout::Bnsd)
-            .scale(1.0)
-            .mask(mask)
-            .plan((&query, &key, &value))
-            .unwrap();
+        let plan = FusedInferAttention::new(Layout::Bnsd).scale(1.0).mask(mask).plan((&query, &key, &value)).unwrap();
         let mut output = poisoned(&plan, &stream);
-        plan.launch_into(&stream, (&query, &key, &value), &mut output)
-            .unwrap();
+        plan.launch_into(&stream, (&query, &key, &value), &mut output).unwrap();
         output.attention.download(&stream).unwrap()
     };
     let causal = |origin| masks.causal(origin).unwrap();
     // Mode 7: 4 rows of 6 keys, cut to 2 and 2.
     let right = CausalOrigin::RightDown;
     let whole = of(0..4, 6, causal(right));
-    let parts = [
-        of(0..2, 6, masks.band(6, -2).unwrap()),
-        of(2..4, 6, causal(right)),
-    ];
+    let parts = [of(0..2, 6, masks.band(6, -2).unwrap()), of(2..4, 6, causal(right))];
     same(&parts.concat(), &whole);
     // Mode 8: 5 rows of 4 keys, cut to 2 and 3.
     let left = CausalOrigin::LeftUp;
     let whole = of(0..5, 4, causal(left));
-    let parts = [
-        of(0..2, 4, causal(left)),
-        of(2..5, 4, masks.band(4, 1).unwrap()),
-    ];
+    let parts = [of(0..2, 4, causal(left)), of(2..5, 4, masks.band(4, 1).unwrap())];
     same(&parts.concat(), &whole);
 }
 
 /// Rows that a call with rotary parts and a mask computes; queries of `rows` and keys of `keys` a sequence, padded or
 /// packed.
-fn with_rotary_parts(
-    stream: &Stream,
-    layout: Layout,
-    (rows, keys): (&[usize], &[usize]),
-    mask: Mask,
-) -> Vec<f16> {
+fn with_rotary_parts(stream: &Stream, layout: Layout, (rows, keys): (&[usize], &[usize]), mask: Mask) -> Vec<f16> {
     let (heads, packed) = (2, layout.is_packed());
     let tensor = |seed, lengths: &[usize], dim: usize| {
         let longest = lengths.iter().copied().max().unwrap();
@@ -209,16 +153,8 @@ fn masks_of_drafts_alone_show_what_full_masks_of_the_trees_show() {
     let contexts = [33, 130, 5];
     let each: Vec<&TokenTree> = trees.iter().collect();
     let rows: Vec<usize> = trees.iter().map(TokenTree::len).collect();
-    let keys: Vec<usize> = rows
-        .iter()
-        .zip(contexts)
-        .map(|(len, context)| len + context)
-        .collect();
-    let behind: Vec<_> = trees
-        .iter()
-        .zip(contexts)
-        .map(|(tree, context)| tree.behind(context as u64))
-        .collect();
+    let keys: Vec<usize> = rows.iter().zip(contexts).map(|(len, context)| len + context).collect();
+    let behind: Vec<_> = trees.iter().zip(contexts).map(|(tree, context)| tree.behind(context as u64)).collect();
     let full = || device.masks().tree(&behind, 7, 134).unwrap();
     for (layout, drafts) in [
         (Layout::Bsnd, device.masks().drafts(&each, 7).unwrap()),
@@ -226,24 +162,12 @@ fn masks_of_drafts_alone_show_what_full_masks_of_the_trees_show() {
     ] {
         assert_eq!(drafts.sparse_mode(), SparseMode::Tree);
         let shape = drafts.tensor().unwrap().shape().to_vec();
-        assert_eq!(
-            shape,
-            if layout == Layout::Tnd {
-                vec![49 + 16 + 1]
-            } else {
-                vec![3, 7, 7]
-            }
-        );
+        assert_eq!(shape, if layout == Layout::Tnd { vec![49 + 16 + 1] } else { vec![3, 7, 7] });
         let lengths = (&rows[..], &keys[..]);
         let by_drafts = with_rotary_parts(&stream, layout, lengths, drafts);
         let by_all = with_rotary_parts(&stream, layout, lengths, full());
         assert_eq!(by_drafts, by_all, "{layout}");
-        let seen = with_rotary_parts(
-            &stream,
-            layout,
-            lengths,
-            device.masks().causal(CausalOrigin::RightDown).unwrap(),
-        );
+        let seen = with_rotary_parts(&stream, layout, lengths, device.masks().causal(CausalOrigin::RightDown).unwrap());
         assert_ne!(by_drafts, seen, "{layout}: the trees branch");
     }
 }

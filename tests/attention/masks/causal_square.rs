@@ -11,9 +11,7 @@ fn a_few_rows_over_many_keys_make_no_square_of_the_keys() {
     for origin in [CausalOrigin::RightDown, CausalOrigin::LeftUp] {
         let mask = masks.causal_full(origin, 3, 65_536).unwrap();
         assert_eq!(mask.tensor_bytes(), 3 * 65_536);
-        let view = masks
-            .causal_view(origin, 5, 40_000, MaskForm::BOOL)
-            .unwrap();
+        let view = masks.causal_view(origin, 5, 40_000, MaskForm::BOOL).unwrap();
         assert!(view.shape() == [5, 40_000] && view.is_contiguous());
         let first = |i: usize| match origin {
             CausalOrigin::RightDown => i + 40_000 - 5,

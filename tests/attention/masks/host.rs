@@ -25,14 +25,8 @@ fn rows_that_see_nothing_are_refused_where_they_would_be_nan() {
     let flags = masked(MaskForm::INT8).unwrap();
     assert_eq!(flags.fully_masked_rows().collect::<Vec<_>>(), [(0, 1)]);
     assert!(flags.convert(infinite).is_err());
-    let lowest = flags
-        .convert(MaskForm::lowest(DType::Float16).unwrap())
-        .unwrap();
-    assert_eq!(
-        lowest.bytes()[4..8],
-        [0xff, 0xfb, 0xff, 0xfb],
-        "-65504, twice"
-    );
+    let lowest = flags.convert(MaskForm::lowest(DType::Float16).unwrap()).unwrap();
+    assert_eq!(lowest.bytes()[4..8], [0xff, 0xfb, 0xff, 0xfb], "-65504, twice");
 }
 
 #[test]
@@ -43,10 +37,7 @@ fn each_sequence_of_a_stack_has_rows_of_its_own() {
     assert_eq!(stack.bytes(), [0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]);
     let infinite = MaskForm::infinite(DType::Float16).unwrap();
     let masked = HostMask::stack_from_fn(2, 1, 3, infinite, |b, _, _| b == 0).unwrap_err();
-    assert!(
-        masked.to_string().contains("row 0 of sequence 1"),
-        "{masked}"
-    );
+    assert!(masked.to_string().contains("row 0 of sequence 1"), "{masked}");
     assert!(HostMask::stack_from_fn(usize::MAX, 2, 2, infinite, |_, _, _| true).is_err());
 }
 
@@ -54,18 +45,9 @@ fn each_sequence_of_a_stack_has_rows_of_its_own() {
 fn sizes_without_bound_are_refused_before_memory_is_asked_for() {
     let stream = stream();
     let masks = stream.device().masks();
-    let refused = masks
-        .causal_matrix(CausalOrigin::LeftUp, 1 << 20, 1 << 20, MaskForm::BOOL)
-        .unwrap_err();
-    assert!(
-        refused.to_string().contains("sparse modes 2, 3 and 4"),
-        "{refused}"
-    );
-    assert!(
-        masks
-            .causal_full(CausalOrigin::RightDown, usize::MAX, usize::MAX)
-            .is_err()
-    );
+    let refused = masks.causal_matrix(CausalOrigin::LeftUp, 1 << 20, 1 << 20, MaskForm::BOOL).unwrap_err();
+    assert!(refused.to_string().contains("sparse modes 2, 3 and 4"), "{refused}");
+    assert!(masks.causal_full(CausalOrigin::RightDown, usize::MAX, usize::MAX).is_err());
     assert!(HostMask::from_fn(usize::MAX, 2, MaskForm::INT8, |_, _| true).is_err());
     assert!(masks.causal(CausalOrigin::LeftUp).is_ok());
 }

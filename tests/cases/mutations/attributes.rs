@@ -31,12 +31,7 @@ fn each(
         if *of(&mut call.plain) != value {
             *of(&mut call.plain) = value;
             let detail = value.to_string();
-            visit(Mutation {
-                field,
-                kind: "value",
-                detail,
-                call,
-            });
+            visit(Mutation { field, kind: "value", detail, call });
         }
     }
 }
@@ -47,28 +42,12 @@ fn heads(case: &Case, visit: &mut dyn FnMut(Mutation)) {
     let held = if kv == 0 { n } else { kv };
     // BSH does not say how many heads there are: with as many for key and query, another number is another call.
     let hidden = case.query.shape[case.query.shape.rank() - 1];
-    let another =
-        |heads: i64| case.query.shape.rank() == 3 && !case.packed && kv == 0 && hidden % heads == 0;
-    let values = [n + 1, n - 1, 2 * n, 257, 512]
-        .into_iter()
-        .filter(|&heads| heads < 1 || !another(heads));
-    each(
-        case,
-        "num_heads",
-        |call| &mut call.num_heads,
-        WILD.into_iter().chain([0]).chain(values),
-        visit,
-    );
+    let another = |heads: i64| case.query.shape.rank() == 3 && !case.packed && kv == 0 && hidden % heads == 0;
+    let values = [n + 1, n - 1, 2 * n, 257, 512].into_iter().filter(|&heads| heads < 1 || !another(heads));
+    each(case, "num_heads", |call| &mut call.num_heads, WILD.into_iter().chain([0]).chain(values), visit);
     let values = [held + 1, held - 1, 2 * held, n + 1, 0].into_iter();
-    let values = values
-        .filter(|&heads| (heads != 0 || held != n) && heads != held && (heads != 0 || kv != n));
-    each(
-        case,
-        "num_key_value_heads",
-        |call| &mut call.num_key_value_heads,
-        WILD.into_iter().chain(values),
-        visit,
-    );
+    let values = values.filter(|&heads| (heads != 0 || held != n) && heads != held && (heads != 0 || kv != n));
+    each(case, "num_key_value_heads", |call| &mut call.num_key_value_heads, WILD.into_iter().chain(values), visit);
 }
 
 fn modes(case: &Case, visit: &mut dyn FnMut(Mutation)) {
@@ -83,25 +62,9 @@ fn modes(case: &Case, visit: &mut dyn FnMut(Mutation)) {
     } else if !case.compressed {
         sparse.extend(2..=4);
     }
-    each(
-        case,
-        "sparse_mode",
-        |call| &mut call.sparse_mode,
-        sparse,
-        visit,
-    );
-    let precise: &[i64] = if case.route == Route::Decode {
-        &[2, 3, 4, 5]
-    } else {
-        &[4, 5, 6]
-    };
-    each(
-        case,
-        "inner_precise",
-        |call| &mut call.inner_precise,
-        WILD.iter().chain(precise).copied(),
-        visit,
-    );
+    each(case, "sparse_mode", |call| &mut call.sparse_mode, sparse, visit);
+    let precise: &[i64] = if case.route == Route::Decode { &[2, 3, 4, 5] } else { &[4, 5, 6] };
+    each(case, "inner_precise", |call| &mut call.inner_precise, WILD.iter().chain(precise).copied(), visit);
     if call.block_table.is_some() {
         let bs = call.block_size;
         each(
@@ -121,47 +84,16 @@ fn modes(case: &Case, visit: &mut dyn FnMut(Mutation)) {
         visit,
     );
     let split = quantised && call.key_antiquant_scale.is_some();
-    let wrong = |mode: i64| {
-        WILD.into_iter()
-            .chain((0..=8).filter(move |&other| other != mode && (split || other != 0)))
-    };
-    each(
-        case,
-        "key_antiquant_mode",
-        |call| &mut call.key_antiquant_mode,
-        wrong(call.key_antiquant_mode),
-        visit,
-    );
-    each(
-        case,
-        "value_antiquant_mode",
-        |call| &mut call.value_antiquant_mode,
-        wrong(call.value_antiquant_mode),
-        visit,
-    );
-    each(
-        case,
-        "query_quant_mode",
-        |call| &mut call.query_quant_mode,
-        WILD.into_iter().chain(0..=8),
-        visit,
-    );
-    each(
-        case,
-        "pse_type",
-        |call| &mut call.pse_type,
-        WILD.into_iter().chain(1..=4),
-        visit,
-    );
+    let wrong =
+        |mode: i64| WILD.into_iter().chain((0..=8).filter(move |&other| other != mode && (split || other != 0)));
+    each(case, "key_antiquant_mode", |call| &mut call.key_antiquant_mode, wrong(call.key_antiquant_mode), visit);
+    each(case, "value_antiquant_mode", |call| &mut call.value_antiquant_mode, wrong(call.value_antiquant_mode), visit);
+    each(case, "query_quant_mode", |call| &mut call.query_quant_mode, WILD.into_iter().chain(0..=8), visit);
+    each(case, "pse_type", |call| &mut call.pse_type, WILD.into_iter().chain(1..=4), visit);
     if call.softmax_lse.is_none() {
         let mut call = case.call.clone();
         call.plain.softmax_lse_flag = true;
-        visit(Mutation {
-            field: "softmax_lse_flag",
-            kind: "value",
-            detail: "true".into(),
-            call,
-        });
+        visit(Mutation { field: "softmax_lse_flag", kind: "value", detail: "true".into(), call });
     }
 }
 
@@ -176,20 +108,8 @@ fn tokens(case: &Case, visit: &mut dyn FnMut(Mutation)) {
         let last = if case.window { -other - 1 } else { -1 };
         vec![i64::MIN, -(1 << 40), last]
     };
-    each(
-        case,
-        "pre_tokens",
-        |call| &mut call.pre_tokens,
-        values(call.next_tokens),
-        visit,
-    );
-    each(
-        case,
-        "next_tokens",
-        |call| &mut call.next_tokens,
-        values(call.pre_tokens),
-        visit,
-    );
+    each(case, "pre_tokens", |call| &mut call.pre_tokens, values(call.next_tokens), visit);
+    each(case, "next_tokens", |call| &mut call.next_tokens, values(call.pre_tokens), visit);
 }
 
 fn layouts(case: &Case, visit: &mut dyn FnMut(Mutation)) {
@@ -204,12 +124,7 @@ fn layouts(case: &Case, visit: &mut dyn FnMut(Mutation)) {
         let mut call = case.call.clone();
         if call.plain.input_layout != name {
             call.plain.input_layout = name;
-            visit(Mutation {
-                field: "input_layout",
-                kind: "value",
-                detail: name.into(),
-                call,
-            });
+            visit(Mutation { field: "input_layout", kind: "value", detail: name.into(), call });
         }
     }
 }
@@ -217,10 +132,7 @@ fn layouts(case: &Case, visit: &mut dyn FnMut(Mutation)) {
 /// Whether a layout makes a right call of these shapes as well.
 fn call_order(case: &Case, name: &str) -> bool {
     let heads = case.call.plain.num_heads;
-    name == "BNSD_BSND"
-        && case.call.plain.input_layout == "BNSD"
-        && heads == case.rows
-        && case.rows > 1
+    name == "BNSD_BSND" && case.call.plain.input_layout == "BNSD" && heads == case.rows && case.rows > 1
         || name == "BNSD" && case.call.plain.input_layout == "BNSD_BSND" && heads == case.rows
 }
 
@@ -229,12 +141,7 @@ type Array = fn(&mut Call) -> &mut Option<Vec<i64>>;
 fn lengths(case: &Case, visit: &mut dyn FnMut(Mutation)) {
     let batch = case.batch as usize;
     let arrays: [(&'static str, Array, i64, bool); 2] = [
-        (
-            "actual_seq_lengths",
-            |call| &mut call.actual_seq_lengths,
-            case.rows,
-            case.packed,
-        ),
+        ("actual_seq_lengths", |call| &mut call.actual_seq_lengths, case.rows, case.packed),
         (
             "actual_seq_lengths_kv",
             |call| &mut call.actual_seq_lengths_kv,
@@ -248,12 +155,7 @@ fn lengths(case: &Case, visit: &mut dyn FnMut(Mutation)) {
             let mut call = case.call.clone();
             let detail = format!("{array:?}");
             *of(&mut call) = array;
-            visit(Mutation {
-                field,
-                kind,
-                detail,
-                call,
-            });
+            visit(Mutation { field, kind, detail, call });
         };
         let paged = field == "actual_seq_lengths_kv" && case.cache.is_some();
         if case.packed || paged {
@@ -293,23 +195,12 @@ fn lengths(case: &Case, visit: &mut dyn FnMut(Mutation)) {
     let wrong = if prefix == 0 {
         vec![vec![1], vec![0, 0]]
     } else {
-        vec![
-            vec![-1],
-            vec![prefix + 1],
-            vec![i64::MAX],
-            vec![i64::MIN],
-            vec![1, 1],
-        ]
+        vec![vec![-1], vec![prefix + 1], vec![i64::MAX], vec![i64::MIN], vec![1, 1]]
     };
     for array in wrong {
         let mut call = case.call.clone();
         call.actual_shared_prefix_len = Some(array.clone());
         let detail = format!("{array:?}");
-        visit(Mutation {
-            field: "actual_shared_prefix_len",
-            kind: "value",
-            detail,
-            call,
-        });
+        visit(Mutation { field: "actual_shared_prefix_len", kind: "value", detail, call });
     }
 }

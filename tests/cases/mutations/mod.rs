@@ -56,27 +56,19 @@ pub struct Mutation {
 
 impl Case {
     fn new(name: String, call: Call) -> Self {
-        let cache = call
-            .plain
-            .block_table
-            .map(|_| match call.key[0].shape.rank() {
-                3 => Cache::BnBsH,
-                4 => Cache::BnNBsD,
-                _ => Cache::Nz,
-            });
-        let of_prefix = call.plain.key_shared_prefix.map_or(0, |prefix| {
-            prefix.shape[if call.plain.input_layout.starts_with("BN") {
-                2
-            } else {
-                1
-            }]
+        let cache = call.plain.block_table.map(|_| match call.key[0].shape.rank() {
+            3 => Cache::BnBsH,
+            4 => Cache::BnNBsD,
+            _ => Cache::Nz,
         });
+        let of_prefix = call
+            .plain
+            .key_shared_prefix
+            .map_or(0, |prefix| prefix.shape[if call.plain.input_layout.starts_with("BN") { 2 } else { 1 }]);
         let bs = call.plain.block_size;
         call.resolved(|checked| {
             let problem = &checked.problem;
-            let lens: Vec<i64> = (0..problem.batch)
-                .map(|b| problem.kv_len(b) as i64)
-                .collect();
+            let lens: Vec<i64> = (0..problem.batch).map(|b| problem.kv_len(b) as i64).collect();
             let longest = lens.iter().copied().max().unwrap_or(0);
             let key_rows = problem.key_rows as i64;
             let decode = checked.route == Route::Decode;
@@ -100,8 +92,7 @@ impl Case {
                 key_rows,
                 dim: problem.head_dim as i64,
                 rope: problem.rope_dim > 0,
-                antiquant: problem.key_quantisation.is_some()
-                    && problem.query_quantisation.is_none(),
+                antiquant: problem.key_quantisation.is_some() && problem.query_quantisation.is_none(),
                 compressed: problem.mask == MaskUse::Compressed,
                 window: call.plain.sparse_mode == 4
                     || call.plain.sparse_mode == 0
@@ -141,16 +132,12 @@ fn cases() -> Vec<Case> {
             }
         }
     }
-    cases
-        .into_iter()
-        .map(|(name, call)| Case::new(name, call))
-        .collect()
+    cases.into_iter().map(|(name, call)| Case::new(name, call)).collect()
 }
 
 /// The rows of a table that are about one field made wrong in one way.
 fn is(row: &(&str, &str), field: &str, kind: &str) -> bool {
-    row.0.split_whitespace().any(|name| name == field)
-        && row.1.split_whitespace().any(|name| name == kind)
+    row.0.split_whitespace().any(|name| name == field) && row.1.split_whitespace().any(|name| name == kind)
 }
 
 /// The ids that may answer for a field made wrong in one way.
@@ -173,40 +160,22 @@ fn a_wrong_field_is_refused_under_its_name() {
         };
         let mut visit = |mutation: Mutation| {
             tried += 1;
-            let Mutation {
-                field,
-                kind,
-                detail,
-                call,
-            } = mutation;
+            let Mutation { field, kind, detail, call } = mutation;
             fields.insert((field, kind));
-            let allowed = table
-                .entry((field, kind))
-                .or_insert_with(|| answers(field, kind));
+            let allowed = table.entry((field, kind)).or_insert_with(|| answers(field, kind));
             let answer = call.answer();
             let given: Vec<&str> = match &answer {
                 Answer::Rule(id) => vec![id],
                 Answer::Unsupported(_) => vec!["unsupported"],
                 // A refusal of the call before the change is no answer to it.
-                Answer::Lints(lints) => lints
-                    .iter()
-                    .copied()
-                    .filter(|lint| !before.contains(lint))
-                    .collect(),
+                Answer::Lints(lints) => lints.iter().copied().filter(|lint| !before.contains(lint)).collect(),
             };
-            let mut answering = given
-                .iter()
-                .copied()
-                .filter(|id| allowed.contains(id))
-                .peekable();
+            let mut answering = given.iter().copied().filter(|id| allowed.contains(id)).peekable();
             if answering.peek().is_some() {
                 hit.extend(answering.map(|id| (field, kind, id)));
             } else {
                 let first = || (0, format!("{} {detail}", case.name));
-                wrong
-                    .entry(format!("{field} {kind}: {answer:?}"))
-                    .or_insert_with(first)
-                    .0 += 1;
+                wrong.entry(format!("{field} {kind}: {answer:?}")).or_insert_with(first).0 += 1;
             }
         };
         tensors::mutate(case, &mut visit);
@@ -222,22 +191,13 @@ fn a_wrong_field_is_refused_under_its_name() {
     for (what, (count, first)) in &wrong {
         println!("{what}: {count}, the first is {first}");
     }
-    assert!(
-        wrong.is_empty(),
-        "{} kinds of wrong calls are not answered under their field",
-        wrong.len()
-    );
+    assert!(wrong.is_empty(), "{} kinds of wrong calls are not answered under their field", wrong.len());
     // With the larger collection, no answer of the table is there for nothing.
     if cases.len() >= 135 {
         for (fields, kinds, answers) in TABLE {
             for id in answers.split_whitespace() {
-                let here = |&(field, kind, by): &(&str, &str, &str)| {
-                    by == id && is(&(fields, kinds), field, kind)
-                };
-                assert!(
-                    hit.iter().any(here),
-                    "{id} never answers for {fields} {kinds}"
-                );
+                let here = |&(field, kind, by): &(&str, &str, &str)| by == id && is(&(fields, kinds), field, kind);
+                assert!(hit.iter().any(here), "{id} never answers for {fields} {kinds}");
             }
         }
     }
@@ -248,10 +208,7 @@ fn a_wrong_field_is_refused_under_its_name() {
 
 #[test]
 fn the_table_names_what_exists() {
-    let ids: BTreeSet<&str> = rules::all()
-        .map(|rule| rule.id)
-        .chain(["unsupported"])
-        .collect();
+    let ids: BTreeSet<&str> = rules::all().map(|rule| rule.id).chain(["unsupported"]).collect();
     for (field, kind, answers) in TABLE {
         for id in answers.split_whitespace() {
             assert!(ids.contains(id), "{field} {kind}: {id}");

@@ -27,16 +27,8 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         key.list_batch key.list_length actual_seq_lengths_kv.count atten_mask.full_shape rope.layout \
         learnable_sink.head_dim shape.countable",
     ),
-    (
-        "key",
-        "dtype",
-        "dtype.registered value.dtype_of_key head_dim.aligned mla.quantised_cache",
-    ),
-    (
-        "key value",
-        "count",
-        "key.list_ignored key.list_length packed.alone ",
-    ),
+    ("key", "dtype", "dtype.registered value.dtype_of_key head_dim.aligned mla.quantised_cache"),
+    ("key value", "count", "key.list_ignored key.list_length packed.alone "),
     (
         "key value",
         "rank",
@@ -56,70 +48,26 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "actual_seq_lengths_kv.range atten_mask.full_shape pse_shift.shape \
         antiquant.scale_shape",
     ),
-    (
-        "value",
-        "dtype",
-        "dtype.registered value.dtype_of_key rope.dtype",
-    ),
-    (
-        "value",
-        "empty longer shorter",
-        "attention_out.shape unsupported",
-    ),
+    ("value", "dtype", "dtype.registered value.dtype_of_key rope.dtype"),
+    ("value", "empty longer shorter", "attention_out.shape unsupported"),
     (
         "attention_out",
         "dtype",
         "dtype.registered attention_out.dtype quant_scale2.required quant_scale2.unused \
         quant.half_output mla.output packed.alone head_dim.aligned",
     ),
-    (
-        "attention_out",
-        "empty longer shorter rank",
-        "attention_out.shape attention_out.shape_unchecked shape.countable",
-    ),
-    (
-        "softmax_lse",
-        "null",
-        "softmax_lse.required softmax_lse.unchecked",
-    ),
-    (
-        "softmax_lse",
-        "dtype",
-        "softmax_lse.dtype softmax_lse.unchecked",
-    ),
-    (
-        "softmax_lse",
-        "empty longer shorter rank",
-        "softmax_lse.shape softmax_lse.unchecked shape.countable",
-    ),
-    (
-        "query key value attention_out softmax_lse atten_mask",
-        "negative",
-        "shape.countable",
-    ),
-    (
-        "query key value attention_out softmax_lse atten_mask",
-        "strided",
-        "tensor.strided",
-    ),
-    (
-        "query key value attention_out atten_mask pse_shift",
-        "format",
-        "format.plain",
-    ),
+    ("attention_out", "empty longer shorter rank", "attention_out.shape attention_out.shape_unchecked shape.countable"),
+    ("softmax_lse", "null", "softmax_lse.required softmax_lse.unchecked"),
+    ("softmax_lse", "dtype", "softmax_lse.dtype softmax_lse.unchecked"),
+    ("softmax_lse", "empty longer shorter rank", "softmax_lse.shape softmax_lse.unchecked shape.countable"),
+    ("query key value attention_out softmax_lse atten_mask", "negative", "shape.countable"),
+    ("query key value attention_out softmax_lse atten_mask", "strided", "tensor.strided"),
+    ("query key value attention_out atten_mask pse_shift", "format", "format.plain"),
     // Mask and bias.
-    (
-        "atten_mask",
-        "null",
-        "atten_mask.required packed.sparse_mode mla.sparse_mode",
-    ),
+    ("atten_mask", "null", "atten_mask.required packed.sparse_mode mla.sparse_mode"),
     ("atten_mask", "given", "packed.sparse_mode mla.sparse_mode"),
     ("atten_mask", "dtype", "dtype.registered"),
-    (
-        "atten_mask",
-        "empty",
-        "atten_mask.required mla.sparse_mode tokens.without_mask",
-    ),
+    ("atten_mask", "empty", "atten_mask.required mla.sparse_mode tokens.without_mask"),
     (
         "atten_mask",
         "longer shorter rank",
@@ -128,28 +76,16 @@ pub const TABLE: &[(&str, &str, &str)] = &[
     ),
     ("pse_shift", "given", "packed.alone mla.alone"),
     ("pse_shift", "dtype", "dtype.registered pse_shift.dtype"),
-    (
-        "pse_shift",
-        "longer shorter negative rank",
-        "pse_shift.shape",
-    ),
+    ("pse_shift", "longer shorter negative rank", "pse_shift.shape"),
     // Pages.
-    (
-        "block_table",
-        "null",
-        "key.rank key.batch key.list_length num_key_value_heads.key mla.paged ",
-    ),
+    ("block_table", "null", "key.rank key.batch key.list_length num_key_value_heads.key mla.paged "),
     (
         "block_table",
         "given",
         "block_size.prefill block_size.decode actual_seq_lengths_kv.range shared_prefix.alone \
         padding_size.alone attention_out.shape",
     ),
-    (
-        "block_table",
-        "dtype rank longer",
-        "block_table.shape block_table.empty",
-    ),
+    ("block_table", "dtype rank longer", "block_table.shape block_table.empty"),
     (
         "block_table",
         "empty negative shorter rank",
@@ -169,11 +105,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "padding_size.lengths padding_size.alone padding_size.decode \
         mla.alone",
     ),
-    (
-        "query_padding_size kv_padding_size",
-        "rank empty longer negative",
-        "padding_size.shape",
-    ),
+    ("query_padding_size kv_padding_size", "rank empty longer negative", "padding_size.shape"),
     // Shared prefix.
     (
         "key_shared_prefix value_shared_prefix",
@@ -181,104 +113,36 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "shared_prefix.pair padding_size.alone padding_size.decode \
         mla.alone",
     ),
-    (
-        "key_shared_prefix value_shared_prefix",
-        "dtype",
-        "shared_prefix.dtype unsupported",
-    ),
-    (
-        "key_shared_prefix value_shared_prefix",
-        "rank empty longer shorter negative",
-        "shared_prefix.shape",
-    ),
-    (
-        "actual_shared_prefix_len",
-        "value",
-        "shared_prefix.length mla.alone",
-    ),
+    ("key_shared_prefix value_shared_prefix", "dtype", "shared_prefix.dtype unsupported"),
+    ("key_shared_prefix value_shared_prefix", "rank empty longer shorter negative", "shared_prefix.shape"),
+    ("actual_shared_prefix_len", "value", "shared_prefix.length mla.alone"),
     // Rotary parts and sink.
     ("query_rope key_rope", "null given", "rope.pair"),
     ("query_rope key_rope", "dtype", "rope.dtype"),
-    (
-        "query_rope",
-        "rank empty longer shorter negative",
-        "rope.shape rope.absorbed_dims rope.prefill_dims",
-    ),
-    (
-        "key_rope",
-        "rank empty longer shorter negative",
-        "mla.cache rope.prefill_dims",
-    ),
-    (
-        "learnable_sink",
-        "given",
-        "learnable_sink.layout learnable_sink.head_dim",
-    ),
+    ("query_rope", "rank empty longer shorter negative", "rope.shape rope.absorbed_dims rope.prefill_dims"),
+    ("key_rope", "rank empty longer shorter negative", "mla.cache rope.prefill_dims"),
+    ("learnable_sink", "given", "learnable_sink.layout learnable_sink.head_dim"),
     ("learnable_sink", "dtype", "learnable_sink.dtype"),
-    (
-        "learnable_sink",
-        "rank longer shorter negative",
-        "learnable_sink.shape",
-    ),
+    ("learnable_sink", "rank longer shorter negative", "learnable_sink.shape"),
     // Quantised query and output.
-    (
-        "deq_scale1 quant_scale1 deq_scale2",
-        "null empty negative",
-        "quant.int8_query",
-    ),
-    (
-        "deq_scale1 quant_scale1 deq_scale2",
-        "given",
-        "quant.half_query mla.alone",
-    ),
+    ("deq_scale1 quant_scale1 deq_scale2", "null empty negative", "quant.int8_query"),
+    ("deq_scale1 quant_scale1 deq_scale2", "given", "quant.half_query mla.alone"),
     ("quant_scale2", "null", "quant_scale2.required"),
-    (
-        "quant_scale2 quant_offset2",
-        "given",
-        "quant_scale2.unused quant.half_output mla.alone",
-    ),
-    (
-        "quant_scale2",
-        "dtype",
-        "quant_scale2.dtype quant_offset2.like_scale",
-    ),
-    (
-        "quant_scale2",
-        "rank empty longer shorter negative",
-        "quant_scale2.size quant_offset2.like_scale",
-    ),
-    (
-        "quant_offset2",
-        "dtype rank empty longer shorter negative",
-        "quant_offset2.like_scale",
-    ),
-    (
-        "dequant_scale_query",
-        "given",
-        "dequant_scale_query.unused mla.alone",
-    ),
-    (
-        "query_quant_mode",
-        "value",
-        "dequant_scale_query.unused mla.alone",
-    ),
+    ("quant_scale2 quant_offset2", "given", "quant_scale2.unused quant.half_output mla.alone"),
+    ("quant_scale2", "dtype", "quant_scale2.dtype quant_offset2.like_scale"),
+    ("quant_scale2", "rank empty longer shorter negative", "quant_scale2.size quant_offset2.like_scale"),
+    ("quant_offset2", "dtype rank empty longer shorter negative", "quant_offset2.like_scale"),
+    ("dequant_scale_query", "given", "dequant_scale_query.unused mla.alone"),
+    ("query_quant_mode", "value", "dequant_scale_query.unused mla.alone"),
     // Quantised keys and values.
     ("antiquant_scale", "null", "antiquant.scale_required"),
-    (
-        "key_antiquant_scale value_antiquant_scale key_antiquant_offset value_antiquant_offset",
-        "null",
-        "antiquant.pair",
-    ),
+    ("key_antiquant_scale value_antiquant_scale key_antiquant_offset value_antiquant_offset", "null", "antiquant.pair"),
     (
         "antiquant_scale key_antiquant_scale value_antiquant_scale antiquant_offset key_rope_antiquant_scale",
         "given",
         "antiquant.unused mla.alone",
     ),
-    (
-        "key_antiquant_offset value_antiquant_offset",
-        "given",
-        "antiquant.pair antiquant.unused mla.alone",
-    ),
+    ("key_antiquant_offset value_antiquant_offset", "given", "antiquant.pair antiquant.unused mla.alone"),
     (
         "antiquant_scale key_antiquant_scale value_antiquant_scale",
         "dtype",
@@ -294,11 +158,7 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "dtype rank empty longer shorter negative",
         "antiquant.offset_like_scale",
     ),
-    (
-        "antiquant_mode",
-        "value",
-        "antiquant_mode.unused antiquant.modes antiquant.scale_dtype mla.alone ",
-    ),
+    ("antiquant_mode", "value", "antiquant_mode.unused antiquant.modes antiquant.scale_dtype mla.alone "),
     (
         "key_antiquant_mode value_antiquant_mode",
         "value",
@@ -331,21 +191,9 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         atten_mask.compressed_shape atten_mask.compressed_shape_decode packed.sparse_mode mla.sparse_mode \
         mla.block_size atten_mask.full_shape",
     ),
-    (
-        "pre_tokens next_tokens",
-        "value",
-        "tokens.without_mask tokens.both_negative tokens.empty_band packed.band",
-    ),
-    (
-        "inner_precise",
-        "value",
-        "inner_precise.known inner_precise.meaning mla.inner_precise",
-    ),
-    (
-        "softmax_lse_flag",
-        "value",
-        "softmax_lse.required softmax_lse.unchecked mla.softmax_lse",
-    ),
+    ("pre_tokens next_tokens", "value", "tokens.without_mask tokens.both_negative tokens.empty_band packed.band"),
+    ("inner_precise", "value", "inner_precise.known inner_precise.meaning mla.inner_precise"),
+    ("softmax_lse_flag", "value", "softmax_lse.required softmax_lse.unchecked mla.softmax_lse"),
     ("pse_type", "value", "call.product"),
     // Lengths.
     (
@@ -360,22 +208,14 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "actual_seq_lengths.range actual_seq_lengths.ignored packed.q_ends packed.q_total \
         mla.lengths mla.rows",
     ),
-    (
-        "actual_seq_lengths_kv",
-        "null",
-        "packed.lengths_required actual_seq_lengths_kv.required mla.lengths",
-    ),
+    ("actual_seq_lengths_kv", "null", "packed.lengths_required actual_seq_lengths_kv.required mla.lengths"),
     (
         "actual_seq_lengths_kv",
         "count",
         "packed.lengths_required actual_seq_lengths_kv.count \
         actual_seq_lengths_kv.range ",
     ),
-    (
-        "actual_seq_lengths_kv",
-        "value",
-        "actual_seq_lengths_kv.range packed.kv_ends packed.kv_range",
-    ),
+    ("actual_seq_lengths_kv", "value", "actual_seq_lengths_kv.range packed.kv_ends packed.kv_range"),
     // What the operator does not look at.
     (
         "pse_shift block_table deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset \
@@ -393,21 +233,13 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "strided",
         "tensor.strided",
     ),
-    (
-        "atten_mask pse_shift learnable_sink quant_offset2 kv_padding_size",
-        "empty",
-        "tensor.empty",
-    ),
+    ("atten_mask pse_shift learnable_sink quant_offset2 kv_padding_size", "empty", "tensor.empty"),
     (
         "actual_seq_lengths actual_seq_lengths_kv",
         "count",
         "actual_seq_lengths.surplus actual_seq_lengths.ignored actual_seq_lengths_kv.empty",
     ),
-    (
-        "actual_shared_prefix_len",
-        "value",
-        "shared_prefix.length_ignored",
-    ),
+    ("actual_shared_prefix_len", "value", "shared_prefix.length_ignored"),
     (
         "antiquant_mode key_antiquant_mode value_antiquant_mode query_quant_mode",
         "value",
@@ -418,84 +250,24 @@ pub const TABLE: &[(&str, &str, &str)] = &[
         "given",
         "antiquant.ignored",
     ),
-    (
-        "antiquant_scale antiquant_offset value_antiquant_scale",
-        "dtype",
-        "antiquant.dtype_unchecked",
-    ),
-    (
-        "value_antiquant_scale",
-        "rank longer negative",
-        "antiquant.value_scale_unchecked",
-    ),
-    (
-        "key_rope_antiquant_scale",
-        "given",
-        "key_rope_antiquant_scale.ignored",
-    ),
+    ("antiquant_scale antiquant_offset value_antiquant_scale", "dtype", "antiquant.dtype_unchecked"),
+    ("value_antiquant_scale", "rank longer negative", "antiquant.value_scale_unchecked"),
+    ("key_rope_antiquant_scale", "given", "key_rope_antiquant_scale.ignored"),
     ("attention_out", "dtype", "quant_scale2.ignored"),
-    (
-        "quant_scale2 quant_offset2",
-        "given",
-        "quant_scale2.ignored",
-    ),
+    ("quant_scale2 quant_offset2", "given", "quant_scale2.ignored"),
     ("quant_scale2 quant_offset2", "dtype", "quant_scale2.half"),
-    (
-        "deq_scale1 quant_scale1 deq_scale2",
-        "given",
-        "deq_scale.ignored",
-    ),
-    (
-        "deq_scale1 quant_scale1 deq_scale2",
-        "dtype longer",
-        "deq_scale.unchecked",
-    ),
-    (
-        "block_table",
-        "dtype rank longer shorter negative",
-        "block_table.unchecked",
-    ),
-    (
-        "key",
-        "rank longer shorter",
-        "cache.shape_unchecked cache.value_unchecked",
-    ),
+    ("deq_scale1 quant_scale1 deq_scale2", "given", "deq_scale.ignored"),
+    ("deq_scale1 quant_scale1 deq_scale2", "dtype longer", "deq_scale.unchecked"),
+    ("block_table", "dtype rank longer shorter negative", "block_table.unchecked"),
+    ("key", "rank longer shorter", "cache.shape_unchecked cache.value_unchecked"),
     ("value", "longer shorter", "cache.value_unchecked"),
-    (
-        "block_size num_key_value_heads",
-        "value",
-        "cache.shape_unchecked",
-    ),
+    ("block_size num_key_value_heads", "value", "cache.shape_unchecked"),
     ("query_rope key_rope", "dtype", "rope.dtype_unchecked"),
-    (
-        "key_shared_prefix value_shared_prefix",
-        "dtype",
-        "shared_prefix.dtype_unchecked",
-    ),
-    (
-        "query_padding_size kv_padding_size",
-        "given",
-        "padding_size.ignored",
-    ),
-    (
-        "query_padding_size kv_padding_size",
-        "dtype rank empty longer negative",
-        "padding_size.unchecked",
-    ),
+    ("key_shared_prefix value_shared_prefix", "dtype", "shared_prefix.dtype_unchecked"),
+    ("query_padding_size kv_padding_size", "given", "padding_size.ignored"),
+    ("query_padding_size kv_padding_size", "dtype rank empty longer negative", "padding_size.unchecked"),
     ("pse_shift", "given", "pse_shift.ignored"),
-    (
-        "sparse_mode",
-        "value",
-        "sparse_mode.unchecked sparse_mode.left_up_decode sparse_mode.wide",
-    ),
-    (
-        "input_layout",
-        "value",
-        "input_layout.prefill input_layout.heads_first",
-    ),
-    (
-        "pse_shift block_table key_antiquant_scale value_antiquant_scale",
-        "longer",
-        "tensor.countable",
-    ),
+    ("sparse_mode", "value", "sparse_mode.unchecked sparse_mode.left_up_decode sparse_mode.wide"),
+    ("input_layout", "value", "input_layout.prefill input_layout.heads_first"),
+    ("pse_shift block_table key_antiquant_scale value_antiquant_scale", "longer", "tensor.countable"),
 ];

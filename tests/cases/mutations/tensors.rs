@@ -37,12 +37,7 @@ pub fn mutate(case: &Case, visit: &mut dyn FnMut(Mutation)) {
         let mut put = |kind: &'static str, detail: String, desc: Option<TensorDesc>| {
             let mut call = case.call.clone();
             *(single.of)(&mut call.plain) = desc;
-            visit(Mutation {
-                field: single.name,
-                kind,
-                detail,
-                call,
-            });
+            visit(Mutation { field: single.name, kind, detail, call });
         };
         match now {
             Some(_) if single.name == "softmax_lse" && !case.call.plain.softmax_lse_flag => {}
@@ -50,9 +45,7 @@ pub fn mutate(case: &Case, visit: &mut dyn FnMut(Mutation)) {
                 if needed(case, single.name) {
                     put("null", String::new(), None);
                 }
-                each_change(case, single.name, desc, &mut |kind, detail, desc| {
-                    put(kind, detail, Some(desc))
-                });
+                each_change(case, single.name, desc, &mut |kind, detail, desc| put(kind, detail, Some(desc)));
             }
             None => {
                 if let Some(desc) = forbidden(case, single.name) {
@@ -67,34 +60,22 @@ pub fn mutate(case: &Case, visit: &mut dyn FnMut(Mutation)) {
 type List = (&'static str, fn(&mut Call) -> &mut Vec<TensorDesc>);
 
 fn lists(case: &Case, visit: &mut dyn FnMut(Mutation)) {
-    let lists: [List; 2] = [
-        ("key", |call| &mut call.key),
-        ("value", |call| &mut call.value),
-    ];
+    let lists: [List; 2] = [("key", |call| &mut call.key), ("value", |call| &mut call.value)];
     for (field, of) in lists {
         let mut changed = |kind, detail, change: &dyn Fn(&mut Vec<TensorDesc>)| {
             let mut call = case.call.clone();
             change(of(&mut call));
-            visit(Mutation {
-                field,
-                kind,
-                detail,
-                call,
-            });
+            visit(Mutation { field, kind, detail, call });
         };
         let now = of(&mut case.call.clone()).clone();
         changed("null", String::new(), &Vec::clear);
         changed("count", "one more".into(), &|list| list.push(list[0]));
         if now.len() > 1 {
-            changed("count", "one less".into(), &|list| {
-                list.truncate(list.len() - 1)
-            });
+            changed("count", "one less".into(), &|list| list.truncate(list.len() - 1));
         }
         for (index, desc) in now.iter().enumerate() {
             each_change(case, field, *desc, &mut |kind, detail, desc| {
-                changed(kind, format!("{index}: {detail}"), &|list| {
-                    list[index] = desc
-                });
+                changed(kind, format!("{index}: {detail}"), &|list| list[index] = desc);
             });
         }
     }
@@ -115,52 +96,25 @@ fn dtypes(case: &Case, name: &str, now: DType) -> Vec<DType> {
 }
 
 /// Changes of one tensor that the documents do not allow.
-fn each_change(
-    case: &Case,
-    name: &str,
-    desc: TensorDesc,
-    visit: &mut dyn FnMut(&'static str, String, TensorDesc),
-) {
+fn each_change(case: &Case, name: &str, desc: TensorDesc, visit: &mut dyn FnMut(&'static str, String, TensorDesc)) {
     let allowed = dtypes(case, name, desc.dtype);
     for &dtype in DType::ALL.iter().filter(|dtype| !allowed.contains(dtype)) {
         visit("dtype", dtype.to_string(), TensorDesc { dtype, ..desc });
     }
-    for format in [
-        Format::FractalNz,
-        Format::Nc1hwc0,
-        Format::Undefined,
-        Format::Ndc1hwc0,
-    ] {
+    for format in [Format::FractalNz, Format::Nc1hwc0, Format::Undefined, Format::Ndc1hwc0] {
         visit("format", format.to_string(), TensorDesc { format, ..desc });
     }
     let mut shaped = |kind, shape: Dims| {
         if !allowed_shape(case, name, &desc.shape, &shape) {
-            visit(
-                kind,
-                shape.to_string(),
-                TensorDesc {
-                    format: desc.format,
-                    ..TensorDesc::packed(desc.dtype, shape)
-                },
-            );
+            visit(kind, shape.to_string(), TensorDesc { format: desc.format, ..TensorDesc::packed(desc.dtype, shape) });
         }
     };
     let ones = |count: usize| {
-        let shape: Vec<i64> = std::iter::repeat_n(1, count)
-            .chain(desc.shape.iter().copied())
-            .collect();
+        let shape: Vec<i64> = std::iter::repeat_n(1, count).chain(desc.shape.iter().copied()).collect();
         Dims::new(&shape)
     };
     let all = desc.elements().unwrap() as i64;
-    for shape in [
-        ones(1),
-        ones(8 - desc.shape.rank()),
-        Dims::new(&[all]),
-        Dims::new(&[]),
-    ]
-    .into_iter()
-    .flatten()
-    {
+    for shape in [ones(1), ones(8 - desc.shape.rank()), Dims::new(&[all]), Dims::new(&[])].into_iter().flatten() {
         if shape.rank() != desc.shape.rank() {
             shaped("rank", shape);
         }
@@ -178,14 +132,7 @@ fn each_change(
     }
     if all > 1 {
         let apart: Vec<i64> = desc.strides.iter().map(|stride| stride * 2).collect();
-        visit(
-            "strided",
-            String::new(),
-            TensorDesc {
-                strides: Dims::new(&apart).unwrap(),
-                ..desc
-            },
-        );
+        visit("strided", String::new(), TensorDesc { strides: Dims::new(&apart).unwrap(), ..desc });
     }
 }
 
@@ -194,10 +141,7 @@ fn needed(case: &Case, name: &str) -> bool {
     let call = &case.call.plain;
     match name {
         // A window without its mask is everything.
-        "atten_mask" => {
-            call.sparse_mode != 0
-                && !(case.route == Route::Decode && call.sparse_mode == 3 && !case.rope)
-        }
+        "atten_mask" => call.sparse_mode != 0 && !(case.route == Route::Decode && call.sparse_mode == 3 && !case.rope),
         "pse_shift" | "learnable_sink" | "query_padding_size" | "kv_padding_size" => false,
         "quant_offset2" | "antiquant_offset" => false,
         _ => true,
@@ -218,19 +162,13 @@ fn allowed_shape(case: &Case, name: &str, from: &[i64], to: &[i64]) -> bool {
     let at_least = |axis: usize, least: i64| (least..i64::MAX).contains(&to[axis]);
     match (name, axis) {
         // As good as no mask, which mode 0 does without.
-        ("atten_mask", Some(_)) if to.contains(&0) => {
-            case.call.plain.sparse_mode == 0 && !case.packed && !case.window
-        }
+        ("atten_mask", Some(_)) if to.contains(&0) => case.call.plain.sparse_mode == 0 && !case.packed && !case.window,
         // A full mask may be larger than it need be, and one for all sequences.
-        ("atten_mask", Some(axis)) if !case.compressed && axis + 1 == from.len() => {
-            at_least(axis, case.mask_keys)
-        }
+        ("atten_mask", Some(axis)) if !case.compressed && axis + 1 == from.len() => at_least(axis, case.mask_keys),
         ("atten_mask", Some(axis)) if !case.compressed && axis + 2 == from.len() && prefill => {
             at_least(axis, case.rows)
         }
-        ("atten_mask", Some(0)) if !case.compressed && from.len() > 2 => {
-            to[0] == case.batch || to[0] == 1 && prefill
-        }
+        ("atten_mask", Some(0)) if !case.compressed && from.len() > 2 => to[0] == case.batch || to[0] == 1 && prefill,
         ("atten_mask", None) => match to {
             [1, _, _] | [1, 1, _, _] => prefill,
             [b, 1, _] => *b == case.batch && !case.compressed,
@@ -250,14 +188,9 @@ fn allowed_shape(case: &Case, name: &str, from: &[i64], to: &[i64]) -> bool {
                 && case.call.plain.antiquant_offset.is_none()
                 && at_least(axis, case.key_rows)
         }
-        ("key_antiquant_scale" | "value_antiquant_scale", Some(axis))
-            if axis > 0 && axis + 1 == from.len() =>
-        {
+        ("key_antiquant_scale" | "value_antiquant_scale", Some(axis)) if axis > 0 && axis + 1 == from.len() => {
             let (mode, offset) = split(case, name);
-            case.route == Route::Decode
-                && matches!(mode, 1 | 3)
-                && !offset
-                && at_least(axis, case.key_rows)
+            case.route == Route::Decode && matches!(mode, 1 | 3) && !offset && at_least(axis, case.key_rows)
         }
         ("key_antiquant_scale" | "value_antiquant_scale", None) => {
             let (mode, offset) = split(case, name);
@@ -283,10 +216,7 @@ fn split(case: &Case, name: &str) -> (i64, bool) {
     let call = &case.call.plain;
     match name {
         "key_antiquant_scale" => (call.key_antiquant_mode, call.key_antiquant_offset.is_some()),
-        _ => (
-            call.value_antiquant_mode,
-            call.value_antiquant_offset.is_some(),
-        ),
+        _ => (call.value_antiquant_mode, call.value_antiquant_offset.is_some()),
     }
 }
 
@@ -302,48 +232,29 @@ fn forbidden(case: &Case, name: &str) -> Option<TensorDesc> {
     let int8_out = case.out.dtype == DType::Int8;
     let channel = [2, call.num_key_value_heads.max(1), 1, case.dim];
     match name {
-        "pse_shift" => (case.packed || case.rope)
-            .then(|| desc(own, &[1, call.num_heads, case.rows, case.key_rows])),
-        "atten_mask" => (case.packed && call.sparse_mode == 0 || case.rope)
-            .then(|| desc(DType::Int8, &[2048, 2048])),
-        "deq_scale1" | "deq_scale2" | "quant_scale1" => {
-            (!int8_query || absorbed).then(|| desc(DType::Float, &[1]))
-        }
+        "pse_shift" => (case.packed || case.rope).then(|| desc(own, &[1, call.num_heads, case.rows, case.key_rows])),
+        "atten_mask" => (case.packed && call.sparse_mode == 0 || case.rope).then(|| desc(DType::Int8, &[2048, 2048])),
+        "deq_scale1" | "deq_scale2" | "quant_scale1" => (!int8_query || absorbed).then(|| desc(DType::Float, &[1])),
         "quant_scale2" => (!int8_out).then(|| desc(DType::Float, &[1])),
         "quant_offset2" => (!int8_out).then(|| desc(DType::Float, &[1])),
-        "antiquant_scale" | "antiquant_offset" => {
-            (!quantised || int8_query).then(|| desc(own, &channel))
-        }
-        "key_antiquant_scale" | "value_antiquant_scale" => {
-            (!quantised || int8_query).then(|| desc(own, &channel[..1]))
-        }
+        "antiquant_scale" | "antiquant_offset" => (!quantised || int8_query).then(|| desc(own, &channel)),
+        "key_antiquant_scale" | "value_antiquant_scale" => (!quantised || int8_query).then(|| desc(own, &channel[..1])),
         "key_antiquant_offset" | "value_antiquant_offset" => Some(desc(own, &channel[1..2])),
         "block_table" => Some(desc(DType::Int32, &[case.batch, 1])),
-        "query_padding_size" => (case.no_padding
-            || case.route == Route::Decode
-            || case.call.actual_seq_lengths.is_none())
-        .then(|| desc(DType::Int64, &[1])),
-        "kv_padding_size" => (case.no_padding || case.call.actual_seq_lengths_kv.is_none())
-            .then(|| desc(DType::Int64, &[1])),
-        "key_shared_prefix" | "value_shared_prefix" => {
-            Some(Some(TensorDesc::packed(key.dtype, key.shape.with(0, 1))))
+        "query_padding_size" => {
+            (case.no_padding || case.route == Route::Decode || case.call.actual_seq_lengths.is_none())
+                .then(|| desc(DType::Int64, &[1]))
         }
-        "query_rope" => Some(Some(TensorDesc::packed(
-            own,
-            case.query.shape.with(case.query.shape.rank() - 1, 64),
-        ))),
-        "key_rope" => Some(Some(TensorDesc::packed(
-            key.dtype,
-            key.shape.with(key.shape.rank() - 1, 64),
-        ))),
+        "kv_padding_size" => {
+            (case.no_padding || case.call.actual_seq_lengths_kv.is_none()).then(|| desc(DType::Int64, &[1]))
+        }
+        "key_shared_prefix" | "value_shared_prefix" => Some(Some(TensorDesc::packed(key.dtype, key.shape.with(0, 1)))),
+        "query_rope" => Some(Some(TensorDesc::packed(own, case.query.shape.with(case.query.shape.rank() - 1, 64)))),
+        "key_rope" => Some(Some(TensorDesc::packed(key.dtype, key.shape.with(key.shape.rank() - 1, 64)))),
         "key_rope_antiquant_scale" => (!quantised).then(|| desc(own, &[64])),
-        "dequant_scale_query" => Some(desc(
-            DType::Float,
-            &case.query.shape[..case.query.shape.rank() - 1],
-        )),
+        "dequant_scale_query" => Some(desc(DType::Float, &case.query.shape[..case.query.shape.rank() - 1])),
         "learnable_sink" => {
-            let fits =
-                case.packed && call.input_layout != "TND_NTD" && matches!(case.dim, 64 | 128);
+            let fits = case.packed && call.input_layout != "TND_NTD" && matches!(case.dim, 64 | 128);
             (!fits).then(|| desc(DType::Bf16, &[call.num_heads]))
         }
         _ => None,

@@ -43,8 +43,7 @@ pub(crate) const QUERIES: usize = 8;
 /// Vectors of one query's scores of a sub-tile. The last one takes products of keys past the end.
 const SCORES: usize = SUB_TILE_KEYS / WIDTH + 1;
 
-const _: () =
-    assert!(SUB_TILE_KEYS.is_multiple_of(Shape::ROWS) && SUB_TILE_KEYS.is_multiple_of(WIDTH));
+const _: () = assert!(SUB_TILE_KEYS.is_multiple_of(Shape::ROWS) && SUB_TILE_KEYS.is_multiple_of(WIDTH));
 
 /// Some keys of a task, and the queries that see them.
 #[derive(Clone)]
@@ -98,12 +97,7 @@ impl<'s> Kernel for Attend<'_, 's> {
 
 #[inline(always)]
 fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'s> {
-    let TaskContext {
-        attention,
-        sequence,
-        task,
-        scratch,
-    } = context;
+    let TaskContext { attention, sequence, task, scratch } = context;
     let (vectors, columns) = (attention.vectors(), attention.columns());
     let count = task.queries.len().min(QUERIES);
     let sizes = [
@@ -142,11 +136,7 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
     let mut window = MaskWindow::new(bits);
     let mut hidden = [0; TILE_KEYS];
     let rows = attention.rows(&task.queries);
-    let lanes = Lanes {
-        kv_head: task.kv_head,
-        group: attention.group,
-        queries: task.queries.clone(),
-    };
+    let lanes = Lanes { kv_head: task.kv_head, group: attention.group, queries: task.queries.clone() };
     // A hidden key adds nothing, even if its value is infinite or NaN, but values that are read in place are
     // multiplied by their weight 0 unchecked, which gives NaN. Only where the output is not finite is the task
     // computed again, checked.
@@ -199,11 +189,7 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
     max[..QUERIES].copy_from_slice(&buffers.max);
     sum[..QUERIES].copy_from_slice(&buffers.sum);
     let DecodeBuffers { out, .. } = buffers;
-    OnlineSoftmax {
-        max: &mut max[..count],
-        sum: &mut sum[..count],
-        out: &mut out[..count * columns],
-    }
+    OnlineSoftmax { max: &mut max[..count], sum: &mut sum[..count], out: &mut out[..count * columns] }
 }
 
 /// Cuts `count` queries into query tiles: returns the first query of each, and its number of queries.

@@ -23,9 +23,7 @@ impl SubTile<'_> {
     ) {
         let count = range.len();
         let vectors = buffers.queries.len() / QUERIES;
-        let queries = buffers.queries[query * vectors..][..R * vectors]
-            .as_chunks::<R>()
-            .0;
+        let queries = buffers.queries[query * vectors..][..R * vectors].as_chunks::<R>().0;
         let scores = buffers.scores[query * SCORES..][..R * SCORES].as_flattened_mut();
         let of_steps = scores[range.start * R..].chunks_exact_mut(J * R);
         for (first, scores) in (0..count).step_by(J).zip(of_steps) {
@@ -109,11 +107,7 @@ impl SubTile<'_> {
         let mut sums = [[simd.splat(0.0); C]; R];
         for r in 0..R {
             // The first values of a sub-tile rescale the output so far.
-            let rescale = if range.start == 0 {
-                buffers.rescale[query + r]
-            } else {
-                1.0
-            };
+            let rescale = if range.start == 0 { buffers.rescale[query + r] } else { 1.0 };
             let rescale = simd.splat(rescale);
             for c in 0..C {
                 let out = simd.load(&out[r * columns + column + c]);
@@ -124,10 +118,7 @@ impl SubTile<'_> {
         // each pass prefetches whole lines of a share of the rows.
         let lines = (C * V::BYTES).div_ceil(CACHE_LINE);
         let shares = (CACHE_LINE / (C * V::BYTES)).clamp(1, UNROLL);
-        let (share, byte) = (
-            column / C % shares,
-            column * V::BYTES / CACHE_LINE * CACHE_LINE,
-        );
+        let (share, byte) = (column / C % shares, column * V::BYTES / CACHE_LINE * CACHE_LINE);
         let values = values.skip_vectors(column);
         let (steps, rest) = weights.as_chunks::<UNROLL>();
         for (step, weights) in steps.iter().enumerate() {
@@ -156,11 +147,7 @@ impl SubTile<'_> {
     /// Computes [`Outputs`] where some values are infinite or NaN: a key of weight 0, such as a hidden one, adds
     /// nothing.
     #[cold]
-    pub(super) fn add_outputs_skipping_zero_weights(
-        &self,
-        buffers: &mut DecodeBuffers<'_>,
-        values: &[Vector],
-    ) {
+    pub(super) fn add_outputs_skipping_zero_weights(&self, buffers: &mut DecodeBuffers<'_>, values: &[Vector]) {
         let columns = buffers.out.len() / QUERIES;
         for (query, together) in query_tiles(self.count()) {
             for r in 0..together {
@@ -224,22 +211,12 @@ impl<R: TileRows> Kernel for Scores<'_, '_, R> {
         let cursor = self.cursor;
         for (query, together) in query_tiles(sub_tile.count()) {
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => {
-                    sub_tile.scores::<S, R, 4, 4>(simd, buffers, query, keys, cursor)
-                }
-                (4, Shape::Six) => {
-                    sub_tile.scores::<S, R, 4, 3>(simd, buffers, query, keys, cursor)
-                }
-                (4, Shape::Two) => {
-                    sub_tile.scores::<S, R, 4, 1>(simd, buffers, query, keys, cursor)
-                }
-                (2, Shape::Two) => {
-                    sub_tile.scores::<S, R, 2, 2>(simd, buffers, query, keys, cursor)
-                }
+                (4, Shape::Wide) => sub_tile.scores::<S, R, 4, 4>(simd, buffers, query, keys, cursor),
+                (4, Shape::Six) => sub_tile.scores::<S, R, 4, 3>(simd, buffers, query, keys, cursor),
+                (4, Shape::Two) => sub_tile.scores::<S, R, 4, 1>(simd, buffers, query, keys, cursor),
+                (2, Shape::Two) => sub_tile.scores::<S, R, 2, 2>(simd, buffers, query, keys, cursor),
                 (2, _) => sub_tile.scores::<S, R, 2, 4>(simd, buffers, query, keys, cursor),
-                (_, Shape::Two) => {
-                    sub_tile.scores::<S, R, 1, 4>(simd, buffers, query, keys, cursor)
-                }
+                (_, Shape::Two) => sub_tile.scores::<S, R, 1, 4>(simd, buffers, query, keys, cursor),
                 _ => sub_tile.scores::<S, R, 1, 8>(simd, buffers, query, keys, cursor),
             }
         }
@@ -266,13 +243,9 @@ impl<R: TileRows> Kernel for Outputs<'_, '_, R> {
         let cursor = self.cursor;
         for (query, together) in query_tiles(sub_tile.count()) {
             match (together, S::SHAPE) {
-                (4, Shape::Wide) => {
-                    sub_tile.add_values::<S, R, 4, 4>(simd, buffers, query, values, cursor)
-                }
+                (4, Shape::Wide) => sub_tile.add_values::<S, R, 4, 4>(simd, buffers, query, values, cursor),
                 (4, _) => sub_tile.add_values::<S, R, 4, 1>(simd, buffers, query, values, cursor),
-                (2, Shape::Wide) => {
-                    sub_tile.add_values::<S, R, 2, 4>(simd, buffers, query, values, cursor)
-                }
+                (2, Shape::Wide) => sub_tile.add_values::<S, R, 2, 4>(simd, buffers, query, values, cursor),
                 (2, _) => sub_tile.add_values::<S, R, 2, 2>(simd, buffers, query, values, cursor),
                 _ => sub_tile.add_values::<S, R, 1, 4>(simd, buffers, query, values, cursor),
             }

@@ -13,12 +13,7 @@ use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 impl SubTile<'_> {
     /// Scales, biases and hides the scores of `R` queries from `query` on.
     #[inline(always)]
-    fn correct<S: Simd, const R: usize>(
-        &self,
-        simd: S,
-        buffers: &mut DecodeBuffers<'_>,
-        query: usize,
-    ) {
+    fn correct<S: Simd, const R: usize>(&self, simd: S, buffers: &mut DecodeBuffers<'_>, query: usize) {
         let scores = &mut buffers.scores[query * SCORES..][..(self.rows.len() * R).div_ceil(WIDTH)];
         self.bias::<S, R>(simd, query, scores);
         self.hide::<S, R>(simd, query, scores);
@@ -47,13 +42,7 @@ impl SubTile<'_> {
             let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
             let mut bias = [[0.0; WIDTH]; SCORES];
             if row as u64 >= self.sequence.geometry.q_len()
-                || !self.attention.read_bias(
-                    simd,
-                    self.sequence,
-                    (row, head),
-                    &self.rows,
-                    &mut bias,
-                )
+                || !self.attention.read_bias(simd, self.sequence, (row, head), &self.rows, &mut bias)
             {
                 continue;
             }
@@ -138,11 +127,7 @@ impl Kernel for UpdateSoftmax<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (attention, buffers, keys) = (
-            self.sub_tile.attention,
-            self.buffers,
-            self.sub_tile.rows.len(),
-        );
+        let (attention, buffers, keys) = (self.sub_tile.attention, self.buffers, self.sub_tile.rows.len());
         for (query, together) in query_tiles(self.sub_tile.count()) {
             match together {
                 4 => update_softmax::<S, 4>(simd, attention, buffers, query, keys),
@@ -198,10 +183,7 @@ fn update_softmax<S: Simd, const R: usize>(
     let shift = simd.larger(simd.load(&max), simd.splat(f32::MIN));
     let sums = weights::<S, 1>(simd, attention, scores, 0, shift);
     let mut rescale = [0.0; WIDTH];
-    simd.store(
-        exp2(simd, simd.subtract(simd.load(&old), shift)),
-        &mut rescale,
-    );
+    simd.store(exp2(simd, simd.subtract(simd.load(&old), shift)), &mut rescale);
     let mut sum = [0.0; WIDTH];
     simd.store(sums, &mut sum);
     let sum: [f32; R] = fold(&sum, |a, b| a + b);

@@ -139,16 +139,8 @@ impl SubTile<'_> {
         let dequantised = |segment: &Segment<StridedRows<i8>>| Segment {
             first: segment.first,
             count: segment.count,
-            keys: DequantisedRows {
-                rows: segment.keys,
-                of_head: keys.0,
-                of_rows: &keys.1[segment.first..],
-            },
-            values: DequantisedRows {
-                rows: segment.values,
-                of_head: values.0,
-                of_rows: &values.1[segment.first..],
-            },
+            keys: DequantisedRows { rows: segment.keys, of_head: keys.0, of_rows: &keys.1[segment.first..] },
+            values: DequantisedRows { rows: segment.values, of_head: values.0, of_rows: &values.1[segment.first..] },
         };
         let segments = || segments.iter().flatten().map(dequantised);
         self.attend(simd, buffers, segments, plans);
@@ -157,10 +149,7 @@ impl SubTile<'_> {
     /// Fills `segments` with the addresses of keys and values. Returns `None` unless they are whole vectors of `T`,
     /// in at most [`SEGMENTS`] segments, and keys without a rotary part.
     #[inline(always)]
-    fn find_segments<T: InPlaceElement>(
-        &self,
-        segments: &mut Segments<StridedRows<T>>,
-    ) -> Option<()> {
+    fn find_segments<T: InPlaceElement>(&self, segments: &mut Segments<StridedRows<T>>) -> Option<()> {
         let (kv, head) = (&self.sequence.kv, self.task.kv_head);
         if kv.key.rope.is_some() {
             return None;
@@ -173,12 +162,7 @@ impl SubTile<'_> {
             let keys = kv.rows_in_place::<T>(&kv.key, head, start..end)?;
             let values = kv.rows_in_place::<T>(&kv.value, head, start..start + keys.count())?;
             let count = values.count();
-            *segment = Some(Segment {
-                first: start - self.rows.start,
-                count,
-                keys,
-                values,
-            });
+            *segment = Some(Segment { first: start - self.rows.start, count, keys, values });
             start += count;
         }
         (start == end).then_some(())
@@ -305,11 +289,7 @@ impl SubTile<'_> {
         };
         load.keys(simd, Destination::Rows(&mut *keys));
         let finite = load.values(simd, Destination::Rows(&mut *values));
-        let loaded = |vectors, row| LoadedRows {
-            vectors,
-            row: stride(row),
-            first: 0,
-        };
+        let loaded = |vectors, row| LoadedRows { vectors, row: stride(row), first: 0 };
         let all = Segment {
             first: 0,
             count: self.rows.len(),

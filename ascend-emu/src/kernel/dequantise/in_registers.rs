@@ -15,13 +15,7 @@ pub(crate) trait HeadDequantise: Copy {
 
     /// Dequantises vector `i` of a row. `of_row` is scale and offset of the row; per-channel dequantisation ignores
     /// it.
-    fn dequantise<S: Simd>(
-        self,
-        simd: S,
-        stored: S::Register,
-        i: usize,
-        of_row: (f32, f32),
-    ) -> S::Register;
+    fn dequantise<S: Simd>(self, simd: S, stored: S::Register, i: usize, of_row: (f32, f32)) -> S::Register;
 }
 
 /// Per-channel scales of a head, without offsets.
@@ -40,13 +34,7 @@ impl HeadDequantise for ChannelScales<'_> {
     }
 
     #[inline(always)]
-    fn dequantise<S: Simd>(
-        self,
-        simd: S,
-        stored: S::Register,
-        i: usize,
-        _: (f32, f32),
-    ) -> S::Register {
+    fn dequantise<S: Simd>(self, simd: S, stored: S::Register, i: usize, _: (f32, f32)) -> S::Register {
         simd.multiply(stored, simd.load(&self.0[i]))
     }
 }
@@ -62,13 +50,7 @@ impl HeadDequantise for TokenScales {
     }
 
     #[inline(always)]
-    fn dequantise<S: Simd>(
-        self,
-        simd: S,
-        stored: S::Register,
-        _: usize,
-        (scale, _): (f32, f32),
-    ) -> S::Register {
+    fn dequantise<S: Simd>(self, simd: S, stored: S::Register, _: usize, (scale, _): (f32, f32)) -> S::Register {
         simd.multiply(stored, simd.splat(scale))
     }
 }
@@ -98,20 +80,11 @@ impl<'a> HeadDequantise for ChannelOrTokenScales<'a> {
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
         let from = |vectors: &'a [Vector]| vectors.get(i..).unwrap_or_default();
-        ChannelOrTokenScales {
-            scales: from(self.scales),
-            offsets: self.offsets.map(from),
-        }
+        ChannelOrTokenScales { scales: from(self.scales), offsets: self.offsets.map(from) }
     }
 
     #[inline(always)]
-    fn dequantise<S: Simd>(
-        self,
-        simd: S,
-        stored: S::Register,
-        i: usize,
-        (scale, offset): (f32, f32),
-    ) -> S::Register {
+    fn dequantise<S: Simd>(self, simd: S, stored: S::Register, i: usize, (scale, offset): (f32, f32)) -> S::Register {
         let stored = match self.offsets {
             Some(offsets) => simd.add(stored, channel_or_row(simd, offsets, i, offset)),
             None => stored,

@@ -94,12 +94,7 @@ impl Quantisation {
         let row = self.grid_row(position, head);
         let scale = self.scale.row_entry(row);
         let offset = self.offset.as_ref().map(|it| it.row_entry(row));
-        for (i, out) in out
-            .iter_mut()
-            .step_by(step)
-            .take(dim.div_ceil(WIDTH))
-            .enumerate()
-        {
+        for (i, out) in out.iter_mut().step_by(step).take(dim.div_ceil(WIDTH)).enumerate() {
             if let (Some(offsets), Some(offset)) = (&self.offset, offset) {
                 let offset = offsets.vector(row, i, offset);
                 for l in 0..WIDTH {

@@ -42,13 +42,7 @@ impl ScaleGrid {
                 }
             }
         }
-        ScaleGrid {
-            scalars,
-            grid: *grid,
-            per_group,
-            channels,
-            vectors,
-        }
+        ScaleGrid { scalars, grid: *grid, per_group, channels, vectors }
     }
 
     /// Whether groups of neighbouring elements share an entry.
@@ -94,11 +88,7 @@ impl ScaleGrid {
     /// The entry of a row whose elements share one; 0 for other grids.
     #[inline(always)]
     pub(super) fn row_entry(&self, row: (usize, usize, usize)) -> f32 {
-        if self.channels.is_empty() && !self.per_group {
-            self.of_row(row)
-        } else {
-            0.0
-        }
+        if self.channels.is_empty() && !self.per_group { self.of_row(row) } else { 0.0 }
     }
 }
 
@@ -127,9 +117,7 @@ impl ScalarTensor {
         ScalarTensor {
             base: buffers.base(tensor.role),
             dtype: tensor.dtype,
-            bytes: tensor
-                .bytes
-                .map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
+            bytes: tensor.bytes.map_or(0..0, |bytes| count(bytes.start)..count(bytes.end)),
         }
     }
 
@@ -140,12 +128,7 @@ impl ScalarTensor {
         let end = start.checked_add(SIZE as i64)?;
         let inside = self.bytes.start <= start && end <= self.bytes.end;
         // SAFETY: the bytes are within those that may be read by the contract of `new`; no alignment is assumed.
-        inside.then(|| unsafe {
-            self.base
-                .wrapping_offset(start as isize)
-                .cast::<[u8; SIZE]>()
-                .read_unaligned()
-        })
+        inside.then(|| unsafe { self.base.wrapping_offset(start as isize).cast::<[u8; SIZE]>().read_unaligned() })
     }
 
     /// An element as a float; `None` outside of the tensor and for types that scales do not have.

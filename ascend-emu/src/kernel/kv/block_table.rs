@@ -21,15 +21,9 @@ pub struct BadBlock {
 
 impl fmt::Display for BadBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BadBlock {
-            sequence, column, ..
-        } = self;
+        let BadBlock { sequence, column, .. } = self;
         match self.block {
-            Some(block) => write!(
-                f,
-                "block table entry [{sequence}, {column}] names block {block} of {}",
-                self.blocks
-            ),
+            Some(block) => write!(f, "block table entry [{sequence}, {column}] names block {block} of {}", self.blocks),
             None => write!(f, "the block table has no entry [{sequence}, {column}]"),
         }
     }
@@ -99,18 +93,9 @@ unsafe fn each_entry(
     let step = |index: usize, stride: i64| (index as i64).saturating_mul(stride);
     let row = pages.table.offset.saturating_add(step(sequence, pages.row));
     for column in 0..keys.div_ceil(pages.block_size.max(1)) {
-        let block = table
-            .integer(row.saturating_add(step(column, pages.column)))
-            .filter(|_| column < pages.columns);
-        let valid = block
-            .and_then(|block| u32::try_from(block).ok())
-            .filter(|&block| (block as usize) < pages.blocks);
-        visit(valid.ok_or(BadBlock {
-            sequence,
-            column,
-            block,
-            blocks: pages.blocks,
-        }));
+        let block = table.integer(row.saturating_add(step(column, pages.column))).filter(|_| column < pages.columns);
+        let valid = block.and_then(|block| u32::try_from(block).ok()).filter(|&block| (block as usize) < pages.blocks);
+        visit(valid.ok_or(BadBlock { sequence, column, block, blocks: pages.blocks }));
     }
 }
 
@@ -119,10 +104,7 @@ unsafe fn each_entry(
 /// # Safety
 ///
 /// The bytes of the block table may be read.
-pub(crate) unsafe fn first_bad(
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-) -> Option<BadBlock> {
+pub(crate) unsafe fn first_bad(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
     let pages = problem.pages.as_ref()?;
     let mut bad = None;
     for sequence in 0..problem.batch {

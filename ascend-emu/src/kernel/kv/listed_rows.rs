@@ -15,11 +15,7 @@ impl ListedRows {
     /// Single rows.
     pub(crate) fn new(rows: Vec<Option<(usize, usize)>>) -> Self {
         let len = rows.len();
-        ListedRows {
-            blocks: rows,
-            size: 1,
-            len,
-        }
+        ListedRows { blocks: rows, size: 1, len }
     }
 
     /// The first `len` keys of blocks of `size` rows, which begin at these rows.
@@ -67,10 +63,7 @@ mod tests {
         assert_eq!(rows.len(), 15);
         let found = [0, 5, 8, 14].map(|key| rows.find(key));
         assert_eq!(found, [0, 5, 12, 18].map(|row| Some((1, row))));
-        assert_eq!(
-            [0, 3, 6, 8, 13].map(|key| rows.run(key, 100)),
-            [8, 5, 2, 8, 3]
-        );
+        assert_eq!([0, 3, 6, 8, 13].map(|key| rows.run(key, 100)), [8, 5, 2, 8, 3]);
         assert_eq!(rows.run(0, 3), 4);
         let single = ListedRows::new(vec![Some((0, 7)), Some((0, 8)), None]);
         assert_eq!([0, 1, 2].map(|key| single.run(key, 3)), [2, 1, 1]);

@@ -73,10 +73,7 @@ pub(crate) struct PrefetchedRows {
 }
 
 impl PrefetchedRows {
-    pub(crate) const NONE: PrefetchedRows = PrefetchedRows {
-        keys: 0..0,
-        rows: PrefetchRows::NONE,
-    };
+    pub(crate) const NONE: PrefetchedRows = PrefetchedRows { keys: 0..0, rows: PrefetchRows::NONE };
 
     /// Whether the segment contains the row of `key`.
     #[inline(always)]
@@ -106,21 +103,14 @@ impl KeyValues {
             in_prefix,
             batch,
             row,
-            scale: ScalePosition {
-                sequence: (self.sequence, token),
-                stored: (batch, row),
-            },
+            scale: ScalePosition { sequence: (self.sequence, token), stored: (batch, row) },
         };
         if key < self.prefix {
             return Some(position_at(true, 0, key, key));
         }
         let own = key - self.prefix;
         Some(match &self.storage {
-            Storage::Rows {
-                batch,
-                first,
-                position,
-            } => position_at(false, *batch, first + own, position + own),
+            Storage::Rows { batch, first, position } => position_at(false, *batch, first + own, position + own),
             Storage::Pages(blocks) => {
                 let (block, row) = blocks.find(own)?;
                 position_at(false, block, row, own)
@@ -252,13 +242,7 @@ impl KeyValues {
 
     /// Adds the rows `keys` of `tensor` to `prefetch`. Rows that are not whole vectors of one type are left to the
     /// hardware prefetcher.
-    pub(crate) fn prefetch(
-        &self,
-        tensor: &KvTensor,
-        head: usize,
-        keys: &Range<usize>,
-        prefetch: &mut TilePrefetch,
-    ) {
+    pub(crate) fn prefetch(&self, tensor: &KvTensor, head: usize, keys: &Range<usize>, prefetch: &mut TilePrefetch) {
         match &tensor.own {
             InputTensor::F32(_) => self.prefetch_as::<f32>(tensor, head, keys, prefetch),
             InputTensor::F16(_) => self.prefetch_as::<f16>(tensor, head, keys, prefetch),
@@ -309,11 +293,7 @@ impl KvTensor {
             clear(out, step, vectors + rope.div_ceil(WIDTH));
             return;
         };
-        let tensor = if position.in_prefix {
-            &self.prefix
-        } else {
-            &self.own
-        };
+        let tensor = if position.in_prefix { &self.prefix } else { &self.own };
         let row = (position.batch, head, position.row);
         tensor.read(simd, row, 0..self.dim, out, step, nonfinite);
         if let Some(quantisation) = quantisation {

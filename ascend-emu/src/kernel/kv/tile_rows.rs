@@ -56,12 +56,7 @@ impl<T: Element> StridedRows<T> {
     ///
     /// As long as the value is used, the vectors of each of these rows may be read. No alignment is assumed.
     pub(crate) unsafe fn new(first: *const T, pitch: isize, count: usize, vectors: usize) -> Self {
-        StridedRows {
-            first,
-            pitch,
-            count,
-            vectors,
-        }
+        StridedRows { first, pitch, count, vectors }
     }
 
     /// Number of rows.
@@ -76,8 +71,7 @@ impl<T: Element> StridedRows<T> {
 
     #[inline(always)]
     fn address(self, j: usize) -> *const T {
-        self.first
-            .wrapping_offset(self.pitch.wrapping_mul(j as isize))
+        self.first.wrapping_offset(self.pitch.wrapping_mul(j as isize))
     }
 }
 
@@ -96,10 +90,7 @@ impl<T: Element> TileRows for StridedRows<T> {
     #[inline(always)]
     fn rows<const COUNT: usize>(self, j: usize) -> [StridedRow<T>; COUNT] {
         assert!(j < self.count && COUNT <= self.count - j, "no such row");
-        let mut rows = [StridedRow {
-            first: self.first,
-            vectors: self.vectors,
-        }; COUNT];
+        let mut rows = [StridedRow { first: self.first, vectors: self.vectors }; COUNT];
         for (i, row) in rows.iter_mut().enumerate() {
             row.first = self.address(j + i);
         }
@@ -109,21 +100,13 @@ impl<T: Element> TileRows for StridedRows<T> {
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
         assert!(i <= self.vectors, "no such vector");
-        StridedRows {
-            first: self.first.wrapping_add(i * WIDTH),
-            vectors: self.vectors - i,
-            ..self
-        }
+        StridedRows { first: self.first.wrapping_add(i * WIDTH), vectors: self.vectors - i, ..self }
     }
 
     #[inline(always)]
     fn after(self, j: usize) -> Self {
         assert!(j <= self.count, "no such row");
-        StridedRows {
-            first: self.address(j),
-            count: self.count - j,
-            ..self
-        }
+        StridedRows { first: self.address(j), count: self.count - j, ..self }
     }
 }
 
@@ -137,12 +120,7 @@ impl<T: Element> TileRow for StridedRow<T> {
     fn at<S: Simd>(self, simd: S, i: usize) -> S::Register {
         assert!(i < self.vectors, "no such vector");
         // SAFETY: the row comes from `StridedRows`, whose vectors may be read.
-        let values = unsafe {
-            self.first
-                .wrapping_add(i * WIDTH)
-                .cast::<[T; WIDTH]>()
-                .read_unaligned()
-        };
+        let values = unsafe { self.first.wrapping_add(i * WIDTH).cast::<[T; WIDTH]>().read_unaligned() };
         T::widen(simd, &values)
     }
 }
@@ -173,11 +151,7 @@ impl<T: Element, H: HeadDequantise> TileRows for DequantisedRows<'_, T, H> {
     fn rows<const COUNT: usize>(self, j: usize) -> [DequantisedRow<T, H>; COUNT] {
         let rows: [StridedRow<T>; COUNT] = self.rows.rows(j);
         let of_rows = &self.of_rows[j..][..COUNT];
-        let mut dequantised = [DequantisedRow {
-            row: rows[0],
-            of_head: self.of_head,
-            of_row: (0.0, 0.0),
-        }; COUNT];
+        let mut dequantised = [DequantisedRow { row: rows[0], of_head: self.of_head, of_row: (0.0, 0.0) }; COUNT];
         for (i, row) in dequantised.iter_mut().enumerate() {
             row.row = rows[i];
             row.of_row = of_rows[i];
@@ -187,20 +161,12 @@ impl<T: Element, H: HeadDequantise> TileRows for DequantisedRows<'_, T, H> {
 
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
-        DequantisedRows {
-            rows: self.rows.skip_vectors(i),
-            of_head: self.of_head.skip_vectors(i),
-            ..self
-        }
+        DequantisedRows { rows: self.rows.skip_vectors(i), of_head: self.of_head.skip_vectors(i), ..self }
     }
 
     #[inline(always)]
     fn after(self, j: usize) -> Self {
-        DequantisedRows {
-            rows: self.rows.after(j),
-            of_rows: &self.of_rows[j..],
-            ..self
-        }
+        DequantisedRows { rows: self.rows.after(j), of_rows: &self.of_rows[j..], ..self }
     }
 }
 
@@ -243,18 +209,12 @@ impl<'a> TileRows for LoadedRows<'a> {
 
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
-        LoadedRows {
-            first: self.first + i,
-            ..self
-        }
+        LoadedRows { first: self.first + i, ..self }
     }
 
     #[inline(always)]
     fn after(self, j: usize) -> Self {
-        LoadedRows {
-            vectors: &self.vectors[j * self.row..],
-            ..self
-        }
+        LoadedRows { vectors: &self.vectors[j * self.row..], ..self }
     }
 }
 

@@ -79,11 +79,7 @@ impl<'s> BlockBuffers<'s> {
         let sizes = [
             query_tiles * LANE_GROUPS * key_vectors * WIDTH,
             tile_vectors(key_vectors),
-            if block.values_are_keys {
-                0
-            } else {
-                tile_vectors(columns)
-            },
+            if block.values_are_keys { 0 } else { tile_vectors(columns) },
             key_vectors.max(columns),
             TILE_KEYS * LANE_GROUPS,
             query_tiles * TILE_QUERIES * columns,
@@ -91,10 +87,8 @@ impl<'s> BlockBuffers<'s> {
             query_tiles * LANE_GROUPS,
         ];
         let of_group = block.attention.mask.as_ref().map_or(0, |_| WINDOW_KEYS);
-        let (mut rest, mut bits) =
-            scratch.vectors_and_bits(sizes.iter().sum(), query_tiles * LANE_GROUPS * of_group);
-        let [queries, keys, values, row, scores, out, max, sum] =
-            sizes.map(|size| take(&mut rest, size));
+        let (mut rest, mut bits) = scratch.vectors_and_bits(sizes.iter().sum(), query_tiles * LANE_GROUPS * of_group);
+        let [queries, keys, values, row, scores, out, max, sum] = sizes.map(|size| take(&mut rest, size));
         BlockBuffers {
             queries,
             keys,
@@ -105,11 +99,7 @@ impl<'s> BlockBuffers<'s> {
             max,
             sum,
             mask_windows: std::array::from_fn(|lane_group| {
-                let size = if lane_group < query_tiles * LANE_GROUPS {
-                    of_group
-                } else {
-                    0
-                };
+                let size = if lane_group < query_tiles * LANE_GROUPS { of_group } else { 0 };
                 MaskWindow::new(take(&mut bits, size))
             }),
             visibility: [const {

@@ -92,11 +92,7 @@ pub(super) fn score_tile<S: Simd>(
         rescale: [[1.0; WIDTH]; LANE_GROUPS],
         prefetch: &mut TilePrefetch::none(),
     };
-    simd.outline(Scores {
-        query_tile: &mut query_tile,
-        vectors,
-        visible,
-    });
+    simd.outline(Scores { query_tile: &mut query_tile, vectors, visible });
 }
 
 /// Runs the prefill kernel on a task: computes running maximum, running sum and output of each of its queries.
@@ -222,11 +218,7 @@ impl QueryBlock<'_> {
         for lane_group in 0..self.lane_groups() {
             let queries = self.queries(lane_group);
             let rows = attention.rows(&queries);
-            let lanes = Lanes {
-                kv_head: self.task.kv_head,
-                group,
-                queries,
-            };
+            let lanes = Lanes { kv_head: self.task.kv_head, group, queries };
             let keys = (tile, self.task.keys.end);
             let window = &mut buffers.mask_windows[lane_group];
             let of_tile = &mut buffers.visibility[lane_group / LANE_GROUPS];
@@ -257,20 +249,12 @@ impl QueryBlock<'_> {
             rows: tile.start + visible.start..tile.start + visible.end,
             check_finite,
         };
-        let keys = Destination::Tile {
-            tile: &mut *buffers.keys,
-            first: visible.start,
-            row: &mut *buffers.row,
-        };
+        let keys = Destination::Tile { tile: &mut *buffers.keys, first: visible.start, row: &mut *buffers.row };
         let finite = load.keys(simd, keys);
         if self.values_are_keys {
             return finite;
         }
-        let values = Destination::Tile {
-            tile: &mut *buffers.values,
-            first: visible.start,
-            row: &mut *buffers.row,
-        };
+        let values = Destination::Tile { tile: &mut *buffers.values, first: visible.start, row: &mut *buffers.row };
         load.values(simd, values)
     }
 
@@ -282,27 +266,16 @@ impl QueryBlock<'_> {
         if !self.values_are_keys {
             kv.prefetch(&kv.value, head, &next, prefetch);
         }
-        let steps =
-            products::prefetch_steps::<S>(self.attention.vectors(), self.attention.columns());
+        let steps = products::prefetch_steps::<S>(self.attention.vectors(), self.attention.columns());
         prefetch.spread(self.lane_groups().div_ceil(LANE_GROUPS) * steps);
     }
 
     /// Attends to the loaded KV tile whose first key is `first`, one query tile after the other.
     #[inline(always)]
-    fn attend_tile<S: Simd>(
-        self,
-        simd: S,
-        first: usize,
-        buffers: &mut BlockBuffers<'_>,
-        finite: bool,
-    ) {
+    fn attend_tile<S: Simd>(self, simd: S, first: usize, buffers: &mut BlockBuffers<'_>, finite: bool) {
         let attention = self.attention;
         let (vectors, columns) = (attention.vectors(), attention.columns());
-        let values = if self.values_are_keys {
-            &*buffers.keys
-        } else {
-            &*buffers.values
-        };
+        let values = if self.values_are_keys { &*buffers.keys } else { &*buffers.values };
         let lane_groups = self.lane_groups();
         let query_tiles = lane_groups.div_ceil(LANE_GROUPS);
         for (number, of_tile) in buffers.visibility[..query_tiles].iter().enumerate() {
@@ -326,11 +299,7 @@ impl QueryBlock<'_> {
                 rescale: [[1.0; WIDTH]; LANE_GROUPS],
                 prefetch: &mut buffers.prefetch,
             };
-            simd.outline(Scores {
-                query_tile: &mut query_tile,
-                vectors,
-                visible,
-            });
+            simd.outline(Scores { query_tile: &mut query_tile, vectors, visible });
             for (lane_group, visible) in visible.iter().enumerate() {
                 if attention.scale != 1.0 || attention.bias.is_some() {
                     let queries = self.queries(first_group + lane_group);
@@ -369,8 +338,7 @@ impl QueryBlock<'_> {
         let Some(dropped) = &self.sequence.dropped else {
             return;
         };
-        let weights =
-            &mut query_tile.scores[visible.start * LANE_GROUPS..visible.end * LANE_GROUPS];
+        let weights = &mut query_tile.scores[visible.start * LANE_GROUPS..visible.end * LANE_GROUPS];
         for (lane, query) in queries.enumerate() {
             let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
             let of_query = weights.iter_mut().skip(lane_group).step_by(LANE_GROUPS);

@@ -30,19 +30,14 @@ pub(super) fn prefetch_steps<S: Simd>(vectors: usize, columns: usize) -> usize {
         Shape::Six => (6, 6, 1),
         Shape::Two => (2, 2, 1),
     };
-    vectors.div_ceil(SLICE) * (TILE_KEYS / keys)
-        + columns.div_ceil(together) * (TILE_QUERIES / queries)
+    vectors.div_ceil(SLICE) * (TILE_KEYS / keys) + columns.div_ceil(together) * (TILE_QUERIES / queries)
 }
 
 /// The smallest range that contains all of `ranges`.
 pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
     let mut union = 0..0;
     for keys in ranges.iter().filter(|keys| !keys.is_empty()) {
-        union = if union.is_empty() {
-            keys.clone()
-        } else {
-            union.start.min(keys.start)..union.end.max(keys.end)
-        };
+        union = if union.is_empty() { keys.clone() } else { union.start.min(keys.start)..union.end.max(keys.end) };
     }
     union
 }
@@ -50,14 +45,9 @@ pub(super) fn union(ranges: &[Range<usize>]) -> Range<usize> {
 /// The smallest range of lane groups that contains all that see any of `keys`.
 #[inline(always)]
 fn active(visible: &[Range<usize>], keys: Range<usize>) -> Range<usize> {
-    let sees =
-        |lane_group: &Range<usize>| lane_group.start < keys.end && keys.start < lane_group.end;
+    let sees = |lane_group: &Range<usize>| lane_group.start < keys.end && keys.start < lane_group.end;
     let first = visible.iter().position(sees).unwrap_or(0);
-    first
-        ..visible
-            .iter()
-            .rposition(sees)
-            .map_or(first, |last| last + 1)
+    first..visible.iter().rposition(sees).map_or(first, |last| last + 1)
 }
 
 /// Computes the scores of a query tile: the products of its queries with the keys that they see.
@@ -74,11 +64,7 @@ impl Kernel for Scores<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Scores {
-            query_tile,
-            vectors,
-            visible,
-        } = self;
+        let Scores { query_tile, vectors, visible } = self;
         for first in (0..vectors).step_by(SLICE) {
             let along = first..vectors.min(first + SLICE);
             match S::SHAPE {
@@ -130,8 +116,7 @@ fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         *queries = &of_groups[(lane_group + c) * vectors..][along.clone()];
     }
     let rows = &query_tile.keys[tile_index(first, along.start)..][..ROWS * PITCH];
-    let scores = &mut query_tile.scores[first * LANE_GROUPS + lane_group..]
-        [..(ROWS - 1) * LANE_GROUPS + COLUMNS];
+    let scores = &mut query_tile.scores[first * LANE_GROUPS + lane_group..][..(ROWS - 1) * LANE_GROUPS + COLUMNS];
     let mut products = [[simd.splat(0.0); COLUMNS]; ROWS];
     if along.start > 0 {
         for r in 0..ROWS {
@@ -186,12 +171,7 @@ impl Kernel for Outputs<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Outputs {
-            query_tile,
-            count,
-            visible,
-            finite,
-        } = self;
+        let Outputs { query_tile, count, visible, finite } = self;
         let columns = query_tile.columns;
         let mut column = 0;
         while column < columns {
@@ -260,11 +240,9 @@ fn output_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     keys: &Range<usize>,
 ) {
     let columns = query_tile.columns;
-    let weights =
-        &query_tile.scores.as_flattened()[keys.start * TILE_QUERIES..keys.end * TILE_QUERIES];
+    let weights = &query_tile.scores.as_flattened()[keys.start * TILE_QUERIES..keys.end * TILE_QUERIES];
     let within = column % SLICE;
-    let values =
-        &query_tile.values[tile_index(keys.start, column - within)..][..keys.len() * PITCH];
+    let values = &query_tile.values[tile_index(keys.start, column - within)..][..keys.len() * PITCH];
     let (values, _) = values.as_chunks::<PITCH>();
     let rescale = &query_tile.rescale.as_flattened()[query..][..ROWS];
     let out = &mut query_tile.out[query * columns + column..][..(ROWS - 1) * columns + COLUMNS];

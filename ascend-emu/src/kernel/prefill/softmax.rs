@@ -31,18 +31,11 @@ impl Kernel for UpdateSoftmax<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let UpdateSoftmax {
-            attention,
-            query_tile,
-            lane_group,
-            visible,
-            hidden,
-            all,
-        } = self;
+        let UpdateSoftmax { attention, query_tile, lane_group, visible, hidden, all } = self;
         let Range { start, end } = *visible;
         if start == end {
-            for scores in query_tile.scores[all.start * LANE_GROUPS..all.end * LANE_GROUPS]
-                .chunks_exact_mut(LANE_GROUPS)
+            for scores in
+                query_tile.scores[all.start * LANE_GROUPS..all.end * LANE_GROUPS].chunks_exact_mut(LANE_GROUPS)
             {
                 scores[lane_group] = [0.0; WIDTH];
             }
@@ -50,8 +43,7 @@ impl Kernel for UpdateSoftmax<'_, '_> {
             return;
         }
         for unseen in [all.start..start, end..all.end] {
-            let scores =
-                &mut query_tile.scores[unseen.start * LANE_GROUPS..unseen.end * LANE_GROUPS];
+            let scores = &mut query_tile.scores[unseen.start * LANE_GROUPS..unseen.end * LANE_GROUPS];
             for scores in scores.chunks_exact_mut(LANE_GROUPS) {
                 scores[lane_group] = [0.0; WIDTH];
             }

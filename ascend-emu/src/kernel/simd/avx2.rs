@@ -2,15 +2,13 @@
 
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
-    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castpd_ps,
-    _mm256_castps_pd, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps,
-    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps,
-    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32,
-    _mm256_srli_epi32, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd,
-    _mm256_unpacklo_ps,
+    __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_and_si256, _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps,
+    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps,
+    _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -20,9 +18,8 @@ pub(super) struct Avx2(());
 
 impl Avx2 {
     pub(super) fn detect() -> Option<Self> {
-        let there = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+        let there =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         there.then_some(Avx2(()))
     }
 
@@ -145,12 +142,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn mul_add(self, a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register {
         // SAFETY: `self` exists, so the processor has FMA.
-        unsafe {
-            [
-                _mm256_fmadd_ps(a[0], b[0], c[0]),
-                _mm256_fmadd_ps(a[1], b[1], c[1]),
-            ]
-        }
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]
@@ -171,10 +163,7 @@ impl Simd for Avx2 {
         unsafe {
             let lanes = _mm256_set1_epi16(lanes.cast_signed());
             let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-            [
-                hide(x[0], lanes, low),
-                hide(x[1], lanes, _mm256_slli_epi32::<8>(low)),
-            ]
+            [hide(x[0], lanes, low), hide(x[1], lanes, _mm256_slli_epi32::<8>(low))]
         }
     }
 
@@ -211,10 +200,7 @@ impl Simd for Avx2 {
         // SAFETY: `self` exists, so the processor has AVX; both transmuted types are 16 bytes of plain bits.
         unsafe {
             let sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-            let sums = _mm_add_ps(
-                _mm256_castps256_ps128(sums),
-                _mm256_extractf128_ps::<1>(sums),
-            );
+            let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
             transmute::<core::arch::x86_64::__m128, [f32; 4]>(sums)
         }
     }
@@ -275,10 +261,7 @@ impl Simd for Avx2 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
         // SAFETY: `self` exists, so the processor has F16C; the transmuted types are 32 bytes of plain bits.
         unsafe {
-            transmute::<[__m128i; 2], [u16; WIDTH]>([
-                _mm256_cvtps_ph::<NEAREST>(low),
-                _mm256_cvtps_ph::<NEAREST>(high),
-            ])
+            transmute::<[__m128i; 2], [u16; WIDTH]>([_mm256_cvtps_ph::<NEAREST>(low), _mm256_cvtps_ph::<NEAREST>(high)])
         }
     }
 
@@ -302,10 +285,7 @@ impl Simd for Avx2 {
         unsafe {
             let bytes = transmute::<[i8; WIDTH], __m128i>(*values);
             let high = core::arch::x86_64::_mm_srli_si128::<8>(bytes);
-            [
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
-            ]
+            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
         }
     }
 }

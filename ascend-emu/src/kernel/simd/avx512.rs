@@ -2,15 +2,13 @@
 
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
-    __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_CUR_DIRECTION,
-    _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128,
-    _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvt_roundph_ps, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtps_ph, _mm512_extractf32x8_ps,
-    _mm512_fmadd_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_sub_ps,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_CUR_DIRECTION, _MM_FROUND_TO_NEAREST_INT,
+    _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32,
+    _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvt_roundph_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtps_ph, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -55,12 +53,7 @@ const ODD: i32 = 0xdd;
 #[inline(always)]
 unsafe fn halves(wide: __m512) -> __m256 {
     // SAFETY: the caller keeps this contract.
-    unsafe {
-        _mm256_add_ps(
-            _mm512_castps512_ps256(wide),
-            _mm512_extractf32x8_ps::<1>(wide),
-        )
-    }
+    unsafe { _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps::<1>(wide)) }
 }
 
 impl Simd for Avx512 {
@@ -161,10 +154,7 @@ impl Simd for Avx512 {
             let low = _mm256_hadd_ps(halves(four[0]), halves(four[1]));
             let high = _mm256_hadd_ps(halves(four[2]), halves(four[3]));
             let sums = _mm256_hadd_ps(low, high);
-            let sums = _mm_add_ps(
-                _mm256_castps256_ps128(sums),
-                _mm256_extractf128_ps::<1>(sums),
-            );
+            let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
             transmute::<__m128, [f32; 4]>(sums)
         }
     }
@@ -188,12 +178,8 @@ impl Simd for Avx512 {
             };
         }
         // SAFETY: `self` exists, so the processor has AVX-512.
-        let halves = |a, b| unsafe {
-            _mm512_add_ps(
-                _mm512_shuffle_f32x4::<EVEN>(a, b),
-                _mm512_shuffle_f32x4::<ODD>(a, b),
-            )
-        };
+        let halves =
+            |a, b| unsafe { _mm512_add_ps(_mm512_shuffle_f32x4::<EVEN>(a, b), _mm512_shuffle_f32x4::<ODD>(a, b)) };
         let total = halves(halves(fours[0], fours[1]), halves(fours[2], fours[3]));
         let mut totals = [0.0; WIDTH];
         self.store(total, &mut totals);
@@ -250,21 +236,13 @@ impl Simd for Avx512 {
         // With the current rounding direction (an exact conversion needs none) the conversion may read memory itself,
         // which leaves an arithmetic unit free.
         // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
-        unsafe {
-            _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(transmute::<[u16; WIDTH], __m256i>(
-                *bits,
-            ))
-        }
+        unsafe { _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(transmute::<[u16; WIDTH], __m256i>(*bits)) }
     }
 
     #[inline(always)]
     fn narrow_f16(self, register: __m512) -> [u16; WIDTH] {
         // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
-        unsafe {
-            transmute::<__m256i, [u16; WIDTH]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(
-                register,
-            ))
-        }
+        unsafe { transmute::<__m256i, [u16; WIDTH]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(register)) }
     }
 
     #[inline(always)]

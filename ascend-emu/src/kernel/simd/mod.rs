@@ -38,10 +38,7 @@ pub(super) enum Shape {
     /// Six rows by one vector.
     Six,
     /// Twenty-four vectors: eight rows by three, or six by four.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        allow(dead_code, reason = "no other target has so many registers")
-    )]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other target has so many registers"))]
     Wide,
 }
 
@@ -350,23 +347,9 @@ mod tests {
             let lower = f16::from_bits(bits).to_f32();
             let next = f16::from_bits(bits.wrapping_add(1)).to_f32();
             let middle = ((f64::from(lower) + f64::from(next)) / 2.0) as f32;
-            values.extend([
-                lower,
-                lower.next_up(),
-                middle.next_down(),
-                middle,
-                middle.next_up(),
-            ]);
+            values.extend([lower, lower.next_up(), middle.next_down(), middle, middle.next_up()]);
         }
-        values.extend([
-            65519.996,
-            65520.0,
-            1e30,
-            f32::MAX,
-            f32::MIN_POSITIVE,
-            1e-45,
-            -1e-45,
-        ]);
+        values.extend([65519.996, 65520.0, 1e30, f32::MAX, f32::MIN_POSITIVE, 1e-45, -1e-45]);
         values.resize(values.len().next_multiple_of(WIDTH), 0.0);
         for values in values.as_chunks::<WIDTH>().0 {
             for level in Level::all() {

@@ -3,8 +3,8 @@
 use super::portable::{half_to_single, single_to_half};
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddvq_f32, vbslq_f32, vcgtq_f32, vdupq_n_f32, vfmaq_f32, vmulq_f32,
-    vreinterpretq_f32_s32, vreinterpretq_s32_f32, vshlq_n_s32, vsubq_f32,
+    float32x4_t, vaddq_f32, vaddvq_f32, vbslq_f32, vcgtq_f32, vdupq_n_f32, vfmaq_f32, vmulq_f32, vreinterpretq_f32_s32,
+    vreinterpretq_s32_f32, vshlq_n_s32, vsubq_f32,
 };
 use std::mem::transmute;
 
@@ -84,9 +84,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn powers_of_two(self, numbers: Four) -> Four {
         // SAFETY: `self` exists, so the processor has NEON.
-        each(|i| unsafe {
-            vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(numbers[i])))
-        })
+        each(|i| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(numbers[i]))) })
     }
 
     #[inline(always)]

@@ -9,22 +9,14 @@ pub(in super::super) struct Portable;
 /// `a * b + c`, with one rounding if that is one instruction.
 #[inline(always)]
 fn mul_add(a: f32, b: f32, c: f32) -> f32 {
-    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
-        a.mul_add(b, c)
-    } else {
-        a * b + c
-    }
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
 }
 
 impl Simd for Portable {
     type Register = Vector;
     type Sum = Vector;
 
-    const SHAPE: Shape = if cfg!(target_arch = "aarch64") {
-        Shape::Six
-    } else {
-        Shape::Two
-    };
+    const SHAPE: Shape = if cfg!(target_arch = "aarch64") { Shape::Six } else { Shape::Two };
 
     const IN_PLACE: bool = false;
 
@@ -170,11 +162,7 @@ impl Simd for Portable {
             let bits = value.to_bits();
             // A carry out of the mantissa raises the exponent; of a NaN it would raise the sign.
             let up = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-            *value = if value.is_nan() {
-                *value
-            } else {
-                f32::from_bits(up)
-            };
+            *value = if value.is_nan() { *value } else { f32::from_bits(up) };
         }
         rounded
     }
@@ -216,9 +204,7 @@ pub(super) fn single_to_half(value: f32) -> u16 {
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
     // Below 2^-14 the unit of a half is 2^-24, which is that of a single in [0.5, 1): the addition rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5)
-        .to_bits()
-        .wrapping_sub(0x3f00_0000);
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     // A carry out of the mantissa raises the exponent, past the largest half to infinity.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_add(0xfff + odd).wrapping_sub(BIAS) >> 13;

@@ -22,11 +22,7 @@ pub(crate) struct ElementTypes {
 impl ElementTypes {
     /// The type of the elements of a tensor whose description has the type `described`.
     pub(crate) fn stored(self, described: DType) -> DType {
-        if described == self.query {
-            self.stored
-        } else {
-            described
-        }
+        if described == self.query { self.stored } else { described }
     }
 }
 
@@ -52,12 +48,7 @@ impl InputTensor {
     /// # Safety
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
-    pub(crate) unsafe fn new(
-        base: *const u8,
-        rows: &Rows,
-        sizes: Sizes,
-        types: ElementTypes,
-    ) -> Self {
+    pub(crate) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, types: ElementTypes) -> Self {
         // SAFETY: the caller keeps this contract, in whichever type.
         unsafe {
             match types.stored(rows.dtype) {
@@ -68,9 +59,7 @@ impl InputTensor {
                 DType::Float8E4M3Fn => InputTensor::E4m3(ReadTensor::new(base, rows, sizes)),
                 DType::HiFloat8 => InputTensor::HiFloat8(ReadTensor::new(base, rows, sizes)),
                 DType::Int4 => InputTensor::FourBit(FourBitTensor::new(base, rows, sizes, false)),
-                DType::Float4E2M1 => {
-                    InputTensor::FourBit(FourBitTensor::new(base, rows, sizes, true))
-                }
+                DType::Float4E2M1 => InputTensor::FourBit(FourBitTensor::new(base, rows, sizes, true)),
                 _ => InputTensor::Absent,
             }
         }
@@ -114,13 +103,7 @@ impl InputTensor {
         step: usize,
         nonfinite: &mut S::Register,
     ) {
-        let seen = simd.outline(ReadRow {
-            tensor: self,
-            row,
-            columns,
-            out,
-            step,
-        });
+        let seen = simd.outline(ReadRow { tensor: self, row, columns, out, step });
         *nonfinite = simd.add(*nonfinite, simd.load(&seen));
     }
 }
@@ -140,13 +123,7 @@ impl Kernel for ReadRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Vector {
-        let ReadRow {
-            tensor,
-            row,
-            columns,
-            out,
-            step,
-        } = self;
+        let ReadRow { tensor, row, columns, out, step } = self;
         let nonfinite = &mut simd.splat(0.0);
         match tensor {
             InputTensor::F32(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
@@ -195,15 +172,7 @@ stored! {
 /// Whether the kernels can read tensors of type `dtype`, for queries of type `own`.
 pub(crate) fn reads(dtype: DType, own: DType) -> bool {
     use DType::{Bf16, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8};
-    let all = [
-        Float16,
-        Bf16,
-        Int8,
-        Int4,
-        Float8E4M3Fn,
-        HiFloat8,
-        Float4E2M1,
-    ];
+    let all = [Float16, Bf16, Int8, Int4, Float8E4M3Fn, HiFloat8, Float4E2M1];
     dtype == own || all.contains(&dtype)
 }
 
@@ -238,13 +207,7 @@ impl FourBitTensor {
     /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with
     /// zeros. All elements are finite.
     #[inline(always)]
-    fn read(
-        &self,
-        row: (usize, usize, usize),
-        columns: Range<usize>,
-        out: &mut [Vector],
-        step: usize,
-    ) {
+    fn read(&self, row: (usize, usize, usize), columns: Range<usize>, out: &mut [Vector], step: usize) {
         if self.floats {
             let value = |high: u8| Float4E2M1::from_bits(high >> 4).to_f32();
             self.read_as(row, columns, out, step, value);
@@ -268,25 +231,13 @@ impl FourBitTensor {
         assert!(columns.end <= grid.sizes().dim, "no such column");
         let first = grid.first(row);
         let base = grid.base().cast_const();
-        for (column, out) in columns
-            .clone()
-            .step_by(WIDTH)
-            .zip(out.iter_mut().step_by(step))
-        {
+        for (column, out) in columns.clone().step_by(WIDTH).zip(out.iter_mut().step_by(step)) {
             let index = first.wrapping_add(grid.column(column));
             if grid.is_dense() && index & 1 == 0 && column + WIDTH <= columns.end {
                 // SAFETY: the row and the columns exist, as checked, and are contiguous.
-                let bytes = unsafe {
-                    base.wrapping_offset(index >> 1)
-                        .cast::<[u8; WIDTH / 2]>()
-                        .read_unaligned()
-                };
+                let bytes = unsafe { base.wrapping_offset(index >> 1).cast::<[u8; WIDTH / 2]>().read_unaligned() };
                 for (i, out) in out.iter_mut().enumerate() {
-                    let high = if i % 2 == 0 {
-                        bytes[i / 2] << 4
-                    } else {
-                        bytes[i / 2]
-                    };
+                    let high = if i % 2 == 0 { bytes[i / 2] << 4 } else { bytes[i / 2] };
                     *out = value(high);
                 }
                 continue;
@@ -296,11 +247,7 @@ impl FourBitTensor {
                 let index = first.wrapping_add(grid.column(d));
                 // SAFETY: the row and the column exist, as checked, and may be read by the contract of `new`.
                 let byte = unsafe { base.wrapping_offset(index >> 1).read() };
-                let high = if index & 1 == 0 {
-                    byte << 4
-                } else {
-                    byte & 0xf0
-                };
+                let high = if index & 1 == 0 { byte << 4 } else { byte & 0xf0 };
                 *out = value(high);
             }
         }

@@ -144,9 +144,7 @@ mod tests {
         for values in all.as_chunks::<WIDTH>().0 {
             let wide = bf16::widen(Portable, values);
             for (value, wide) in values.iter().zip(wide) {
-                assert!(
-                    wide.to_bits() == value.to_f32().to_bits() || wide.is_nan() && value.is_nan()
-                );
+                assert!(wide.to_bits() == value.to_f32().to_bits() || wide.is_nan() && value.is_nan());
             }
             // The value, the middle to its neighbour, and both sides of the middle.
             for tail in [0, 0x7fff, 0x8000, 0x8001] {

@@ -56,18 +56,13 @@ impl OutputTensor {
                 DType::Float16 => OutputTensor::F16(WriteTensor::new(base, rows, sizes)),
                 DType::Bf16 => OutputTensor::Bf16(WriteTensor::new(base, rows, sizes)),
                 DType::Float => OutputTensor::F32(WriteTensor::new(base, rows, sizes)),
-                DType::Float8E4M3Fn => OutputTensor::E4m3(
-                    WriteTensor::new(base, rows, sizes),
-                    quantisation.map(Box::new),
-                ),
-                DType::HiFloat8 => OutputTensor::HiFloat8(
-                    WriteTensor::new(base, rows, sizes),
-                    quantisation.map(Box::new),
-                ),
-                _ => OutputTensor::Int8(
-                    WriteTensor::new(base, rows, sizes),
-                    quantisation.map(Box::new),
-                ),
+                DType::Float8E4M3Fn => {
+                    OutputTensor::E4m3(WriteTensor::new(base, rows, sizes), quantisation.map(Box::new))
+                }
+                DType::HiFloat8 => {
+                    OutputTensor::HiFloat8(WriteTensor::new(base, rows, sizes), quantisation.map(Box::new))
+                }
+                _ => OutputTensor::Int8(WriteTensor::new(base, rows, sizes), quantisation.map(Box::new)),
             }
         }
     }

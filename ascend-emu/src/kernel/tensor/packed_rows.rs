@@ -32,19 +32,12 @@ impl PackedRows {
             PackedRow::BYTES => sizes,
             _ => Sizes::NONE,
         };
-        PackedRows {
-            bytes: StridedTensor::new(base.cast_mut(), rows, sizes),
-            stored: rows.dtype,
-            own,
-        }
+        PackedRows { bytes: StridedTensor::new(base.cast_mut(), rows, sizes), stored: rows.dtype, own }
     }
 
     /// Sizes of the axes, the last in elements that a row stands for.
     pub(crate) fn sizes(&self) -> Sizes {
-        Sizes {
-            dim: PackedRow::DIM,
-            ..self.bytes.sizes()
-        }
+        Sizes { dim: PackedRow::DIM, ..self.bytes.sizes() }
     }
 
     /// Whether row `i` of both tensors begins at the same byte for every `i`, with the same strides.
@@ -100,12 +93,7 @@ impl PackedRows {
 
     /// The elements of a vector that is within one tile.
     #[inline(always)]
-    fn dequantised<S: Simd>(
-        &self,
-        simd: S,
-        row: &[u8; PackedRow::BYTES],
-        column: usize,
-    ) -> S::Register {
+    fn dequantised<S: Simd>(&self, simd: S, row: &[u8; PackedRow::BYTES], column: usize) -> S::Register {
         let codes: [u8; WIDTH] = std::array::from_fn(|i| row[column + i]);
         let quantised = match self.stored {
             DType::Float8E4M3Fn => Float8E4M3Fn::widen(simd, &codes.map(Float8E4M3Fn::from_bits)),

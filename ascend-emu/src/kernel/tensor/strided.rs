@@ -21,22 +21,12 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// No elements along any axis.
-    pub(crate) const NONE: Sizes = Sizes {
-        batch: 0,
-        heads: 0,
-        rows: 0,
-        dim: 0,
-    };
+    pub(crate) const NONE: Sizes = Sizes { batch: 0, heads: 0, rows: 0, dim: 0 };
 
     /// These sizes as [`Extents`].
     fn extents(self) -> Extents {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        Extents {
-            batch: count(self.batch),
-            heads: count(self.heads),
-            rows: count(self.rows),
-            dim: count(self.dim),
-        }
+        Extents { batch: count(self.batch), heads: count(self.heads), rows: count(self.rows), dim: count(self.dim) }
     }
 }
 
@@ -81,34 +71,14 @@ unsafe impl<T> Sync for StridedTensor<T> {}
 impl<T> StridedTensor<T> {
     pub(crate) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
-        let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
-            rows.lanes
-        } else {
-            0
-        };
+        let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) { rows.lanes } else { 0 };
         // A view that reaches outside of the address space has no rows.
         let bytes = |elements: u64| elements.checked_mul(size_of::<T>() as u64);
-        let runs = Sizes {
-            dim: sizes.dim.checked_div(lanes).unwrap_or(sizes.dim),
-            ..sizes
-        };
-        let last = view
-            .elements(runs.extents())
-            .and_then(|range| range.end.checked_add(lanes as u64))
-            .and_then(bytes);
+        let runs = Sizes { dim: sizes.dim.checked_div(lanes).unwrap_or(sizes.dim), ..sizes };
+        let last = view.elements(runs.extents()).and_then(|range| range.end.checked_add(lanes as u64)).and_then(bytes);
         let fits = last.is_some_and(|last| isize::try_from(last).is_ok()) && lanes == rows.lanes;
-        let sizes = if fits {
-            sizes
-        } else {
-            Sizes { rows: 0, ..sizes }
-        };
-        StridedTensor {
-            base: base.cast(),
-            view,
-            lanes,
-            sizes,
-            dense: view.dim == 1 || sizes.dim == 1 || lanes > 0,
-        }
+        let sizes = if fits { sizes } else { Sizes { rows: 0, ..sizes } };
+        StridedTensor { base: base.cast(), view, lanes, sizes, dense: view.dim == 1 || sizes.dim == 1 || lanes > 0 }
     }
 
     pub(crate) fn base(&self) -> *mut T {
@@ -127,19 +97,9 @@ impl<T> StridedTensor<T> {
     /// Whether no two elements share memory. The answer is `false` where strides interleave, even if no elements
     /// overlap.
     fn is_disjoint(&self) -> bool {
-        let Sizes {
-            batch,
-            heads,
-            rows,
-            dim,
-        } = self.sizes;
+        let Sizes { batch, heads, rows, dim } = self.sizes;
         let view = &self.view;
-        let mut axes = [
-            (batch, view.batch),
-            (heads, view.head),
-            (rows, view.row),
-            (dim, view.dim),
-        ];
+        let mut axes = [(batch, view.batch), (heads, view.head), (rows, view.row), (dim, view.dim)];
         axes.sort_by_key(|&(_, stride)| stride.unsigned_abs());
         let mut reach = 0u64;
         for (size, stride) in axes.into_iter().filter(|&(size, _)| size > 1) {
@@ -163,12 +123,7 @@ impl<T> StridedTensor<T> {
     /// If the row does not exist.
     #[inline(always)]
     pub(crate) fn first(&self, (batch, head, row): (usize, usize, usize)) -> isize {
-        let Sizes {
-            batch: batches,
-            heads,
-            rows,
-            ..
-        } = self.sizes;
+        let Sizes { batch: batches, heads, rows, .. } = self.sizes;
         assert!(batch < batches && head < heads && row < rows, "no such row");
         self.view.at(batch, head, row) as isize
     }
@@ -178,11 +133,7 @@ impl<T> StridedTensor<T> {
     pub(crate) fn column(&self, d: usize) -> isize {
         let (d, lanes) = (d as isize, self.lanes as isize);
         let stride = self.view.dim as isize;
-        if lanes == 0 {
-            stride.wrapping_mul(d)
-        } else {
-            stride.wrapping_mul(d / lanes).wrapping_add(d % lanes)
-        }
+        if lanes == 0 { stride.wrapping_mul(d) } else { stride.wrapping_mul(d / lanes).wrapping_add(d % lanes) }
     }
 
     /// Address of the first element of a row, which must exist.
@@ -254,12 +205,7 @@ impl<T: Element> ReadTensor<T> {
             for (i, out) in (0..whole).zip(&mut out) {
                 // SAFETY: `row` checked that the row exists; the vector is within its elements, which are
                 // contiguous and readable by the contract of `new`. No alignment is assumed.
-                let values = unsafe {
-                    first
-                        .wrapping_add(i * WIDTH)
-                        .cast::<[T; WIDTH]>()
-                        .read_unaligned()
-                };
+                let values = unsafe { first.wrapping_add(i * WIDTH).cast::<[T; WIDTH]>().read_unaligned() };
                 widen(simd, &values, out, nonfinite);
             }
             left.start += whole * WIDTH;
@@ -268,12 +214,7 @@ impl<T: Element> ReadTensor<T> {
             let values = if self.0.dense && column + WIDTH <= left.end {
                 // SAFETY: the row exists, and the vector is within its elements: fractals hold whole vectors, and
                 // `columns` starts at one.
-                unsafe {
-                    first
-                        .wrapping_offset(self.0.column(column))
-                        .cast::<[T; WIDTH]>()
-                        .read_unaligned()
-                }
+                unsafe { first.wrapping_offset(self.0.column(column)).cast::<[T; WIDTH]>().read_unaligned() }
             } else {
                 let mut values = [T::ZERO; WIDTH];
                 for (value, d) in values.iter_mut().zip(column..left.end) {
@@ -289,12 +230,7 @@ impl<T: Element> ReadTensor<T> {
 
 /// Widens a vector into `out`. Adds NaN to `nonfinite` if an element is not finite.
 #[inline(always)]
-fn widen<T: Element, S: Simd>(
-    simd: S,
-    values: &[T; WIDTH],
-    out: &mut Vector,
-    nonfinite: &mut S::Register,
-) {
+fn widen<T: Element, S: Simd>(simd: S, values: &[T; WIDTH], out: &mut Vector, nonfinite: &mut S::Register) {
     let wide = T::widen(simd, values);
     *nonfinite = simd.mul_add(wide, simd.splat(0.0), *nonfinite);
     simd.store(wide, out);
@@ -327,12 +263,7 @@ impl<T: Element> WriteTensor<T> {
 
     /// Writes one row, rounded to the element type.
     #[inline(always)]
-    pub(crate) fn write_row<S: Simd>(
-        &self,
-        simd: S,
-        row: (usize, usize, usize),
-        values: &[Vector],
-    ) {
+    pub(crate) fn write_row<S: Simd>(&self, simd: S, row: (usize, usize, usize), values: &[Vector]) {
         let first = self.0.row(row);
         let dim = self.dim();
         for (i, values) in values.iter().take(dim.div_ceil(WIDTH)).enumerate() {
@@ -341,20 +272,13 @@ impl<T: Element> WriteTensor<T> {
             if self.0.dense && column + WIDTH <= dim {
                 // SAFETY: `row` checked that the row exists; the vector is within its `dim` elements, all writable
                 // by the contract of `new`. No alignment is assumed.
-                unsafe {
-                    first
-                        .wrapping_add(column)
-                        .cast::<[T; WIDTH]>()
-                        .write_unaligned(narrow)
-                };
+                unsafe { first.wrapping_add(column).cast::<[T; WIDTH]>().write_unaligned(narrow) };
             } else {
                 let stride = self.0.view.dim as isize;
                 for (value, d) in narrow.iter().zip(column..dim) {
                     // SAFETY: `row` checked that the row exists, and it has element `d`.
                     unsafe {
-                        first
-                            .wrapping_offset(stride.wrapping_mul(d as isize))
-                            .write_unaligned(*value);
+                        first.wrapping_offset(stride.wrapping_mul(d as isize)).write_unaligned(*value);
                     }
                 }
             }

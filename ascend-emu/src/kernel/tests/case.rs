@@ -50,10 +50,7 @@ pub(super) struct Case {
 
 impl Case {
     /// A case, causal or not, without lengths.
-    pub(super) fn plain(
-        dtype: DType,
-        [batch, kv_heads, group, rows, keys, dim]: [usize; 6],
-    ) -> Self {
+    pub(super) fn plain(dtype: DType, [batch, kv_heads, group, rows, keys, dim]: [usize; 6]) -> Self {
         Case {
             dtype,
             layout: Layout::Bnsd,
@@ -82,21 +79,12 @@ impl Case {
 
     fn extents(&self, heads: usize, rows: usize) -> Extents {
         let [batch, heads, rows, dim] = [self.batch, heads, rows, self.dim].map(|n| n as i64);
-        Extents {
-            batch,
-            heads,
-            rows,
-            dim,
-        }
+        Extents { batch, heads, rows, dim }
     }
 
     /// The call's descriptors in its dtype; f32 calls pass the rules as FLOAT16 ones.
     fn described_dtype(&self) -> DType {
-        if self.dtype == DType::Float {
-            DType::Float16
-        } else {
-            self.dtype
-        }
+        if self.dtype == DType::Float { DType::Float16 } else { self.dtype }
     }
 
     /// Calls `work` with the call and its data.
@@ -104,11 +92,7 @@ impl Case {
         let described = self.described_dtype();
         let axes = self.layout.input();
         let spread = |mut desc: TensorDesc| {
-            let strides: Vec<i64> = desc
-                .strides
-                .iter()
-                .map(|stride| stride * self.spread)
-                .collect();
+            let strides: Vec<i64> = desc.strides.iter().map(|stride| stride * self.spread).collect();
             desc.strides = Dims::new(&strides).unwrap();
             desc
         };
@@ -131,10 +115,7 @@ impl Case {
         (call.key, call.value) = (&keys, &keys);
         let of_out = self.extents(self.heads(), self.rows);
         let out = spread(TensorDesc::packed(described, self.layout.out_shape(of_out)));
-        let lse = spread(TensorDesc::packed(
-            DType::Float,
-            self.layout.lse_shape(of_out),
-        ));
+        let lse = spread(TensorDesc::packed(DType::Float, self.layout.lse_shape(of_out)));
         call.attention_out = Some(out);
         call.softmax_lse = self.lse.then_some(lse);
         call.softmax_lse_flag = self.lse;
@@ -147,13 +128,8 @@ impl Case {
         call.inner_precise = self.inner_precise;
         call.scale = self.scale;
         call.atten_mask = match &self.mask {
-            Some(mask) => Some(TensorDesc::packed(
-                mask.dtype,
-                Dims::new(&mask.shape).unwrap(),
-            )),
-            None if self.mode.takes_compressed_mask() => {
-                Some(TensorDesc::packed(DType::Int8, Dims::of([2048, 2048])))
-            }
+            Some(mask) => Some(TensorDesc::packed(mask.dtype, Dims::new(&mask.shape).unwrap())),
+            None if self.mode.takes_compressed_mask() => Some(TensorDesc::packed(DType::Int8, Dims::of([2048, 2048]))),
             None => None,
         };
         let checked = match call.check(Version::V3, Target::snapshot(Soc::AtlasA2)) {
@@ -181,22 +157,14 @@ impl Case {
 /// What the kernels and the oracle do with a random call.
 pub(super) trait ComputedCall {
     /// Calls `work` with the call and its data; the tensors of the query's type have elements of type `held`.
-    fn with<R>(
-        &self,
-        held: Option<DType>,
-        work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
-    ) -> R;
+    fn with<R>(&self, held: Option<DType>, work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R) -> R;
 
     /// Runs the call and compares all of output and log-sum-exp with the oracle.
     fn check(&self, held: Option<DType>, level: Level) -> Result<(), String>;
 }
 
 impl ComputedCall for Call {
-    fn with<R>(
-        &self,
-        held: Option<DType>,
-        work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
-    ) -> R {
+    fn with<R>(&self, held: Option<DType>, work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R) -> R {
         let call = self.describe();
         let checked = match call.check(self.version, self.target) {
             Ok(checked) => checked,

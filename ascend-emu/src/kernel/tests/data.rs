@@ -83,35 +83,21 @@ impl Data {
             let own = desc.dtype == problem.dtype() && is_rows(argument.parameter);
             let held = if own { dtype } else { desc.dtype };
             let tensor = match argument.parameter {
-                Parameter::AttentionOut | Parameter::SoftmaxLse => {
-                    Fenced::poisoned(reach(desc) * held.size().unwrap())
-                }
+                Parameter::AttentionOut | Parameter::SoftmaxLse => Fenced::poisoned(reach(desc) * held.size().unwrap()),
                 _ => Fenced::new(fill(argument.parameter, desc, held, &mut random).into_iter()),
             };
             tensors.insert(argument, tensor);
         }
-        Data {
-            dtype,
-            tensors,
-            geometry: None,
-            working_memory: 0,
-        }
+        Data { dtype, tensors, geometry: None, working_memory: 0 }
     }
 
     /// Replaces the content of an input.
-    pub(super) fn put(
-        &mut self,
-        argument: impl Into<Argument>,
-        bytes: impl IntoIterator<Item = u8>,
-    ) {
-        self.tensors
-            .insert(argument.into(), Fenced::new(bytes.into_iter()));
+    pub(super) fn put(&mut self, argument: impl Into<Argument>, bytes: impl IntoIterator<Item = u8>) {
+        self.tensors.insert(argument.into(), Fenced::new(bytes.into_iter()));
     }
 
     pub(super) fn bytes(&self, argument: impl Into<Argument>) -> &[u8] {
-        self.tensors
-            .get(&argument.into())
-            .map_or(&[], Fenced::bytes)
+        self.tensors.get(&argument.into()).map_or(&[], Fenced::bytes)
     }
 
     pub(super) fn bytes_mut(&mut self, argument: impl Into<Argument>) -> &mut [u8] {
@@ -120,11 +106,8 @@ impl Data {
 
     /// Calls `work` with the addresses of the tensors.
     pub(super) fn with_buffers<R>(&mut self, work: impl FnOnce(&Buffers<'_>) -> R) -> R {
-        let base: HashMap<Argument, *mut u8> = self
-            .tensors
-            .iter_mut()
-            .map(|(&argument, tensor)| (argument, tensor.bytes_mut().as_mut_ptr()))
-            .collect();
+        let base: HashMap<Argument, *mut u8> =
+            self.tensors.iter_mut().map(|(&argument, tensor)| (argument, tensor.bytes_mut().as_mut_ptr())).collect();
         let base = |role: TensorRole| {
             let tensor = Argument::of_role(role).and_then(|argument| base.get(&argument));
             tensor.copied().unwrap_or(ptr::null_mut())
@@ -137,11 +120,8 @@ impl Data {
         let dtype = self.dtype;
         let geometry = self.geometry;
         let bytes = AtomicUsize::new(0);
-        let options = RunOptions {
-            single: dtype == DType::Float,
-            geometry: geometry.as_ref(),
-            working_memory: Some(&bytes),
-        };
+        let options =
+            RunOptions { single: dtype == DType::Float, geometry: geometry.as_ref(), working_memory: Some(&bytes) };
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
@@ -153,11 +133,7 @@ impl Data {
     /// Computes the oracle's outputs.
     pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
         let bytes = |role| Argument::of_role(role).map_or(&[][..], |argument| self.bytes(argument));
-        let inputs = Inputs {
-            dtype: self.dtype,
-            bytes: &bytes,
-            geometry: self.geometry.as_ref(),
-        };
+        let inputs = Inputs { dtype: self.dtype, bytes: &bytes, geometry: self.geometry.as_ref() };
         reference::attention(problem, &inputs)
     }
 
@@ -181,13 +157,8 @@ impl Data {
     }
 
     /// Compares both outputs with the oracle's; nothing else may have changed.
-    pub(super) fn compare(
-        &self,
-        problem: &AttentionProblem<'_>,
-        want: &Outputs,
-    ) -> Result<(), String> {
-        self.written()
-            .compare(problem, &want.attention, &want.lse)?;
+    pub(super) fn compare(&self, problem: &AttentionProblem<'_>, want: &Outputs) -> Result<(), String> {
+        self.written().compare(problem, &want.attention, &want.lse)?;
         if self.tensors.values().any(|tensor| !tensor.intact()) {
             return Err("bytes around a tensor changed".into());
         }

@@ -19,10 +19,7 @@ fn each(case: &Case, test: impl Fn(&AttentionProblem<'_>, &mut Data, Level)) {
 
 /// Prefill of two query blocks and three KV tiles, and decode of a few queries.
 fn shapes() -> [Case; 2] {
-    [
-        Case::plain(DType::Float16, [2, 1, 2, 100, 205, 32]),
-        Case::plain(DType::Float16, [2, 1, 2, 1, 205, 32]),
-    ]
+    [Case::plain(DType::Float16, [2, 1, 2, 100, 205, 32]), Case::plain(DType::Float16, [2, 1, 2, 1, 205, 32])]
 }
 
 fn is_blank(problem: &AttentionProblem<'_>, tensors: &Data, row: (usize, usize, usize)) -> bool {
@@ -45,11 +42,7 @@ fn rows_that_the_geometry_masks_fully_are_blank() {
         tensors.run(problem, level);
         for head in 0..2 {
             for row in 0..130 {
-                assert_eq!(
-                    is_blank(problem, tensors, (0, head, row)),
-                    row < 90,
-                    "{row}"
-                );
+                assert_eq!(is_blank(problem, tensors, (0, head, row)), row < 90, "{row}");
             }
         }
     });
@@ -68,11 +61,7 @@ fn rows_and_sequences_past_their_length_are_blank() {
         tensors.run(problem, level);
         for b in 0..3 {
             for row in 0..100 {
-                assert_eq!(
-                    is_blank(problem, tensors, (b, 1, row)),
-                    b > 0 || row >= 7,
-                    "{b} {row}"
-                );
+                assert_eq!(is_blank(problem, tensors, (b, 1, row)), b > 0 || row >= 7, "{b} {row}");
             }
         }
     });
@@ -89,11 +78,7 @@ fn rows_that_the_mask_hides_all_keys_of_are_blank_or_the_mean() {
             u8::from(b == 1 || row % 3 == 2)
         });
         let shape = [2, case.rows, keys].map(|n| n as i64).to_vec();
-        case.mask = Some(Mask {
-            shape,
-            dtype: DType::Bool,
-            bytes: bytes.collect(),
-        });
+        case.mask = Some(Mask { shape, dtype: DType::Bool, bytes: bytes.collect() });
         for corrects in [false, true] {
             if corrects && case.rows == 1 {
                 // The decode path does not take the bit.
@@ -127,30 +112,14 @@ fn hidden_keys_may_hold_anything() {
         }
         bytes[keys - 1] = 7;
         let shape = [2, case.rows, keys].map(|n| n as i64).to_vec();
-        case.mask = Some(Mask {
-            shape,
-            dtype: DType::Int8,
-            bytes,
-        });
+        case.mask = Some(Mask { shape, dtype: DType::Int8, bytes });
         each(&case, |problem, tensors, level| {
             for key in 30..50 {
                 put(&case, tensors.bytes_mut(Parameter::Key), key, 3, f32::NAN);
                 put(&case, tensors.bytes_mut(Parameter::Value), key, 4, f32::NAN);
-                put(
-                    &case,
-                    tensors.bytes_mut(Parameter::Value),
-                    key,
-                    5,
-                    f32::INFINITY,
-                );
+                put(&case, tensors.bytes_mut(Parameter::Value), key, 5, f32::INFINITY);
             }
-            put(
-                &case,
-                tensors.bytes_mut(Parameter::Value),
-                keys - 1,
-                7,
-                f32::INFINITY,
-            );
+            put(&case, tensors.bytes_mut(Parameter::Value), keys - 1, 7, f32::INFINITY);
             let want = tensors.oracle(problem);
             tensors.run(problem, level);
             tensors.compare(problem, &want).unwrap();
@@ -199,50 +168,26 @@ fn infinite_and_large_scores_neither_panic_nor_overflow() {
             for d in 0..32 {
                 put(&case, tensors.bytes_mut(Parameter::Query), 0, d, 1.0);
             }
-            put(
-                &case,
-                tensors.bytes_mut(Parameter::Key),
-                50,
-                0,
-                f32::NEG_INFINITY,
-            );
+            put(&case, tensors.bytes_mut(Parameter::Key), 50, 0, f32::NEG_INFINITY);
             let want = tensors.oracle(problem);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_finite());
             assert!((tensors.output(&problem.out, (0, 0, 0), 0) - want.attention[0]).abs() < 2e-3);
             // All of them are: there is no answer.
             for key in 0..keys {
-                put(
-                    &case,
-                    tensors.bytes_mut(Parameter::Key),
-                    key,
-                    0,
-                    f32::NEG_INFINITY,
-                );
+                put(&case, tensors.bytes_mut(Parameter::Key), key, 0, f32::NEG_INFINITY);
             }
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // One is +inf: neither.
-            put(
-                &case,
-                tensors.bytes_mut(Parameter::Key),
-                50,
-                0,
-                f32::INFINITY,
-            );
+            put(&case, tensors.bytes_mut(Parameter::Key), 50, 0, f32::INFINITY);
             tensors.run(problem, level);
             assert!(tensors.output(&problem.out, (0, 0, 0), 0).is_nan());
             // The largest finite numbers.
             for d in 0..32 {
                 put(&case, tensors.bytes_mut(Parameter::Query), 0, d, 65504.0);
                 for key in 0..keys {
-                    put(
-                        &case,
-                        tensors.bytes_mut(Parameter::Key),
-                        key,
-                        d,
-                        if key == 60 { 65504.0 } else { -65504.0 },
-                    );
+                    put(&case, tensors.bytes_mut(Parameter::Key), key, d, if key == 60 { 65504.0 } else { -65504.0 });
                 }
             }
             let want = tensors.oracle(problem);
@@ -257,40 +202,25 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let mut prefill = Case::plain(DType::Float16, [1, 1, 3, 200, 1300, 32]);
     prefill.mode = SparseMode::RightDownCausal;
     let decode = Case::plain(DType::Bf16, [2, 2, 4, 1, 3000, 64]);
-    let list = Case {
-        key_rows: vec![700, 1, 2000],
-        ..Case::plain(DType::Float16, [3, 1, 1, 1, 1, 160])
-    };
+    let list = Case { key_rows: vec![700, 1, 2000], ..Case::plain(DType::Float16, [3, 1, 1, 1, 1, 160]) };
     for case in [prefill, decode, list] {
         let want = case.with(|problem, tensors| tensors.oracle(problem));
         let outputs = [1, 2, 7].map(|threads| {
-            let pool = ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             case.with(|problem, tensors| {
                 pool.install(|| tensors.run(problem, Level::detect()));
                 tensors.compare(problem, &want).unwrap();
-                (
-                    tensors.bytes(Parameter::AttentionOut).to_vec(),
-                    tensors.bytes(Parameter::SoftmaxLse).to_vec(),
-                )
+                (tensors.bytes(Parameter::AttentionOut).to_vec(), tensors.bytes(Parameter::SoftmaxLse).to_vec())
             })
         });
-        assert!(
-            outputs[0] == outputs[1] && outputs[0] == outputs[2],
-            "{case:?}"
-        );
+        assert!(outputs[0] == outputs[1] && outputs[0] == outputs[2], "{case:?}");
     }
 }
 
 #[test]
 fn working_memory_is_that_of_tiles_and_threads() {
     let bytes = |threads: usize, rows: usize, keys: usize| {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .unwrap();
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         // Enough blocks for none to be split.
         let case = Case::plain(DType::Float16, [2, 16, 1, rows, keys, 64]);
         case.with(|problem, tensors| {
@@ -323,11 +253,7 @@ fn rows_may_lie_backwards_and_outputs_on_each_other() {
         problem.out.view.head = 0;
         tensors.run(&problem, level);
         let got = tensors.output(&problem.out, (0, 0, 0), 0);
-        assert!(
-            [0, 200 * 128]
-                .iter()
-                .any(|&at| (got - want.attention[at]).abs() < 2e-3)
-        );
+        assert!([0, 200 * 128].iter().any(|&at| (got - want.attention[at]).abs() < 2e-3));
     });
 }
 
@@ -348,9 +274,7 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
             call.attention_out = Some(half(rows));
             call.softmax_lse = Some(desc(DType::Float, &[2, 4, rows, 1]));
             call.softmax_lse_flag = true;
-            let checked = call
-                .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-                .unwrap();
+            let checked = call.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
             let problem = checked.problem;
             assert_eq!(problem.work, work);
             let mut out = vec![0xff; 2 * 4 * 5 * 16 * 2];
@@ -366,12 +290,7 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
             unsafe { run(&problem, &buffers) }.unwrap();
             if work == Work::Fill {
                 assert!(out.iter().all(|&byte| byte == 0));
-                assert!(
-                    lse.as_chunks()
-                        .0
-                        .iter()
-                        .all(|&l| f32::from_le_bytes(l) == f32::INFINITY)
-                );
+                assert!(lse.as_chunks().0.iter().all(|&l| f32::from_le_bytes(l) == f32::INFINITY));
             } else {
                 assert!(out.iter().chain(&lse).all(|&byte| byte == 0xff));
             }
@@ -382,10 +301,7 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
 #[test]
 fn refusals_name_the_type() {
     let refusal = KernelError::UnsupportedType(DType::Int8);
-    assert_eq!(
-        refusal.to_string(),
-        "the attention kernel does not compute with INT8"
-    );
+    assert_eq!(refusal.to_string(), "the attention kernel does not compute with INT8");
 }
 
 /// Packed calls whose query heads are no multiple of the key heads: the heads of whole groups are computed, the
@@ -393,9 +309,7 @@ fn refusals_name_the_type() {
 #[test]
 fn heads_that_the_key_heads_leave_over_are_not_written() {
     for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (7, 1), (2, 4), (1, 2)] {
-        let packed = |rows: i64, heads: i64| {
-            TensorDesc::contiguous(DType::Bf16, &[rows, heads, 80]).unwrap()
-        };
+        let packed = |rows: i64, heads: i64| TensorDesc::contiguous(DType::Bf16, &[rows, heads, 80]).unwrap();
         let key = [packed(217, kv_heads)];
         let call = FiaCall {
             query: Some(packed(109, heads)),
@@ -421,11 +335,7 @@ fn heads_that_the_key_heads_leave_over_are_not_written() {
             let after = data.bytes(Parameter::AttentionOut);
             let computed = kv_heads * (heads / kv_heads);
             let head_bytes = 80 * 2;
-            for (at, (before, after)) in before
-                .chunks(head_bytes)
-                .zip(after.chunks(head_bytes))
-                .enumerate()
-            {
+            for (at, (before, after)) in before.chunks(head_bytes).zip(after.chunks(head_bytes)).enumerate() {
                 let head = at as i64 % heads;
                 assert_eq!(before != after, head < computed, "{heads}/{kv_heads} {at}");
             }

@@ -14,11 +14,7 @@ use ascend_spec::{DType, SparseMode, TensorDesc};
 use std::collections::HashMap;
 use std::ptr;
 
-const OUTPUTS: [Parameter; 3] = [
-    Parameter::AttentionOut,
-    Parameter::SoftmaxMax,
-    Parameter::SoftmaxSum,
-];
+const OUTPUTS: [Parameter; 3] = [Parameter::AttentionOut, Parameter::SoftmaxMax, Parameter::SoftmaxSum];
 
 /// The bytes of each tensor.
 type Data = HashMap<Parameter, Vec<u8>>;
@@ -26,10 +22,8 @@ type Data = HashMap<Parameter, Vec<u8>>;
 /// Runs the kernels, and returns the outputs.
 pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level) -> Data {
     let mut data = data.clone();
-    let base: HashMap<Parameter, *mut u8> = data
-        .iter_mut()
-        .map(|(&parameter, bytes)| (parameter, bytes.as_mut_ptr()))
-        .collect();
+    let base: HashMap<Parameter, *mut u8> =
+        data.iter_mut().map(|(&parameter, bytes)| (parameter, bytes.as_mut_ptr())).collect();
     let base = |role: TensorRole| {
         let address = Parameter::of_role(role).and_then(|parameter| base.get(&parameter));
         address.copied().unwrap_or(ptr::null_mut())
@@ -51,11 +45,7 @@ fn expect(
         let bytes = Parameter::of_role(role).and_then(|parameter| data.get(&parameter));
         bytes.map_or(&[][..], Vec::as_slice)
     };
-    let inputs = Inputs {
-        dtype: problem.dtype(),
-        bytes: &bytes,
-        geometry: None,
-    };
+    let inputs = Inputs { dtype: problem.dtype(), bytes: &bytes, geometry: None };
     let want = reference::attention(problem, &inputs);
     let blank = |out: Parameter| {
         let dtype = arguments.tensor(out).map(|desc| desc.dtype);
@@ -64,9 +54,7 @@ fn expect(
     };
     let mut expected = HashMap::from(OUTPUTS.map(blank));
     let mut put = |out: Parameter, element: i64, number: f64| {
-        let place = expected
-            .get_mut(&out)
-            .and_then(|all| all.get_mut(element as usize));
+        let place = expected.get_mut(&out).and_then(|all| all.get_mut(element as usize));
         *place.expect("an element of the output") = number as f32;
     };
     for b in 0..problem.batch {
@@ -97,11 +85,7 @@ fn expect(
 }
 
 /// Finds an element of an output that was written and should not have been.
-fn overwritten(
-    found: &[u8],
-    size: usize,
-    mut unspecified: impl Iterator<Item = usize>,
-) -> Option<usize> {
+fn overwritten(found: &[u8], size: usize, mut unspecified: impl Iterator<Item = usize>) -> Option<usize> {
     unspecified.find(|at| found[at * size..][..size] != [0xff; 4][..size])
 }
 
@@ -116,10 +100,7 @@ impl FlashCall {
         let expected = expect(&self.arguments, &self.data, &problem);
         let found = compute(&self.data, &problem, level);
         for out in OUTPUTS {
-            let dtype = self
-                .arguments
-                .tensor(out)
-                .map_or(DType::Float, |desc| desc.dtype);
+            let dtype = self.arguments.tensor(out).map_or(DType::Float, |desc| desc.dtype);
             let tolerance = match (out, problem.dtype()) {
                 (Parameter::AttentionOut, DType::Bf16) => 2e-2,
                 (Parameter::AttentionOut, DType::Float16) => 3e-3,
@@ -152,9 +133,7 @@ impl FlashCall {
 
     /// The output of the same call of another operator.
     pub(super) fn compute_as(&self, call: &FiaCall<'_>, level: Level) -> Vec<u8> {
-        let checked = call
-            .check(fia::Version::V4, TARGET)
-            .expect("a call that holds");
+        let checked = call.check(fia::Version::V4, TARGET).expect("a call that holds");
         compute(&self.data, &checked.problem, level)[&Parameter::AttentionOut].clone()
     }
 }
@@ -190,12 +169,7 @@ fn golden_cases_of_flash_attention_score_are_met() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} of {count} wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} of {count} wrong:\n{}", wrong.len(), wrong.join("\n"));
     let operators = ["flash_attention_score", "flash_attention_varlen_score"];
     assert_eq!(count, golden::naming(&files, &operators));
     let own = files.iter().filter(|path| path.starts_with(golden::own()));
@@ -205,17 +179,9 @@ fn golden_cases_of_flash_attention_score_are_met() {
 
 /// A call whose output shows which keys each row sees: all scores are equal, and the value of key `j` is 1 only at
 /// `j`.
-fn seen(
-    mode: SparseMode,
-    (rows, keys): (usize, usize),
-    tokens: (i64, i64),
-    prefix: i64,
-) -> Option<Vec<bool>> {
+fn seen(mode: SparseMode, (rows, keys): (usize, usize), tokens: (i64, i64), prefix: i64) -> Option<Vec<bool>> {
     const DIM: usize = 40;
-    let packed = matches!(
-        mode,
-        SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal
-    );
+    let packed = matches!(mode, SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal);
     let last = mode == SparseMode::RightDownCausalBand;
     let desc = |dtype, shape: &[usize]| {
         let shape: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
@@ -223,11 +189,7 @@ fn seen(
     };
     // Another sequence of two rows and two keys, which is before or after the cut one.
     let before = if last { 2 } else { 0 };
-    let (all_rows, all_keys) = if packed {
-        (rows + 2, keys + 2)
-    } else {
-        (rows, keys)
-    };
+    let (all_rows, all_keys) = if packed { (rows + 2, keys + 2) } else { (rows, keys) };
     let tensor = |rows: usize| match packed {
         true => desc(DType::Float, &[rows, 1, DIM]),
         false => desc(DType::Float, &[1, rows, 1, DIM]),
@@ -260,25 +222,14 @@ fn seen(
     } else {
         arguments.prefix = Some(vec![prefix]);
     }
-    let version = if packed {
-        Version::VarLenV1
-    } else {
-        Version::V1
-    };
+    let version = if packed { Version::VarLenV1 } else { Version::V1 };
     let call = arguments.call();
     let problem = call.check(version, TARGET).ok()?.attention().ok()?;
     let geometry = Sparsity {
         pre_tokens: tokens.0,
         next_tokens: tokens.1,
         prefix: &[prefix],
-        ..Sparsity::new(
-            mode,
-            Lengths::Dense {
-                batch: 1,
-                q_len: rows as u64,
-                kv_len: keys as u64,
-            },
-        )
+        ..Sparsity::new(mode, Lengths::Dense { batch: 1, q_len: rows as u64, kv_len: keys as u64 })
     };
     let geometry = geometry.geometry(0);
     let ones = |count: usize, one: &dyn Fn(usize, usize) -> bool| -> Vec<u8> {
@@ -306,11 +257,7 @@ fn seen(
     let out = elements(DType::Float, &found[&Parameter::AttentionOut]);
     let sees = |i: usize, j: usize| out[(i + first) * DIM + j] != 0.0;
     let cells = (0..rows).flat_map(|i| (0..keys).map(move |j| (i, j)));
-    Some(
-        cells
-            .map(|(i, j)| sees(i, j) == geometry.sees(i as u64, j as u64))
-            .collect(),
-    )
+    Some(cells.map(|(i, j)| sees(i, j) == geometry.sees(i as u64, j as u64)).collect())
 }
 
 #[test]
@@ -329,18 +276,12 @@ fn sparse_modes_5_to_8_are_the_predicate_of_the_geometry() {
                     continue;
                 };
                 let wrong = agrees.iter().position(|agrees| !agrees);
-                assert_eq!(
-                    wrong, None,
-                    "mode {mode}, {rows} x {keys}, {tokens:?}, {prefix}"
-                );
+                assert_eq!(wrong, None, "mode {mode}, {rows} x {keys}, {tokens:?}, {prefix}");
                 computed[mode as usize] += 1;
             }
         }
     }
     // Every size in modes 5 and 6; modes 7 and 8 as far as their bands reach.
     assert_eq!(computed[5..7], [6400, 6400]);
-    assert!(
-        computed[7..].iter().all(|&count| count > 1600),
-        "{computed:?}"
-    );
+    assert!(computed[7..].iter().all(|&count| count > 1600), "{computed:?}");
 }

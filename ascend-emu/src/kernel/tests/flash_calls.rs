@@ -1,9 +1,7 @@
 //! Random calls of FlashAttentionScore, with data.
 
 use super::calls::Random;
-use ascend_spec::ops::flash_attention_score::{
-    Arguments, FlashAttentionCall, InputLayout, Parameter, Version, Work,
-};
+use ascend_spec::ops::flash_attention_score::{Arguments, FlashAttentionCall, InputLayout, Parameter, Version, Work};
 use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc};
 use half::{bf16, f16};
 use std::collections::HashMap;
@@ -36,12 +34,7 @@ struct Sizes {
 impl Sizes {
     fn random(random: &mut Random, plain: bool) -> Self {
         let layouts = match plain {
-            true => &[
-                InputLayout::Bsh,
-                InputLayout::Bsnd,
-                InputLayout::Bnsd,
-                InputLayout::Tnd,
-            ][..],
+            true => &[InputLayout::Bsh, InputLayout::Bsnd, InputLayout::Bnsd, InputLayout::Tnd][..],
             false => &InputLayout::ALL[..],
         };
         let layout = layouts[random.below(layouts.len())];
@@ -50,11 +43,7 @@ impl Sizes {
         let long = random.below(8) == 0;
         let equal = random.below(3) == 0;
         let mut one = || {
-            let keys = if long {
-                600 + random.below(900)
-            } else {
-                1 + random.below(150)
-            };
+            let keys = if long { 600 + random.below(900) } else { 1 + random.below(150) };
             let rows = match equal {
                 true if !long => keys,
                 _ if long => 1 + random.below(5),
@@ -77,8 +66,7 @@ impl Sizes {
                     _ => (rows, keys),
                 };
                 let some = lengths.into_iter().take(batch);
-                some.map(|lengths| empty(lengths, random.below(16)))
-                    .collect()
+                some.map(|lengths| empty(lengths, random.below(16))).collect()
             }
             false => lengths.repeat(batch),
         };
@@ -110,8 +98,7 @@ impl Sizes {
     }
 
     fn longest(&self) -> (usize, usize) {
-        let most =
-            |(q, kv): (usize, usize), &(rows, keys): &(usize, usize)| (q.max(rows), kv.max(keys));
+        let most = |(q, kv): (usize, usize), &(rows, keys): &(usize, usize)| (q.max(rows), kv.max(keys));
         self.lengths.iter().fold((0, 0), most)
     }
 
@@ -155,11 +142,7 @@ impl FlashCall {
             let checked = checked.check(version, TARGET);
             if checked.is_ok_and(|problem| problem.work == Work::Attend) {
                 let data = fill(&arguments, &sizes, &mut random);
-                return FlashCall {
-                    version,
-                    arguments,
-                    data,
-                };
+                return FlashCall { version, arguments, data };
             }
         }
     }
@@ -167,11 +150,7 @@ impl FlashCall {
 
 fn describe(sizes: &Sizes, random: &mut Random, plain: bool) -> (Version, Arguments<TensorDesc>) {
     let packed = sizes.layout.is_packed();
-    let version = if packed {
-        Version::VarLenV5
-    } else {
-        Version::V3
-    };
+    let version = if packed { Version::VarLenV5 } else { Version::V3 };
     let (longest, total) = (sizes.longest(), sizes.total());
     let (rows, keys) = if packed { total } else { longest };
     let mut arguments = FlashAttentionCall::new(sizes.layout.as_str()).to_arguments();
@@ -249,8 +228,7 @@ fn mask(arguments: &mut Arguments<TensorDesc>, sizes: &Sizes, random: &mut Rando
         return;
     }
     arguments.sparse_mode = mode;
-    let near =
-        |random: &mut Random, most: usize| random.below(2 * most + 3) as i64 - most as i64 - 1;
+    let near = |random: &mut Random, most: usize| random.below(2 * most + 3) as i64 - most as i64 - 1;
     if random.below(3) > 0 && (mode != 0 || !plain) {
         arguments.pre_tokens = near(random, keys);
         arguments.next_tokens = near(random, keys);
@@ -312,11 +290,7 @@ fn bytes(dtype: DType, number: f32) -> Vec<u8> {
     }
 }
 
-fn fill(
-    arguments: &Arguments<TensorDesc>,
-    sizes: &Sizes,
-    random: &mut Random,
-) -> HashMap<Parameter, Vec<u8>> {
+fn fill(arguments: &Arguments<TensorDesc>, sizes: &Sizes, random: &mut Random) -> HashMap<Parameter, Vec<u8>> {
     let mut data = HashMap::new();
     let often = [2, 5, 20][random.below(3)];
     for (argument, desc) in arguments.each_tensor() {
@@ -342,12 +316,10 @@ fn fill(
             }
             Parameter::DropMask => (0..elements).map(|_| random.below(256) as u8).collect(),
             _ if parameter.is_output() => vec![0xff; elements * size],
-            Parameter::RealShift if arguments.pse_type > 1 => (0..elements)
-                .flat_map(|_| bytes(desc.dtype, random.below(100) as f32 / 500.0))
-                .collect(),
-            _ => (0..elements)
-                .flat_map(|_| bytes(desc.dtype, number(random)))
-                .collect(),
+            Parameter::RealShift if arguments.pse_type > 1 => {
+                (0..elements).flat_map(|_| bytes(desc.dtype, random.below(100) as f32 / 500.0)).collect()
+            }
+            _ => (0..elements).flat_map(|_| bytes(desc.dtype, number(random))).collect(),
         };
         data.insert(parameter, filled);
     }

@@ -50,12 +50,7 @@ fn new(layout: Layout, batch: usize, rows: usize, dim: usize) -> Call {
 }
 
 fn extents(batch: usize, heads: usize, rows: usize, dim: usize) -> Extents {
-    Extents {
-        batch: batch as i64,
-        heads: heads as i64,
-        rows: rows as i64,
-        dim: dim as i64,
-    }
+    Extents { batch: batch as i64, heads: heads as i64, rows: rows as i64, dim: dim as i64 }
 }
 
 fn shaped(layout: Layout, extents: Extents) -> TensorDesc {
@@ -87,24 +82,18 @@ where
             data.run(problem, Level::detect());
             let data = &*data;
             for (b, (&rows, &keys)) in self.rows.iter().zip(&self.keys).enumerate() {
-                for (head, row) in (0..HEADS).flat_map(|head| (0..rows).map(move |row| (head, row)))
-                {
+                for (head, row) in (0..HEADS).flat_map(|head| (0..rows).map(move |row| (head, row))) {
                     let kv_head = head * KV_HEADS / HEADS;
                     let score = |j: usize| {
-                        let product = |d| {
-                            (self.query)(data, (b, head, row, d))
-                                * (self.key)(data, (b, kv_head, j, d))
-                        };
+                        let product = |d| (self.query)(data, (b, head, row, d)) * (self.key)(data, (b, kv_head, j, d));
                         (0..self.dims.0).map(product).sum::<f64>() * call.plain.scale
                     };
                     let weights: Vec<f64> = (0..keys).map(|j| score(j).exp()).collect();
                     let sum: f64 = weights.iter().sum();
                     for d in 0..self.dims.1 {
-                        let weighted =
-                            |(j, weight)| weight * (self.value)(data, (b, kv_head, j, d));
+                        let weighted = |(j, weight)| weight * (self.value)(data, (b, kv_head, j, d));
                         let want = weights.iter().enumerate().map(weighted).sum::<f64>() / sum;
-                        let got =
-                            half(data, Parameter::AttentionOut, (self.out)((b, head, row, d)));
+                        let got = half(data, Parameter::AttentionOut, (self.out)((b, head, row, d)));
                         let close = (got - want).abs() <= 4e-3 * (1.0 + want.abs());
                         assert!(close, "{b} {head} {row} {d}: {got}, not {want}");
                     }
@@ -132,16 +121,8 @@ fn keys_of_a_list_lie_in_their_own_tensors() {
         keys,
         dims: (dim, dim),
         query: |data: &Data, place| half(data, Parameter::Query, bnsd(place, HEADS, ROWS, dim)),
-        key: |data: &Data, place: Place| {
-            half(data, Argument::element(Parameter::Key, place.0), own(place))
-        },
-        value: |data: &Data, place: Place| {
-            half(
-                data,
-                Argument::element(Parameter::Value, place.0),
-                own(place),
-            )
-        },
+        key: |data: &Data, place: Place| half(data, Argument::element(Parameter::Key, place.0), own(place)),
+        value: |data: &Data, place: Place| half(data, Argument::element(Parameter::Value, place.0), own(place)),
         out: |place| bnsd(place, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
@@ -155,8 +136,7 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
     call.value = call.key.clone();
     call.plain.query_rope = Some(shaped(Layout::Bsnd, extents(3, HEADS, ROWS, ROPE)));
     call.plain.key_rope = Some(shaped(Layout::Bsnd, extents(3, KV_HEADS, keys, ROPE)));
-    let bsnd =
-        |(b, head, row, d): Place, heads, rows, dim| ((b * rows + row) * heads + head) * dim + d;
+    let bsnd = |(b, head, row, d): Place, heads, rows, dim| ((b * rows + row) * heads + head) * dim + d;
     let formulas = Formulas {
         rows: vec![ROWS; 3],
         keys: vec![keys; 3],
@@ -169,23 +149,11 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
             }
         },
         key: |data: &Data, (b, head, j, d): Place| match d.checked_sub(dim) {
-            None => half(
-                data,
-                Argument::element(Parameter::Key, b),
-                (j * KV_HEADS + head) * dim + d,
-            ),
-            Some(d) => half(
-                data,
-                Parameter::KeyRope,
-                bsnd((b, head, j, d), KV_HEADS, keys, ROPE),
-            ),
+            None => half(data, Argument::element(Parameter::Key, b), (j * KV_HEADS + head) * dim + d),
+            Some(d) => half(data, Parameter::KeyRope, bsnd((b, head, j, d), KV_HEADS, keys, ROPE)),
         },
         value: |data: &Data, (b, head, j, d): Place| {
-            half(
-                data,
-                Argument::element(Parameter::Value, b),
-                (j * KV_HEADS + head) * dim + d,
-            )
+            half(data, Argument::element(Parameter::Value, b), (j * KV_HEADS + head) * dim + d)
         },
         out: |place| bsnd(place, HEADS, ROWS, dim),
     };
@@ -193,13 +161,7 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
 }
 
 /// A paged call in BNSD with these lengths; also the columns of its table.
-fn paged(
-    cache: Cache,
-    stored: DType,
-    block_size: usize,
-    dim: usize,
-    keys: &[i64],
-) -> (Call, usize) {
+fn paged(cache: Cache, stored: DType, block_size: usize, dim: usize, keys: &[i64]) -> (Call, usize) {
     let mut call = new(Layout::Bnsd, keys.len(), ROWS, dim);
     let sizes = [KV_HEADS, block_size, dim, dim].map(|size| size as i64);
     call.pages(cache, stored, sizes, keys, &mut Random(5));
@@ -295,18 +257,9 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
     call.plain.query = Some(shaped(Layout::Bnsd, query));
     call.output(HALF, query);
     let scale = desc(DType::Float, &[2, KV_HEADS as i64, tokens as i64]);
-    (
-        call.plain.key_antiquant_scale,
-        call.plain.value_antiquant_scale,
-    ) = (Some(scale), Some(scale));
-    (
-        call.plain.key_antiquant_offset,
-        call.plain.value_antiquant_offset,
-    ) = (Some(scale), Some(scale));
-    (
-        call.plain.key_antiquant_mode,
-        call.plain.value_antiquant_mode,
-    ) = (3, 3);
+    (call.plain.key_antiquant_scale, call.plain.value_antiquant_scale) = (Some(scale), Some(scale));
+    (call.plain.key_antiquant_offset, call.plain.value_antiquant_offset) = (Some(scale), Some(scale));
+    (call.plain.key_antiquant_mode, call.plain.value_antiquant_mode) = (3, 3);
     let stored = |data: &Data, (b, head, j, d): Place, argument| {
         let (id, token) = block(data, (b, j), columns, block_size);
         let element = ((id * KV_HEADS + head) * block_size + token) * dim + d;
@@ -327,10 +280,7 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
             scaled(data, place, stored(data, place, Parameter::Key), grids)
         },
         value: |data: &Data, place| {
-            let grids = [
-                Parameter::ValueAntiquantScale,
-                Parameter::ValueAntiquantOffset,
-            ];
+            let grids = [Parameter::ValueAntiquantScale, Parameter::ValueAntiquantOffset];
             scaled(data, place, stored(data, place, Parameter::Value), grids)
         },
         out: |place| bnsd(place, HEADS, 1, dim),
@@ -372,13 +322,11 @@ fn scales_of_fp8_follow_query_rows_and_rows_of_blocks() {
         dims: (dim, dim),
         query: |data: &Data, (b, head, i, d): Place| {
             let entry = head * 5 + row(b, i);
-            small(data, Parameter::Query, entry * dim + d)
-                * single(data, Parameter::DequantScaleQuery, entry)
+            small(data, Parameter::Query, entry * dim + d) * single(data, Parameter::DequantScaleQuery, entry)
         },
         key: |data: &Data, place: Place| {
             let entry = cached(data, place);
-            small(data, Parameter::Key, entry * dim + place.3)
-                * single(data, Parameter::KeyAntiquantScale, entry)
+            small(data, Parameter::Key, entry * dim + place.3) * single(data, Parameter::KeyAntiquantScale, entry)
         },
         value: |data: &Data, place: Place| {
             small(data, Parameter::Value, cached(data, place) * dim + place.3)

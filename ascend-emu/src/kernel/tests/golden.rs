@@ -98,15 +98,9 @@ impl Golden {
             }
         }
         if golden.metadata["atten_mask_kind"] == "compressed" {
-            let rows = if golden.arguments.sparse_mode == 6 {
-                3072
-            } else {
-                2048
-            };
+            let rows = if golden.arguments.sparse_mode == 6 { 3072 } else { 2048 };
             let desc = TensorDesc::contiguous(DType::Bool, &[rows, 2048]);
-            golden
-                .arguments
-                .set_tensor(Parameter::AttenMask, desc.unwrap());
+            golden.arguments.set_tensor(Parameter::AttenMask, desc.unwrap());
         }
         Some(golden)
     }
@@ -122,30 +116,22 @@ impl Golden {
         let (numbers, _) = data.as_chunks::<4>();
         let numbers: Vec<f32> = numbers.iter().map(|&of| f32::from_le_bytes(of)).collect();
         let size = dtype.size().unwrap();
-        self.data
-            .insert(parameter, vec![0xff; numbers.len() * size]);
+        self.data.insert(parameter, vec![0xff; numbers.len() * size]);
         self.expected.insert(parameter, numbers);
     }
 
     fn tolerance(&self, name: &str) -> f32 {
-        self.metadata
-            .get(name)
-            .map_or(0.0, |text| text.parse().unwrap())
+        self.metadata.get(name).map_or(0.0, |text| text.parse().unwrap())
     }
 
     /// Compares outputs, given as bytes of their own type, with what is expected of them.
     pub(super) fn compare(&self, found: &dyn Fn(Parameter) -> Vec<u8>) -> Result<(), String> {
         let own = |parameter| self.arguments.tensor(parameter).map(|desc| desc.dtype);
-        self.compare_elements(&|parameter| {
-            elements(own(parameter).unwrap_or(DType::Float), &found(parameter))
-        })
+        self.compare_elements(&|parameter| elements(own(parameter).unwrap_or(DType::Float), &found(parameter)))
     }
 
     /// Compares the elements of outputs with what is expected of them.
-    pub(super) fn compare_elements(
-        &self,
-        found: &dyn Fn(Parameter) -> Vec<f32>,
-    ) -> Result<(), String> {
+    pub(super) fn compare_elements(&self, found: &dyn Fn(Parameter) -> Vec<f32>) -> Result<(), String> {
         for (&parameter, expected) in &self.expected {
             let found = found(parameter);
             let (atol, rtol) = match parameter {
@@ -203,14 +189,7 @@ pub(super) fn elements(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let halves = || bytes.as_chunks::<2>().0.iter().copied();
     match dtype {
         DType::Float16 => halves().map(|of| f16::from_le_bytes(of).to_f32()).collect(),
-        DType::Bf16 => halves()
-            .map(|of| bf16::from_le_bytes(of).to_f32())
-            .collect(),
-        _ => bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|&of| f32::from_le_bytes(of))
-            .collect(),
+        DType::Bf16 => halves().map(|of| bf16::from_le_bytes(of).to_f32()).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|&of| f32::from_le_bytes(of)).collect(),
     }
 }

@@ -44,12 +44,7 @@ impl Numbers {
 
     /// The output if keys and values are in a tensor of this shape.
     fn output(&self, shape: &[usize], table: Option<&[i32]>, level: Level) -> Vec<u8> {
-        let query = Extents {
-            batch: 1,
-            heads: (KV_HEADS * self.group) as i64,
-            rows: 1,
-            dim: DIM as i64,
-        };
+        let query = Extents { batch: 1, heads: (KV_HEADS * self.group) as i64, rows: 1, dim: DIM as i64 };
         let mut call = Call::new(Layout::Bnsd, DType::Float16, query, 1);
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         call.key = vec![desc(self.stored, &shape)];
@@ -70,10 +65,8 @@ impl Numbers {
             None => dense.to_vec(),
             Some(table) => self.scattered(dense, shape[2] as usize, table),
         };
-        call.contents
-            .push((Parameter::Key.into(), place(&self.key)));
-        call.contents
-            .push((Parameter::Value.into(), place(&self.value)));
+        call.contents.push((Parameter::Key.into(), place(&self.key)));
+        call.contents.push((Parameter::Value.into(), place(&self.value)));
         if let Some(table) = table {
             call.plain.block_size = shape[2];
             call.plain.block_table = Some(desc(DType::Int32, &[1, table.len() as i64]));
@@ -105,10 +98,8 @@ impl Numbers {
 #[test]
 fn blocks_of_any_size_give_the_bits_of_one_tensor() {
     for level in levels() {
-        for (group, stored) in [1, 2, 3, 4, 7]
-            .map(|group| (group, DType::Float16))
-            .into_iter()
-            .chain([(4, DType::Int8)])
+        for (group, stored) in
+            [1, 2, 3, 4, 7].map(|group| (group, DType::Float16)).into_iter().chain([(4, DType::Int8)])
         {
             for keys in [1, 47, 48, 49, 131, 300] {
                 let numbers = Numbers::new(group, keys, stored);

@@ -12,9 +12,7 @@ fn patchy(batch: usize, rows: usize, keys: usize, seed: u64) -> Mask {
     const ACROSS: usize = 200;
     let mut random = Random(seed);
     let across = keys.div_ceil(ACROSS);
-    let pieces: Vec<usize> = (0..batch * rows.div_ceil(DOWN) * across)
-        .map(|_| random.below(5))
-        .collect();
+    let pieces: Vec<usize> = (0..batch * rows.div_ceil(DOWN) * across).map(|_| random.below(5)).collect();
     let mut bytes = Vec::with_capacity(batch * rows * keys);
     for row in 0..batch * rows {
         for key in 0..keys {
@@ -27,11 +25,7 @@ fn patchy(batch: usize, rows: usize, keys: usize, seed: u64) -> Mask {
             bytes.push(u8::from(hidden));
         }
     }
-    Mask {
-        shape: vec![batch as i64, 1, rows as i64, keys as i64],
-        dtype: DType::Bool,
-        bytes,
-    }
+    Mask { shape: vec![batch as i64, 1, rows as i64, keys as i64], dtype: DType::Bool, bytes }
 }
 
 #[test]

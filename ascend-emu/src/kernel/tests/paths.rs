@@ -8,11 +8,7 @@ use proptest::prelude::*;
 
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig {
-        cases: (default.cases / 2).max(1),
-        max_shrink_iters: 0,
-        ..default
-    }
+    ProptestConfig { cases: (default.cases / 2).max(1), max_shrink_iters: 0, ..default }
 }
 
 fn agree(call: &Call, level: usize, single: bool) -> Result<(), TestCaseError> {

@@ -28,19 +28,11 @@ fn singles(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 fn integers(values: &[i32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn of(batch: i64, heads: i64, rows: i64, dim: i64) -> Extents {
-    Extents {
-        batch,
-        heads,
-        rows,
-        dim,
-    }
+    Extents { batch, heads, rows, dim }
 }
 
 /// Runs a call and checks that both the kernels and the oracle compute `want` of head, row and element, in every
@@ -66,10 +58,7 @@ fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
             let got = data.output(&problem.out, (b, head, row), d);
             assert!(close(got), "{b} {head} {row} {d}: {got}, not {want}");
             let place = format_args!("{b} {head} {row} {d}");
-            assert!(
-                close(from_oracle),
-                "oracle: {place}: {from_oracle}, not {want}"
-            );
+            assert!(close(from_oracle), "oracle: {place}: {from_oracle}, not {want}");
         }
     });
 }
@@ -84,10 +73,7 @@ fn decode(stored: DType, cache: &[i64], table: &[i32], block_size: i64, len: i64
     call.plain.num_key_value_heads = 1;
     call.plain.block_table = Some(desc(DType::Int32, &[1, table.len() as i64]));
     call.kv_lens = Some(vec![len]);
-    call.contents = vec![
-        (Parameter::BlockTable.into(), integers(table)),
-        (Parameter::Query.into(), halves([0.0; 32])),
-    ];
+    call.contents = vec![(Parameter::BlockTable.into(), integers(table)), (Parameter::Query.into(), halves([0.0; 32]))];
     call
 }
 
@@ -129,11 +115,7 @@ fn nz_blocks_keep_runs_of_thirty_two_channels() {
 fn heads_of_a_block_come_before_or_after_its_tokens() {
     for heads_first in [false, true] {
         let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 2, 1, 16), 1);
-        let shape: &[i64] = if heads_first {
-            &[2, 2, 16, 16]
-        } else {
-            &[2, 16, 32]
-        };
+        let shape: &[i64] = if heads_first { &[2, 2, 16, 16] } else { &[2, 16, 32] };
         call.key = vec![desc(DType::Float16, shape)];
         call.value = call.key.clone();
         call.plain.block_size = 16;
@@ -142,11 +124,7 @@ fn heads_of_a_block_come_before_or_after_its_tokens() {
         call.kv_lens = Some(vec![2]);
         let value = (0..1024).map(|at| {
             let (block, rest) = (at / 512, at % 512);
-            let (head, token) = if heads_first {
-                (rest / 256, rest / 16 % 16)
-            } else {
-                (rest / 16 % 2, rest / 32)
-            };
+            let (head, token) = if heads_first { (rest / 256, rest / 16 % 16) } else { (rest / 16 % 2, rest / 32) };
             match (block, token) {
                 (1, 0) => (1 + head) as f32 * 10.0,
                 (1, 1) => (1 + head) as f32 * 30.0,
@@ -166,8 +144,7 @@ fn heads_of_a_block_come_before_or_after_its_tokens() {
 fn ids_that_name_no_block_are_found_and_count_as_zeros() {
     for bad in [-1, 3, i32::MAX, i32::MIN] {
         let mut call = decode(DType::Float16, &[3, 16, 32], &[2, bad], 16, 18);
-        call.contents
-            .push((Parameter::Value.into(), halves([9.0; 3 * 16 * 32])));
+        call.contents.push((Parameter::Value.into(), halves([9.0; 3 * 16 * 32])));
         gives(&call, |_, _, _| 8.0);
         call.with(None, |problem, data| {
             let found = data.with_buffers(|buffers| {
@@ -214,21 +191,14 @@ fn scales_belong_to_their_channel_token_and_head() {
     let base = |mode: i64, shape: &[i64]| {
         let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, heads, 1, dim), 1);
         call.keys(DType::Int8, of(1, heads, keys, dim), dim);
-        let number = if mode == 0 || mode == 2 {
-            DType::Float16
-        } else {
-            DType::Float
-        };
+        let number = if mode == 0 || mode == 2 { DType::Float16 } else { DType::Float };
         call.plain.key_antiquant_scale = Some(desc(number, shape));
         call.plain.value_antiquant_scale = Some(desc(number, shape));
         call.plain.key_antiquant_mode = mode;
         call.plain.value_antiquant_mode = mode;
         call.contents = vec![
             (Parameter::Query.into(), halves([0.0; 64])),
-            (
-                Parameter::Value.into(),
-                vec![2; (heads * keys * dim) as usize],
-            ),
+            (Parameter::Value.into(), vec![2; (heads * keys * dim) as usize]),
         ];
         call
     };
@@ -281,8 +251,7 @@ fn each_sequence_of_a_list_has_its_own_rotary_part() {
         for b in 0..batch as usize {
             let value = |at: usize| (100 * b + 10 * (at / 128)) as f32 + 1.0;
             let values = halves((0..4 * 128).map(value));
-            call.contents
-                .push((Argument::element(Parameter::Value, b), values));
+            call.contents.push((Argument::element(Parameter::Value, b), values));
         }
         gives_each(&call, |b, _, _, _| (100 * b + 10 * b + 1) as f64);
         call.with(None, |problem, _| {
@@ -327,10 +296,7 @@ fn a_sink_takes_weight_and_gives_nothing() {
         (Parameter::Query.into(), brains([0.0; 128])),
         (Parameter::Value.into(), brains([8.0; 128])),
         // Scores are 0: a sink of 0 takes half, one of -inf nothing.
-        (
-            Parameter::LearnableSink.into(),
-            brains([0.0, f32::NEG_INFINITY]),
-        ),
+        (Parameter::LearnableSink.into(), brains([0.0, f32::NEG_INFINITY])),
     ];
     gives(&call, |head, _, _| [4.0, 8.0][head]);
 }

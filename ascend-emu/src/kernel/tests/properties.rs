@@ -27,18 +27,7 @@ fn length() -> impl Strategy<Value = usize> {
 
 /// The number of heads and their sharing.
 fn heads() -> impl Strategy<Value = (usize, usize)> {
-    proptest::sample::select(vec![
-        (1, 1),
-        (2, 1),
-        (1, 2),
-        (2, 2),
-        (1, 3),
-        (1, 4),
-        (2, 5),
-        (1, 8),
-        (1, 9),
-        (1, 17),
-    ])
+    proptest::sample::select(vec![(1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (1, 4), (2, 5), (1, 8), (1, 9), (1, 17)])
 }
 
 /// Scores from flat to peaked.
@@ -60,44 +49,38 @@ fn lengths(batch: usize, most: usize) -> impl Strategy<Value = Option<Vec<i64>>>
 fn mask(batch: usize, rows: usize, keys: usize) -> impl Strategy<Value = Mask> {
     let shape = (0usize..6, 0usize..3, 0usize..20);
     let dtype = proptest::sample::select(vec![DType::Int8, DType::UInt8, DType::Bool]);
-    (shape, dtype, 0usize..5, any::<u64>()).prop_map(
-        move |((rank, more_rows, more_keys), dtype, kind, seed)| {
-            let (i, j) = (rows + more_rows, keys + more_keys);
-            let shape = match rank {
-                0 => vec![i, j],
-                1 => vec![1, i, j],
-                2 => vec![batch, i, j],
-                3 => vec![1, 1, i, j],
-                _ => vec![batch, 1, i, j],
-            };
-            let mut state = seed | 1;
-            let mut random = || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state
-            };
-            let count: usize = shape.iter().product();
-            let bytes = (0..count)
-                .map(|at| {
-                    let hides = match kind {
-                        0 => random() % 10 == 0,
-                        1 => random() % 20 != 0,
-                        2 => (at % j) / 50 % 2 == (at / j) / 30 % 2,
-                        3 => at % j > at / j % i,
-                        _ => false,
-                    };
-                    // Anything but 0 hides.
-                    if hides { (random() % 255) as u8 + 1 } else { 0 }
-                })
-                .collect();
-            Mask {
-                shape: shape.into_iter().map(|n| n as i64).collect(),
-                dtype,
-                bytes,
-            }
-        },
-    )
+    (shape, dtype, 0usize..5, any::<u64>()).prop_map(move |((rank, more_rows, more_keys), dtype, kind, seed)| {
+        let (i, j) = (rows + more_rows, keys + more_keys);
+        let shape = match rank {
+            0 => vec![i, j],
+            1 => vec![1, i, j],
+            2 => vec![batch, i, j],
+            3 => vec![1, 1, i, j],
+            _ => vec![batch, 1, i, j],
+        };
+        let mut state = seed | 1;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let count: usize = shape.iter().product();
+        let bytes = (0..count)
+            .map(|at| {
+                let hides = match kind {
+                    0 => random() % 10 == 0,
+                    1 => random() % 20 != 0,
+                    2 => (at % j) / 50 % 2 == (at / j) / 30 % 2,
+                    3 => at % j > at / j % i,
+                    _ => false,
+                };
+                // Anything but 0 hides.
+                if hides { (random() % 255) as u8 + 1 } else { 0 }
+            })
+            .collect();
+        Mask { shape: shape.into_iter().map(|n| n as i64).collect(), dtype, bytes }
+    })
 }
 
 /// A call of the prefill path.
@@ -110,14 +93,7 @@ fn prefill() -> impl Strategy<Value = Case> {
         0i64..4,
         any::<u64>(),
     );
-    let sizes = (
-        1usize..4,
-        heads(),
-        length().prop_map(|n| n + 1),
-        length(),
-        1usize..=8,
-        any::<bool>(),
-    );
+    let sizes = (1usize..4, heads(), length().prop_map(|n| n + 1), length(), 1usize..=8, any::<bool>());
     (kind, sizes, -5i64..60, -5i64..60).prop_flat_map(|(kind, sizes, pre, next)| {
         let (dtype, layout, mode, lse, inner_precise, seed) = kind;
         let (batch, (kv_heads, group), rows, keys, dim, list) = sizes;
@@ -128,31 +104,17 @@ fn prefill() -> impl Strategy<Value = Case> {
             ..200_000 => dim * 16,
             _ => 16,
         };
-        let key_rows = if list && batch > 1 {
-            (0..batch).map(|b| (keys / (b + 1)).max(1)).collect()
-        } else {
-            vec![keys]
-        };
+        let key_rows =
+            if list && batch > 1 { (0..batch).map(|b| (keys / (b + 1)).max(1)).collect() } else { vec![keys] };
         let shortest = key_rows.iter().copied().min().unwrap_or(1);
-        let wants_mask =
-            mode == SparseMode::AllMask || mode == SparseMode::DefaultMask && seed % 3 != 0;
+        let wants_mask = mode == SparseMode::AllMask || mode == SparseMode::DefaultMask && seed % 3 != 0;
         let mask = mask(batch, rows, keys).prop_map(move |mask| wants_mask.then_some(mask));
-        let parts = (
-            lengths(batch, rows),
-            lengths(batch, shortest),
-            mask,
-            scale(dim),
-        );
+        let parts = (lengths(batch, rows), lengths(batch, shortest), mask, scale(dim));
         parts.prop_map(move |(q_lens, kv_lens, mask, scale)| {
             // A band is not empty, and reaches into the shortest sequence.
             let unbounded = seed % 4 == 0;
             let least = |lens: &Option<Vec<i64>>, all: usize| {
-                lens.iter()
-                    .flatten()
-                    .copied()
-                    .min()
-                    .unwrap_or(all as i64)
-                    .min(all as i64)
+                lens.iter().flatten().copied().min().unwrap_or(all as i64).min(all as i64)
             };
             let (q_least, kv_least) = (least(&q_lens, rows), least(&kv_lens, shortest));
             let (pre_most, next_most) = match mode {
@@ -160,17 +122,9 @@ fn prefill() -> impl Strategy<Value = Case> {
                 _ => (kv_least, q_least),
             };
             let pre = pre.max(1 - pre_most).max(-4);
-            let next = if pre < 0 {
-                next.max(-pre)
-            } else {
-                next.max(1 - next_most).max(-pre)
-            };
+            let next = if pre < 0 { next.max(-pre) } else { next.max(1 - next_most).max(-pre) };
             let pre = if next < 0 { pre.max(-next) } else { pre };
-            let (pre, next) = if pre_most == 0 || next_most == 0 {
-                (pre.max(0), next.max(0))
-            } else {
-                (pre, next)
-            };
+            let (pre, next) = if pre_most == 0 || next_most == 0 { (pre.max(0), next.max(0)) } else { (pre, next) };
             Case {
                 dtype,
                 layout,
@@ -182,11 +136,7 @@ fn prefill() -> impl Strategy<Value = Case> {
                 dim,
                 mode,
                 mask: mask.clone(),
-                tokens: if unbounded {
-                    (FiaCall::ALL_TOKENS, next.max(0))
-                } else {
-                    (pre, next)
-                },
+                tokens: if unbounded { (FiaCall::ALL_TOKENS, next.max(0)) } else { (pre, next) },
                 q_lens: q_lens.clone(),
                 kv_lens: kv_lens.clone(),
                 inner_precise,
@@ -214,35 +164,20 @@ fn decode() -> impl Strategy<Value = Case> {
     (kind, sizes).prop_flat_map(|(kind, sizes)| {
         let (dtype, layout, lse, inner_precise, seed, masked) = kind;
         let (batch, (kv_heads, group), keys, dim, list) = sizes;
-        let dim = if seed % 3 == 0 {
-            dim
-        } else {
-            (dim / 16 * 16).max(16)
-        };
-        let key_rows: Vec<usize> = if list && batch > 1 {
-            (0..batch).map(|b| (keys / (b + 1)).max(1)).collect()
-        } else {
-            vec![keys]
-        };
+        let dim = if seed % 3 == 0 { dim } else { (dim / 16 * 16).max(16) };
+        let key_rows: Vec<usize> =
+            if list && batch > 1 { (0..batch).map(|b| (keys / (b + 1)).max(1)).collect() } else { vec![keys] };
         let shortest = key_rows.iter().copied().min().unwrap_or(1);
         let mask = mask(batch, 1, keys).prop_map(move |mut mask| {
             // The first axis is the batch, always.
             let last = mask.shape.last().copied().unwrap_or(1);
-            mask.shape = if masked == 1 {
-                vec![batch as i64, last]
-            } else {
-                vec![batch as i64, 1, 1, last]
-            };
+            mask.shape = if masked == 1 { vec![batch as i64, last] } else { vec![batch as i64, 1, 1, last] };
             let count = batch * last as usize;
             mask.bytes = mask.bytes.iter().copied().cycle().take(count).collect();
             (masked > 0 && masked < 3).then_some(mask)
         });
         // Modes 3 and 4 change nothing for one row with a compressed mask.
-        let mode = if masked == 3 {
-            SparseMode::RightDownCausal
-        } else {
-            SparseMode::DefaultMask
-        };
+        let mode = if masked == 3 { SparseMode::RightDownCausal } else { SparseMode::DefaultMask };
         (lengths(batch, shortest), mask, scale(dim)).prop_map(move |(kv_lens, mask, scale)| Case {
             dtype,
             layout,
@@ -269,11 +204,7 @@ fn decode() -> impl Strategy<Value = Case> {
 /// Half of the cases that `PROPTEST_CASES` sets, because the oracle is slow, and little shrinking.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig {
-        cases: (default.cases / 2).max(1),
-        max_shrink_iters: 300,
-        ..default
-    }
+    ProptestConfig { cases: (default.cases / 2).max(1), max_shrink_iters: 300, ..default }
 }
 
 /// A prompt of one layer of TriangleMix, or the rest of it.
@@ -282,11 +213,8 @@ fn triangle() -> impl Strategy<Value = (Case, MaskGeometry)> {
     let part = proptest::sample::select(TrianglePart::ALL.to_vec());
     (sizes, part, heads(), any::<u64>()).prop_map(
         |((count, sinks, window, last, before), part, (kv_heads, group), seed)| {
-            let rows = TriangleRows {
-                first_row: before,
-                rows: count as u64 + 1,
-                prompt_len: before + count as u64 + 1,
-            };
+            let rows =
+                TriangleRows { first_row: before, rows: count as u64 + 1, prompt_len: before + count as u64 + 1 };
             let keys = rows.keys() as usize;
             let sizes = [1, kv_heads, group, count + 1, keys, 16];
             let dtype = HALVES[seed as usize % 2];
@@ -363,10 +291,7 @@ fn shared_call(seed: u64) -> (FlashCall, fia::Arguments<TensorDesc>) {
         let arguments = &flash.arguments;
         let mut fused = FiaCall::new(arguments.input_layout.as_deref().unwrap()).to_arguments();
         fused.query = arguments.query;
-        (fused.key, fused.value) = (
-            arguments.key.into_iter().collect(),
-            arguments.value.into_iter().collect(),
-        );
+        (fused.key, fused.value) = (arguments.key.into_iter().collect(), arguments.value.into_iter().collect());
         (fused.atten_mask, fused.attention_out) = (arguments.atten_mask, arguments.attention_out);
         fused.num_heads = arguments.num_heads;
         let shape = arguments.key.unwrap().shape;
@@ -379,17 +304,12 @@ fn shared_call(seed: u64) -> (FlashCall, fia::Arguments<TensorDesc>) {
         };
         (fused.scale, fused.sparse_mode) = (arguments.scale, arguments.sparse_mode);
         (fused.pre_tokens, fused.next_tokens) = (arguments.pre_tokens, arguments.next_tokens);
-        fused
-            .actual_seq_lengths
-            .clone_from(&arguments.actual_seq_lengths);
-        fused
-            .actual_seq_lengths_kv
-            .clone_from(&arguments.actual_seq_lengths_kv);
+        fused.actual_seq_lengths.clone_from(&arguments.actual_seq_lengths);
+        fused.actual_seq_lengths_kv.clone_from(&arguments.actual_seq_lengths_kv);
         let call = fused.call();
         let checked = call.check(fia::Version::V4, TARGET);
         // One row without a sequence axis of its own is masked in a way of its own.
-        let same = checked
-            .is_ok_and(|checked| checked.route == fia::Route::Prefill || call.atten_mask.is_none());
+        let same = checked.is_ok_and(|checked| checked.route == fia::Route::Prefill || call.atten_mask.is_none());
         if same {
             return (flash, fused);
         }

@@ -8,9 +8,7 @@ use crate::runtime::capture::{Capture, Mode as CaptureMode};
 use crate::runtime::graph::Group;
 use crate::runtime::queue::Command;
 use crate::sanitizer::allocation_table;
-use crate::status::{
-    Outcome, PARAM_INVALID, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure,
-};
+use crate::status::{Outcome, PARAM_INVALID, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure};
 use std::mem;
 use std::sync::Arc;
 
@@ -23,14 +21,12 @@ impl Stream {
                 submission.mode = Mode::Captured(Capture::begin(self.id, mode));
                 Ok(())
             }
-            Mode::Captured(_) => Err(failure!(
-                STREAM_CAPTURED,
-                "aclmdlRICaptureBegin: the stream is already being captured"
-            )),
-            Mode::Updating(..) => Err(failure!(
-                TASK_GROUP_STATUS,
-                "aclmdlRICaptureBegin: the stream is in a task update"
-            )),
+            Mode::Captured(_) => {
+                Err(failure!(STREAM_CAPTURED, "aclmdlRICaptureBegin: the stream is already being captured"))
+            }
+            Mode::Updating(..) => {
+                Err(failure!(TASK_GROUP_STATUS, "aclmdlRICaptureBegin: the stream is in a task update"))
+            }
         }
     }
 
@@ -43,12 +39,7 @@ impl Stream {
     }
 
     pub(crate) fn captured(&self, name: &str) -> Outcome<Arc<Capture>> {
-        self.capture().ok_or_else(|| {
-            failure!(
-                STREAM_NOT_CAPTURED,
-                "{name}: the stream is not being captured"
-            )
-        })
+        self.capture().ok_or_else(|| failure!(STREAM_NOT_CAPTURED, "{name}: the stream is not being captured"))
     }
 
     /// `aclmdlRICaptureEnd`; returns the graph's handle.
@@ -76,14 +67,12 @@ impl Stream {
                 submission.mode = Mode::Updating(group, Vec::new());
                 Ok(())
             }
-            Mode::Captured(_) => Err(failure!(
-                STREAM_CAPTURED,
-                "{NAME}: the stream is being captured; update on another one"
-            )),
-            Mode::Updating(..) => Err(failure!(
-                TASK_GROUP_STATUS,
-                "{NAME}: an update is already going on in this stream"
-            )),
+            Mode::Captured(_) => {
+                Err(failure!(STREAM_CAPTURED, "{NAME}: the stream is being captured; update on another one"))
+            }
+            Mode::Updating(..) => {
+                Err(failure!(TASK_GROUP_STATUS, "{NAME}: an update is already going on in this stream"))
+            }
         }
     }
 
@@ -108,10 +97,7 @@ impl Stream {
             }
             other => {
                 submission.mode = other;
-                Err(failure!(
-                    TASK_GROUP_STATUS,
-                    "{NAME}: no update is going on in this stream"
-                ))
+                Err(failure!(TASK_GROUP_STATUS, "{NAME}: no update is going on in this stream"))
             }
         }
     }

@@ -33,14 +33,7 @@ pub(crate) struct Values {
 
 impl Settings {
     pub(crate) fn new(priority: u32, flags: u32) -> Self {
-        Settings {
-            limits: Arc::default(),
-            values: Lock::new(Values {
-                priority,
-                flags,
-                ..Values::default()
-            }),
-        }
+        Settings { limits: Arc::default(), values: Lock::new(Values { priority, flags, ..Values::default() }) }
     }
 
     pub(crate) fn values(&self) -> Values {
@@ -71,8 +64,7 @@ impl Stream {
                 "{name}: a stream that stops at a failure cannot be told to go on; make another stream"
             ));
         }
-        self.settings
-            .change(|values| values.stop_on_failure |= stop);
+        self.settings.change(|values| values.stop_on_failure |= stop);
         Ok(())
     }
 }

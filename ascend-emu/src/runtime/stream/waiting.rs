@@ -37,21 +37,14 @@ impl Stream {
     }
 
     /// Waits until `target` commands are over. Returns `false` if the deadline passes first.
-    pub(super) fn wait_completed(
-        &self,
-        name: &'static str,
-        target: u64,
-        deadline: Option<Instant>,
-    ) -> Outcome<bool> {
+    pub(super) fn wait_completed(&self, name: &'static str, target: u64, deadline: Option<Instant>) -> Outcome<bool> {
         let mut watch = StallWatch::default();
         let mut shared = self.shared.lock();
         while shared.completed < target {
             if expired(deadline) {
                 return Ok(false);
             }
-            shared = self
-                .advanced
-                .wait(shared, deadline.or_else(StallWatch::next_look));
+            shared = self.advanced.wait(shared, deadline.or_else(StallWatch::next_look));
             if deadline.is_none() && shared.completed < target {
                 drop(shared);
                 watch.look(name, self.id)?;
@@ -68,17 +61,9 @@ impl Stream {
     }
 
     /// Waits for the first `target` commands and reports the first fault since the last synchronisation.
-    pub(crate) fn synchronize_to(
-        &self,
-        name: &'static str,
-        target: u64,
-        deadline: Option<Instant>,
-    ) -> Outcome {
+    pub(crate) fn synchronize_to(&self, name: &'static str, target: u64, deadline: Option<Instant>) -> Outcome {
         if !self.wait_completed(name, target, deadline)? {
-            return Err(failure!(
-                STREAM_SYNC_TIMEOUT,
-                "{name}: the stream's work was not over in time"
-            ));
+            return Err(failure!(STREAM_SYNC_TIMEOUT, "{name}: the stream's work was not over in time"));
         }
         allocation_table::host_waited_for_stream(self.id, target);
         self.take_fault().map_or(Ok(()), |fault| Err(fault.into()))

@@ -50,10 +50,7 @@ impl Stream {
             .unwrap_or_else(|payload| {
                 Err(Fault {
                     code: DEVICE_INTERNAL,
-                    message: format!(
-                        "internal error of the emulator: {}",
-                        panic_text(payload.as_ref())
-                    ),
+                    message: format!("internal error of the emulator: {}", panic_text(payload.as_ref())),
                 })
             });
             let mut shared = self.shared.lock();
@@ -61,8 +58,7 @@ impl Stream {
             shared.waiting = None;
             shared.completed += 1;
             if let Err(fault) = outcome {
-                self.faults
-                    .add(fault, self.settings.values().stop_on_failure);
+                self.faults.add(fault, self.settings.values().stop_on_failure);
             }
             self.progress.store(shared.completed, Ordering::Release);
             drop(shared);
@@ -71,18 +67,11 @@ impl Stream {
     }
 
     /// Runs one command, which is dropped afterwards.
-    fn execute(
-        &self,
-        command: Command,
-        addresses: &mut Addresses,
-        scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
+    fn execute(&self, command: Command, addresses: &mut Addresses, scratch: &mut Vec<Access>) -> Result<(), Fault> {
         match command {
             // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until
             // `completed` passes the task's number.
-            Command::Task(task, check) => unsafe {
-                self.run_task(&task, addresses, check, scratch)
-            },
+            Command::Task(task, check) => unsafe { self.run_task(&task, addresses, check, scratch) },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
                 Ok(())
@@ -142,9 +131,7 @@ impl Stream {
             match graph.step(place, addresses) {
                 Some(Step::Task(task, ())) => {
                     let _waiting = match task {
-                        Task::AwaitValue { address, .. } => {
-                            Some(Waiting::begin(self.id, Wait::Value(address)))
-                        }
+                        Task::AwaitValue { address, .. } => Some(Waiting::begin(self.id, Wait::Value(address))),
                         _ => None,
                     };
                     // SAFETY: the allocation table admitted the replay with the ranges of every task that it may run,
@@ -182,11 +169,7 @@ impl Stream {
                 unsafe { call.run() };
                 Ok(())
             }
-            Task::Report {
-                stream,
-                call,
-                block,
-            } => callback::deliver(*stream, *call, *block, &self.abort),
+            Task::Report { stream, call, block } => callback::deliver(*stream, *call, *block, &self.abort),
             Task::Raise(notify) => {
                 notify.raise();
                 Ok(())
@@ -198,15 +181,9 @@ impl Stream {
                 allocation_table::wrote(*address..address.saturating_add(size_of::<u64>()));
                 Ok(())
             }
-            Task::AwaitValue {
-                address,
-                value,
-                comparison,
-            } => {
+            Task::AwaitValue { address, value, comparison } => {
                 // SAFETY: the allocation table admitted the task, so its bytes are live.
-                unsafe {
-                    stream_value::wait(memory()?, *address, *value, *comparison, &self.abort)
-                };
+                unsafe { stream_value::wait(memory()?, *address, *value, *comparison, &self.abort) };
                 Ok(())
             }
             // SAFETY: the caller's promise.
@@ -220,11 +197,9 @@ impl Stream {
             Task::Raise(notify) => notify.queue_record(self.id),
             Task::AwaitNotify { notify, .. } => notify.queue_wait(self.id),
             Task::Write { address, value } => stream_value::queue_write(self.id, *address, *value),
-            Task::AwaitValue {
-                address,
-                value,
-                comparison,
-            } => stream_value::queue_wait(self.id, *address, *value, *comparison),
+            Task::AwaitValue { address, value, comparison } => {
+                stream_value::queue_wait(self.id, *address, *value, *comparison)
+            }
             _ => {}
         }
     }

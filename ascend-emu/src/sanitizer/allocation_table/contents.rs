@@ -46,9 +46,7 @@ impl AllocationTable {
     fn first_unwritten(&self, bytes: Range<usize>) -> Option<Range<usize>> {
         let mut gap = None;
         self.each_part(bytes, &mut |region, part| {
-            let found = self
-                .written_of(region)
-                .and_then(|written| written.first_gap(part));
+            let found = self.written_of(region).and_then(|written| written.first_gap(part));
             let base = region.info.base;
             gap = found.map(|found| base + found.start..base + found.end);
             gap.is_none()
@@ -58,11 +56,7 @@ impl AllocationTable {
 
     /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first
     /// address, and the part that is within the region.
-    fn change_written(
-        &mut self,
-        bytes: Range<usize>,
-        change: &mut dyn FnMut(&mut WrittenBytes, usize, Range<usize>),
-    ) {
+    fn change_written(&mut self, bytes: Range<usize>, change: &mut dyn FnMut(&mut WrittenBytes, usize, Range<usize>)) {
         let mut parts: SmallVec<[(usize, Range<usize>); 2]> = SmallVec::new();
         self.each_part(bytes, &mut |region, part| {
             parts.push((region.info.base, part));
@@ -204,29 +198,18 @@ impl Reader for UnwrittenReads<'_> {
         };
         let start = elements.bounds().start;
         let place = match elements.place {
-            Place::Whole | Place::Copied => format!(
-                "{what} bytes {} to {}",
-                first.start - start,
-                first.end - 1 - start
-            ),
-            Place::Block {
-                block,
-                first: token,
-                ..
-            } => match (token + low, token + high) {
+            Place::Whole | Place::Copied => {
+                format!("{what} bytes {} to {}", first.start - start, first.end - 1 - start)
+            }
+            Place::Block { block, first: token, .. } => match (token + low, token + high) {
                 (low, high) if low == high => format!("{what} block {block}, token {low}"),
                 (low, high) => format!("{what} block {block}, tokens {low} to {high}"),
             },
         };
         let mend = match elements.place {
-            Place::Copied => {
-                "a block that is saved whole may be so; otherwise write them first".to_owned()
-            }
+            Place::Copied => "a block that is saved whole may be so; otherwise write them first".to_owned(),
             Place::Whole | Place::Block { sequence: None, .. } => "write them first".to_owned(),
-            Place::Block {
-                sequence: Some((sequence, keys)),
-                ..
-            } => format!(
+            Place::Block { sequence: Some((sequence, keys)), .. } => format!(
                 "write their slots first, or see whether sequence {sequence} has {keys} keys, and whether block table \
                  and block size are those that the cache was written with"
             ),
@@ -255,11 +238,7 @@ pub(crate) fn inspect_reads(
     visit: &mut dyn FnMut(&mut dyn Reader),
 ) -> Outcome {
     let found = with(|table| {
-        let mut reads = UnwrittenReads {
-            table,
-            name,
-            found: SmallVec::new(),
-        };
+        let mut reads = UnwrittenReads { table, name, found: SmallVec::new() };
         visit(&mut reads);
         reads.found
     });

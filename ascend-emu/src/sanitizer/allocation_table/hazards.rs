@@ -36,23 +36,9 @@ pub(super) struct Examination {
 
 impl AllocationTable {
     /// Checks that a range is within one allocation. `Err` is for a range outside of all memory.
-    pub(super) fn bounds(
-        &self,
-        name: &'static str,
-        access: Access,
-    ) -> Result<(&Region, Option<Suspicion>), Suspicion> {
-        let Access {
-            address,
-            bytes,
-            what,
-            ..
-        } = access;
-        let suspicion = |kind, message| Suspicion {
-            kind,
-            site: (name, what),
-            tensor: address,
-            message,
-        };
+    pub(super) fn bounds(&self, name: &'static str, access: Access) -> Result<(&Region, Option<Suspicion>), Suspicion> {
+        let Access { address, bytes, what, .. } = access;
+        let suspicion = |kind, message| Suspicion { kind, site: (name, what), tensor: address, message };
         let Some(region) = self.region(address) else {
             let stale = self.freed.iter().any(|range| range.contains(&address));
             let (kind, state) = if stale {
@@ -60,15 +46,9 @@ impl AllocationTable {
             } else {
                 (FindingKind::OutOfBounds, "no allocated memory")
             };
-            return Err(suspicion(
-                kind,
-                format!("{name}: {what} at {address:#x} ({bytes} bytes) is {state}"),
-            ));
+            return Err(suspicion(kind, format!("{name}: {what} at {address:#x} ({bytes} bytes) is {state}")));
         };
-        let end = usize::try_from(bytes)
-            .ok()
-            .and_then(|bytes| address.checked_add(bytes))
-            .unwrap_or(usize::MAX);
+        let end = usize::try_from(bytes).ok().and_then(|bytes| address.checked_add(bytes)).unwrap_or(usize::MAX);
         if end <= region.requested_end() {
             return Ok((region, None));
         }
@@ -82,11 +62,7 @@ impl AllocationTable {
                 region.info.base
             ),
         );
-        if end <= region.reach {
-            Ok((region, Some(beyond)))
-        } else {
-            Err(beyond)
-        }
+        if end <= region.reach { Ok((region, Some(beyond))) } else { Err(beyond) }
     }
 
     /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. The bytes
@@ -108,22 +84,16 @@ impl AllocationTable {
     }
 
     /// The queued accesses of a region that conflict with an access.
-    pub(super) fn conflicts(
-        region: &Region,
-        access: Access,
-    ) -> impl Iterator<Item = &QueuedAccess> {
-        let end = access
-            .address
-            .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        region.accesses.iter().filter(move |known| {
-            (known.write || access.write) && known.start < end && access.address < known.end
-        })
+    pub(super) fn conflicts(region: &Region, access: Access) -> impl Iterator<Item = &QueuedAccess> {
+        let end = access.address.saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
+        region
+            .accesses
+            .iter()
+            .filter(move |known| (known.write || access.write) && known.start < end && access.address < known.end)
     }
 
     fn record(&mut self, access: Access, operation: Operation, name: &'static str) {
-        let end = access
-            .address
-            .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
+        let end = access.address.saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
         let Some((_, region)) = self.regions.range_mut(..=access.address).next_back() else {
             return;
         };
@@ -166,15 +136,12 @@ impl AllocationTable {
         let mut examined = Examination::default();
         let mut examine = |access: Access| match self.bounds(name, access) {
             Err(suspicion) => {
-                examined
-                    .broken
-                    .get_or_insert_with(|| suspicion.message.clone());
+                examined.broken.get_or_insert_with(|| suspicion.message.clone());
                 examined.suspicions.push(suspicion);
             }
             Ok((region, beyond)) => {
                 examined.suspicions.extend(beyond);
-                let race = AllocationTable::conflicts(region, access)
-                    .find_map(|known| races(known, access));
+                let race = AllocationTable::conflicts(region, access).find_map(|known| races(known, access));
                 examined.suspicions.extend(race);
             }
         };
@@ -213,9 +180,7 @@ pub(crate) fn admit(
 ) -> Outcome<Option<Fault>> {
     let examined = with(|table| {
         let races = |known: &QueuedAccess, access| {
-            let ordered = table
-                .order
-                .happens_before(known.operation, operation.stream);
+            let ordered = table.order.happens_before(known.operation, operation.stream);
             (!ordered).then(|| stream_race(name, access, known))
         };
         let examined = table.examine(name, visit, races);
@@ -228,10 +193,7 @@ pub(crate) fn admit(
         return Ok(None);
     }
     report_all(check, code, examined.suspicions)?;
-    let fault = examined.broken.map(|message| Fault {
-        code: AICORE_EXCEPTION,
-        message,
-    });
+    let fault = examined.broken.map(|message| Fault { code: AICORE_EXCEPTION, message });
     if fault.is_none() {
         with(|table| table.queue(operation, name, visit));
     }
@@ -240,12 +202,7 @@ pub(crate) fn admit(
 
 /// Adds the accesses of a queued update of a graph to those of the graph's queued replays, which run the new tasks
 /// unless they happen before the update. These accesses are not examined for races.
-pub(crate) fn add_replay_accesses(
-    update: Operation,
-    replays: &[Operation],
-    name: &'static str,
-    visit: Accesses<'_>,
-) {
+pub(crate) fn add_replay_accesses(update: Operation, replays: &[Operation], name: &'static str, visit: Accesses<'_>) {
     with(|table| {
         table.order.queue(update);
         for &replay in replays {
@@ -279,24 +236,13 @@ fn stream_race(name: &'static str, access: Access, known: &QueuedAccess) -> Susp
 
 /// Checks accesses that are not queued: by the host itself, or by work recorded for later. A range outside of all
 /// memory fails in either mode.
-pub(crate) fn inspect(
-    check: Check,
-    code: i32,
-    name: &'static str,
-    by_host: bool,
-    visit: Accesses<'_>,
-) -> Outcome {
+pub(crate) fn inspect(check: Check, code: i32, name: &'static str, by_host: bool, visit: Accesses<'_>) -> Outcome {
     let examined = with(|table| {
         table.examine(name, visit, |known, access| {
-            (by_host && !table.order.host_has_waited(known.operation))
-                .then(|| host_race(name, access, known))
+            (by_host && !table.order.host_has_waited(known.operation)).then(|| host_race(name, access, known))
         })
     });
-    let check = if examined.broken.is_some() {
-        Check::Strict
-    } else {
-        check
-    };
+    let check = if examined.broken.is_some() { Check::Strict } else { check };
     report_all(check, code, examined.suspicions)
 }
 

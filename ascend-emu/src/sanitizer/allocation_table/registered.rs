@@ -4,9 +4,7 @@ use super::written::WrittenBytes;
 use super::{Allocation, MemoryLocation, Owner, Region, TABLE, with};
 use crate::config::Check;
 use crate::sanitizer::finding::report_all;
-use crate::status::{
-    ALREADY_REGISTERED, MEMORY_FREE, NOT_REGISTERED, Outcome, PARAM_INVALID, failure,
-};
+use crate::status::{ALREADY_REGISTERED, MEMORY_FREE, NOT_REGISTERED, Outcome, PARAM_INVALID, failure};
 
 /// A registered range.
 #[derive(Clone, Copy, Debug)]
@@ -19,22 +17,10 @@ pub(super) struct Registration {
 }
 
 /// Registers host memory. With `pin` it becomes pinned, which is refused for memory that is pinned already.
-pub(crate) fn register_host(
-    name: &str,
-    address: usize,
-    bytes: u64,
-    mapped: bool,
-    pin: bool,
-) -> Outcome {
-    let end = usize::try_from(bytes)
-        .ok()
-        .and_then(|bytes| address.checked_add(bytes))
-        .ok_or_else(|| {
-            failure!(
-                PARAM_INVALID,
-                "{name}: size: {bytes} bytes at {address:#x} leave the address space"
-            )
-        })?;
+pub(crate) fn register_host(name: &str, address: usize, bytes: u64, mapped: bool, pin: bool) -> Outcome {
+    let end = usize::try_from(bytes).ok().and_then(|bytes| address.checked_add(bytes)).ok_or_else(|| {
+        failure!(PARAM_INVALID, "{name}: size: {bytes} bytes at {address:#x} leave the address space")
+    })?;
     with(|table| {
         let before = table.registered.range(..end).next_back();
         if let Some((start, known)) = before
@@ -48,9 +34,7 @@ pub(crate) fn register_host(
             ));
         }
         let owner = table.regions.range(..end).next_back();
-        let owner = owner
-            .map(|(_, region)| region)
-            .filter(|region| region.reach > address);
+        let owner = owner.map(|(_, region)| region).filter(|region| region.reach > address);
         let foreign = match owner {
             None => true,
             Some(region)
@@ -75,14 +59,7 @@ pub(crate) fn register_host(
                 ));
             }
         };
-        table.registered.insert(
-            address,
-            Registration {
-                end,
-                foreign,
-                mapped,
-            },
-        );
+        table.registered.insert(address, Registration { end, foreign, mapped });
         if foreign {
             table.allocations += 1;
             table.insert(Region {
@@ -114,10 +91,7 @@ pub(crate) fn registered_mapped(name: &str, address: usize) -> Outcome<bool> {
 }
 
 fn missing(name: &str, address: usize) -> crate::status::Failure {
-    failure!(
-        NOT_REGISTERED,
-        "{name}: no registered host memory begins at {address:#x}"
-    )
+    failure!(NOT_REGISTERED, "{name}: no registered host memory begins at {address:#x}")
 }
 
 /// Ends a registration; the memory is not freed.
@@ -131,10 +105,7 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
     })?;
     report_all(check, MEMORY_FREE, found)?;
     with(|table| {
-        let registration = table
-            .registered
-            .remove(&address)
-            .ok_or_else(|| missing(name, address))?;
+        let registration = table.registered.remove(&address).ok_or_else(|| missing(name, address))?;
         if registration.foreign {
             // The sanitizer does not follow what the program does with the memory now.
             table.regions.remove(&address);
@@ -145,8 +116,5 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
 
 /// The number of registered ranges.
 pub(crate) fn registrations() -> usize {
-    TABLE
-        .lock()
-        .as_ref()
-        .map_or(0, |table| table.registered.len())
+    TABLE.lock().as_ref().map_or(0, |table| table.registered.len())
 }

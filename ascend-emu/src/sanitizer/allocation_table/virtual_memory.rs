@@ -92,9 +92,7 @@ pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
         let end = known.range.base + known.len;
         let regions = table.regions.range(address..end).map(|(_, region)| region);
         let dying = table.deferred_frees.iter();
-        let inside = regions
-            .chain(dying)
-            .find(|region| (address..end).contains(&region.info.base));
+        let inside = regions.chain(dying).find(|region| (address..end).contains(&region.info.base));
         if let Some(region) = inside {
             return Err(failure!(
                 PARAM_INVALID,
@@ -118,12 +116,7 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
     let len = usize::try_from(bytes)
         .ok()
         .and_then(|bytes| bytes.checked_next_multiple_of(Ranges::ALIGNMENT))
-        .ok_or_else(|| {
-            failure!(
-                MEMORY_ALLOCATION,
-                "out of memory: {bytes} bytes asked for on device {device}"
-            )
-        })?;
+        .ok_or_else(|| failure!(MEMORY_ALLOCATION, "out of memory: {bytes} bytes asked for on device {device}"))?;
     settle();
     let limit = capacity()?;
     let number = with(|table| {
@@ -181,23 +174,12 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
     let memory = DeviceMemory::get()?;
     settle();
     with(|table| {
-        let AllocationTable {
-            memory: virtuals,
-            regions,
-            deferred_frees,
-            ..
-        } = table;
+        let AllocationTable { memory: virtuals, regions, deferred_frees, .. } = table;
         let wrong = |what: &str, value: usize, allowed: String| {
-            failure!(
-                PARAM_INVALID,
-                "{name}: {what}: given {value:#x}, allowed: {allowed}"
-            )
+            failure!(PARAM_INVALID, "{name}: {what}: given {value:#x}, allowed: {allowed}")
         };
         let Some(physical) = virtuals.physical.get_mut(&number) else {
-            return Err(failure!(
-                PARAM_INVALID,
-                "{name}: the physical memory is gone"
-            ));
+            return Err(failure!(PARAM_INVALID, "{name}: the physical memory is gone"));
         };
         if bytes as u64 != physical.bytes || bytes != physical.len {
             return Err(wrong(
@@ -227,9 +209,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         if !fits || !address.is_multiple_of(Ranges::ALIGNMENT) {
             return Err(outside());
         }
-        let dying = deferred_frees
-            .iter()
-            .filter(|region| (start..end).contains(&region.info.base));
+        let dying = deferred_frees.iter().filter(|region| (start..end).contains(&region.info.base));
         let living = regions.range(start..end).map(|(_, region)| region);
         for region in living.chain(dying) {
             let apart = region.reach <= address || address + bytes <= region.info.base;
@@ -249,8 +229,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             }
         }
         let file = virtuals.file.as_ref();
-        let file =
-            file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
+        let file = file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
         // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, live or ending, is in
         // it. Another range may map the same physical memory: then bytes have two addresses, and neither locks on
         // accesses nor the check for overlapping outputs, both of which go by address, know that these are the same
@@ -287,27 +266,16 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
 /// `aclrtUnmapMem`. Memory that work in flight accesses stays mapped until that work is over.
 pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome {
     let missing = || {
-        failure!(
-            PARAM_INVALID,
-            "{name}: virPtr: given {address:#x}, allowed: an address that aclrtMapMem was given"
-        )
+        failure!(PARAM_INVALID, "{name}: virPtr: given {address:#x}, allowed: an address that aclrtMapMem was given")
     };
     let is_mapped = |region: &&Region| matches!(region.owner, Owner::Mapped(_));
     let found = with(|table| -> Outcome<Option<Suspicion>> {
-        let region = table
-            .regions
-            .get(&address)
-            .filter(is_mapped)
-            .ok_or_else(missing)?;
+        let region = table.regions.get(&address).filter(is_mapped).ok_or_else(missing)?;
         Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let now = with(|table| -> Outcome<Vec<Region>> {
-        table
-            .regions
-            .get(&address)
-            .filter(is_mapped)
-            .ok_or_else(missing)?;
+        table.regions.get(&address).filter(is_mapped).ok_or_else(missing)?;
         let region = table.remove(address).ok_or_else(missing)?;
         Ok(table.end(region))
     })?;
@@ -350,12 +318,7 @@ impl AllocationTable {
 pub(super) fn clear(device: i32) -> (u64, u64) {
     let memory = DeviceMemory::get();
     let (numbers, bytes, ranges) = with(|table| {
-        let AllocationTable {
-            memory,
-            regions,
-            deferred_frees,
-            ..
-        } = table;
+        let AllocationTable { memory, regions, deferred_frees, .. } = table;
         let of_device = |physical: &&mut PhysicalHandle| physical.device == device && physical.held;
         let mut bytes = 0u64;
         let mut numbers = Vec::new();
@@ -370,9 +333,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
         memory.reserved.retain(|&start, known| {
             let end = start + known.len;
             let used = regions.range(start..end).next().is_some()
-                || deferred_frees
-                    .iter()
-                    .any(|region| (start..end).contains(&region.info.base));
+                || deferred_frees.iter().any(|region| (start..end).contains(&region.info.base));
             let keep = known.device != Some(device) || used;
             if !keep {
                 ranges.push(known.range);

@@ -112,11 +112,7 @@ mod tests {
             written.add(at * 10..at * 10 + 1);
         }
         assert_eq!(written.ranges.len(), MOST);
-        assert!(
-            written
-                .first_gap(MOST * 10 - 9..(MOST + 999) * 10)
-                .is_none()
-        );
+        assert!(written.first_gap(MOST * 10 - 9..(MOST + 999) * 10).is_none());
         assert_eq!(written.first_gap(5..15), Some(5..10));
         // From high to low as well.
         let mut written = WrittenBytes::default();

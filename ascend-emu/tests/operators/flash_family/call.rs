@@ -5,9 +5,7 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Machine, functions_of};
 use ascend_spec::{Cann, TensorDesc};
-use ascend_sys::bindings::{
-    aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclrtStream,
-};
+use ascend_sys::bindings::{aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclrtStream};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;
 use std::rc::Rc;
@@ -25,43 +23,16 @@ impl OnDevice {
     /// A contiguous tensor with these bytes: fewer than its elements have where a test wants that.
     pub(crate) fn new(dtype: aclDataType, shape: &[i64], bytes: &[u8]) -> Self {
         let memory = Rc::new(Memory::new(bytes));
-        OnDevice {
-            dtype,
-            shape: shape.to_vec(),
-            tensor: tensor(dtype, shape, memory.at),
-            memory,
-        }
+        OnDevice { dtype, shape: shape.to_vec(), tensor: tensor(dtype, shape, memory.at), memory }
     }
 
     /// A tensor whose neighbours along each axis are so many elements apart in these bytes.
-    pub(crate) fn strided(
-        dtype: aclDataType,
-        shape: &[i64],
-        strides: &[i64],
-        bytes: &[u8],
-    ) -> Self {
+    pub(crate) fn strided(dtype: aclDataType, shape: &[i64], strides: &[i64], bytes: &[u8]) -> Self {
         let memory = Rc::new(Memory::new(bytes));
         let (rank, held) = (shape.len() as u64, [(bytes.len() / size(dtype)) as i64]);
         let (axes, steps, format) = (shape.as_ptr(), strides.as_ptr(), aclFormat::ACL_FORMAT_ND);
-        let tensor = unsafe {
-            aclCreateTensor(
-                axes,
-                rank,
-                dtype,
-                steps,
-                0,
-                format,
-                held.as_ptr(),
-                1,
-                memory.at,
-            )
-        };
-        OnDevice {
-            dtype,
-            shape: shape.to_vec(),
-            tensor,
-            memory,
-        }
+        let tensor = unsafe { aclCreateTensor(axes, rank, dtype, steps, 0, format, held.as_ptr(), 1, memory.at) };
+        OnDevice { dtype, shape: shape.to_vec(), tensor, memory }
     }
 
     /// A tensor of a description in memory that somebody else keeps.
@@ -69,35 +40,14 @@ impl OnDevice {
         let dtype = aclDataType(desc.dtype.acl());
         let (rank, format) = (desc.shape.rank() as u64, aclFormat(desc.format.acl()));
         let (axes, steps) = (desc.shape.as_ptr(), desc.strides.as_ptr());
-        let tensor = unsafe {
-            aclCreateTensor(
-                axes,
-                rank,
-                dtype,
-                steps,
-                desc.offset,
-                format,
-                axes,
-                rank,
-                at,
-            )
-        };
+        let tensor = unsafe { aclCreateTensor(axes, rank, dtype, steps, desc.offset, format, axes, rank, at) };
         assert!(!tensor.is_null(), "{desc}: {}", message());
-        OnDevice {
-            dtype,
-            shape: desc.shape.to_vec(),
-            tensor,
-            memory: Rc::new(Memory::new(&[])),
-        }
+        OnDevice { dtype, shape: desc.shape.to_vec(), tensor, memory: Rc::new(Memory::new(&[])) }
     }
 
     /// The same bytes as elements of another type.
     pub(crate) fn read_as(self, dtype: aclDataType) -> Self {
-        OnDevice {
-            dtype,
-            tensor: tensor(dtype, &self.shape, self.memory.at),
-            ..self
-        }
+        OnDevice { dtype, tensor: tensor(dtype, &self.shape, self.memory.at), ..self }
     }
 
     /// The address of its first element.
@@ -141,17 +91,13 @@ impl Text {
 
     /// Valid as long as the text.
     pub(crate) fn as_ptr(&self) -> *mut c_char {
-        self.0
-            .as_ref()
-            .map_or(null_mut(), |text| text.as_ptr().cast_mut())
+        self.0.as_ref().map_or(null_mut(), |text| text.as_ptr().cast_mut())
     }
 }
 
 /// An array, which the emulation keeps to the end of the process.
 pub(crate) fn ints(ints: Option<&[i64]>) -> *const aclIntArray {
-    ints.map_or(null_mut(), |ints| unsafe {
-        aclCreateIntArray(ints.as_ptr(), ints.len() as u64)
-    })
+    ints.map_or(null_mut(), |ints| unsafe { aclCreateIntArray(ints.as_ptr(), ints.len() as u64) })
 }
 
 /// A context on a chip of this name, with the newest release.
@@ -164,8 +110,7 @@ pub(crate) fn on_chip(name: &str) -> Bench {
     Bench { context }
 }
 
-pub(crate) type PhaseTwo =
-    unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExecutor, aclrtStream) -> i32;
+pub(crate) type PhaseTwo = unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExecutor, aclrtStream) -> i32;
 
 /// Runs an executor, and waits for it.
 pub(crate) fn run(two: PhaseTwo, (bytes, executor): (u64, *mut aclOpExecutor)) -> i32 {

@@ -88,9 +88,7 @@ impl Case {
     pub(crate) fn compressed_mask(&self) -> Option<OnDevice> {
         let kind = self.metadata.get("atten_mask_kind")?;
         (kind == "compressed").then(|| {
-            let bytes: Vec<u8> = (0..2048 * 2048)
-                .map(|at| u8::from(at % 2048 > at / 2048))
-                .collect();
+            let bytes: Vec<u8> = (0..2048 * 2048).map(|at| u8::from(at % 2048 > at / 2048)).collect();
             OnDevice::new(aclDataType::ACL_BOOL, &[2048, 2048], &bytes)
         })
     }
@@ -110,10 +108,7 @@ impl Case {
         });
         let want = numbers(aclDataType::ACL_FLOAT, &self.tensors[name].2);
         let bytes = want.len() * size(output.dtype);
-        let got = numbers(
-            output.dtype,
-            &crate::bench::download::<u8>(output.at(), bytes),
-        );
+        let got = numbers(output.dtype, &crate::bench::download::<u8>(output.at(), bytes));
         for (at, (&got, &want)) in got.iter().zip(&want).enumerate() {
             if want.is_nan() {
                 continue;

@@ -35,11 +35,7 @@ struct Packed {
 impl Packed {
     fn new(seed: usize, heads: usize, lengths: &[usize]) -> Self {
         let rows: usize = lengths.iter().sum();
-        Packed {
-            numbers: reference::numbers(seed, rows * heads * DIM),
-            heads,
-            lengths: lengths.to_vec(),
-        }
+        Packed { numbers: reference::numbers(seed, rows * heads * DIM), heads, lengths: lengths.to_vec() }
     }
 
     /// Some of the rows of each sequence.
@@ -49,16 +45,10 @@ impl Packed {
         for (index, &length) in self.lengths.iter().enumerate() {
             let rows = of(index, length);
             lengths.push(rows.len());
-            numbers.extend_from_slice(
-                &self.numbers[(first + rows.start) * row..(first + rows.end) * row],
-            );
+            numbers.extend_from_slice(&self.numbers[(first + rows.start) * row..(first + rows.end) * row]);
             first += length;
         }
-        Packed {
-            numbers,
-            lengths,
-            ..*self
-        }
+        Packed { numbers, lengths, ..*self }
     }
 
     /// Some of the sequences.
@@ -67,11 +57,7 @@ impl Packed {
         let lengths = self.lengths[of].to_vec();
         let row = self.heads * DIM;
         let rows: usize = lengths.iter().sum();
-        Packed {
-            numbers: self.numbers[first * row..(first + rows) * row].to_vec(),
-            lengths,
-            ..*self
-        }
+        Packed { numbers: self.numbers[first * row..(first + rows) * row].to_vec(), lengths, ..*self }
     }
 
     fn shape(&self) -> [i64; 3] {
@@ -146,9 +132,8 @@ fn attend(query: &Packed, [key, value]: [&Packed; 2], mode: i64, next: i64, same
 /// The attention of two calls over parts of the keys, merged.
 fn merged(parts: [&Call; 2], ends: Option<Vec<i64>>, same: bool) -> Vec<f64> {
     let [prev, cur] = parts;
-    let bytes: Vec<u8> = (std::iter::once(0).chain(ends.clone().unwrap_or_default()))
-        .flat_map(i64::to_le_bytes)
-        .collect();
+    let bytes: Vec<u8> =
+        (std::iter::once(0).chain(ends.clone().unwrap_or_default())).flat_map(i64::to_le_bytes).collect();
     let packed = ends.is_some();
     let entries = [bytes.len() as i64 / 8];
     let like = |of: &Option<OnDevice>| {
@@ -180,13 +165,7 @@ fn merged(parts: [&Call; 2], ends: Option<Vec<i64>>, same: bool) -> Vec<f64> {
 fn near(got: &[f64], want: &[f64]) -> Result<(), TestCaseError> {
     prop_assert_eq!(got.len(), want.len());
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        prop_assert!(
-            (got - want).abs() <= 2e-3 * (1.0 + want.abs()),
-            "{}: {} is not {}",
-            at,
-            got,
-            want
-        );
+        prop_assert!((got - want).abs() <= 2e-3 * (1.0 + want.abs()), "{}: {} is not {}", at, got, want);
     }
     Ok(())
 }

@@ -55,8 +55,7 @@ fn golden_cases_are_computed() {
     let cases = cases("incre_flash_attention", 3);
     for case in &cases {
         let inputs = case.inputs("query");
-        let arguments = arguments!(case, ascend_spec::ops::incre_flash_attention, |_| inputs[0]
-            .dtype);
+        let arguments = arguments!(case, ascend_spec::ops::incre_flash_attention, |_| inputs[0].dtype);
         let status = compute(case.version(), &arguments);
         assert_eq!(status, 0, "{}: {}", case.name, message());
         let out = arguments.attention_out.as_ref().unwrap();
@@ -71,12 +70,7 @@ const BLOCK: usize = 16;
 
 /// A call with keys of these lengths, and what it computes: keys in one tensor, or in the pages of a cache.
 fn call(lengths: &[usize], paged: bool, seed: usize) -> (Arguments, Vec<f64>) {
-    let longest = lengths
-        .iter()
-        .copied()
-        .max()
-        .unwrap()
-        .next_multiple_of(BLOCK);
+    let longest = lengths.iter().copied().max().unwrap().next_multiple_of(BLOCK);
     let of = Sizes {
         batch: lengths.len(),
         heads: HEADS,
@@ -87,8 +81,7 @@ fn call(lengths: &[usize], paged: bool, seed: usize) -> (Arguments, Vec<f64>) {
         value_dim: DIM,
     };
     let query = reference::numbers(seed, of.batch * HEADS * DIM);
-    let [key, value] =
-        [1, 2].map(|i| reference::numbers(seed + i, of.batch * KV_HEADS * longest * DIM));
+    let [key, value] = [1, 2].map(|i| reference::numbers(seed + i, of.batch * KV_HEADS * longest * DIM));
     let scale = 0.25;
     let want = attend(of, [&query, &key, &value], scale, &|b, _, j| j < lengths[b]);
     let batch = of.batch as i64;
@@ -120,8 +113,7 @@ fn call(lengths: &[usize], paged: bool, seed: usize) -> (Arguments, Vec<f64>) {
         key: vec![stored(&key)],
         value: vec![stored(&value)],
         actual_seq_lengths: Some(lengths.iter().map(|&length| length as i64).collect()),
-        block_table: paged
-            .then(|| OnDevice::new(aclDataType::ACL_INT32, &[batch, columns as i64], &numbers)),
+        block_table: paged.then(|| OnDevice::new(aclDataType::ACL_INT32, &[batch, columns as i64], &numbers)),
         block_size: if paged { BLOCK as i64 } else { 0 },
         num_heads: n,
         num_key_value_heads: kv,
@@ -138,10 +130,7 @@ fn near(arguments: &Arguments, want: &[f64]) {
     let out = arguments.attention_out.as_ref().unwrap();
     let got = numbers(HALF, &download::<u8>(out.at(), want.len() * 2));
     for (got, want) in got.iter().zip(want) {
-        assert!(
-            abs_diff_eq!(got, want, epsilon = 2e-3),
-            "{got} is not {want}"
-        );
+        assert!(abs_diff_eq!(got, want, epsilon = 2e-3), "{got} is not {want}");
     }
 }
 
@@ -165,17 +154,12 @@ proptest! {
 fn blocks_that_the_cache_lacks_are_found() {
     let _bench = Bench::new();
     let (mut arguments, _) = call(&[20, 40], true, 3);
-    let table: Vec<u8> = [0i32, 1, 2, 3, 9, 5]
-        .iter()
-        .flat_map(|block| block.to_le_bytes())
-        .collect();
+    let table: Vec<u8> = [0i32, 1, 2, 3, 9, 5].iter().flat_map(|block| block.to_le_bytes()).collect();
     arguments.block_table = Some(OnDevice::new(aclDataType::ACL_INT32, &[2, 3], &table));
     let before = findings().len();
     ok(compute(4, &arguments));
     let found = findings();
-    let found = found[before..]
-        .iter()
-        .find(|finding| finding.kind == FindingKind::BlockTable);
+    let found = found[before..].iter().find(|finding| finding.kind == FindingKind::BlockTable);
     assert!(found.unwrap().message.contains("IncreFlashAttentionV4"));
     let _strict = check_scope(Check::Strict);
     assert_ne!(compute(4, &arguments), 0);
@@ -186,11 +170,7 @@ fn versions_one_and_two_throw_the_position_bias_away() {
     let _bench = Bench::new();
     let (mut arguments, want) = call(&[32, 32], false, 6);
     let bias = reference::numbers(3, HEADS * 32);
-    arguments.pse_shift = Some(OnDevice::new(
-        HALF,
-        &[1, HEADS as i64, 1, 32],
-        &bytes(&bias),
-    ));
+    arguments.pse_shift = Some(OnDevice::new(HALF, &[1, HEADS as i64, 1, 32], &bytes(&bias)));
     for version in [1, 2] {
         ok(compute(version, &arguments));
         near(&arguments, &want);
@@ -212,33 +192,18 @@ fn what_the_rules_refuse_has_the_operators_own_status() {
     assert_eq!(status(&|_| {}), 0);
     assert_eq!(status(&|of| of.key.clear()), 161_001);
     assert_eq!(status(&|of| of.query = None), 161_001);
-    fails(
-        status(&|of| of.input_layout = Some("TND".into())),
-        561_002,
-        &["incre.input_layout"],
-    );
-    fails(
-        status(&|of| of.actual_seq_lengths = None),
-        561_002,
-        &["incre.decode_rules"],
-    );
-    fails(
-        status(&|of| of.block_size = 1024),
-        561_002,
-        &["incre.decode_rules"],
-    );
+    fails(status(&|of| of.input_layout = Some("TND".into())), 561_002, &["incre.input_layout"]);
+    fails(status(&|of| of.actual_seq_lengths = None), 561_002, &["incre.decode_rules"]);
+    fails(status(&|of| of.block_size = 1024), 561_002, &["incre.decode_rules"]);
     let rows = |of: &mut Arguments| of.query = Some(OnDevice::new(HALF, &[2, 2, 128], &[0; 1024]));
     fails(status(&rows), 561_002, &["incre.rows"]);
 }
 
 #[test]
 fn products_compute_or_refuse_it() {
-    for (chip, want_status) in [
-        ("Ascend910B3", 0),
-        ("Ascend910_9391", 0),
-        ("Ascend310P3", 0),
-        ("Ascend950PR_9599", 361_001),
-    ] {
+    for (chip, want_status) in
+        [("Ascend910B3", 0), ("Ascend910_9391", 0), ("Ascend310P3", 0), ("Ascend950PR_9599", 361_001)]
+    {
         let _bench = on_chip(chip);
         for version in 1..=4 {
             let (arguments, want) = call(&[7, 20], false, 2);
@@ -263,9 +228,5 @@ fn bf16_is_refused_on_310p() {
         attention_out: arguments.attention_out.map(bf16),
         ..arguments
     };
-    fails(
-        prepare(4, &arguments).0,
-        161_002,
-        &["incre.registered", "BF16"],
-    );
+    fails(prepare(4, &arguments).0, 161_002, &["incre.registered", "BF16"]);
 }

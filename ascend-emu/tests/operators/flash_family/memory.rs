@@ -6,8 +6,7 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
 use ascend_spec::{
-    DType, Dims, TensorDesc, arguments_of_version, attention_update_arguments,
-    ops::attention_update as update,
+    DType, Dims, TensorDesc, arguments_of_version, attention_update_arguments, ops::attention_update as update,
 };
 use ascend_sys::bindings::aclOpExecutor;
 use std::ffi::c_void;
@@ -56,8 +55,7 @@ fn attend(
 
 #[test]
 fn launches_without_host_memory_fail_and_the_process_goes_on() {
-    const NAME: &str =
-        "flash_family::memory::launches_without_host_memory_fail_and_the_process_goes_on";
+    const NAME: &str = "flash_family::memory::launches_without_host_memory_fail_and_the_process_goes_on";
     with_little_memory(NAME, || {
         let _bench = Bench::new();
         // Softmax outputs have their own memory; everything else is its first element.

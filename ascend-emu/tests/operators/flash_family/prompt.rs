@@ -50,15 +50,8 @@ fn golden_cases_are_computed() {
     let cases = cases("prompt_flash_attention", 3);
     for case in &cases {
         let inputs = case.inputs("query");
-        let int8 = case
-            .metadata
-            .get("out_dtype")
-            .is_some_and(|of| of == "int8");
-        let out = if int8 {
-            aclDataType::ACL_INT8
-        } else {
-            inputs[0].dtype
-        };
+        let int8 = case.metadata.get("out_dtype").is_some_and(|of| of == "int8");
+        let out = if int8 { aclDataType::ACL_INT8 } else { inputs[0].dtype };
         let mut arguments = arguments!(case, ascend_spec::ops::prompt_flash_attention, |_| out);
         if let Some(mask) = case.compressed_mask() {
             arguments.atten_mask = Some(mask);
@@ -72,22 +65,9 @@ fn golden_cases_are_computed() {
 
 /// A call in BNSD without a mask, and what it computes.
 fn dense(of: Sizes, seed: usize) -> (Arguments, Vec<f64>) {
-    let [b, n, kv, s, keys, d, dv] = [
-        of.batch,
-        of.heads,
-        of.kv_heads,
-        of.rows,
-        of.keys,
-        of.dim,
-        of.value_dim,
-    ]
-    .map(|size| size as i64);
-    let shapes = [
-        [b, n, s, d],
-        [b, kv, keys, d],
-        [b, kv, keys, dv],
-        [b, n, s, dv],
-    ];
+    let [b, n, kv, s, keys, d, dv] =
+        [of.batch, of.heads, of.kv_heads, of.rows, of.keys, of.dim, of.value_dim].map(|size| size as i64);
+    let shapes = [[b, n, s, d], [b, kv, keys, d], [b, kv, keys, dv], [b, n, s, dv]];
     let count = |shape: [i64; 4]| shape.iter().product::<i64>() as usize;
     let data = [0, 1, 2].map(|i| reference::numbers(seed + i, count(shapes[i])));
     let scale = 1.0 / (of.dim as f64).sqrt();
@@ -102,11 +82,7 @@ fn dense(of: Sizes, seed: usize) -> (Arguments, Vec<f64>) {
         scale,
         next_tokens: 2_147_483_647,
         input_layout: Some("BNSD".into()),
-        attention_out: Some(OnDevice::new(
-            HALF,
-            &shapes[3],
-            &vec![0xff; count(shapes[3]) * 2],
-        )),
+        attention_out: Some(OnDevice::new(HALF, &shapes[3], &vec![0xff; count(shapes[3]) * 2])),
         ..Arguments::default()
     };
     (arguments, want)
@@ -122,10 +98,7 @@ fn output(arguments: &Arguments) -> Vec<f64> {
 fn near(got: &[f64], want: &[f64]) {
     assert_eq!(got.len(), want.len());
     for (got, want) in got.iter().zip(want) {
-        assert!(
-            abs_diff_eq!(got, want, epsilon = 2e-3),
-            "{got} is not {want}"
-        );
+        assert!(abs_diff_eq!(got, want, epsilon = 2e-3), "{got} is not {want}");
     }
 }
 
@@ -147,34 +120,20 @@ proptest! {
     }
 }
 
-const SMALL: Sizes = Sizes {
-    batch: 2,
-    heads: 4,
-    kv_heads: 2,
-    rows: 5,
-    keys: 9,
-    dim: 24,
-    value_dim: 40,
-};
+const SMALL: Sizes = Sizes { batch: 2, heads: 4, kv_heads: 2, rows: 5, keys: 9, dim: 24, value_dim: 40 };
 
 #[test]
 fn strided_queries_and_keys_are_read_where_they_lie() {
     let _bench = Bench::new();
     let (mut arguments, want) = dense(SMALL, 5);
-    for of in [
-        &mut arguments.query,
-        &mut arguments.key,
-        &mut arguments.value,
-    ] {
+    for of in [&mut arguments.query, &mut arguments.key, &mut arguments.value] {
         let plain = of.take().unwrap();
         let shape = plain.shape.clone();
         let elements = shape.iter().product::<i64>() as usize;
         let values = download::<u16>(plain.at(), elements);
         // A row of memory holds a row of the tensor and three numbers more.
         let row = shape[3] as usize;
-        let wide = values
-            .chunks(row)
-            .flat_map(|of| [of, &[0x7e00; 3]].concat());
+        let wide = values.chunks(row).flat_map(|of| [of, &[0x7e00; 3]].concat());
         let wide: Vec<u8> = wide.flat_map(u16::to_le_bytes).collect();
         let step = shape[3] + 3;
         let strides = [shape[1] * shape[2] * step, shape[2] * step, step, 1];
@@ -223,10 +182,7 @@ fn what_the_rules_refuse_has_the_operators_own_status() {
     assert_eq!(status(3, &|_| {}), 0);
     assert_eq!(status(3, &|of| of.key = None), 161_001);
     assert_eq!(status(1, &|of| of.input_layout = None), 161_001);
-    assert_eq!(
-        status(2, &|of| of.input_layout = Some("SBH".into())),
-        161_002
-    );
+    assert_eq!(status(2, &|of| of.input_layout = Some("SBH".into())), 161_002);
     assert_eq!(status(3, &|of| of.num_heads = 0), 161_002);
     // A failure of inference or tiling, which FusedInferAttentionScore answers with 561002.
     let heads = status(3, &|of| of.num_key_value_heads = 3);
@@ -257,12 +213,8 @@ fn what_the_rules_refuse_has_the_operators_own_status() {
 
 #[test]
 fn products_compute_or_refuse_it() {
-    for (chip, first) in [
-        ("Ascend910B3", 0),
-        ("Ascend910_9391", 0),
-        ("Ascend310P3", 0),
-        ("Ascend950PR_9599", 361_001),
-    ] {
+    for (chip, first) in [("Ascend910B3", 0), ("Ascend910_9391", 0), ("Ascend310P3", 0), ("Ascend950PR_9599", 361_001)]
+    {
         let _bench = on_chip(chip);
         let (arguments, want) = dense(SMALL, 2);
         let (status, prepared) = prepare(3, &arguments);
@@ -279,11 +231,7 @@ fn products_compute_or_refuse_it() {
             attention_out: bf16(arguments.attention_out),
             ..arguments
         };
-        let of_bf16 = if chip == "Ascend310P3" {
-            161_002
-        } else {
-            first
-        };
+        let of_bf16 = if chip == "Ascend310P3" { 161_002 } else { first };
         assert_eq!(prepare(3, &arguments).0, of_bf16, "{chip}: {}", message());
     }
 }

@@ -17,9 +17,7 @@ pub(crate) struct Sizes {
 /// Numbers of `[batch, heads, rows, dim]` that f16 holds exactly, from -1 to 1.
 pub(crate) fn numbers(seed: usize, count: usize) -> Vec<f16> {
     let one = |i: usize| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) % 129;
-    (0..count)
-        .map(|i| f16::from_f32(one(i) as f32 / 64.0 - 1.0))
-        .collect()
+    (0..count).map(|i| f16::from_f32(one(i) as f32 / 64.0 - 1.0)).collect()
 }
 
 /// `softmax(Q K^T * scale) V` over the keys that a row of a sequence sees: `sees(sequence, row, key)`. All are
@@ -31,13 +29,9 @@ pub(crate) fn attend(
     sees: &dyn Fn(usize, usize, usize) -> bool,
 ) -> Vec<f64> {
     let mut out = Vec::new();
-    for (b, n, i) in (0..of.batch * of.heads * of.rows).map(|at| {
-        (
-            at / of.rows / of.heads,
-            at / of.rows % of.heads,
-            at % of.rows,
-        )
-    }) {
+    for (b, n, i) in
+        (0..of.batch * of.heads * of.rows).map(|at| (at / of.rows / of.heads, at / of.rows % of.heads, at % of.rows))
+    {
         let kv = b * of.kv_heads + n / (of.heads / of.kv_heads);
         let row = |from: &[f16], row: usize, dim: usize| -> Vec<f64> {
             let row = &from[row * dim..][..dim];

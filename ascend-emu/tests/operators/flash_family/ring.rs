@@ -54,15 +54,8 @@ fn golden_cases_are_merged() {
         let arguments = arguments!(case, ascend_spec::ops::ring_attention_update, of_output);
         ok(merge(case.version(), &arguments));
         let softmax = ["softmax_atol", "softmax_rtol"];
-        case.compare(
-            "attn_out",
-            arguments.attn_out.as_ref().unwrap(),
-            ["atol", "rtol"],
-        );
-        for (name, of) in [
-            ("softmax_max", &arguments.softmax_max),
-            ("softmax_sum", &arguments.softmax_sum),
-        ] {
+        case.compare("attn_out", arguments.attn_out.as_ref().unwrap(), ["atol", "rtol"]);
+        for (name, of) in [("softmax_max", &arguments.softmax_max), ("softmax_sum", &arguments.softmax_sum)] {
             case.compare(name, of.as_ref().unwrap(), softmax);
         }
     }
@@ -102,14 +95,8 @@ impl Merge {
 
     fn attention(&self, values: &[f64]) -> OnDevice {
         let bytes: Vec<u8> = match self.dtype {
-            aclDataType::ACL_FLOAT16 => values
-                .iter()
-                .flat_map(|&v| f16::from_f64(v).to_le_bytes())
-                .collect(),
-            aclDataType::ACL_BF16 => values
-                .iter()
-                .flat_map(|&v| bf16::from_f64(v).to_le_bytes())
-                .collect(),
+            aclDataType::ACL_FLOAT16 => values.iter().flat_map(|&v| f16::from_f64(v).to_le_bytes()).collect(),
+            aclDataType::ACL_BF16 => values.iter().flat_map(|&v| bf16::from_f64(v).to_le_bytes()).collect(),
             _ => floats(values),
         };
         let [rows, heads, dim] = [self.rows(), self.heads, self.dim].map(|n| n as i64);
@@ -170,8 +157,7 @@ impl Merge {
             cur_attn_out: Some(self.attention(&cur.attention)),
             cur_softmax_max: Some(self.softmax(&cur.max)),
             cur_softmax_sum: Some(self.softmax(&cur.sum)),
-            actual_seq_qlen: (self.packed)
-                .then(|| OnDevice::new(int64, &[ends.len() as i64], &bytes)),
+            actual_seq_qlen: (self.packed).then(|| OnDevice::new(int64, &[ends.len() as i64], &bytes)),
             input_layout: Some(if self.packed { "TND" } else { "SBH" }.into()),
             input_softmax_layout: self.same.then(|| "TND".into()),
             attn_out: Some(self.attention(&vec![f64::NAN; nothing.len() * self.dim])),
@@ -184,9 +170,7 @@ impl Merge {
         let rows = self.rows() * self.heads * if self.packed { 1 } else { self.batch };
         let around = |salt, by: f64, least: f64| {
             let numbers = self.numbers(salt, rows).into_iter();
-            numbers
-                .map(|n| f64::from((n * by + least) as f32))
-                .collect()
+            numbers.map(|n| f64::from((n * by + least) as f32)).collect()
         };
         Part {
             attention: self.numbers(salt, rows * self.dim),
@@ -204,10 +188,7 @@ struct Part {
 }
 
 fn floats(values: &[f64]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&v| (v as f32).to_le_bytes())
-        .collect()
+    values.iter().flat_map(|&v| (v as f32).to_le_bytes()).collect()
 }
 
 fn read(of: &Option<OnDevice>) -> Vec<f64> {
@@ -226,22 +207,20 @@ fn merges() -> impl Strategy<Value = Merge> {
         lengths,
         sizes,
     )
-        .prop_map(
-            |((packed, same, seed), dtype, mut lengths, (batch, heads, dim))| {
-                lengths[0] += 1;
-                lengths.truncate(if packed { 5 } else { 1 });
-                Merge {
-                    packed,
-                    same: packed && same,
-                    dtype,
-                    lengths,
-                    batch,
-                    heads,
-                    dim: if packed { 64 * dim } else { 5 * dim },
-                    seed,
-                }
-            },
-        )
+        .prop_map(|((packed, same, seed), dtype, mut lengths, (batch, heads, dim))| {
+            lengths[0] += 1;
+            lengths.truncate(if packed { 5 } else { 1 });
+            Merge {
+                packed,
+                same: packed && same,
+                dtype,
+                lengths,
+                batch,
+                heads,
+                dim: if packed { 64 * dim } else { 5 * dim },
+                seed,
+            }
+        })
 }
 
 proptest! {
@@ -279,16 +258,7 @@ proptest! {
 }
 
 fn small() -> Merge {
-    Merge {
-        packed: false,
-        same: false,
-        dtype: FLOAT,
-        lengths: vec![3],
-        batch: 1,
-        heads: 2,
-        dim: 4,
-        seed: 7,
-    }
+    Merge { packed: false, same: false, dtype: FLOAT, lengths: vec![3], batch: 1, heads: 2, dim: 4, seed: 7 }
 }
 
 #[test]
@@ -329,10 +299,7 @@ fn rows_without_keys_in_both_parts_are_found() {
     let _bench = Bench::new();
     let of = small();
     let (least, most) = (f64::from(f32::MIN), f64::from(f32::MAX));
-    for (masked, out, sum) in [
-        ((least, most), 0.0, f64::INFINITY),
-        ((0.0, 0.0), f64::NAN, 0.0),
-    ] {
+    for (masked, out, sum) in [((least, most), 0.0, f64::INFINITY), ((0.0, 0.0), f64::NAN, 0.0)] {
         let mut parts = [of.part(1), of.part(9)];
         for part in &mut parts {
             (part.max[4], part.sum[4]) = masked;
@@ -341,15 +308,10 @@ fn rows_without_keys_in_both_parts_are_found() {
         let before = findings().len();
         ok(merge(1, &arguments));
         let found = &findings()[before..];
-        let found = found
-            .iter()
-            .find(|finding| finding.kind == FindingKind::EmptyRow);
+        let found = found.iter().find(|finding| finding.kind == FindingKind::EmptyRow);
         let message = &found.unwrap().message;
         // Softmax numbers lie by heads: the fifth is the second row of head 1.
-        assert!(
-            message.contains("row 1 of head 1 of sequence 0"),
-            "{message}"
-        );
+        assert!(message.contains("row 1 of head 1 of sequence 0"), "{message}");
         assert!(message.contains("ring.both_"), "{message}");
         let first = (2 + 1) * 4;
         let got = read(&arguments.attn_out)[first];
@@ -359,10 +321,7 @@ fn rows_without_keys_in_both_parts_are_found() {
         let _strict = check_scope(Check::Strict);
         let arguments = of.arguments(&parts);
         assert_ne!(merge(1, &arguments), 0);
-        assert!(
-            read(&arguments.softmax_max)[0].is_nan(),
-            "nothing is written"
-        );
+        assert!(read(&arguments.softmax_max)[0].is_nan(), "nothing is written");
     }
 }
 
@@ -392,27 +351,17 @@ fn a_part_without_keys_leaves_the_other_as_it_is() {
 #[test]
 fn lengths_that_are_no_running_sums_are_found() {
     let _bench = Bench::new();
-    let of = Merge {
-        packed: true,
-        lengths: vec![2, 3],
-        dim: 64,
-        ..small()
-    };
+    let of = Merge { packed: true, lengths: vec![2, 3], dim: 64, ..small() };
     let parts = [of.part(1), of.part(9)];
     for ends in [[0, 2, 9], [1, 2, 5], [0, 4, 1], [0, i64::MIN, i64::MAX]] {
         let mut arguments = of.arguments(&parts);
-        let bytes: Vec<u8> = ends
-            .iter()
-            .flat_map(|end: &i64| end.to_le_bytes())
-            .collect();
+        let bytes: Vec<u8> = ends.iter().flat_map(|end: &i64| end.to_le_bytes()).collect();
         let wrong = OnDevice::new(aclDataType::ACL_INT64, &[3], &bytes);
         arguments.actual_seq_qlen = Some(wrong);
         let before = findings().len();
         ok(merge(1, &arguments));
         let found = findings();
-        let found = found[before..]
-            .iter()
-            .any(|finding| finding.message.contains("ring.lengths"));
+        let found = found[before..].iter().any(|finding| finding.message.contains("ring.lengths"));
         assert!(found, "{ends:?}");
         let _strict = check_scope(Check::Strict);
         assert_ne!(merge(1, &arguments), 0, "{ends:?}");
@@ -423,16 +372,8 @@ fn lengths_that_are_no_running_sums_are_found() {
 fn statistics_read_in_another_order_than_written_are_found() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
-    let blocks = Merge {
-        packed: true,
-        lengths: vec![2, 3],
-        dim: 64,
-        ..small()
-    };
-    let alike = Merge {
-        same: true,
-        ..blocks.clone()
-    };
+    let blocks = Merge { packed: true, lengths: vec![2, 3], dim: 64, ..small() };
+    let alike = Merge { same: true, ..blocks.clone() };
     let parts = [blocks.part(1), blocks.part(9)];
     let first = blocks.arguments(&parts);
     ok(merge(1, &first));
@@ -474,14 +415,8 @@ fn what_the_rules_refuse_has_their_status() {
     assert_eq!(status(1, |_| {}), 0);
     assert_eq!(status(1, |of| of.cur_softmax_sum = None), 161_001);
     assert_eq!(status(1, |of| of.input_layout = None), 161_002);
-    assert_eq!(
-        status(2, |of| of.input_layout = Some("BSH".into())),
-        161_002
-    );
-    assert_eq!(
-        status(1, |of| of.attn_out = of.softmax_max.clone()),
-        161_001
-    );
+    assert_eq!(status(2, |of| of.input_layout = Some("BSH".into())), 161_002);
+    assert_eq!(status(1, |of| of.attn_out = of.softmax_max.clone()), 161_001);
     let short = |of: &mut Arguments| {
         of.cur_attn_out = Some(OnDevice::new(FLOAT, &[2, 1, 8], &[0; 64]));
     };

@@ -7,9 +7,7 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_spec::ops::flash_attention_score::{self, Parameter, Version};
-use ascend_spec::{
-    arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
-};
+use ascend_spec::{arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
 use ascend_sys::bindings::{aclDataType, aclOpExecutor};
 
 type Arguments = flash_attention_score::Arguments<OnDevice>;
@@ -34,10 +32,7 @@ macro_rules! versions {
 
 pub(crate) type Prepared = (i32, (u64, *mut aclOpExecutor));
 
-pub(crate) fn prepare(
-    version: Version,
-    arguments: &Arguments,
-) -> (Prepared, super::call::PhaseTwo) {
+pub(crate) fn prepare(version: Version, arguments: &Arguments) -> (Prepared, super::call::PhaseTwo) {
     versions! { version, arguments;
         V1: dense 1 aclnnFlashAttentionScoreGetWorkspaceSize aclnnFlashAttentionScore;
         V2: dense 2 aclnnFlashAttentionScoreV2GetWorkspaceSize aclnnFlashAttentionScoreV2;
@@ -116,19 +111,10 @@ fn golden_cases_of_flash_attention_score_are_computed() {
     for op in ["flash_attention_score", "flash_attention_varlen_score"] {
         for case in &cases(op, 5) {
             let arguments = arguments_of(case);
-            assert_eq!(
-                attend(version_of(case), &arguments),
-                0,
-                "{}: {}",
-                case.name,
-                message()
-            );
+            assert_eq!(attend(version_of(case), &arguments), 0, "{}: {}", case.name, message());
             let out = arguments.attention_out.as_ref().unwrap();
             case.compare("attention_out", out, ["atol", "rtol"]);
-            for (name, of) in [
-                ("softmax_max", &arguments.softmax_max),
-                ("softmax_sum", &arguments.softmax_sum),
-            ] {
+            for (name, of) in [("softmax_max", &arguments.softmax_max), ("softmax_sum", &arguments.softmax_sum)] {
                 case.compare(name, of.as_ref().unwrap(), ["softmax_atol", "softmax_rtol"]);
             }
         }
@@ -138,9 +124,7 @@ fn golden_cases_of_flash_attention_score_are_computed() {
 /// Two rows and two keys of one head in FLOAT, whose scores are all 0.
 fn small() -> Arguments {
     let rows = || OnDevice::new(FLOAT, &[1, 2, 8], &[0; 64]);
-    let values: Vec<u8> = (0..16u8)
-        .flat_map(|at| f32::from(at).to_le_bytes())
-        .collect();
+    let values: Vec<u8> = (0..16u8).flat_map(|at| f32::from(at).to_le_bytes()).collect();
     let softmax = || OnDevice::new(FLOAT, &[1, 1, 2, 8], &[0xff; 64]);
     Arguments {
         query: Some(rows()),
@@ -168,37 +152,17 @@ fn failures_of_tiling_are_null_pointers_with_the_text_of_the_rule() {
         change(&mut arguments);
         fails(prepare(Version::V2, &arguments).0.0, code, parts);
     };
-    refuse(
-        &|call| call.keep_prob = 1.5,
-        161001,
-        &["flash.keep_prob", "1.5"],
-    );
+    refuse(&|call| call.keep_prob = 1.5, 161001, &["flash.keep_prob", "1.5"]);
     refuse(&|call| call.pse_type = 7, 161001, &["flash.pse_type", "7"]);
-    refuse(
-        &|call| call.query = None,
-        161001,
-        &["flash.required", "query"],
-    );
+    refuse(&|call| call.query = None, 161001, &["flash.required", "query"]);
     refuse(&|call| call.num_heads = 0, 161002, &["flash.head_num"]);
     let mask = || Some(OnDevice::new(aclDataType::ACL_INT8, &[2, 2], &[0; 4]));
-    refuse(
-        &|call| call.atten_mask = mask(),
-        161001,
-        &["flash.atten_mask_dtype", "INT8"],
-    );
+    refuse(&|call| call.atten_mask = mask(), 161001, &["flash.atten_mask_dtype", "INT8"]);
     let mask = || Some(OnDevice::new(UINT8, &[1, 1, 1, 2], &[0; 2]));
-    refuse(
-        &|call| call.atten_mask = mask(),
-        161001,
-        &["flash.atten_mask_shape"],
-    );
+    refuse(&|call| call.atten_mask = mask(), 161001, &["flash.atten_mask_shape"]);
     let fails_on_950 = prepare(Version::V4, &small()).0.0;
     assert_ne!(fails_on_950, 0);
-    assert!(
-        message().contains("aclnnFlashAttentionScoreV4"),
-        "{}",
-        message()
-    );
+    assert!(message().contains("aclnnFlashAttentionScoreV4"), "{}", message());
 }
 
 #[test]
@@ -215,11 +179,7 @@ fn a_key_narrower_than_a_head_is_a_host_crash() {
     };
     assert_eq!(status, 161001, "{}", message());
     let crash = findings().split_off(before).into_iter();
-    assert!(
-        crash
-            .map(|finding| finding.kind)
-            .any(|kind| kind == FindingKind::HostCrash)
-    );
+    assert!(crash.map(|finding| finding.kind).any(|kind| kind == FindingKind::HostCrash));
 }
 
 #[test]
@@ -240,10 +200,7 @@ fn strided_masks_drop_masks_and_softmax_outputs_are_copied() {
         assert_eq!(out[d], 2.0 * value(0, d));
         assert_eq!(out[8 + d], 2.0 * value(1, d) / 2.0);
     }
-    assert_eq!(
-        floats(&plain.softmax_sum, 16),
-        [[1.0; 8], [2.0; 8]].concat()
-    );
+    assert_eq!(floats(&plain.softmax_sum, 16), [[1.0; 8], [2.0; 8]].concat());
 
     // The same tensors with a byte, or a number, between their elements.
     let spread = || OnDevice::strided(FLOAT, &[1, 1, 2, 8], &[32, 32, 16, 2], &[0xff; 128]);
@@ -270,9 +227,7 @@ fn strided_masks_drop_masks_and_softmax_outputs_are_copied() {
 fn rows_behind_unmarked_sequences_are_not_touched() {
     let bench = Bench::new();
     bench.enter();
-    let rows = |count: i64, held: usize, byte: u8| {
-        OnDevice::new(FLOAT, &[count, 1, 8], &vec![byte; held * 32])
-    };
+    let rows = |count: i64, held: usize, byte: u8| OnDevice::new(FLOAT, &[count, 1, 8], &vec![byte; held * 32]);
     let _scope = check_scope(Check::Strict);
     // A thousand rows more than there is memory for.
     let arguments = Arguments {

@@ -19,33 +19,20 @@ fn what_does_not_fit_is_refused_by_name() {
         161_002,
         &["aclnnAdd: other: given [2], allowed: what broadcasts together with [2, 3]"],
     );
-    fails(
-        call!(aclnnExp(x.input(), y.out())),
-        161_002,
-        &["aclnnExp: out: given [2], allowed: [2, 3]"],
-    );
+    fails(call!(aclnnExp(x.input(), y.out())), 161_002, &["aclnnExp: out: given [2], allowed: [2, 3]"]);
     fails(
         call!(aclnnCast(x.input(), Type(aclDataType::ACL_INT32), x.out())),
         161_002,
         &["aclnnCast: out: given FLOAT, allowed: INT32"],
     );
-    fails(
-        call!(aclnnSoftmax(x.input(), 2, x.out())),
-        161_002,
-        &["aclnnSoftmax: dim: given 2, allowed: -2 to 1"],
-    );
+    fails(call!(aclnnSoftmax(x.input(), 2, x.out())), 161_002, &["aclnnSoftmax: dim: given 2, allowed: -2 to 1"]);
     let complex = tensor(aclDataType::ACL_COMPLEX64, &[2, 3], malloc(48));
     fails(
         call!(aclnnNeg(In(complex), x.out())),
         161_002,
         &["aclnnNeg: self: given COMPLEX64, allowed: FLOAT, FLOAT16"],
     );
-    let blocks = tensor_of(
-        aclFormat::ACL_FORMAT_FRACTAL_NZ,
-        aclDataType::ACL_FLOAT16,
-        &[1, 1, 16, 16],
-        malloc(512),
-    );
+    let blocks = tensor_of(aclFormat::ACL_FORMAT_FRACTAL_NZ, aclDataType::ACL_FLOAT16, &[1, 1, 16, 16], malloc(512));
     fails(
         call!(aclnnInplaceZero(InOutShared(blocks))),
         161_002,
@@ -56,31 +43,14 @@ fn what_does_not_fit_is_refused_by_name() {
         161_002,
         &["aclnnMm: mat2: given [2, 3], allowed: a factor for [2, 3] with 3 rows"],
     );
-    fails(
-        call!(aclnnAdds(x.input(), Scalar(null()), int(1), x.out())),
-        161_001,
-        &["aclnnAdds: other is null"],
-    );
+    fails(call!(aclnnAdds(x.input(), Scalar(null()), int(1), x.out())), 161_001, &["aclnnAdds: other is null"]);
     // Handles that are none, of other things, or destroyed.
-    fails(
-        call!(aclnnExp(In(std::ptr::dangling()), x.out())),
-        161_002,
-        &["aclnnExp: self: "],
-    );
-    fails(
-        call!(aclnnExp(In(int(1).0.cast::<aclTensor>()), x.out())),
-        161_002,
-        &["aclnnExp: self: "],
-    );
+    fails(call!(aclnnExp(In(std::ptr::dangling()), x.out())), 161_002, &["aclnnExp: self: "]);
+    fails(call!(aclnnExp(In(int(1).0.cast::<aclTensor>()), x.out())), 161_002, &["aclnnExp: self: "]);
     // Positions that are none show on the device.
     let index = Tensor::ints(&[1], &[2]);
     let out = Tensor::floats(&[1, 3], &[0.0]);
-    ok(call!(aclnnIndexSelect(
-        x.input(),
-        0,
-        index.input(),
-        out.out()
-    )));
+    ok(call!(aclnnIndexSelect(x.input(), 0, index.input(), out.out())));
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,
@@ -92,32 +62,16 @@ fn what_does_not_fit_is_refused_by_name() {
 #[test]
 fn absurd_views_are_refused() {
     let _bench = Bench::new();
-    let huge = View {
-        shape: vec![1 << 40, 1 << 20],
-        strides: vec![0, 0],
-        offset: 0,
-        room: 1,
-    };
+    let huge = View { shape: vec![1 << 40, 1 << 20], strides: vec![0, 0], offset: 0, room: 1 };
     let x = Tensor::new(aclDataType::ACL_FLOAT, huge, &[1.0]);
     let sum = Tensor::floats(&[], &[0.0]);
     fails(
-        call!(aclnnReduceSum(
-            x.input(),
-            ints(&[]),
-            Flag(0),
-            Type(aclDataType::ACL_FLOAT),
-            sum.out()
-        )),
+        call!(aclnnReduceSum(x.input(), ints(&[]), Flag(0), Type(aclDataType::ACL_FLOAT), sum.out())),
         161_002,
         &["aclnnReduceSum: self: given 1152921504606846976 elements, allowed: at most"],
     );
     let nothing = |strides: [i64; 2], rows: i64| {
-        let view = View {
-            shape: vec![rows, 0],
-            strides: strides.to_vec(),
-            offset: 0,
-            room: 1,
-        };
+        let view = View { shape: vec![rows, 0], strides: strides.to_vec(), offset: 0, room: 1 };
         Tensor::new(aclDataType::ACL_FLOAT, view, &[1.0])
     };
     let (x, out) = (nothing([0, 0], 1 << 40), nothing([0, 0], 1 << 40));
@@ -137,11 +91,7 @@ fn absurd_views_are_refused() {
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,
-        &[
-            "aclnnInplaceZero",
-            "selfRef",
-            "past the end of an allocation of 64 bytes",
-        ],
+        &["aclnnInplaceZero", "selfRef", "past the end of an allocation of 64 bytes"],
     );
 }
 
@@ -154,17 +104,8 @@ fn launches_are_watched_like_those_of_attention() {
     gate.hold(stream);
     let (mut bytes, mut executor) = (0, null_mut());
     unsafe {
-        ok(glue::aclnnInplaceOne::prepare(
-            x.shared(),
-            &mut bytes,
-            &mut executor,
-        ));
-        ok(glue::aclnnInplaceOne::launch(
-            null_mut(),
-            0,
-            executor,
-            stream,
-        ));
+        ok(glue::aclnnInplaceOne::prepare(x.shared(), &mut bytes, &mut executor));
+        ok(glue::aclnnInplaceOne::launch(null_mut(), 0, executor, stream));
         let _strict = check_scope(Check::Strict);
         let mut values = [0f32; 4];
         let status = aclrtMemcpy(values.as_mut_ptr().cast(), 16, x.at, 16, D2H);
@@ -179,31 +120,16 @@ fn launches_are_watched_like_those_of_attention() {
 #[test]
 fn executors_run_again_with_other_addresses() {
     let _bench = Bench::new();
-    let (a, b) = (
-        Tensor::floats(&[2], &[1.0, 2.0]),
-        Tensor::floats(&[2], &[5.0, 6.0]),
-    );
+    let (a, b) = (Tensor::floats(&[2], &[1.0, 2.0]), Tensor::floats(&[2], &[5.0, 6.0]));
     let (first, second) = (Tensor::floats(&[4], &[0.0]), Tensor::floats(&[4], &[0.0]));
     let (mut bytes, mut executor) = (0, null_mut());
     let members = tensors(&[&a, &b]);
     unsafe {
-        ok(glue::aclnnCat::prepare(
-            members,
-            0,
-            first.out(),
-            &mut bytes,
-            &mut executor,
-        ));
+        ok(glue::aclnnCat::prepare(members, 0, first.out(), &mut bytes, &mut executor));
         ok(aclSetAclOpExecutorRepeatable(executor));
         ok(glue::aclnnCat::launch(null_mut(), 0, executor, null_mut()));
         ok(aclSetOutputTensorAddr(executor, 0, first.handle, second.at));
-        ok(aclSetDynamicInputTensorAddr(
-            executor,
-            0,
-            1,
-            members.0.cast_mut(),
-            a.at,
-        ));
+        ok(aclSetDynamicInputTensorAddr(executor, 0, 1, members.0.cast_mut(), a.at));
         ok(glue::aclnnCat::launch(null_mut(), 0, executor, null_mut()));
         ok(aclDestroyAclOpExecutor(executor));
     }
@@ -225,10 +151,7 @@ fn calls_are_traced_with_their_arguments() {
     }
     let file = std::env::temp_dir().join(format!("glue-trace-{}", std::process::id()));
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "glue::calls::calls_are_traced_with_their_arguments",
-        ])
+        .args(["--exact", "glue::calls::calls_are_traced_with_their_arguments"])
         .env(VARIABLE, &file)
         .output()
         .unwrap();

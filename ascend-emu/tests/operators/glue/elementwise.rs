@@ -17,159 +17,33 @@ fn sums_and_products() -> Vec<Row> {
     let (a, b) = (f32([2, 2], [1, 2, 3, 4]), f32([2], [10, 100]));
     let whole = i64([3], [1, -2, 3]);
     vec![
+        row("aclnnAdd", [a.clone().read(), b.clone().read(), Real(0.5), f32([2, 2], [6, 52, 8, 54]).written()]),
         row(
             "aclnnAdd",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                Real(0.5),
-                f32([2, 2], [6, 52, 8, 54]).written(),
-            ],
+            [i8([2], [100, -100]).read(), i8([2], [100, -100]).read(), Int(1), i8([2], [-56, 56]).written()],
         ),
-        row(
-            "aclnnAdd",
-            [
-                i8([2], [100, -100]).read(),
-                i8([2], [100, -100]).read(),
-                Int(1),
-                i8([2], [-56, 56]).written(),
-            ],
-        ),
-        row(
-            "aclnnAdds",
-            [
-                whole.clone().read(),
-                Int(10),
-                Int(3),
-                i64([3], [31, 28, 33]).written(),
-            ],
-        ),
-        row(
-            "aclnnAdds",
-            [
-                whole.clone().read(),
-                Real(0.5),
-                Int(3),
-                f32([3], [2.5, -0.5, 4.5]).written(),
-            ],
-        ),
-        row(
-            "aclnnInplaceAdd",
-            [
-                a.clone().becomes([21, 202, 23, 204]),
-                b.clone().read(),
-                Int(2),
-            ],
-        ),
-        row(
-            "aclnnInplaceAdds",
-            [bf16([2], [1, 2]).becomes([1.5, 2.5]), Real(0.25), Int(2)],
-        ),
-        row(
-            "aclnnSub",
-            [
-                b.clone().read(),
-                a.clone().read(),
-                Int(2),
-                f32([2, 2], [8, 96, 4, 92]).written(),
-            ],
-        ),
-        row(
-            "aclnnSubs",
-            [
-                whole.clone().read(),
-                Int(1),
-                Int(5),
-                i64([3], [-4, -7, -2]).written(),
-            ],
-        ),
-        row(
-            "aclnnInplaceSub",
-            [
-                a.clone().becomes([-19, -198, -17, -196]),
-                b.clone().read(),
-                Int(2),
-            ],
-        ),
-        row(
-            "aclnnInplaceSubs",
-            [f16([2], [1, 2]).becomes([0.5, 1.5]), Real(0.5), Int(1)],
-        ),
-        row(
-            "aclnnRsub",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                Int(2),
-                f32([2, 2], [8, 96, 4, 92]).written(),
-            ],
-        ),
-        row(
-            "aclnnRsubs",
-            [
-                whole.clone().read(),
-                Int(10),
-                Int(2),
-                i64([3], [8, 14, 4]).written(),
-            ],
-        ),
-        row(
-            "aclnnMul",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                f32([2, 2], [10, 200, 30, 400]).written(),
-            ],
-        ),
-        row(
-            "aclnnMuls",
-            [
-                whole.clone().read(),
-                Real(0.5),
-                f16([3], [0.5, -1.0, 1.5]).written(),
-            ],
-        ),
+        row("aclnnAdds", [whole.clone().read(), Int(10), Int(3), i64([3], [31, 28, 33]).written()]),
+        row("aclnnAdds", [whole.clone().read(), Real(0.5), Int(3), f32([3], [2.5, -0.5, 4.5]).written()]),
+        row("aclnnInplaceAdd", [a.clone().becomes([21, 202, 23, 204]), b.clone().read(), Int(2)]),
+        row("aclnnInplaceAdds", [bf16([2], [1, 2]).becomes([1.5, 2.5]), Real(0.25), Int(2)]),
+        row("aclnnSub", [b.clone().read(), a.clone().read(), Int(2), f32([2, 2], [8, 96, 4, 92]).written()]),
+        row("aclnnSubs", [whole.clone().read(), Int(1), Int(5), i64([3], [-4, -7, -2]).written()]),
+        row("aclnnInplaceSub", [a.clone().becomes([-19, -198, -17, -196]), b.clone().read(), Int(2)]),
+        row("aclnnInplaceSubs", [f16([2], [1, 2]).becomes([0.5, 1.5]), Real(0.5), Int(1)]),
+        row("aclnnRsub", [a.clone().read(), b.clone().read(), Int(2), f32([2, 2], [8, 96, 4, 92]).written()]),
+        row("aclnnRsubs", [whole.clone().read(), Int(10), Int(2), i64([3], [8, 14, 4]).written()]),
+        row("aclnnMul", [a.clone().read(), b.clone().read(), f32([2, 2], [10, 200, 30, 400]).written()]),
+        row("aclnnMuls", [whole.clone().read(), Real(0.5), f16([3], [0.5, -1.0, 1.5]).written()]),
         row("aclnnInplaceMul", [a.becomes([10, 200, 30, 400]), b.read()]),
-        row(
-            "aclnnInplaceMuls",
-            [whole.clone().becomes([-3, 6, -9]), Int(-3)],
-        ),
-        row(
-            "aclnnPowTensorScalar",
-            [
-                whole.clone().read(),
-                Int(3),
-                i64([3], [1, -8, 27]).written(),
-            ],
-        ),
-        row(
-            "aclnnPowTensorScalar",
-            [
-                f32([2], [4.0, 0.25]).read(),
-                Real(-0.5),
-                f32([2], [0.5, 2.0]).written(),
-            ],
-        ),
-        row(
-            "aclnnPowTensorTensor",
-            [
-                f32([1], [2]).read(),
-                whole.clone().read(),
-                f32([3], [2.0, 0.25, 8.0]).written(),
-            ],
-        ),
+        row("aclnnInplaceMuls", [whole.clone().becomes([-3, 6, -9]), Int(-3)]),
+        row("aclnnPowTensorScalar", [whole.clone().read(), Int(3), i64([3], [1, -8, 27]).written()]),
+        row("aclnnPowTensorScalar", [f32([2], [4.0, 0.25]).read(), Real(-0.5), f32([2], [0.5, 2.0]).written()]),
+        row("aclnnPowTensorTensor", [f32([1], [2]).read(), whole.clone().read(), f32([3], [2.0, 0.25, 8.0]).written()]),
         row(
             "aclnnPowScalarTensor",
-            [
-                Real(100.0),
-                f32([3], [0.5, -1.0, 2.0]).read(),
-                f32([3], [10.0, 0.01, 1e4]).written(),
-            ],
+            [Real(100.0), f32([3], [0.5, -1.0, 2.0]).read(), f32([3], [10.0, 0.01, 1e4]).written()],
         ),
-        row(
-            "aclnnInplacePowTensorScalar",
-            [whole.becomes([1, 4, 9]), Int(2)],
-        ),
+        row("aclnnInplacePowTensorScalar", [whole.becomes([1, 4, 9]), Int(2)]),
     ]
 }
 
@@ -179,119 +53,31 @@ fn quotients() -> Vec<Row> {
     let (towards_zero, down) = ([3, -3, -3, 3], [3, -4, -4, 3]);
     let rest = [1, 1, -1, -1];
     // By 2.
-    let (exact_by, towards_zero_by, down_by, rest_by) = (
-        [3.5, -3.5, 3.5, -3.5],
-        [3, -3, 3, -3],
-        [3, -4, 3, -4],
-        [1, 1, 1, 1],
-    );
+    let (exact_by, towards_zero_by, down_by, rest_by) =
+        ([3.5, -3.5, 3.5, -3.5], [3, -3, 3, -3], [3, -4, 3, -4], [1, 1, 1, 1]);
     let real = f32([4], [7, -7, 7, -7]);
     vec![
+        row("aclnnDiv", [a.clone().read(), b.clone().read(), f32([4], exact).written()]),
         row(
             "aclnnDiv",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                f32([4], exact).written(),
-            ],
+            [f32([2], [1, -1]).read(), f32([1], [0]).read(), f32([2], [f64::INFINITY, f64::NEG_INFINITY]).written()],
         ),
-        row(
-            "aclnnDiv",
-            [
-                f32([2], [1, -1]).read(),
-                f32([1], [0]).read(),
-                f32([2], [f64::INFINITY, f64::NEG_INFINITY]).written(),
-            ],
-        ),
-        row(
-            "aclnnDivs",
-            [a.clone().read(), Int(2), f16([4], exact_by).written()],
-        ),
-        row(
-            "aclnnInplaceDiv",
-            [real.clone().becomes(exact), b.clone().read()],
-        ),
-        row(
-            "aclnnInplaceDivs",
-            [real.clone().becomes(exact_by), Real(2.0)],
-        ),
-        row(
-            "aclnnDivMod",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                Int(0),
-                f32([4], exact).written(),
-            ],
-        ),
-        row(
-            "aclnnDivMod",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                Int(1),
-                i32([4], towards_zero).written(),
-            ],
-        ),
-        row(
-            "aclnnDivMod",
-            [
-                real.clone().read(),
-                b.clone().read(),
-                Int(2),
-                f32([4], down).written(),
-            ],
-        ),
-        row(
-            "aclnnDivMods",
-            [
-                real.clone().read(),
-                Int(2),
-                Int(1),
-                f32([4], towards_zero_by).written(),
-            ],
-        ),
-        row(
-            "aclnnDivMods",
-            [
-                a.clone().read(),
-                Int(2),
-                Int(2),
-                i32([4], down_by).written(),
-            ],
-        ),
-        row(
-            "aclnnFloorDivide",
-            [a.clone().read(), b.clone().read(), i32([4], down).written()],
-        ),
-        row(
-            "aclnnFloorDivides",
-            [real.clone().read(), Real(2.0), f32([4], down_by).written()],
-        ),
-        row(
-            "aclnnInplaceFloorDivide",
-            [a.clone().becomes(down), b.clone().read()],
-        ),
-        row(
-            "aclnnInplaceFloorDivides",
-            [a.clone().becomes(down_by), Int(2)],
-        ),
-        row(
-            "aclnnRemainderTensorTensor",
-            [a.clone().read(), b.clone().read(), i32([4], rest).written()],
-        ),
-        row(
-            "aclnnRemainderTensorScalar",
-            [real.read(), Real(2.0), f32([4], rest_by).written()],
-        ),
-        row(
-            "aclnnInplaceRemainderTensorTensor",
-            [a.clone().becomes(rest), b.read()],
-        ),
-        row(
-            "aclnnInplaceRemainderTensorScalar",
-            [a.becomes(rest_by), Int(2)],
-        ),
+        row("aclnnDivs", [a.clone().read(), Int(2), f16([4], exact_by).written()]),
+        row("aclnnInplaceDiv", [real.clone().becomes(exact), b.clone().read()]),
+        row("aclnnInplaceDivs", [real.clone().becomes(exact_by), Real(2.0)]),
+        row("aclnnDivMod", [a.clone().read(), b.clone().read(), Int(0), f32([4], exact).written()]),
+        row("aclnnDivMod", [a.clone().read(), b.clone().read(), Int(1), i32([4], towards_zero).written()]),
+        row("aclnnDivMod", [real.clone().read(), b.clone().read(), Int(2), f32([4], down).written()]),
+        row("aclnnDivMods", [real.clone().read(), Int(2), Int(1), f32([4], towards_zero_by).written()]),
+        row("aclnnDivMods", [a.clone().read(), Int(2), Int(2), i32([4], down_by).written()]),
+        row("aclnnFloorDivide", [a.clone().read(), b.clone().read(), i32([4], down).written()]),
+        row("aclnnFloorDivides", [real.clone().read(), Real(2.0), f32([4], down_by).written()]),
+        row("aclnnInplaceFloorDivide", [a.clone().becomes(down), b.clone().read()]),
+        row("aclnnInplaceFloorDivides", [a.clone().becomes(down_by), Int(2)]),
+        row("aclnnRemainderTensorTensor", [a.clone().read(), b.clone().read(), i32([4], rest).written()]),
+        row("aclnnRemainderTensorScalar", [real.read(), Real(2.0), f32([4], rest_by).written()]),
+        row("aclnnInplaceRemainderTensorTensor", [a.clone().becomes(rest), b.read()]),
+        row("aclnnInplaceRemainderTensorScalar", [a.becomes(rest_by), Int(2)]),
     ]
 }
 
@@ -381,11 +167,7 @@ fn scalars_count_as_they_do_in_pytorch() {
     assert_eq!(whole.values(), [-4.0, 3.0]);
     ok(call!(aclnnDivMods(seven.input(), int(2), 1, whole.out())));
     assert_eq!(whole.values(), [-3.0, 3.0]);
-    ok(call!(aclnnRemainderTensorScalar(
-        seven.input(),
-        int(4),
-        whole.out()
-    )));
+    ok(call!(aclnnRemainderTensorScalar(seven.input(), int(4), whole.out())));
     assert_eq!(whole.values(), [1.0, 3.0]);
     ok(call!(aclnnFloorDivides(seven.input(), int(0), whole.out())));
     assert_eq!(whole.values(), [0.0, 0.0]);

@@ -17,20 +17,9 @@ pub(crate) fn rows() -> Vec<Row> {
         // The logistic function of ln 3 is 3/4.
         row(
             "aclnnSwiGlu",
-            [
-                f64([2, 2], [ln_3, 4.0, -ln_3, 8.0]).read(),
-                Int(-1),
-                f64([2, 1], [3.0 * ln_3, -2.0 * ln_3]).written(),
-            ],
+            [f64([2, 2], [ln_3, 4.0, -ln_3, 8.0]).read(), Int(-1), f64([2, 1], [3.0 * ln_3, -2.0 * ln_3]).written()],
         ),
-        row(
-            "aclnnSwiGlu",
-            [
-                f16([2, 3], [0, 1, 2, 5, 0, 0]).read(),
-                Int(0),
-                f16([1, 3], [0, 0, 0]).written(),
-            ],
-        ),
+        row("aclnnSwiGlu", [f16([2, 3], [0, 1, 2, 5, 0, 0]).read(), Int(0), f16([1, 3], [0, 0, 0]).written()]),
         row(
             "aclnnGeGluV3",
             [
@@ -53,19 +42,8 @@ pub(crate) fn rows() -> Vec<Row> {
                 f64([1], [tanh]).written(),
             ],
         ),
-        row(
-            "aclnnThreshold",
-            [
-                whole.clone().read(),
-                Real(1.5),
-                Real(7.9),
-                i32([4], [7, 7, 2, 9]).written(),
-            ],
-        ),
-        row(
-            "aclnnInplaceThreshold",
-            [numbers.becomes([7.5, 7.5, 0.75, nan]), Real(0.5), Real(7.5)],
-        ),
+        row("aclnnThreshold", [whole.clone().read(), Real(1.5), Real(7.9), i32([4], [7, 7, 2, 9]).written()]),
+        row("aclnnInplaceThreshold", [numbers.becomes([7.5, 7.5, 0.75, nan]), Real(0.5), Real(7.5)]),
     ]
 }
 

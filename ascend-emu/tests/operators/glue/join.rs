@@ -11,36 +11,16 @@ pub(crate) fn rows() -> Vec<Row> {
     vec![
         row(
             "aclnnCat",
-            [
-                tensor_list([i32([1, 2], [1, 2]), i32([2, 2], [3, 4, 5, 6])]),
-                Int(0),
-                i32([3, 2], 1..7).written(),
-            ],
+            [tensor_list([i32([1, 2], [1, 2]), i32([2, 2], [3, 4, 5, 6])]), Int(0), i32([3, 2], 1..7).written()],
         ),
-        row(
-            "aclnnCat",
-            [
-                tensor_list([i32([1], [3]), f32([1], [0.5])]),
-                Int(-1),
-                f32([2], [3.0, 0.5]).written(),
-            ],
-        ),
+        row("aclnnCat", [tensor_list([i32([1], [3]), f32([1], [0.5])]), Int(-1), f32([2], [3.0, 0.5]).written()]),
         row(
             "aclnnStack",
-            [
-                tensor_list([f16([2], [1, 2]), f16([2], [3, 4])]),
-                Int(-1),
-                f16([2, 2], [1, 3, 2, 4]).written(),
-            ],
+            [tensor_list([f16([2], [1, 2]), f16([2], [3, 4])]), Int(-1), f16([2, 2], [1, 3, 2, 4]).written()],
         ),
         row(
             "aclnnRepeatInterleave",
-            [
-                i32([2, 2], matrix).read(),
-                i64([4], [2, 0, 1, 1]).read(),
-                Int(4),
-                i32([4], [1, 1, 3, 4]).written(),
-            ],
+            [i32([2, 2], matrix).read(), i64([4], [2, 0, 1, 1]).read(), Int(4), i32([4], [1, 1, 3, 4]).written()],
         ),
         row(
             "aclnnRepeatInterleaveWithDim",
@@ -52,33 +32,12 @@ pub(crate) fn rows() -> Vec<Row> {
                 i32([2, 3], [1, 2, 2, 3, 4, 4]).written(),
             ],
         ),
-        row(
-            "aclnnRepeatInterleaveInt",
-            [
-                i64([2], [7, 8]).read(),
-                Int(2),
-                Int(4),
-                i64([4], [7, 7, 8, 8]).written(),
-            ],
-        ),
+        row("aclnnRepeatInterleaveInt", [i64([2], [7, 8]).read(), Int(2), Int(4), i64([4], [7, 7, 8, 8]).written()]),
         row(
             "aclnnRepeatInterleaveIntWithDim",
-            [
-                i32([2, 2], matrix).read(),
-                Int(2),
-                Int(0),
-                Int(4),
-                i32([4, 2], [1, 2, 1, 2, 3, 4, 3, 4]).written(),
-            ],
+            [i32([2, 2], matrix).read(), Int(2), Int(0), Int(4), i32([4, 2], [1, 2, 1, 2, 3, 4, 3, 4]).written()],
         ),
-        row(
-            "aclnnRepeatInterleaveTensor",
-            [
-                i32([3], [1, 0, 2]).read(),
-                Int(3),
-                i32([3], [0, 2, 2]).written(),
-            ],
-        ),
+        row("aclnnRepeatInterleaveTensor", [i32([3], [1, 0, 2]).read(), Int(3), i32([3], [0, 2, 2]).written()]),
     ]
 }
 
@@ -102,22 +61,11 @@ fn tensors_are_joined_repeated_and_turned() {
     ok(call!(aclnnFlip(a.input(), ints(&[0, -1]), out.out())));
     assert_eq!(out.values(), [4.0, 3.0, 2.0, 1.0]);
     let out = Tensor::packed(half, &[1, 4], &[0.0]);
-    ok(call!(aclnnConstantPadNd(
-        a.input(),
-        ints(&[1, 1, -1, 0]),
-        int(9),
-        out.out()
-    )));
+    ok(call!(aclnnConstantPadNd(a.input(), ints(&[1, 1, -1, 0]), int(9), out.out())));
     assert_eq!(out.values(), [9.0, 3.0, 4.0, 9.0]);
     let counts = Tensor::ints(&[2], &[2, 1]);
     let out = Tensor::packed(half, &[3, 2], &[0.0]);
-    ok(call!(aclnnRepeatInterleaveWithDim(
-        a.input(),
-        counts.input(),
-        0,
-        3,
-        out.out()
-    )));
+    ok(call!(aclnnRepeatInterleaveWithDim(a.input(), counts.input(), 0, 3, out.out())));
     assert_eq!(out.values(), [1.0, 2.0, 1.0, 2.0, 3.0, 4.0]);
     let out = Tensor::packed(half, &[8], &[0.0]);
     ok(call!(aclnnRepeatInterleaveInt(a.input(), 2, 8, out.out())));

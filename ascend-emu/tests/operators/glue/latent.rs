@@ -22,10 +22,7 @@ pub(crate) fn rows() -> Vec<Row> {
     let latent = || std::iter::repeat_n(2, 512);
     let pairs: Vec<i32> = (0..64).collect();
     // (a, b) becomes (-b, a), the first of all pairs before the second of all.
-    let turned: Vec<i32> = (0..32)
-        .map(|i| -(2 * i + 1))
-        .chain((0..32).map(|i| 2 * i))
-        .collect();
+    let turned: Vec<i32> = (0..32).map(|i| -(2 * i + 1)).chain((0..32).map(|i| 2 * i)).collect();
     let after = |row: Vec<i32>, width: usize| {
         let mut cache = vec![0; 16 * width];
         cache[3 * width..4 * width].copy_from_slice(&row);
@@ -143,13 +140,7 @@ impl Call {
             let (first, rest) = line.split_at(latent);
             let square = first.iter().map(|value| value * value).sum::<f64>() / latent as f64;
             let norm = (square + self.epsilon).sqrt();
-            wanted[1].push(
-                first
-                    .iter()
-                    .zip(&gamma)
-                    .map(|(value, gamma)| value / norm * gamma)
-                    .collect(),
-            );
+            wanted[1].push(first.iter().zip(&gamma).map(|(value, gamma)| value / norm * gamma).collect());
             let even: Vec<f64> = rest.iter().copied().step_by(2).collect();
             let odd: Vec<f64> = rest.iter().copied().skip(1).step_by(2).collect();
             let straight = even.iter().chain(&odd).copied();
@@ -254,17 +245,8 @@ fn caches_of_other_kinds_are_refused_by_name() {
     let _bench = Bench::new();
     let [latent, rope] = ATLAS;
     let new = |mode| {
-        let positions: &[i64] = if mode == "PA_BLK_NZ" {
-            &[16]
-        } else {
-            &[16, -1]
-        };
-        Call::new(
-            [1, 2, latent, rope],
-            [2, 16],
-            (mode, positions),
-            &[0.5, 1.0, -1.5],
-        )
+        let positions: &[i64] = if mode == "PA_BLK_NZ" { &[16] } else { &[16, -1] };
+        Call::new([1, 2, latent, rope], [2, 16], (mode, positions), &[0.5, 1.0, -1.5])
     };
     let mut call = new("PA_NZ");
     call.with_outputs = false;
@@ -280,18 +262,10 @@ fn caches_of_other_kinds_are_refused_by_name() {
     fails(call.run(), 161_002, &[refused]);
     let mut call = new("PA");
     call.caches[1] = Tensor::packed(aclDataType::ACL_INT8, &[2, 16, 1, latent], &[0.0]);
-    fails(
-        call.run(),
-        161_002,
-        &["ckvCacheRef: given INT8, allowed: FLOAT16"],
-    );
+    fails(call.run(), 161_002, &["ckvCacheRef: given INT8, allowed: FLOAT16"]);
     let mut call = new("PA");
     call.caches[0] = Tensor::packed(HALF, &[4, 8, 1, rope], &[0.0]);
-    fails(
-        call.run(),
-        161_002,
-        &["kCacheRef: given [4, 8, 1, 64], allowed: blocks of a multiple of 16 tokens"],
-    );
+    fails(call.run(), 161_002, &["kCacheRef: given [4, 8, 1, 64], allowed: blocks of a multiple of 16 tokens"]);
     let call = Call::new([1, 2, 32, 16], [2, 16], ("PA", &[0, 1]), &[0.5]);
     fails(
         call.run(),
@@ -307,8 +281,6 @@ fn caches_of_other_kinds_are_refused_by_name() {
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,
-        &[
-            "aclnnKvRmsNormRopeCache: index: position 32 of token 1 of sequence 0 is not from -1 to 31",
-        ],
+        &["aclnnKvRmsNormRopeCache: index: position 32 of token 1 of sequence 0 is not from -1 to 31"],
     );
 }

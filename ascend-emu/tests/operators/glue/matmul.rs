@@ -11,57 +11,18 @@ use proptest::prelude::*;
 use std::ptr::null;
 
 pub(crate) fn rows() -> Vec<Row> {
-    let (a, b) = (
-        f16([2, 3], [1, 2, 3, 4, 5, 6]),
-        f16([3, 2], [1, 0, 0, 1, 2, 2]),
-    );
+    let (a, b) = (f16([2, 3], [1, 2, 3, 4, 5, 6]), f16([3, 2], [1, 0, 0, 1, 2, 2]));
     let product = [7, 8, 16, 17];
     let stack = |data: &Data| data.clone().with_axis().read();
     vec![
+        row("aclnnMatmul", [a.clone().read(), b.clone().read(), f16([2, 2], product).written(), Int(0)]),
         row(
             "aclnnMatmul",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                f16([2, 2], product).written(),
-                Int(0),
-            ],
+            [f32([2], [1, 2]).read(), f32([2, 2], [1, 2, 3, 4]).read(), f32([2], [7, 10]).written(), Int(1)],
         ),
-        row(
-            "aclnnMatmul",
-            [
-                f32([2], [1, 2]).read(),
-                f32([2, 2], [1, 2, 3, 4]).read(),
-                f32([2], [7, 10]).written(),
-                Int(1),
-            ],
-        ),
-        row(
-            "aclnnMm",
-            [
-                a.clone().read(),
-                b.clone().read(),
-                f32([2, 2], product).written(),
-                Int(0),
-            ],
-        ),
-        row(
-            "aclnnDot",
-            [
-                f32([3], [1, 2, 3]).read(),
-                f32([3], [4, -5, 6]).read(),
-                f32([], [12]).written(),
-            ],
-        ),
-        row(
-            "aclnnMv",
-            [
-                a.clone().read(),
-                f16([3], [1, 0, -1]).read(),
-                f16([2], [-2, -2]).written(),
-                Int(0),
-            ],
-        ),
+        row("aclnnMm", [a.clone().read(), b.clone().read(), f32([2, 2], product).written(), Int(0)]),
+        row("aclnnDot", [f32([3], [1, 2, 3]).read(), f32([3], [4, -5, 6]).read(), f32([], [12]).written()]),
+        row("aclnnMv", [a.clone().read(), f16([3], [1, 0, -1]).read(), f16([2], [-2, -2]).written(), Int(0)]),
         row(
             "aclnnAddmm",
             [
@@ -78,11 +39,7 @@ pub(crate) fn rows() -> Vec<Row> {
             "aclnnTransposeBatchMatMul",
             [
                 f16([1, 2, 128], vec![1; 256]).read(),
-                f16(
-                    [2, 128, 128],
-                    [vec![1; 128 * 128], vec![-1; 128 * 128]].concat(),
-                )
-                .read(),
+                f16([2, 128, 128], [vec![1; 128 * 128], vec![-1; 128 * 128]].concat()).read(),
                 Absent,
                 Absent,
                 axes([1, 0, 2]),
@@ -196,18 +153,14 @@ fn wide_transposed_factors_are_multiplied() {
     let _bench = Bench::new();
     let values: Vec<f64> = (0..17).map(f64::from).collect();
     for columns in [31, 32, 70] {
-        let turned = View {
-            strides: vec![1, 3],
-            ..View::packed(&[3, columns])
-        };
+        let turned = View { strides: vec![1, 3], ..View::packed(&[3, columns]) };
         let a = Tensor::packed(aclDataType::ACL_FLOAT, &[2, 3], &values);
         let b = Tensor::new(aclDataType::ACL_FLOAT16, turned, &values);
         let out = Tensor::floats(&[2, columns], &[0.5]);
         ok(call!(aclnnMm(a.input(), b.input(), out.out(), 2)));
         let want = (0..2 * columns).map(|place| {
             let (row, column) = (place / columns, place % columns);
-            let term =
-                |k: i64| values[(row * 3 + k) as usize] * values[((column * 3 + k) % 17) as usize];
+            let term = |k: i64| values[(row * 3 + k) as usize] * values[((column * 3 + k) % 17) as usize];
             (0..3).map(term).sum::<f64>()
         });
         assert_eq!(out.values(), want.collect::<Vec<_>>(), "{columns}");
@@ -224,18 +177,7 @@ fn stacks_that_a_product_lacks_are_refused_by_name() {
     let none = OptionalIn(null());
     let run = |b: &Tensor, scale: OptionalIn, orders: [[i64; 3]; 3], groups| {
         let [x1, x2, y] = orders.map(|order| ints(&order));
-        call!(aclnnTransposeBatchMatMul(
-            a.input(),
-            b.input(),
-            none,
-            scale,
-            x1,
-            x2,
-            y,
-            0,
-            groups,
-            out.out()
-        ))
+        call!(aclnnTransposeBatchMatMul(a.input(), b.input(), none, scale, x1, x2, y, 0, groups, out.out()))
     };
     let (same, usual) = ([0, 1, 2], [1, 0, 2]);
     ok(run(&b, none, [same, same, usual], 1));
@@ -247,41 +189,11 @@ fn stacks_that_a_product_lacks_are_refused_by_name() {
             1,
             "x2: given [2, 128, 64], allowed: rows and columns that are multiples of 128",
         ),
-        (
-            &b,
-            OptionalIn(scale.handle),
-            [same, same, usual],
-            1,
-            "scale: given INT64",
-        ),
-        (
-            &b,
-            none,
-            [[0, 2, 1], same, usual],
-            1,
-            "permX1: given [0, 2, 1], allowed: [[0, 1, 2], [1, 0, 2]]",
-        ),
-        (
-            &b,
-            none,
-            [same, [0, 2, 1], usual],
-            1,
-            "permX2: given [0, 2, 1], allowed: [[0, 1, 2]]",
-        ),
-        (
-            &b,
-            none,
-            [same, same, same],
-            1,
-            "permY: given [0, 1, 2], allowed: [[1, 0, 2]]",
-        ),
-        (
-            &b,
-            none,
-            [same, same, usual],
-            3,
-            "batchSplitFactor: given 3, allowed: a divisor of 2",
-        ),
+        (&b, OptionalIn(scale.handle), [same, same, usual], 1, "scale: given INT64"),
+        (&b, none, [[0, 2, 1], same, usual], 1, "permX1: given [0, 2, 1], allowed: [[0, 1, 2], [1, 0, 2]]"),
+        (&b, none, [same, [0, 2, 1], usual], 1, "permX2: given [0, 2, 1], allowed: [[0, 1, 2]]"),
+        (&b, none, [same, same, same], 1, "permY: given [0, 1, 2], allowed: [[1, 0, 2]]"),
+        (&b, none, [same, same, usual], 3, "batchSplitFactor: given 3, allowed: a divisor of 2"),
         (
             &b,
             none,

@@ -10,12 +10,7 @@ const FLOAT: aclDataType = aclDataType::ACL_FLOAT;
 
 /// A tensor whose elements are all the one that its memory has.
 fn repeated(dtype: aclDataType, shape: &[i64], value: f64) -> Tensor {
-    let view = View {
-        shape: shape.to_vec(),
-        strides: vec![0; shape.len()],
-        offset: 0,
-        room: 1,
-    };
+    let view = View { shape: shape.to_vec(), strides: vec![0; shape.len()], offset: 0, room: 1 };
     Tensor::new(dtype, view, &[value])
 }
 
@@ -41,10 +36,7 @@ fn launches_without_host_memory_fail_and_the_process_goes_on() {
         let rows = repeated(FLOAT, &[N, 1], 1.0);
         let row_places = repeated(aclDataType::ACL_INT64, &[N, 1], 0.0);
         let one = Tensor::floats(&[1], &[1.0]);
-        let (a, b) = (
-            repeated(FLOAT, &[60_000, 1], 1.0),
-            repeated(FLOAT, &[1, 60_000], 1.0),
-        );
+        let (a, b) = (repeated(FLOAT, &[60_000, 1], 1.0), repeated(FLOAT, &[1, 60_000], 1.0));
         let product = repeated(FLOAT, &[60_000, 60_000], 0.0);
         let dims = || ints(&[1]);
         macro_rules! all {
@@ -90,21 +82,10 @@ fn updates_in_place_refuse_elements_that_share_memory() {
     fails(
         call!(aclnnInplaceAdd(rows.in_out(), other.input(), int(1))),
         161_002,
-        &[
-            "aclnnInplaceAdd: selfRef: given FLOAT [2, 3] strides [0, 0]",
-            allowed,
-        ],
+        &["aclnnInplaceAdd: selfRef: given FLOAT [2, 3] strides [0, 0]", allowed],
     );
-    fails(
-        call!(aclnnInplaceCopy(rows.in_out(), other.input())),
-        161_002,
-        &["aclnnInplaceCopy: selfRef", allowed],
-    );
-    fails(
-        call!(aclnnInplaceNormal(rows.in_out(), 0.0, 1.0, 1, 0)),
-        161_002,
-        &["aclnnInplaceNormal: selfRef", allowed],
-    );
+    fails(call!(aclnnInplaceCopy(rows.in_out(), other.input())), 161_002, &["aclnnInplaceCopy: selfRef", allowed]);
+    fails(call!(aclnnInplaceNormal(rows.in_out(), 0.0, 1.0, 1, 0)), 161_002, &["aclnnInplaceNormal: selfRef", allowed]);
     // PyTorch fills such tensors, and has no objection to axes that do not repeat anything.
     ok(call!(aclnnInplaceFillScalar(rows.shared(), int(3))));
     assert_eq!(rows.values(), [3.0; 6]);
@@ -113,17 +94,8 @@ fn updates_in_place_refuse_elements_that_share_memory() {
         ok(call!(aclnnInplaceMuls(single.in_out(), int(2))));
         assert!(single.values().iter().all(|&value| value == 2.0));
     }
-    let apart = View {
-        shape: vec![2, 3],
-        strides: vec![1, 2],
-        offset: 0,
-        room: 6,
-    };
+    let apart = View { shape: vec![2, 3], strides: vec![1, 2], offset: 0, room: 6 };
     let apart = Tensor::new(FLOAT, apart, &[1.0]);
-    ok(call!(aclnnInplaceAdd(
-        apart.in_out(),
-        other.input(),
-        int(1)
-    )));
+    ok(call!(aclnnInplaceAdd(apart.in_out(), other.input(), int(1))));
     assert_eq!(apart.values(), [2.0; 6]);
 }

@@ -12,12 +12,7 @@ use std::ptr::{null, null_mut};
 
 pub(crate) fn rows() -> Vec<Row> {
     let numbers = || f32([1, 4], [1, 2, 3, 4]).read();
-    let turns = || {
-        [
-            f32([4], [1, 2, 3, 4]).read(),
-            f32([4], [10, 20, 30, 40]).read(),
-        ]
-    };
+    let turns = || [f32([4], [1, 2, 3, 4]).read(), f32([4], [10, 20, 30, 40]).read()];
     let ([cos, sin], [other_cos, other_sin], [last_cos, last_sin]) = (turns(), turns(), turns());
     vec![
         row(
@@ -71,35 +66,12 @@ pub(crate) fn rows() -> Vec<Row> {
                 f32([1, 2], [1, 1]).written(),
             ],
         ),
+        row("aclnnRotaryPositionEmbedding", [numbers(), cos, sin, Int(0), f32([1, 4], [-29, -76, 39, 96]).written()]),
         row(
             "aclnnRotaryPositionEmbedding",
-            [
-                numbers(),
-                cos,
-                sin,
-                Int(0),
-                f32([1, 4], [-29, -76, 39, 96]).written(),
-            ],
+            [numbers(), other_cos, other_sin, Int(1), f32([1, 4], [-19, 24, -111, 136]).written()],
         ),
-        row(
-            "aclnnRotaryPositionEmbedding",
-            [
-                numbers(),
-                other_cos,
-                other_sin,
-                Int(1),
-                f32([1, 4], [-19, 24, -111, 136]).written(),
-            ],
-        ),
-        row(
-            "aclnnInterleaveRope",
-            [
-                numbers(),
-                last_cos,
-                last_sin,
-                f32([1, 4], [-19, -74, 36, 136]).written(),
-            ],
-        ),
+        row("aclnnInterleaveRope", [numbers(), last_cos, last_sin, f32([1, 4], [-19, -74, 36, 136]).written()]),
         row(
             "aclnnDynamicQuant",
             [
@@ -177,98 +149,49 @@ fn rows_of_models_are_rotated_quantised_and_updated() {
     let _bench = Bench::new();
     // Angles of a quarter turn: a pair (a, b) becomes (-b, a).
     let x = Tensor::floats(&[2, 4], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
-    let (cos, sin) = (
-        Tensor::floats(&[1, 4], &[0.0]),
-        Tensor::floats(&[4], &[1.0]),
-    );
+    let (cos, sin) = (Tensor::floats(&[1, 4], &[0.0]), Tensor::floats(&[4], &[1.0]));
     let out = Tensor::floats(&[2, 4], &[0.5]);
     let turn = |mode| {
-        ok(call!(aclnnRotaryPositionEmbedding(
-            x.input(),
-            cos.input(),
-            sin.input(),
-            mode,
-            out.out()
-        )));
+        ok(call!(aclnnRotaryPositionEmbedding(x.input(), cos.input(), sin.input(), mode, out.out())));
         out.values()
     };
     assert_eq!(turn(0), [-3.0, -4.0, 1.0, 2.0, -7.0, -8.0, 5.0, 6.0]);
     assert_eq!(turn(1), [-2.0, 1.0, -4.0, 3.0, -6.0, 5.0, -8.0, 7.0]);
-    ok(call!(aclnnInterleaveRope(
-        x.input(),
-        cos.input(),
-        sin.input(),
-        out.out()
-    )));
+    ok(call!(aclnnInterleaveRope(x.input(), cos.input(), sin.input(), out.out())));
     assert_eq!(out.values(), [-2.0, -4.0, 1.0, 3.0, -6.0, -8.0, 5.0, 7.0]);
     fails(
-        call!(aclnnRotaryPositionEmbedding(
-            x.input(),
-            cos.input(),
-            sin.input(),
-            2,
-            out.out()
-        )),
+        call!(aclnnRotaryPositionEmbedding(x.input(), cos.input(), sin.input(), 2, out.out())),
         161_002,
         &["aclnnRotaryPositionEmbedding: mode: given 2, allowed: 0 (halves), 1 (neighbours)"],
     );
     // Each factor belongs to its place in the output.
     let cos = Tensor::floats(&[4], &[1.0, 2.0, 3.0, 4.0]);
     let sin = Tensor::floats(&[4], &[10.0, 20.0, 30.0, 40.0]);
-    ok(call!(aclnnInterleaveRope(
-        x.input(),
-        cos.input(),
-        sin.input(),
-        out.out()
-    )));
+    ok(call!(aclnnInterleaveRope(x.input(), cos.input(), sin.input(), out.out())));
     assert_eq!(out.values()[..4], [-19.0, -74.0, 36.0, 136.0]);
 
     let rows = Tensor::floats(&[3, 2], &[1.27, -0.5, 0.0, 0.0, -254.0, 3.0]);
     let smooth = Tensor::floats(&[2], &[1.0, 2.0]);
-    let (codes, scales) = (
-        Tensor::packed(aclDataType::ACL_INT8, &[3, 2], &[9.0]),
-        Tensor::floats(&[3], &[0.5]),
-    );
-    ok(call!(aclnnDynamicQuant(
-        rows.input(),
-        OptionalIn(null()),
-        codes.out(),
-        scales.out()
-    )));
+    let (codes, scales) = (Tensor::packed(aclDataType::ACL_INT8, &[3, 2], &[9.0]), Tensor::floats(&[3], &[0.5]));
+    ok(call!(aclnnDynamicQuant(rows.input(), OptionalIn(null()), codes.out(), scales.out())));
     // 3 over 2 is rounded to the even number.
     assert_eq!(codes.values(), [127.0, -50.0, 0.0, 0.0, -127.0, 2.0]);
     let near = |want: [f64; 3]| {
         let got = scales.values();
-        assert!(
-            got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6),
-            "{got:?}"
-        );
+        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?}");
     };
     near([0.01, 0.0, 2.0]);
-    ok(call!(aclnnDynamicQuant(
-        rows.input(),
-        OptionalIn(smooth.handle),
-        codes.out(),
-        scales.out()
-    )));
+    ok(call!(aclnnDynamicQuant(rows.input(), OptionalIn(smooth.handle), codes.out(), scales.out())));
     assert_eq!(codes.values()[..2], [127.0, -100.0]);
     near([0.01, 0.0, 2.0]);
 
     let cache = Tensor::floats(&[2, 2, 2], &[0.0]);
     let places = Tensor::ints(&[2, 2], &[1, 0, 0, 1]);
     let parts = Tensor::floats(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
-    ok(call!(aclnnScatterNdUpdate(
-        cache.in_out(),
-        places.input(),
-        parts.input()
-    )));
+    ok(call!(aclnnScatterNdUpdate(cache.in_out(), places.input(), parts.input())));
     assert_eq!(cache.values(), [0.0, 0.0, 3.0, 4.0, 1.0, 2.0, 0.0, 0.0]);
     let nowhere = Tensor::ints(&[2, 2], &[1, 0, 0, 2]);
-    ok(call!(aclnnScatterNdUpdate(
-        cache.in_out(),
-        nowhere.input(),
-        parts.input()
-    )));
+    ok(call!(aclnnScatterNdUpdate(cache.in_out(), nowhere.input(), parts.input())));
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,

@@ -15,22 +15,9 @@ pub(crate) fn rows() -> Vec<Row> {
     vec![
         row(
             "aclnnIndexSelect",
-            [
-                bf16([2, 3], matrix).read(),
-                Int(1),
-                i32([2], [2, 0]).read(),
-                bf16([2, 2], [3, 1, 6, 4]).written(),
-            ],
+            [bf16([2, 3], matrix).read(), Int(1), i32([2], [2, 0]).read(), bf16([2, 2], [3, 1, 6, 4]).written()],
         ),
-        row(
-            "aclnnIndexSelect",
-            [
-                i32([], [7]).read(),
-                Int(0),
-                i64([1], [0]).read(),
-                i32([], [7]).written(),
-            ],
-        ),
+        row("aclnnIndexSelect", [i32([], [7]).read(), Int(0), i64([1], [0]).read(), i32([], [7]).written()]),
         row(
             "aclnnGatherV2",
             [
@@ -40,15 +27,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 f16([2, 2, 2], [5, 6, 1, 2, 3, 4, 5, 6]).written(),
             ],
         ),
-        row(
-            "aclnnGatherV2",
-            [
-                i8([2, 3], matrix).read(),
-                Int(-1),
-                i64([], [1]).read(),
-                i8([2], [2, 5]).written(),
-            ],
-        ),
+        row("aclnnGatherV2", [i8([2, 3], matrix).read(), Int(-1), i64([], [1]).read(), i8([2], [2, 5]).written()]),
         row(
             "aclnnInplaceIndexCopy",
             [
@@ -60,51 +39,23 @@ pub(crate) fn rows() -> Vec<Row> {
         ),
         row(
             "aclnnInplaceIndexCopy",
-            [
-                f16([2, 3], matrix).becomes([1, 2, 8, 4, 5, 9]),
-                Int(1),
-                i32([], [2]).read(),
-                f16([2, 1], [8, 9]).read(),
-            ],
+            [f16([2, 3], matrix).becomes([1, 2, 8, 4, 5, 9]), Int(1), i32([], [2]).read(), f16([2, 1], [8, 9]).read()],
         ),
         row(
             "aclnnSlice",
-            [
-                f32([2, 3], matrix).read(),
-                Int(1),
-                Int(-3),
-                Int(i64::MAX),
-                Int(2),
-                f32([2, 2], [1, 3, 4, 6]).written(),
-            ],
+            [f32([2, 3], matrix).read(), Int(1), Int(-3), Int(i64::MAX), Int(2), f32([2, 2], [1, 3, 4, 6]).written()],
         ),
         row(
             "aclnnSlice",
-            [
-                i64([3], [7, 8, 9]).read(),
-                Int(0),
-                Int(1),
-                Int(-1),
-                Int(i64::MAX),
-                i64([1], [8]).written(),
-            ],
+            [i64([3], [7, 8, 9]).read(), Int(0), Int(1), Int(-1), Int(i64::MAX), i64([1], [8]).written()],
         ),
         row(
             "aclnnPermute",
-            [
-                bf16([1, 2, 3], matrix).read(),
-                axes([2, 0, -2]),
-                bf16([3, 1, 2], [1, 4, 2, 5, 3, 6]).written(),
-            ],
+            [bf16([1, 2, 3], matrix).read(), axes([2, 0, -2]), bf16([3, 1, 2], [1, 4, 2, 5, 3, 6]).written()],
         ),
         row(
             "aclnnArgsort",
-            [
-                f16([2, 3], [3, 1, 3, 4, 6, 5]).read(),
-                Int(-1),
-                Int(1),
-                i64([2, 3], [0, 2, 1, 1, 2, 0]).written(),
-            ],
+            [f16([2, 3], [3, 1, 3, 4, 6, 5]).read(), Int(-1), Int(1), i64([2, 3], [0, 2, 1, 1, 2, 0]).written()],
         ),
     ]
 }
@@ -290,21 +241,11 @@ fn parts_that_are_none_are_refused_by_name() {
     let places = Tensor::ints(&[1], &[2]);
     let part = Tensor::floats(&[1, 3], &[0.0]);
     fails(
-        call!(aclnnInplaceIndexCopy(
-            x.in_out(),
-            0,
-            places.input(),
-            out.input()
-        )),
+        call!(aclnnInplaceIndexCopy(x.in_out(), 0, places.input(), out.input())),
         161_002,
         &["aclnnInplaceIndexCopy: source: given [2, 3], allowed: [1, 3]"],
     );
-    ok(call!(aclnnInplaceIndexCopy(
-        x.in_out(),
-        0,
-        places.input(),
-        part.input()
-    )));
+    ok(call!(aclnnInplaceIndexCopy(x.in_out(), 0, places.input(), part.input())));
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,

@@ -58,10 +58,7 @@ fn weight(bits: usize, [rows, columns]: [i64; 2], turned: bool, codes: &[i64]) -
         stored[place as usize] = code;
     }
     let (dtype, bytes): (_, Vec<u8>) = match bits {
-        8 => (
-            aclDataType::ACL_INT8,
-            stored.iter().map(|&code| code as u8).collect(),
-        ),
+        8 => (aclDataType::ACL_INT8, stored.iter().map(|&code| code as u8).collect()),
         _ => {
             let pair = |pair: &[i64]| {
                 let [low, high] = [pair[0], pair.get(1).copied().unwrap_or(0)];
@@ -155,24 +152,9 @@ fn weights_of_other_kinds_are_refused_by_name() {
     let words = Tensor::packed(aclDataType::ACL_INT32, &[64, 3], &[1.0]);
     for (weight, quant, group, message) in [
         (&words, none, 0, "weight: given INT32, allowed: INT8, INT4"),
-        (
-            &weight,
-            OptionalIn(scales.handle),
-            0,
-            "quantScaleOptional: given FLOAT16",
-        ),
-        (
-            &weight,
-            none,
-            64,
-            "antiquantGroupSize: given 64, allowed: 0, or a multiple of 32 that is less than 64",
-        ),
-        (
-            &weight,
-            none,
-            32,
-            "antiquantScale: given [3], allowed: [2, 3]",
-        ),
+        (&weight, OptionalIn(scales.handle), 0, "quantScaleOptional: given FLOAT16"),
+        (&weight, none, 64, "antiquantGroupSize: given 64, allowed: 0, or a multiple of 32 that is less than 64"),
+        (&weight, none, 32, "antiquantScale: given [3], allowed: [2, 3]"),
         (&out, none, 0, "weight: given FLOAT16, allowed: INT8, INT4"),
     ] {
         fails(run(weight, quant, group), 161_002, &[message]);

@@ -15,169 +15,41 @@ pub(crate) fn rows() -> Vec<Row> {
     let matrix = f32([2, 3], [1, 2, 3, 4, 5, 9]);
     let whole = i32([2, 2], [1, -2, 0, 3]);
     let double = || of_type(aclDataType::ACL_DOUBLE);
-    let [odds, other_odds] = [
-        [1.0, 3.0, 4.0].map(|part: f64| part / 8.0),
-        [0.5, 0.25, 0.25],
-    ];
+    let [odds, other_odds] = [[1.0, 3.0, 4.0].map(|part: f64| part / 8.0), [0.5, 0.25, 0.25]];
     let logs = |odds: [f64; 3]| odds.map(f64::ln);
     vec![
+        row("aclnnReduceSum", [matrix.clone().read(), axes([0]), Int(1), double(), f64([1, 3], [5, 7, 12]).written()]),
         row(
             "aclnnReduceSum",
-            [
-                matrix.clone().read(),
-                axes([0]),
-                Int(1),
-                double(),
-                f64([1, 3], [5, 7, 12]).written(),
-            ],
+            [whole.clone().read(), axes([]), Int(0), of_type(aclDataType::ACL_INT64), i64([], [2]).written()],
         ),
-        row(
-            "aclnnReduceSum",
-            [
-                whole.clone().read(),
-                axes([]),
-                Int(0),
-                of_type(aclDataType::ACL_INT64),
-                i64([], [2]).written(),
-            ],
-        ),
-        row(
-            "aclnnMean",
-            [
-                matrix.clone().read(),
-                axes([-1]),
-                Int(0),
-                double(),
-                f64([2], [2, 6]).written(),
-            ],
-        ),
-        row(
-            "aclnnProd",
-            [matrix.clone().read(), double(), f64([], [1080]).written()],
-        ),
-        row(
-            "aclnnProdDim",
-            [
-                matrix.clone().read(),
-                Int(1),
-                Int(1),
-                double(),
-                f64([2, 1], [6, 180]).written(),
-            ],
-        ),
+        row("aclnnMean", [matrix.clone().read(), axes([-1]), Int(0), double(), f64([2], [2, 6]).written()]),
+        row("aclnnProd", [matrix.clone().read(), double(), f64([], [1080]).written()]),
+        row("aclnnProdDim", [matrix.clone().read(), Int(1), Int(1), double(), f64([2, 1], [6, 180]).written()]),
         row("aclnnMax", [whole.clone().read(), i32([], [3]).written()]),
-        row(
-            "aclnnMax",
-            [f32([3], [1.0, nan, 2.0]).read(), f32([], [nan]).written()],
-        ),
+        row("aclnnMax", [f32([3], [1.0, nan, 2.0]).read(), f32([], [nan]).written()]),
         row("aclnnMin", [whole.clone().read(), i32([], [-2]).written()]),
-        row(
-            "aclnnAmax",
-            [
-                matrix.clone().read(),
-                axes([1]),
-                Int(0),
-                f32([2], [3, 9]).written(),
-            ],
-        ),
-        row(
-            "aclnnAmin",
-            [
-                matrix.clone().read(),
-                axes([1]),
-                Int(1),
-                f32([2, 1], [1, 4]).written(),
-            ],
-        ),
-        row(
-            "aclnnAny",
-            [
-                whole.clone().read(),
-                axes([0]),
-                Int(0),
-                bool([2], [1, 1]).written(),
-            ],
-        ),
-        row(
-            "aclnnAny",
-            [
-                bool([2, 2], [0, 0, 0, 1]).read(),
-                axes([1]),
-                Int(0),
-                bool([2], [0, 1]).written(),
-            ],
-        ),
-        row(
-            "aclnnAll",
-            [whole.read(), axes([1]), Int(0), bool([2], [1, 0]).written()],
-        ),
+        row("aclnnAmax", [matrix.clone().read(), axes([1]), Int(0), f32([2], [3, 9]).written()]),
+        row("aclnnAmin", [matrix.clone().read(), axes([1]), Int(1), f32([2, 1], [1, 4]).written()]),
+        row("aclnnAny", [whole.clone().read(), axes([0]), Int(0), bool([2], [1, 1]).written()]),
+        row("aclnnAny", [bool([2, 2], [0, 0, 0, 1]).read(), axes([1]), Int(0), bool([2], [0, 1]).written()]),
+        row("aclnnAll", [whole.read(), axes([1]), Int(0), bool([2], [1, 0]).written()]),
         row(
             "aclnnVarCorrection",
-            [
-                matrix.clone().read(),
-                axes([1]),
-                Int(0),
-                Int(0),
-                f32([2], [2.0 / 3.0, 14.0 / 3.0]).written(),
-            ],
+            [matrix.clone().read(), axes([1]), Int(0), Int(0), f32([2], [2.0 / 3.0, 14.0 / 3.0]).written()],
         ),
-        row(
-            "aclnnVarCorrection",
-            [
-                matrix.clone().read(),
-                axes([1]),
-                Int(1),
-                Int(1),
-                f32([2, 1], [1, 7]).written(),
-            ],
-        ),
-        row(
-            "aclnnStd",
-            [
-                matrix.clone().read(),
-                axes([1]),
-                Int(1),
-                Int(0),
-                f32([2], [1.0, 7f64.sqrt()]).written(),
-            ],
-        ),
+        row("aclnnVarCorrection", [matrix.clone().read(), axes([1]), Int(1), Int(1), f32([2, 1], [1, 7]).written()]),
+        row("aclnnStd", [matrix.clone().read(), axes([1]), Int(1), Int(0), f32([2], [1.0, 7f64.sqrt()]).written()]),
         row(
             "aclnnLinalgVectorNorm",
-            [
-                f32([2], [3, -4]).read(),
-                Real(2.0),
-                axes([0]),
-                Int(1),
-                double(),
-                f64([1], [5]).written(),
-            ],
+            [f32([2], [3, -4]).read(), Real(2.0), axes([0]), Int(1), double(), f64([1], [5]).written()],
         ),
+        row("aclnnLogSumExp", [f64([3], logs(odds)).read(), axes([0]), Int(0), f64([], [0]).written()]),
         row(
             "aclnnLogSumExp",
-            [
-                f64([3], logs(odds)).read(),
-                axes([0]),
-                Int(0),
-                f64([], [0]).written(),
-            ],
+            [f32([2, 2], [0.0, 0.0, -inf, inf]).read(), axes([1]), Int(0), f32([2], [2f64.ln(), inf]).written()],
         ),
-        row(
-            "aclnnLogSumExp",
-            [
-                f32([2, 2], [0.0, 0.0, -inf, inf]).read(),
-                axes([1]),
-                Int(0),
-                f32([2], [2f64.ln(), inf]).written(),
-            ],
-        ),
-        row(
-            "aclnnSoftmax",
-            [
-                f64([1, 3], logs(odds)).read(),
-                Int(1),
-                f64([1, 3], odds).written(),
-            ],
-        ),
+        row("aclnnSoftmax", [f64([1, 3], logs(odds)).read(), Int(1), f64([1, 3], odds).written()]),
         // A line with infinity, or of nothing but -infinity, has no softmax.
         row(
             "aclnnSoftmax",
@@ -187,14 +59,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 f32([3, 2], [1.0, 0.0, nan, nan, nan, nan]).written(),
             ],
         ),
-        row(
-            "aclnnLogSoftmax",
-            [
-                f64([3, 1], logs(other_odds)).read(),
-                Int(0),
-                f64([3, 1], logs(other_odds)).written(),
-            ],
-        ),
+        row("aclnnLogSoftmax", [f64([3, 1], logs(other_odds)).read(), Int(0), f64([3, 1], logs(other_odds)).written()]),
         row(
             "aclnnLogSoftmax",
             [
@@ -203,15 +68,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 f32([3, 2], [0.0, -inf, nan, nan, nan, nan]).written(),
             ],
         ),
-        row(
-            "aclnnCumsum",
-            [
-                matrix.read(),
-                Int(1),
-                double(),
-                f64([2, 3], [1, 3, 6, 4, 9, 18]).written(),
-            ],
-        ),
+        row("aclnnCumsum", [matrix.read(), Int(1), double(), f64([2, 3], [1, 3, 6, 4, 9, 18]).written()]),
     ]
 }
 
@@ -350,26 +207,12 @@ fn lines_have_norms() {
         )));
         assert_eq!(out.values(), want, "{p}");
     }
-    ok(call!(aclnnVarCorrection(
-        x.input(),
-        ints(&[1]),
-        1,
-        Flag(0),
-        out.out()
-    )));
+    ok(call!(aclnnVarCorrection(x.input(), ints(&[1]), 1, Flag(0), out.out())));
     assert_eq!(out.values(), [24.5, 2.0]);
     let y = Tensor::floats(&[2, 2], &[0.0]);
-    let bounds = [
-        Tensor::floats(&[2], &[-1.0, 0.0]),
-        Tensor::floats(&[2], &[2.0, 1.0]),
-    ];
+    let bounds = [Tensor::floats(&[2], &[-1.0, 0.0]), Tensor::floats(&[2], &[2.0, 1.0])];
     let between = |least: *const aclTensor, most: *const aclTensor| {
-        ok(call!(aclnnClampTensor(
-            x.input(),
-            OptionalIn(least),
-            OptionalIn(most),
-            y.out()
-        )));
+        ok(call!(aclnnClampTensor(x.input(), OptionalIn(least), OptionalIn(most), y.out())));
         y.values()
     };
     let [least, most] = bounds.each_ref().map(|bound| bound.handle.cast_const());
@@ -377,11 +220,7 @@ fn lines_have_norms() {
     assert_eq!(between(least, null()), [3.0, 0.0, 0.0, 2.0]);
     assert_eq!(between(null(), most), [2.0, -4.0, 0.0, 1.0]);
     let dot = Tensor::floats(&[], &[0.0]);
-    ok(call!(aclnnDot(
-        bounds[0].input(),
-        bounds[1].input(),
-        dot.out()
-    )));
+    ok(call!(aclnnDot(bounds[0].input(), bounds[1].input(), dot.out())));
     assert_eq!(dot.values(), [-2.0]);
 }
 
@@ -391,10 +230,7 @@ fn one_number_is_written_to_any_shape_of_one_element() {
     let _bench = Bench::new();
     let x = Tensor::floats(&[4], &[3.0, 5.0, -1.0, 2.0]);
     let shapes: [&[i64]; 3] = [&[], &[1], &[1, 1]];
-    for (shape, keep) in shapes
-        .into_iter()
-        .flat_map(|shape| [(shape, 0), (shape, 1)])
-    {
+    for (shape, keep) in shapes.into_iter().flat_map(|shape| [(shape, 0), (shape, 1)]) {
         let out = Tensor::floats(shape, &[0.5]);
         let gives = |status: i32, want: f64| {
             ok(status);
@@ -403,10 +239,7 @@ fn one_number_is_written_to_any_shape_of_one_element() {
         let (float, all, keep) = (Type(aclDataType::ACL_FLOAT), || ints(&[0]), Flag(keep));
         let result = || out.out();
         let x = || x.input();
-        gives(
-            call!(aclnnReduceSum(x(), all(), keep, float, result())),
-            9.0,
-        );
+        gives(call!(aclnnReduceSum(x(), all(), keep, float, result())), 9.0);
         gives(call!(aclnnMean(x(), all(), keep, float, result())), 2.25);
         gives(call!(aclnnProd(x(), float, result())), -30.0);
         gives(call!(aclnnProdDim(x(), 0, keep, float, result())), -30.0);
@@ -414,21 +247,8 @@ fn one_number_is_written_to_any_shape_of_one_element() {
         gives(call!(aclnnMin(x(), result())), -1.0);
         gives(call!(aclnnAmax(x(), all(), keep, result())), 5.0);
         gives(call!(aclnnAmin(x(), all(), keep, result())), -1.0);
-        gives(
-            call!(aclnnVarCorrection(x(), all(), 0, keep, result())),
-            4.6875,
-        );
-        gives(
-            call!(aclnnLinalgVectorNorm(
-                x(),
-                real(1.0),
-                all(),
-                keep,
-                float,
-                result()
-            )),
-            11.0,
-        );
+        gives(call!(aclnnVarCorrection(x(), all(), 0, keep, result())), 4.6875);
+        gives(call!(aclnnLinalgVectorNorm(x(), real(1.0), all(), keep, float, result())), 11.0);
         gives(call!(aclnnDot(x(), x(), result())), 39.0);
         let truth = Tensor::packed(aclDataType::ACL_BOOL, shape, &[0.0]);
         ok(call!(aclnnAny(x(), all(), keep, truth.out())));
@@ -442,11 +262,7 @@ fn one_number_is_written_to_any_shape_of_one_element() {
     // Shapes of more elements, or of none, are those of the result alone.
     for shape in [&[2][..], &[0]] {
         let out = Tensor::floats(shape, &[0.5]);
-        fails(
-            call!(aclnnMax(x.input(), out.out())),
-            161_002,
-            &["aclnnMax: out: given"],
-        );
+        fails(call!(aclnnMax(x.input(), out.out())), 161_002, &["aclnnMax: out: given"]);
     }
     let rows = Tensor::floats(&[2, 2], &[1.0]);
     let out = Tensor::floats(&[1, 2], &[0.5]);

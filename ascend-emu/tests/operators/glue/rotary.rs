@@ -49,13 +49,7 @@ pub(crate) fn rows() -> Vec<Row> {
     vec![
         row(
             "aclnnApplyRotaryPosEmb",
-            [
-                whole().becomes(turned(false)),
-                whole().becomes(turned(false)),
-                factor(0),
-                factor(1),
-                Int(1),
-            ],
+            [whole().becomes(turned(false)), whole().becomes(turned(false)), factor(0), factor(1), Int(1)],
         ),
         row(
             "aclnnApplyRotaryPosEmbV2",
@@ -108,19 +102,13 @@ fn pairs(mode: &str, width: usize) -> Vec<[usize; 2]> {
         _ => {
             let quarter = width / 4;
             let first = (0..quarter).map(|i| [i, i + quarter]);
-            first
-                .clone()
-                .chain(first.map(|[a, b]| [a + 2 * quarter, b + 2 * quarter]))
-                .collect()
+            first.clone().chain(first.map(|[a, b]| [a + 2 * quarter, b + 2 * quarter])).collect()
         }
     }
 }
 
 fn near(got: f64, want: f64) {
-    assert!(
-        (got - want).abs() <= 1e-5 * (1.0 + want.abs()),
-        "{got} is not {want}"
-    );
+    assert!((got - want).abs() <= 1e-5 * (1.0 + want.abs()), "{got} is not {want}");
 }
 
 proptest! {
@@ -249,37 +237,16 @@ fn rotations_that_a_product_lacks_are_refused_by_name() {
         ))
     };
     ok(run(1, c"half"));
-    fails(
-        run(3, c"half"),
-        161_002,
-        &["aclnnApplyRotaryPosEmbV2: layout: given 3, allowed: 1 (BSND), 4 (TND)"],
-    );
-    fails(
-        run(1, c"interleave"),
-        161_002,
-        &["aclnnApplyRotaryPosEmbV2: rotaryMode: given interleave, allowed: half"],
-    );
-    fails(
-        run(4, c"half"),
-        161_002,
-        &["queryRef: given [1, 2, 1, 64], allowed: 3 dimensions"],
-    );
+    fails(run(3, c"half"), 161_002, &["aclnnApplyRotaryPosEmbV2: layout: given 3, allowed: 1 (BSND), 4 (TND)"]);
+    fails(run(1, c"interleave"), 161_002, &["aclnnApplyRotaryPosEmbV2: rotaryMode: given interleave, allowed: half"]);
+    fails(run(4, c"half"), 161_002, &["queryRef: given [1, 2, 1, 64], allowed: 3 dimensions"]);
     let short = Tensor::floats(&[1, 2, 1, 32], &[1.0]);
     fails(
-        call!(aclnnApplyRotaryPosEmb(
-            short.in_out(),
-            key.in_out(),
-            cos.input(),
-            sin.input(),
-            1
-        )),
+        call!(aclnnApplyRotaryPosEmb(short.in_out(), key.in_out(), cos.input(), sin.input(), 1)),
         161_002,
         &["queryRef: given [1, 2, 1, 32], allowed: a last dimension of 64 or 128"],
     );
-    let (line, table) = (
-        Tensor::floats(&[2, 32], &[1.0]),
-        Tensor::floats(&[4, 16], &[1.0]),
-    );
+    let (line, table) = (Tensor::floats(&[2, 32], &[1.0]), Tensor::floats(&[4, 16], &[1.0]));
     let by_table = |positions: &[i64], sections: &[i64], head| {
         let places = Tensor::ints(&[positions.len() as i64], positions);
         call!(aclnnRopeWithSinCosCache(
@@ -302,20 +269,10 @@ fn rotations_that_a_product_lacks_are_refused_by_name() {
     fails(
         by_table(&[0, 1], &[4, 4, 4], 16),
         161_002,
-        &[
-            "aclnnRopeWithSinCosCache: mropeSection: given [4, 4, 4], allowed: three sizes, 8 in sum",
-        ],
+        &["aclnnRopeWithSinCosCache: mropeSection: given [4, 4, 4], allowed: three sizes, 8 in sum"],
     );
-    fails(
-        by_table(&[0, 1], &[i64::MAX, i64::MAX, i64::MAX], 16),
-        161_002,
-        &["allowed: three sizes, 8 in sum"],
-    );
-    fails(
-        by_table(&[0], &[], 16),
-        161_002,
-        &["positions: given [1], allowed: [2]"],
-    );
+    fails(by_table(&[0, 1], &[i64::MAX, i64::MAX, i64::MAX], 16), 161_002, &["allowed: three sizes, 8 in sum"]);
+    fails(by_table(&[0], &[], 16), 161_002, &["positions: given [1], allowed: [2]"]);
     ok(by_table(&[0, 4], &[], 16));
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },

@@ -45,10 +45,7 @@ pub(crate) struct Row {
 }
 
 pub(crate) fn row<const N: usize>(operator: &'static str, arguments: [Argument; N]) -> Row {
-    Row {
-        operator,
-        arguments: arguments.into(),
-    }
+    Row { operator, arguments: arguments.into() }
 }
 
 /// Declares constructors of data, one for each element type.
@@ -117,11 +114,7 @@ pub(crate) fn of_type(dtype: aclDataType) -> Argument {
 
 /// FLOAT elements along one axis.
 pub(crate) fn floats(values: &[f64]) -> Data {
-    Data {
-        dtype: aclDataType::ACL_FLOAT,
-        shape: vec![values.len() as i64],
-        values: values.to_vec(),
-    }
+    Data { dtype: aclDataType::ACL_FLOAT, shape: vec![values.len() as i64], values: values.to_vec() }
 }
 
 /// How tensors of a call lie in memory.
@@ -211,11 +204,7 @@ impl Given {
             Argument::Found(..) => tensor.buffer()[..want.len()].to_vec(),
             _ => tensor.values(),
         };
-        if !got
-            .iter()
-            .zip(want)
-            .all(|(&got, &want)| near(tensor.dtype, got, want))
-        {
+        if !got.iter().zip(want).all(|(&got, &want)| near(tensor.dtype, got, want)) {
             return Some(format!("{got:?} is not {want:?}"));
         }
         let shown = tensor.view.places();
@@ -317,15 +306,12 @@ ascend_emu::for_each_glue_function! { launch_by_name }
 impl Row {
     /// What does not come out as it must.
     fn failure(&self, memory: Memory) -> Option<String> {
-        let given: Vec<Given> = (self.arguments.iter())
-            .map(|argument| Given::new(argument, memory))
-            .collect();
+        let given: Vec<Given> = (self.arguments.iter()).map(|argument| Given::new(argument, memory)).collect();
         let failure = match launch(self.operator, &given) {
             None => Some("the arguments are not those of an operator".to_owned()),
             Some(0) => {
                 sync(null_mut());
-                (given.iter().zip(&self.arguments))
-                    .find_map(|(given, argument)| given.difference(argument, memory))
+                (given.iter().zip(&self.arguments)).find_map(|(given, argument)| given.difference(argument, memory))
             }
             Some(status) => Some(format!("{status}: {}", message())),
         };
@@ -371,8 +357,7 @@ fn operators_compute_what_their_rows_say() {
 #[test]
 fn every_operator_has_a_row() {
     let rows = rows();
-    let without: Vec<&&str> = (OPERATORS.iter())
-        .filter(|&&operator| rows.iter().all(|row| row.operator != operator))
-        .collect();
+    let without: Vec<&&str> =
+        (OPERATORS.iter()).filter(|&&operator| rows.iter().all(|row| row.operator != operator)).collect();
     assert!(without.is_empty(), "no row for {without:?}");
 }

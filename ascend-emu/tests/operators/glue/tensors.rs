@@ -75,22 +75,14 @@ impl View {
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis].max(1);
         }
-        View {
-            shape: shape.to_vec(),
-            strides,
-            offset: 0,
-            room: shape.iter().product::<i64>().max(1),
-        }
+        View { shape: shape.to_vec(), strides, offset: 0, room: shape.iter().product::<i64>().max(1) }
     }
 
     /// Places in the buffer, the last axis fastest.
     pub(crate) fn places(&self) -> Vec<i64> {
         let mut places = vec![self.offset];
         for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
-            places = places
-                .iter()
-                .flat_map(|place| (0..dim).map(move |i| place + i * stride))
-                .collect();
+            places = places.iter().flat_map(|place| (0..dim).map(move |i| place + i * stride)).collect();
         }
         places
     }
@@ -111,9 +103,7 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// A buffer of `values`, repeated as often as needed.
     pub(crate) fn new(dtype: aclDataType, view: View, values: &[f64]) -> Self {
-        let bytes: Vec<u8> = (0..view.room as usize)
-            .flat_map(|i| encode(dtype, values[i % values.len()]))
-            .collect();
+        let bytes: Vec<u8> = (0..view.room as usize).flat_map(|i| encode(dtype, values[i % values.len()])).collect();
         let at = upload(&bytes);
         Self::over(dtype, view, at)
     }
@@ -144,12 +134,7 @@ impl Tensor {
             )
         };
         assert!(!handle.is_null(), "{}", message());
-        Tensor {
-            dtype,
-            view,
-            at,
-            handle,
-        }
+        Tensor { dtype, view, at, handle }
     }
 
     pub(crate) fn packed(dtype: aclDataType, shape: &[i64], values: &[f64]) -> Self {
@@ -170,10 +155,7 @@ impl Tensor {
         sync(null_mut());
         let size = size(self.dtype);
         let bytes: Vec<u8> = download(self.at, self.view.room as usize * size);
-        bytes
-            .chunks(size)
-            .map(|one| decode(self.dtype, one))
-            .collect()
+        bytes.chunks(size).map(|one| decode(self.dtype, one)).collect()
     }
 
     /// What the view shows, the last axis fastest.
@@ -190,16 +172,9 @@ impl Tensor {
             Some(own) if self.view.shape[own] == shape[axis] => self.view.strides[own],
             _ => 0,
         });
-        let view = View {
-            shape: shape.to_vec(),
-            strides: strides.collect(),
-            ..self.view.clone()
-        };
+        let view = View { shape: shape.to_vec(), strides: strides.collect(), ..self.view.clone() };
         let buffer = self.buffer();
-        view.places()
-            .iter()
-            .map(|&place| buffer[place as usize])
-            .collect()
+        view.places().iter().map(|&place| buffer[place as usize]).collect()
     }
 
     /// What the handle says about the shape now.
@@ -258,12 +233,8 @@ pub(crate) fn tensors(members: &[&Tensor]) -> Ins {
 pub(crate) fn view_of(shape: Vec<i64>, repeated: bool) -> impl Strategy<Value = View> {
     let rank = shape.len();
     let axes: Vec<usize> = (0..rank).collect();
-    (
-        Just(axes).prop_shuffle(),
-        prop::collection::vec((1..3i64, 0..8u8), rank),
-        0..5i64,
-    )
-        .prop_map(move |(order, gaps, offset)| {
+    (Just(axes).prop_shuffle(), prop::collection::vec((1..3i64, 0..8u8), rank), 0..5i64).prop_map(
+        move |(order, gaps, offset)| {
             let mut strides = vec![0; rank];
             let (mut step, mut offset) = (1, offset);
             for &axis in &order {
@@ -279,18 +250,11 @@ pub(crate) fn view_of(shape: Vec<i64>, repeated: bool) -> impl Strategy<Value = 
                 }
                 step = strides[axis].abs() * shape[axis].max(1);
             }
-            let highest: i64 = shape
-                .iter()
-                .zip(&strides)
-                .map(|(&dim, &stride)| ((dim - 1).max(0) * stride).max(0))
-                .sum();
-            View {
-                shape: shape.clone(),
-                strides,
-                offset,
-                room: offset + highest + 1,
-            }
-        })
+            let highest: i64 =
+                shape.iter().zip(&strides).map(|(&dim, &stride)| ((dim - 1).max(0) * stride).max(0)).sum();
+            View { shape: shape.clone(), strides, offset, room: offset + highest + 1 }
+        },
+    )
 }
 
 pub(crate) fn shape() -> impl Strategy<Value = Vec<i64>> {
@@ -300,11 +264,8 @@ pub(crate) fn shape() -> impl Strategy<Value = Vec<i64>> {
 /// A shape that broadcasts to another: axes of size 1, axes left out in front.
 pub(crate) fn narrower(shape: Vec<i64>) -> impl Strategy<Value = Vec<i64>> {
     let rank = shape.len();
-    (0..=rank, prop::collection::vec(any::<bool>(), rank)).prop_map(move |(first, ones)| {
-        (first..rank)
-            .map(|axis| if ones[axis] { 1 } else { shape[axis] })
-            .collect()
-    })
+    (0..=rank, prop::collection::vec(any::<bool>(), rank))
+        .prop_map(move |(first, ones)| (first..rank).map(|axis| if ones[axis] { 1 } else { shape[axis] }).collect())
 }
 
 pub(crate) fn dtype() -> impl Strategy<Value = aclDataType> {

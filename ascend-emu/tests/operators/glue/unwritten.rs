@@ -24,8 +24,7 @@ fn unwritten(from: &Tensor, first: usize, count: usize) -> bool {
     let warnings = || {
         let copies = |of: &Finding| of.kind == FindingKind::UnwrittenCopy;
         let all = findings().into_iter();
-        all.filter(|of| copies(of) && of.message.contains(&place))
-            .count()
+        all.filter(|of| copies(of) && of.message.contains(&place)).count()
     };
     let before = warnings();
     ok(unsafe { aclrtMemcpy(numbers.as_mut_ptr().cast(), bytes, first, bytes, D2H) });
@@ -55,13 +54,7 @@ fn elements_that_are_put_by_index_are_written_and_no_others() {
     let _strict = check_scope(Check::Strict);
     let (cache, ones) = (fresh(8), Tensor::floats(&[2], &[1.0]));
     let places = Tensor::ints(&[2], &[1, 2]);
-    ok(call!(aclnnIndexPutImpl(
-        cache.shared(),
-        tensors(&[&places]),
-        ones.input(),
-        Flag(0),
-        Flag(0),
-    )));
+    ok(call!(aclnnIndexPutImpl(cache.shared(), tensors(&[&places]), ones.input(), Flag(0), Flag(0),)));
     assert!(!unwritten(&cache, 1, 1));
     assert!(!unwritten(&cache, 2, 1));
     assert!(unwritten(&cache, 0, 1));
@@ -70,21 +63,12 @@ fn elements_that_are_put_by_index_are_written_and_no_others() {
     let rows = Tensor::over(FLOAT, View::packed(&[4, 2]), cache.at);
     let numbers = Tensor::floats(&[1, 2], &[3.0]);
     let last = Tensor::ints(&[1, 1], &[3]);
-    ok(call!(aclnnScatterNdUpdate(
-        rows.in_out(),
-        last.input(),
-        numbers.input()
-    )));
+    ok(call!(aclnnScatterNdUpdate(rows.in_out(), last.input(), numbers.input())));
     assert!(!unwritten(&cache, 6, 1));
     assert!(!unwritten(&cache, 7, 1));
     assert!(unwritten(&cache, 3, 3));
     let second = Tensor::ints(&[1], &[2]);
-    ok(call!(aclnnInplaceIndexCopy(
-        rows.in_out(),
-        0,
-        second.input(),
-        numbers.input()
-    )));
+    ok(call!(aclnnInplaceIndexCopy(rows.in_out(), 0, second.input(), numbers.input())));
     assert!(!unwritten(&cache, 4, 2));
     assert!(unwritten(&cache, 3, 1));
 }
@@ -95,15 +79,8 @@ fn outputs_of_more_runs_than_are_followed_are_written() {
     let count = 70_000;
     let all = fresh(2 * count);
     for offset in [0, 1] {
-        let view = View {
-            shape: vec![count],
-            strides: vec![2],
-            offset,
-            room: 2 * count,
-        };
-        ok(call!(aclnnInplaceOne(
-            Tensor::over(FLOAT, view, all.at).shared()
-        )));
+        let view = View { shape: vec![count], strides: vec![2], offset, room: 2 * count };
+        ok(call!(aclnnInplaceOne(Tensor::over(FLOAT, view, all.at).shared())));
     }
     assert!(!unwritten(&all, 2 * count as usize - 8, 8));
 }

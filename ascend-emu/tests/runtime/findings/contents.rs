@@ -48,9 +48,7 @@ fn ring(window: i64) -> i32 {
     let cache = [0; 2].map(|_| upload(&vec![f16::ONE; 3 * block * dim]));
     let rows = [0; 2].map(|_| upload(&vec![f16::ONE; 2 * dim]));
     let table = upload(&[1i32, 2, 1]);
-    let triangle: Vec<u8> = (0..2048 * 2048)
-        .map(|at| u8::from(at % 2048 > at / 2048))
-        .collect();
+    let triangle: Vec<u8> = (0..2048 * 2048).map(|at| u8::from(at % 2048 > at / 2048)).collect();
     let mask = upload(&triangle);
     let workspace = malloc(16 << 20);
     let [query, output] = rows.map(|at| half(&[1, 2, dim], at));
@@ -94,12 +92,7 @@ fn ring(window: i64) -> i32 {
             &mut bytes,
             &mut executor,
         ));
-        ok(aclnnFusedInferAttentionScore(
-            workspace,
-            bytes,
-            executor,
-            null_mut(),
-        ));
+        ok(aclnnFusedInferAttentionScore(workspace, bytes, executor, null_mut()));
         let status = aclrtSynchronizeStream(null_mut());
         for tensor in [query, output, of_table, of_mask] {
             ok(aclDestroyTensor(tensor));
@@ -112,9 +105,7 @@ fn ring(window: i64) -> i32 {
         }
         status
     };
-    [cache[0], cache[1], rows[0], rows[1], table, mask, workspace]
-        .into_iter()
-        .for_each(free);
+    [cache[0], cache[1], rows[0], rows[1], table, mask, workspace].into_iter().for_each(free);
     status
 }
 
@@ -142,8 +133,8 @@ fn prefill(mask: Option<&[u8]>, bias: Option<&[f16]>) -> i32 {
         tensors.push(tensor(dtype, &shape.map(|n| n as i64), at));
         tensors[tensors.len() - 1]
     };
-    let [query, key, value] = [(0, ROWS), (1, KEYS), (2, KEYS)]
-        .map(|(at, rows)| new(HALF, [1, 1, rows, DIM], inputs[at]));
+    let [query, key, value] =
+        [(0, ROWS), (1, KEYS), (2, KEYS)].map(|(at, rows)| new(HALF, [1, 1, rows, DIM], inputs[at]));
     let output = new(HALF, [1, 1, ROWS, DIM], out);
     let mut memory = vec![out, workspace];
     memory.extend(inputs);
@@ -193,18 +184,10 @@ fn prefill(mask: Option<&[u8]>, bias: Option<&[f16]>) -> i32 {
             &mut bytes,
             &mut executor,
         ));
-        ok(aclnnFusedInferAttentionScore(
-            workspace,
-            bytes,
-            executor,
-            null_mut(),
-        ));
+        ok(aclnnFusedInferAttentionScore(workspace, bytes, executor, null_mut()));
         let status = aclrtSynchronizeStream(null_mut());
         // The lists own their tensors.
-        for tensor in [query, output, mask, bias]
-            .into_iter()
-            .filter(|tensor| !tensor.is_null())
-        {
+        for tensor in [query, output, mask, bias].into_iter().filter(|tensor| !tensor.is_null()) {
             ok(aclDestroyTensor(tensor));
         }
         ok(aclDestroyTensorList(keys));
@@ -242,11 +225,7 @@ fn an_infinity_or_nan_in_a_position_bias() {
     ] {
         last[2 * KEYS + 5] = value;
         let place = format!("sequence 0, head 0, row 2, key 5 is {text}");
-        fails(
-            prefill(None, Some(&last)),
-            507_015,
-            &[&place, "infinity or NaN in a position bias"],
-        );
+        fails(prefill(None, Some(&last)), 507_015, &[&place, "infinity or NaN in a position bias"]);
     }
     drop(strict);
     last[2 * KEYS + 5] = f16::NEG_INFINITY;
@@ -260,11 +239,7 @@ fn an_infinity_or_nan_in_a_position_bias() {
     assert_eq!(prefill(None, Some(&last)), 0);
     assert_eq!(warned().len(), before + 2);
     last[ROWS * KEYS - KEYS..].fill(f16::MIN);
-    fails(
-        prefill(None, Some(&last)),
-        507_015,
-        &["every key is hidden"],
-    );
+    fails(prefill(None, Some(&last)), 507_015, &["every key is hidden"]);
 }
 
 #[test]
@@ -277,11 +252,7 @@ fn a_position_bias_that_hides_every_key_of_a_row() {
     bias[3 * KEYS + 9] = f16::ZERO;
     assert_eq!(prefill(None, Some(&bias)), 0);
     bias[3 * KEYS + 9] = f16::MIN;
-    let said = [
-        "row whose every key is hidden",
-        "row 3 is -65504 for every key",
-        "hide keys with attenMask",
-    ];
+    let said = ["row whose every key is hidden", "row 3 is -65504 for every key", "hide keys with attenMask"];
     fails(prefill(None, Some(&bias)), 507_015, &said);
 }
 
@@ -297,21 +268,11 @@ fn a_mask_in_which_true_keeps_a_key() {
         "every key from row 7 of sequence 0",
         "invert one whose bytes mean the opposite",
     ];
-    fails(
-        prefill(Some(&mask(|row, key| !causal(row, key))), None),
-        507_015,
-        &said,
-    );
+    fails(prefill(Some(&mask(|row, key| !causal(row, key))), None), 507_015, &said);
     // Rows of padding see nothing, and a call of padding alone may be one that warms up.
     assert_eq!(prefill(Some(&mask(|_, _| true)), None), 0);
-    assert_eq!(
-        prefill(Some(&mask(|row, key| row > 0 || causal(row, key))), None),
-        0
-    );
-    assert_eq!(
-        prefill(Some(&mask(|row, key| row == 7 || causal(row, key))), None),
-        0
-    );
+    assert_eq!(prefill(Some(&mask(|row, key| row > 0 || causal(row, key))), None), 0);
+    assert_eq!(prefill(Some(&mask(|row, key| row == 7 || causal(row, key))), None), 0);
     // Keys of an encoder: padding at the end is hidden, and every row sees some.
     assert_eq!(prefill(Some(&mask(|_, key| key > 3)), None), 0);
 }

@@ -44,14 +44,7 @@ impl Cache {
             tensor(HALF, &row, rows),
             tensor(HALF, &blocks, value),
         ];
-        Cache {
-            key,
-            value,
-            slots,
-            rows,
-            tensors,
-            workspace: malloc(WORKSPACE),
-        }
+        Cache { key, value, slots, rows, tensors, workspace: malloc(WORKSPACE) }
     }
 
     /// Says where the tokens go; those behind are padding.
@@ -65,9 +58,7 @@ impl Cache {
     }
 
     fn scatter(&self, stream: aclrtStream) {
-        let [key, key_cache, slots, value, value_cache] = self.tensors[..] else {
-            unreachable!()
-        };
+        let [key, key_cache, slots, value, value_cache] = self.tensors[..] else { unreachable!() };
         let (mut bytes, mut executor) = (0, null_mut());
         unsafe {
             ok(aclnnScatterPaKvCacheGetWorkspaceSize(
@@ -86,12 +77,7 @@ impl Cache {
                 &mut bytes,
                 &mut executor,
             ));
-            ok(aclnnScatterPaKvCache(
-                self.workspace,
-                bytes,
-                executor,
-                stream,
-            ));
+            ok(aclnnScatterPaKvCache(self.workspace, bytes, executor, stream));
         }
     }
 
@@ -105,9 +91,7 @@ impl Cache {
         for tensor in self.tensors {
             ok(unsafe { aclDestroyTensor(tensor) });
         }
-        [self.key, self.value, self.rows, self.slots, self.workspace]
-            .into_iter()
-            .for_each(free);
+        [self.key, self.value, self.rows, self.slots, self.workspace].into_iter().for_each(free);
     }
 }
 
@@ -128,24 +112,14 @@ impl Decode {
         Decode::of_query(query, cache, shape, block, table)
     }
 
-    fn of_query(
-        query: *mut c_void,
-        cache: &Cache,
-        shape: &[i64],
-        block: usize,
-        table: &[i32],
-    ) -> Self {
+    fn of_query(query: *mut c_void, cache: &Cache, shape: &[i64], block: usize, table: &[i32]) -> Self {
         let out = upload(&[f16::ZERO; HEADS * DIM]);
         let ids = upload(table);
         let row = |at| tensor(HALF, &[1, HEADS as i64, 1, DIM as i64], at);
         let blocks = |at| list(&[tensor(HALF, shape, at)]);
         Decode {
             memory: [query, out, ids, malloc(WORKSPACE)],
-            tensors: [
-                row(query),
-                tensor(aclDataType::ACL_INT32, &[1, table.len() as i64], ids),
-                row(out),
-            ],
+            tensors: [row(query), tensor(aclDataType::ACL_INT32, &[1, table.len() as i64], ids), row(out)],
             lists: [blocks(cache.key), blocks(cache.value)],
             block: block as i64,
         }
@@ -195,12 +169,7 @@ impl Decode {
                 &mut bytes,
                 &mut executor,
             ));
-            ok(aclnnFusedInferAttentionScore(
-                self.memory[3],
-                bytes,
-                executor,
-                stream,
-            ));
+            ok(aclnnFusedInferAttentionScore(self.memory[3], bytes, executor, stream));
             ok(aclDestroyIntArray(lengths));
         }
     }

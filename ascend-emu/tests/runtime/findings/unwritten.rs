@@ -39,23 +39,14 @@ fn a_key_length_beyond_the_written_slots() {
         let (status, _) = decode.run(23);
         let tokens = "read of unwritten memory: key block 1, tokens 4 to 6";
         let mend = "whether sequence 0 has 23 keys";
-        fails(
-            status,
-            507_015,
-            &[tokens, "aclnnFusedInferAttentionScore", mend],
-        );
+        fails(status, 507_015, &[tokens, "aclnnFusedInferAttentionScore", mend]);
     }
     // In compat the keys read as zeros.
     let before = told(cache.key).len();
     let (status, out) = decode.run(23);
     assert!(status == 0 && out[0] < f16::ONE, "{out:?}");
     assert_eq!(told(cache.key).len(), before + 1);
-    assert!(
-        told(cache.value)
-            .last()
-            .unwrap()
-            .starts_with("value block 1, tokens 4 to 6")
-    );
+    assert!(told(cache.value).last().unwrap().starts_with("value block 1, tokens 4 to 6"));
     decode.destroy();
     cache.destroy();
 }
@@ -72,11 +63,7 @@ fn a_page_size_described_wrongly() {
     let shape = [BLOCKS as i64 / 2, 32, (HEADS * DIM) as i64];
     let decode = Decode::new(&cache, &shape, 32, &[1]);
     let (status, _) = decode.run(20);
-    fails(
-        status,
-        507_015,
-        &["key block 1, tokens 4 to 19", "block size"],
-    );
+    fails(status, 507_015, &["key block 1, tokens 4 to 19", "block size"]);
     decode.destroy();
     cache.destroy();
 }
@@ -139,10 +126,7 @@ fn rows_of_padding_may_be_anything() {
     let cache = Cache::new();
     let fresh = malloc(SLOTS * ROW);
     let row = [SLOTS as i64, HEADS as i64, DIM as i64];
-    let mut padded = Cache {
-        tensors: cache.tensors.clone(),
-        ..cache
-    };
+    let mut padded = Cache { tensors: cache.tensors.clone(), ..cache };
     let old = [padded.tensors[0], padded.tensors[3]];
     padded.tensors[0] = tensor(HALF, &row, fresh);
     padded.tensors[3] = tensor(HALF, &row, fresh);
@@ -166,9 +150,7 @@ fn rows_of_padding_may_be_anything() {
 #[test]
 fn copies_hand_on_what_is_written_and_the_host_gets_nothing_else() {
     let _bench = Bench::new();
-    let copy = |to: *mut c_void, from: *const c_void, bytes, kind| unsafe {
-        aclrtMemcpy(to, bytes, from, bytes, kind)
-    };
+    let copy = |to: *mut c_void, from: *const c_void, bytes, kind| unsafe { aclrtMemcpy(to, bytes, from, bytes, kind) };
     let (one, two, mut host) = (malloc(4096), malloc(4096), [0u8; 4096]);
     let mut fetch = |from: *mut c_void, at: usize, bytes| {
         let from = from.wrapping_byte_add(at);
@@ -184,11 +166,7 @@ fn copies_hand_on_what_is_written_and_the_host_gets_nothing_else() {
     fetch(two, 192, 4096 - 192);
     let said = told(two);
     assert_eq!(said.len(), 2);
-    for part in [
-        "src bytes 0 to 63",
-        "a copy to the host",
-        "write them first",
-    ] {
+    for part in ["src bytes 0 to 63", "a copy to the host", "write them first"] {
         assert!(said[0].contains(part), "{said:?}");
     }
     // The rest of a block may come along.

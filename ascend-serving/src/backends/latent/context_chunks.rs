@@ -40,30 +40,21 @@ impl ContextChunks {
     /// # Errors
     /// [`LATENT_WORKSPACE`](crate::rules::LATENT_WORKSPACE) if a chunk cannot hold a token of each request, or there
     /// are more than [`MAX_CHUNKS`](Self::MAX_CHUNKS).
-    pub(super) fn new(
-        cached: &[usize],
-        capacity: usize,
-        block_size: usize,
-    ) -> Result<Self, Violation> {
+    pub(super) fn new(cached: &[usize], capacity: usize, block_size: usize) -> Result<Self, Violation> {
         let cached_tokens = |request: &usize| cached.get(*request).copied().unwrap_or(0);
         let mut order: Vec<usize> = (0..cached.len()).filter(|r| cached_tokens(r) > 0).collect();
         // The sort is stable: requests of equal length stay in the order of the batch.
         order.sort_by_key(|request| std::cmp::Reverse(cached_tokens(request)));
         if capacity < order.len() {
             return Err(rules::LATENT_WORKSPACE.broken(
-                format_args!(
-                    "room for {capacity} tokens, {} requests with cached tokens",
-                    order.len()
-                ),
+                format_args!("room for {capacity} tokens, {} requests with cached tokens", order.len()),
                 "a token of each",
             ));
         }
         let mut chunks = Vec::new();
         let mut start = 0usize;
         loop {
-            let left = order
-                .iter()
-                .take_while(|request| cached_tokens(request) > start);
+            let left = order.iter().take_while(|request| cached_tokens(request) > start);
             let requests = left.count();
             let Some(share) = capacity.checked_div(requests) else {
                 break;
@@ -79,17 +70,9 @@ impl ContextChunks {
             let end = start.saturating_add(share);
             let whole = end.saturating_sub(end.checked_rem(block_size).unwrap_or(0));
             let longest = order.first().map_or(0, cached_tokens);
-            let end = if whole > start && end < longest {
-                whole
-            } else {
-                end
-            };
+            let end = if whole > start && end < longest { whole } else { end };
             let positions = order.iter().take(requests);
-            chunks.push(ContextChunk {
-                positions: positions
-                    .map(|r| start..end.min(cached_tokens(r)))
-                    .collect(),
-            });
+            chunks.push(ContextChunk { positions: positions.map(|r| start..end.min(cached_tokens(r))).collect() });
             start = end;
         }
         Ok(Self { order, chunks })

@@ -3,9 +3,7 @@
 use ascend_attention::spec::Layout;
 use ascend_attention::{CausalOrigin, Element, Violation};
 
-use crate::backends::{
-    AttentionBackend, LatentForm, LayerTensors, StepCall, StepContext, StepProgram,
-};
+use crate::backends::{AttentionBackend, LatentForm, LayerTensors, StepCall, StepContext, StepProgram};
 use crate::batch::{AttentionMetadata, StatePolicy, StepPart};
 use crate::error::Result;
 use crate::kv::LayerCache;
@@ -48,9 +46,7 @@ impl Mla {
 
     /// A backend with [`Mla::WORKSPACE_BYTES`] of workspace.
     pub fn new() -> Self {
-        Self {
-            workspace_bytes: Self::WORKSPACE_BYTES,
-        }
+        Self { workspace_bytes: Self::WORKSPACE_BYTES }
     }
 
     /// Sets the most bytes of device memory for a chunk of cached tokens and their keys and values. Fewer bytes make
@@ -64,9 +60,7 @@ impl Mla {
     /// tokens. Prompts are seldom that short, so absorb the queries where this is true.
     pub fn absorbs(metadata: &AttentionMetadata) -> bool {
         let rows = metadata.q_ends().per_request();
-        rows.lengths()
-            .iter()
-            .all(|rows| *rows <= StatePolicy::MAX_VERIFIED)
+        rows.lengths().iter().all(|rows| *rows <= StatePolicy::MAX_VERIFIED)
     }
 }
 
@@ -85,20 +79,14 @@ impl<T: Element> AttentionBackend<T> for Mla {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<StepProgram<T>> {
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let latent = latent(first)?;
         check_step(step)?;
         let rope = latent.query_rope;
         let metadata = step.metadata;
         let bytes = self.workspace_bytes;
         Ok(match latent.form {
-            LatentForm::Absorbed => {
-                absorbed_call(step, &StepPart::all(metadata), first.cache)?.into()
-            }
+            LatentForm::Absorbed => absorbed_call(step, &StepPart::all(metadata), first.cache)?.into(),
             LatentForm::Plain(_) => {
                 let part = StepPart::all(metadata);
                 StepProgram::new([]).stage(MlaPrefill::plan(step, part, first, rope, bytes)?)
@@ -108,9 +96,7 @@ impl<T: Element> AttentionBackend<T> for Mla {
                     return Err(not_mixed(metadata).into());
                 }
                 let [decodes, others] = StepPart::split(metadata);
-                let call = absorbed_call(step, &decodes, first.cache)?
-                    .rows(decodes.tokens)
-                    .requests(decodes.requests);
+                let call = absorbed_call(step, &decodes, first.cache)?.rows(decodes.tokens).requests(decodes.requests);
                 let prefill = MlaPrefill::plan(step, others, first, rope, bytes)?;
                 StepProgram::from(call).stage(prefill)
             }
@@ -119,11 +105,7 @@ impl<T: Element> AttentionBackend<T> for Mla {
 }
 
 /// The call of absorbed queries, which reads the cache as it is.
-fn absorbed_call<T: Element>(
-    step: &StepContext<'_>,
-    part: &StepPart,
-    cache: &LayerCache<T>,
-) -> Result<StepCall> {
+fn absorbed_call<T: Element>(step: &StepContext<'_>, part: &StepPart, cache: &LayerCache<T>) -> Result<StepCall> {
     let lengths = part.kv_lengths.clone();
     // The operator reads an NZ cache for BSND queries alone, which are the same bytes.
     Ok(match (part.is_single(), cache.key.shape().len()) {
@@ -145,11 +127,7 @@ fn not_mixed(metadata: &AttentionMetadata) -> Violation {
             "mixed queries for {} decodes and {} prefills{}",
             metadata.decodes(),
             metadata.prefills(),
-            if metadata.decodes_lead() {
-                ""
-            } else {
-                ", one of these in front of a decode"
-            },
+            if metadata.decodes_lead() { "" } else { ", one of these in front of a decode" },
         ),
         "decodes, then prefills",
         "put the decodes first, and bring one form where there is one kind of request",

@@ -7,13 +7,11 @@ use std::sync::Mutex;
 use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergePlan, MergeState, Part};
 use ascend_attention::spec::Layout;
-use ascend_attention::{
-    CausalOrigin, Device, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
-};
+use ascend_attention::{CausalOrigin, Device, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor};
 
 use crate::backends::{
-    LatentForm, LatentRows, LayerTensors, StepContext, StepMemory, StepStage, UpProjected,
-    UpProjection, output_bytes, size, tensor_bytes,
+    LatentForm, LatentRows, LayerTensors, StepContext, StepMemory, StepStage, UpProjected, UpProjection, output_bytes,
+    size, tensor_bytes,
 };
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::{Error, Result};
@@ -65,10 +63,7 @@ impl WorkspaceSizes {
         let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
         let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
         let output = || -> Result<Output<T>> {
-            Ok(Output {
-                attention: empty(behind, self.dim)?,
-                softmax_lse: Some(lse(behind)?),
-            })
+            Ok(Output { attention: empty(behind, self.dim)?, softmax_lse: Some(lse(behind)?) })
         };
         let context = match self.longest {
             None => None,
@@ -106,11 +101,7 @@ struct Workspace<T: Element> {
 impl<T: Element> Workspace<T> {
     /// Bytes of device memory.
     fn bytes(&self) -> usize {
-        let UpProjected {
-            key,
-            key_rope,
-            value,
-        } = &self.projected;
+        let UpProjected { key, key_rope, value } = &self.projected;
         let projected = [key, key_rope, value].map(tensor_bytes);
         let context = self.context.as_ref().map_or(0, ContextSpace::bytes);
         projected.into_iter().fold(context, usize::saturating_add)
@@ -195,10 +186,7 @@ impl<T: Element> MlaPrefill<T> {
         let (projected, space) = (&workspace.projected, &workspace.context);
 
         let call = step.shape.call(Layout::Tnd).kv_heads(heads);
-        let lengths = CallLengths::PackedDense {
-            q: &part.q_ends,
-            kv: &part.q_ends,
-        };
+        let lengths = CallLengths::PackedDense { q: &part.q_ends, kv: &part.q_ends };
         let own = lengths
             .apply(call.clone())
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
@@ -211,10 +199,7 @@ impl<T: Element> MlaPrefill<T> {
             let lengths = ChunkLengths::new(chunk, &rows)?;
             let rows: usize = lengths.rows;
             let projected = projected.first(chunk.tokens())?;
-            let queries = [
-                first.query.narrow(0, 0..rows)?,
-                query_rope.narrow(0, 0..rows)?,
-            ];
+            let queries = [first.query.narrow(0, 0..rows)?, query_rope.narrow(0, 0..rows)?];
             let [query, query_rope] = &queries;
             let call = call.clone().mask(Mask::none()).softmax_lse(true);
             let plan = lengths.apply(call)?;
@@ -277,15 +262,10 @@ impl<T: Element> MlaPrefill<T> {
                 latent: &space.latent.narrow(0, 0..tokens)?,
                 key_rope: &space.key_rope.narrow(0, 0..tokens)?,
             };
-            layer
-                .cache
-                .gather(stream, &chunk.cached, cached.latent, cached.key_rope)?;
+            layer.cache.gather(stream, &chunk.cached, cached.latent, cached.key_rope)?;
             let projected = projected.first(tokens)?;
             projection.up_project(stream, layer.layer, cached, &projected)?;
-            let queries = [
-                query.narrow(0, 0..chunk.rows)?,
-                query_rope.narrow(0, 0..chunk.rows)?,
-            ];
+            let queries = [query.narrow(0, 0..chunk.rows)?, query_rope.narrow(0, 0..chunk.rows)?];
             let [query, query_rope] = &queries;
             let inputs = inputs(query, query_rope, &projected);
             let mut part = first_rows(&space.part, chunk.rows)?;
@@ -314,11 +294,7 @@ impl<T: Element> MlaPrefill<T> {
         for rows in &self.rows {
             let place = at..rows.len().saturating_add(at);
             at = place.end;
-            for (to, from) in [
-                (to_query, query),
-                (to_rope, query_rope),
-                (&merged.attention, &own.attention),
-            ] {
+            for (to, from) in [(to_query, query), (to_rope, query_rope), (&merged.attention, &own.attention)] {
                 let from = from.narrow(0, rows.clone())?;
                 to.narrow(0, place.clone())?.copy_from(stream, &from)?;
             }
@@ -331,13 +307,7 @@ impl<T: Element> MlaPrefill<T> {
     }
 
     /// Copies the merged rows of some requests back to their rows in the step's output.
-    fn give_back(
-        &self,
-        stream: &Stream,
-        merged: &Output<T>,
-        own: &Output<T>,
-        requests: Range<usize>,
-    ) -> Result<()> {
+    fn give_back(&self, stream: &Stream, merged: &Output<T>, own: &Output<T>, requests: Range<usize>) -> Result<()> {
         let before = self.rows.iter().take(requests.start).map(Range::len);
         let mut at: usize = before.sum();
         for rows in self.rows.get(requests).unwrap_or(&[]) {
@@ -370,10 +340,7 @@ impl<T: Element> MlaPrefill<T> {
         projection.up_project(stream, layer.layer, new, &projected)?;
         let inputs = inputs(layer.query, query_rope, &projected);
         let context = workspace.context.as_ref();
-        let mut own = Output {
-            attention: into.clone(),
-            softmax_lse: context.map(|context| context.own_lse.clone()),
-        };
+        let mut own = Output { attention: into.clone(), softmax_lse: context.map(|context| context.own_lse.clone()) };
         self.own.launch_into(stream, inputs, &mut own)?;
         if let Some(context) = context {
             let workspace = (&workspace.projected, context);
@@ -388,15 +355,9 @@ impl<T: Element> StepStage<T> for MlaPrefill<T> {
         self.memory
     }
 
-    fn launch_into(
-        &self,
-        stream: &Stream,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let latent = latent(layer)?;
-        let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form
-        else {
+        let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form else {
             let given = latent.form.name();
             return Err(Error::not_as_planned("form", given, "plain queries"));
         };
@@ -437,10 +398,7 @@ fn cached_rows(
     chunk: &ContextChunk,
 ) -> Result<CachedRows> {
     let of_step = |request: &usize| part.requests.start.saturating_add(*request);
-    let tokens = order
-        .iter()
-        .map(of_step)
-        .zip(chunk.positions.iter().cloned());
+    let tokens = order.iter().map(of_step).zip(chunk.positions.iter().cloned());
     Ok(metadata.cached_rows(tokens)?)
 }
 

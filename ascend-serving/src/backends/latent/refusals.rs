@@ -19,18 +19,13 @@ fn refused(given: impl fmt::Display, fix: &'static str) -> Violation {
 }
 
 /// The latent inputs of a layer.
-pub(super) fn latent<'a, T: Element>(
-    layer: &LayerTensors<'a, T>,
-) -> Result<LatentTensors<'a, T>, Violation> {
+pub(super) fn latent<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<LatentTensors<'a, T>, Violation> {
     match (layer.latent, layer.learnable_sink) {
         (None, _) => Err(refused(
             "a layer without rotary parts",
             "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
         )),
-        (Some(_), Some(_)) => Err(refused(
-            "sinks",
-            "leave the sinks out: no call of latent attention takes any",
-        )),
+        (Some(_), Some(_)) => Err(refused("sinks", "leave the sinks out: no call of latent attention takes any")),
         (Some(latent), None) => Ok(latent),
     }
 }

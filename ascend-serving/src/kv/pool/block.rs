@@ -67,11 +67,7 @@ impl Block {
     /// The block with one more holder.
     fn held_by(&self, holder: Holder) -> Self {
         lock(&self.pool.0.state).block(self.id).join(holder);
-        Self {
-            pool: self.pool.clone(),
-            id: self.id,
-            holder,
-        }
+        Self { pool: self.pool.clone(), id: self.id, holder }
     }
 }
 

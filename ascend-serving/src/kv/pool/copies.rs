@@ -47,11 +47,7 @@ impl BlockPool {
         if let Some(from) = kept {
             state.block(from).join(Holder::Copy);
         }
-        let copy = AwaitedCopy {
-            number,
-            caches,
-            from: kept,
-        };
+        let copy = AwaitedCopy { number, caches, from: kept };
         state.uncopied.insert(to.id(), copy);
         self.0.may_lack_copies.store(true, Ordering::Release);
         number
@@ -59,27 +55,15 @@ impl BlockPool {
 
     /// Whether a copy is still to be queued, in a cache or in any, while its block is still held by the sequence that
     /// grew, or a fork of it.
-    pub(in crate::kv) fn awaits(
-        &self,
-        block: usize,
-        copy: u64,
-        cache: Option<&CacheEntry>,
-    ) -> bool {
+    pub(in crate::kv) fn awaits(&self, block: usize, copy: u64, cache: Option<&CacheEntry>) -> bool {
         let state = lock(&self.0.state);
         let awaited = state.uncopied.get(&block);
-        awaited.is_some_and(|awaited| {
-            awaited.number == copy && cache.is_none_or(|cache| awaited.is_in(cache.place()))
-        })
+        awaited.is_some_and(|awaited| awaited.number == copy && cache.is_none_or(|cache| awaited.is_in(cache.place())))
     }
 
     /// Records that a copy was queued, in a cache of the pool or in one of the caller's. Returns whether no other cache
     /// waits for it.
-    pub(in crate::kv) fn copied(
-        &self,
-        block: usize,
-        copy: u64,
-        cache: Option<&CacheEntry>,
-    ) -> bool {
+    pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheEntry>) -> bool {
         let mut state = lock(&self.0.state);
         let Some(awaited) = state.uncopied.get_mut(&block) else {
             return true;

@@ -115,9 +115,7 @@ impl BlockPool {
         if slots.is_none() || reserved >= blocks {
             return Err(Violation::new(
                 &rules::POOL_SIZE,
-                format_args!(
-                    "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding ({pad:?})"
-                ),
+                format_args!("{blocks} blocks of {block_size} tokens, {reserved} reserved for padding ({pad:?})"),
                 format_args!(
                     "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
                     Self::MAX_BLOCKS,
@@ -135,11 +133,7 @@ impl BlockPool {
         records.resize(blocks, BlockRecord::default());
         // `MAX_BLOCKS` is far below the numbers of 32 bits.
         free.extend(numbers.map(|block| block as u32));
-        let state = State {
-            blocks: records,
-            free,
-            ..State::default()
-        };
+        let state = State { blocks: records, free, ..State::default() };
         Ok(Self(Arc::new(SharedPool {
             id: PoolId(POOLS.fetch_add(1, Ordering::Relaxed)),
             block_size,
@@ -188,11 +182,7 @@ impl BlockPool {
     /// Number of blocks that are held.
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
-        state
-            .blocks
-            .iter()
-            .filter(|record| record.holders > 0)
-            .count()
+        state.blocks.iter().filter(|record| record.holders > 0).count()
     }
 
     fn progress_table(&self) -> &Mutex<ProgressTable> {
@@ -206,10 +196,7 @@ impl BlockPool {
 
     /// The first block of these rows that a step must not use: one that was given back after the count of departures
     /// in its row, or one that is written though somebody else reads it.
-    pub(crate) fn unusable<'r>(
-        &self,
-        rows: impl IntoIterator<Item = BlocksOfRequest<'r>>,
-    ) -> Option<UnusableBlock> {
+    pub(crate) fn unusable<'r>(&self, rows: impl IntoIterator<Item = BlocksOfRequest<'r>>) -> Option<UnusableBlock> {
         let now = self.departures();
         let state = lock(&self.0.state);
         let record = |block: usize| state.blocks.get(block).copied().unwrap_or_default();
@@ -287,12 +274,7 @@ impl BlockPool {
         }
         let mut state = self.with_free(wanted)?;
         // The pool has this number of free blocks, so that this takes no more memory than the pool keeps for them.
-        room(
-            &mut taken,
-            wanted,
-            &rules::LENGTHS_OVERFLOW,
-            "grow by fewer tokens",
-        )?;
+        room(&mut taken, wanted, &rules::LENGTHS_OVERFLOW, "grow by fewer tokens")?;
         while taken.len() < wanted
             && let Some(id) = state.free.pop()
         {
@@ -318,11 +300,7 @@ impl BlockPool {
     fn hand_out(&self, state: &mut State, id: u32) -> Block {
         let holder = Holder::Handle;
         state.block(id).join(holder);
-        Block {
-            pool: self.clone(),
-            id,
-            holder,
-        }
+        Block { pool: self.clone(), id, holder }
     }
 
     #[cold]
@@ -339,9 +317,7 @@ impl BlockPool {
         };
         Violation::new(
             rule,
-            format_args!(
-                "asked for {wanted} blocks; {free} free, {held} held, {waiting} waiting for steps in flight"
-            ),
+            format_args!("asked for {wanted} blocks; {free} free, {held} held, {waiting} waiting for steps in flight"),
             format_args!("at most {free} now"),
             fix,
         )
@@ -392,11 +368,7 @@ impl fmt::Debug for BlockPool {
 }
 
 #[cfg(test)]
-#[allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 pub(crate) mod tests {
     use super::*;
     use crate::kv::fence::{Fence, FencedQueue};
@@ -442,10 +414,7 @@ pub(crate) mod tests {
         assert_eq!(held.iter().map(Block::id).collect::<Vec<_>>(), [1, 2, 3]);
         let error = pool.allocate().unwrap_err();
         assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
-        assert_eq!(
-            error.given,
-            "asked for 1 blocks; 0 free, 3 held, 0 waiting for steps in flight"
-        );
+        assert_eq!(error.given, "asked for 1 blocks; 0 free, 3 held, 0 waiting for steps in flight");
         let again = held[1].clone();
         assert!(held[1].is_shared());
         drop(held);
@@ -478,10 +447,7 @@ pub(crate) mod tests {
         let step = pool.begin_step(&queue);
         drop(block);
         let error = pool.allocate().unwrap_err();
-        assert_eq!(
-            error.given,
-            "asked for 1 blocks; 0 free, 0 held, 1 waiting for steps in flight"
-        );
+        assert_eq!(error.given, "asked for 1 blocks; 0 free, 0 held, 1 waiting for steps in flight");
         assert!(error.fix.contains("synchronise"));
         drop(step);
         assert_eq!(pool.allocate().unwrap_err().rule, &rules::POOL_WAITING);

@@ -129,11 +129,7 @@ impl ProgressTable {
     /// Adds a sequence; `progress` computes the progress of each cache in it.
     fn add(&mut self, progress: impl Fn(&[Progress]) -> Progress) -> SequenceStamp {
         let began = self.tick();
-        let version = SequenceVersion {
-            began,
-            changed: began,
-            open: 0,
-        };
+        let version = SequenceVersion { began, changed: began, open: 0 };
         let place = self.free.pop().unwrap_or(self.sequences.len());
         match self.sequences.get_mut(place) {
             Some(free) => *free = version,
@@ -146,19 +142,11 @@ impl ProgressTable {
                 None => cache.sequences.push(own),
             }
         }
-        SequenceStamp {
-            place,
-            began,
-            changed: began,
-        }
+        SequenceStamp { place, began, changed: began }
     }
 
     /// The progress of one cache, or of every cache, in a sequence.
-    fn progress(
-        &mut self,
-        cache: Option<usize>,
-        place: usize,
-    ) -> impl Iterator<Item = &mut Progress> {
+    fn progress(&mut self, cache: Option<usize>, place: usize) -> impl Iterator<Item = &mut Progress> {
         self.progress_of_step(cache, u64::MAX, place)
     }
 
@@ -190,18 +178,8 @@ impl ProgressTable {
 
     /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and unless they are to
     /// be recomputed, tokens that were computed already, and those of a sequence with a step in progress.
-    fn check(
-        &mut self,
-        cache: Option<usize>,
-        whose: &dyn fmt::Display,
-        tokens: &StepTokens,
-    ) -> Result<(), Violation> {
-        let StepTokens {
-            stamp,
-            cached,
-            len,
-            recompute,
-        } = *tokens;
+    fn check(&mut self, cache: Option<usize>, whose: &dyn fmt::Display, tokens: &StepTokens) -> Result<(), Violation> {
+        let StepTokens { stamp, cached, len, recompute } = *tokens;
         let is_alive = self.is_alive(&stamp);
         if !is_alive || self.sequences[stamp.place].changed != stamp.changed {
             return Err(changed_sequence(whose, is_alive, len));
@@ -210,13 +188,9 @@ impl ProgressTable {
         // counts.
         let open = self.progress(cache, stamp.place).filter(|own| own.open > 0);
         let writes_from = open.map(|own| own.writes_from).min();
-        let least = self
-            .progress(cache, stamp.place)
-            .min_by_key(|progress| progress.computed);
+        let least = self.progress(cache, stamp.place).min_by_key(|progress| progress.computed);
         match least {
-            Some(progress) if progress.computed < cached => {
-                Err(missing_tokens(whose, progress, cached, len))
-            }
+            Some(progress) if progress.computed < cached => Err(missing_tokens(whose, progress, cached, len)),
             // A step that only reads may do so beside others that read, or write behind what it reads.
             Some(_) if cached == len && writes_from.is_none_or(|from| cached <= from) => Ok(()),
             Some(progress) if cached < progress.computed && cached < len && !recompute => {
@@ -301,12 +275,7 @@ fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Vio
 }
 
 #[cold]
-fn computed_tokens(
-    whose: &dyn fmt::Display,
-    cached: usize,
-    computed: usize,
-    len: usize,
-) -> Violation {
+fn computed_tokens(whose: &dyn fmt::Display, cached: usize, computed: usize, len: usize) -> Violation {
     let last = computed.min(len) - 1;
     rules::SEQUENCE_COMPUTED.broken(
         format_args!("tokens {cached} to {last} of {whose}, which a step has computed"),
@@ -332,15 +301,9 @@ fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation
 }
 
 #[cold]
-fn missing_tokens(
-    whose: &dyn fmt::Display,
-    progress: &Progress,
-    cached: usize,
-    len: usize,
-) -> Violation {
+fn missing_tokens(whose: &dyn fmt::Display, progress: &Progress, cached: usize, len: usize) -> Violation {
     let computed = progress.computed;
-    let given =
-        format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
+    let given = format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
     let allowed = match len - computed {
         new if len > cached => {
             format!("{new} new tokens: `of(&sequence, {new})`")
@@ -370,18 +333,12 @@ fn missing_tokens(
 
 impl SequenceEntry {
     fn add(pool: &BlockPool, progress: impl Fn(&[Progress]) -> Progress) -> Self {
-        Self {
-            stamp: lock(pool.progress_table()).add(progress),
-            pool: pool.clone(),
-        }
+        Self { stamp: lock(pool.progress_table()).add(progress), pool: pool.clone() }
     }
 
     /// The entry of a sequence of which every cache has `computed` tokens.
     pub(in crate::kv) fn new(pool: &BlockPool, computed: usize) -> Self {
-        Self::add(pool, |_| Progress {
-            computed,
-            ..Progress::default()
-        })
+        Self::add(pool, |_| Progress { computed, ..Progress::default() })
     }
 
     /// The entry of a sequence that begins with the first `tokens` tokens of this one.
@@ -468,10 +425,7 @@ impl Drop for SequenceEntry {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
         let open = table.sequences[place].open;
-        table.sequences[place] = SequenceVersion {
-            open,
-            ..SequenceVersion::default()
-        };
+        table.sequences[place] = SequenceVersion { open, ..SequenceVersion::default() };
         if open == 0 {
             table.free.push(place);
         }
@@ -488,10 +442,8 @@ impl CacheEntry {
     /// A cache that has no token of any sequence.
     pub(in crate::kv) fn new(pool: &BlockPool) -> Arc<Self> {
         let mut table = lock(pool.progress_table());
-        let none = Some(CacheProgress {
-            joined: table.tick(),
-            sequences: vec![Progress::default(); table.sequences.len()],
-        });
+        let none =
+            Some(CacheProgress { joined: table.tick(), sequences: vec![Progress::default(); table.sequences.len()] });
         let place = match table.caches.iter().position(Option::is_none) {
             Some(place) => place,
             None => table.caches.len(),
@@ -501,10 +453,7 @@ impl CacheEntry {
             None => table.caches.push(none),
         }
         drop(table);
-        Arc::new(Self {
-            pool: pool.clone(),
-            place,
-        })
+        Arc::new(Self { pool: pool.clone(), place })
     }
 
     pub(super) fn place(&self) -> usize {
@@ -550,11 +499,7 @@ impl CacheEntry {
     }
 
     /// Refuses a step if this cache does not have all tokens of the sequence before it.
-    pub(crate) fn check(
-        &self,
-        whose: &dyn fmt::Display,
-        tokens: StepTokens,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check(&self, whose: &dyn fmt::Display, tokens: StepTokens) -> Result<(), Violation> {
         lock(self.pool.progress_table()).check(Some(self.place), whose, &tokens)
     }
 }
@@ -580,11 +525,7 @@ impl BlockPool {
 
     /// Refuses tokens that do not continue what every cache of the pool has. A pool without a cache of this crate has
     /// no progress.
-    pub(crate) fn check_tokens(
-        &self,
-        whose: &dyn fmt::Display,
-        tokens: StepTokens,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_tokens(&self, whose: &dyn fmt::Display, tokens: StepTokens) -> Result<(), Violation> {
         lock(self.progress_table()).check(None, whose, &tokens)
     }
 
@@ -620,14 +561,7 @@ impl StepProgress {
         all.iter().for_each(|tokens| table.open(place, tokens));
         let began = table.tick();
         drop(table);
-        Ok(Self {
-            pool: pool.clone(),
-            cache: cache.cloned(),
-            tokens: all,
-            began,
-            ended: false,
-            missing: None,
-        })
+        Ok(Self { pool: pool.clone(), cache: cache.cloned(), tokens: all, began, ended: false, missing: None })
     }
 
     /// Whether the step writes tokens, and does not only read. Steps of no sequence are not known to read only.

@@ -17,11 +17,7 @@ impl BlockPool {
         let mut state = lock(&self.0.state);
         let number = state.first_step + state.steps.len() as u64;
         state.steps.push_back(Step::Open);
-        StepLease {
-            pool: self.clone(),
-            queue,
-            number,
-        }
+        StepLease { pool: self.clone(), queue, number }
     }
 
     /// Number of steps in flight.
@@ -107,9 +103,7 @@ impl Drop for OpenStepReport {
 
 impl<Q: FencedQueue> fmt::Debug for StepLease<'_, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StepLease")
-            .field("step", &self.number)
-            .finish_non_exhaustive()
+        f.debug_struct("StepLease").field("step", &self.number).finish_non_exhaustive()
     }
 }
 

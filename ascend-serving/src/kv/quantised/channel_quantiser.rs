@@ -2,9 +2,7 @@
 
 use ascend_attention::attention::{Affine, Inputs, Quantisation};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_attention::{
-    AnyTensor, Device, Element, FusedInferAttention, Layout, Output, Plan, Queue, Tensor,
-};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Output, Plan, Queue, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -46,14 +44,7 @@ impl ChannelQuantiser {
         let plan = one_key_each(inverses.shape()[0])
             .out_dtype(stored.dtype())
             .plan(inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
-        Ok(Self {
-            argument,
-            stored,
-            plan,
-            rows,
-            zeros,
-            quantised,
-        })
+        Ok(Self { argument, stored, plan, rows, zeros, quantised })
     }
 
     /// Queues the quantisation of a layer's rows.
@@ -69,26 +60,14 @@ impl ChannelQuantiser {
         let bytes = one_row_each(self.argument, &self.quantised, self.rows, inverses)?;
         match self.stored {
             QuantisedType::Int8 => self.launch(queue, inputs.output_type::<i8>(), &bytes)?,
-            QuantisedType::Float8E4M3Fn => {
-                self.launch(queue, inputs.output_type::<Float8E4M3Fn>(), &bytes)?
-            }
-            QuantisedType::HiFloat8 => {
-                self.launch(queue, inputs.output_type::<HiFloat8>(), &bytes)?
-            }
+            QuantisedType::Float8E4M3Fn => self.launch(queue, inputs.output_type::<Float8E4M3Fn>(), &bytes)?,
+            QuantisedType::HiFloat8 => self.launch(queue, inputs.output_type::<HiFloat8>(), &bytes)?,
         }
         Ok(&self.quantised)
     }
 
-    fn launch<Q: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: Inputs<'_, Q>,
-        bytes: &Tensor<i8>,
-    ) -> Result<()> {
-        let mut output = Output {
-            attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?,
-            softmax_lse: None,
-        };
+    fn launch<Q: Element>(&self, queue: &impl Queue, inputs: Inputs<'_, Q>, bytes: &Tensor<i8>) -> Result<()> {
+        let mut output = Output { attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?, softmax_lse: None };
         Ok(self.plan.launch_into(queue, inputs, &mut output)?)
     }
 }
@@ -104,23 +83,15 @@ fn one_row_each<T: Element>(
         return Err(Error::invalid(
             argument,
             rows.desc(),
-            format_args!(
-                "[tokens, N, D] with {:?} heads and elements, as the scales have",
-                inverses.shape()
-            ),
+            format_args!("[tokens, N, D] with {:?} heads and elements, as the scales have", inverses.shape()),
         )
         .fix("bring the heads and elements that the scales were made for"));
     }
-    Ok(rows
-        .narrow(0, 0..count)?
-        .reshape([count, 1, inverses.len()])?)
+    Ok(rows.narrow(0, 0..count)?.reshape([count, 1, inverses.len()])?)
 }
 
 /// A call with a sequence for each row: a row attends to its own key alone, so that the call returns the rows of the
 /// value.
 pub(crate) fn one_key_each(heads: usize) -> FusedInferAttention {
-    FusedInferAttention::new(Layout::Bsh)
-        .heads(heads)
-        .kv_heads(heads)
-        .scale(1.0)
+    FusedInferAttention::new(Layout::Bsh).heads(heads).kv_heads(heads).scale(1.0)
 }

@@ -69,10 +69,7 @@ impl ChannelScales {
             scales.fill(scale);
             Ok::<_, Violation>(scales)
         };
-        Self::new(
-            all("key", key, shape.key_dim)?,
-            all("value", value, shape.value_dim)?,
-        )
+        Self::new(all("key", key, shape.key_dim)?, all("value", value, shape.value_dim)?)
     }
 
     /// Scales of an INT8 cache by which the largest number of each channel becomes 127, from tokens of a calibration
@@ -106,10 +103,7 @@ impl ChannelScales {
         value_channels: usize,
     ) -> Result<Self, Violation> {
         let becomes = stored.calibrated();
-        Self::new(
-            largest("key", keys, key_channels, becomes)?,
-            largest("value", values, value_channels, becomes)?,
-        )
+        Self::new(largest("key", keys, key_channels, becomes)?, largest("value", values, value_channels, becomes)?)
     }
 
     /// Scales of the keys.
@@ -144,19 +138,11 @@ fn zeros(channels: Option<usize>, name: &str) -> Result<Vec<f32>, Violation> {
 }
 
 /// The scales by which the largest number of each channel becomes a given one.
-fn largest<T: Number>(
-    name: &str,
-    tokens: &[T],
-    channels: usize,
-    becomes: f32,
-) -> Result<Vec<f32>, Violation> {
+fn largest<T: Number>(name: &str, tokens: &[T], channels: usize, becomes: f32) -> Result<Vec<f32>, Violation> {
     if tokens.len().checked_rem(channels) != Some(0) {
         return Err(Violation::new(
             &rules::QUANTISED_SCALE,
-            format_args!(
-                "{} numbers of {channels} channels of the {name}",
-                tokens.len()
-            ),
+            format_args!("{} numbers of {channels} channels of the {name}", tokens.len()),
             "a number for each channel of each token",
             "bring whole tokens, `[tokens, N * D]`",
         ));

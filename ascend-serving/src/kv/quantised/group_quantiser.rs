@@ -84,16 +84,10 @@ impl GroupQuantiser {
     }
 
     /// Quantises the keys, and writes their shared scales.
-    fn write_key_scales(
-        &self,
-        stream: &Stream,
-        numbers: &[f32],
-        scales: &GroupScales,
-    ) -> Result<()> {
+    fn write_key_scales(&self, stream: &Stream, numbers: &[f32], scales: &GroupScales) -> Result<()> {
         let [keys, _] = &self.floats;
         let (floats, shared_scales) = quantise_mxfp8(numbers);
-        keys.narrow(0, 0..self.slots.len())?
-            .overwrite_bytes(stream, &floats)?;
+        keys.narrow(0, 0..self.slots.len())?.overwrite_bytes(stream, &floats)?;
         let (heads, groups) = (self.shape.kv_heads, self.shape.key_dim / GROUP);
         let by_head = (0..heads).flat_map(|head| {
             let scales_of_rows = shared_scales.chunks(groups).skip(head).step_by(heads);
@@ -102,9 +96,7 @@ impl GroupQuantiser {
         let by_head: Vec<u8> = by_head.collect();
         self.key_scales.overwrite_bytes(stream, &by_head)?;
         let of_blocks = self.shape.writable(&scales.blocks.key)?;
-        self.key_writes
-            .checked("scales", &self.key_scales, &of_blocks)?
-            .queue(stream)
+        self.key_writes.checked("scales", &self.key_scales, &of_blocks)?.queue(stream)
     }
 
     /// Quantises the values with the cached ones of the same groups, and writes both and their shared scales.
@@ -119,9 +111,7 @@ impl GroupQuantiser {
         let (heads, dim) = (self.shape.kv_heads, self.shape.value_dim);
         let cached = self.places(cache, scales)?;
         for place in &cached {
-            place
-                .staged_scales
-                .copy_from(stream, &place.shared_scales)?;
+            place.staged_scales.copy_from(stream, &place.shared_scales)?;
             if let Some((staged, of_cache)) = &place.shared {
                 staged.copy_from(stream, of_cache)?;
             }
@@ -131,8 +121,7 @@ impl GroupQuantiser {
         let mut floats = vec![0u8; numbers.len()];
         let mut of_shared = shared.chunks_mut(PAIR * dim);
         let mut alone = vec![0u8; PAIR * dim];
-        let heads_of_pairs =
-            (self.pairs.iter()).flat_map(|pair| (0..heads).map(move |h| (pair, h)));
+        let heads_of_pairs = (self.pairs.iter()).flat_map(|pair| (0..heads).map(move |h| (pair, h)));
         let of_scales = shared_scales.chunks_mut(2 * dim);
         for ((pair, head), scales) in heads_of_pairs.zip(of_scales) {
             let shared = match pair.is_shared() {
@@ -155,9 +144,7 @@ impl GroupQuantiser {
         self.shared.overwrite_bytes(stream, &shared)?;
         *torn = true;
         for place in &cached {
-            place
-                .shared_scales
-                .copy_from(stream, &place.staged_scales)?;
+            place.shared_scales.copy_from(stream, &place.staged_scales)?;
             if let Some((staged, of_cache)) = &place.shared {
                 of_cache.copy_from(stream, staged)?;
             }
@@ -174,8 +161,9 @@ impl GroupQuantiser {
             [blocks, n, block_size, d] if [n, d] == [heads, dim] => (blocks, block_size),
             _ => {
                 let allowed = format_args!("[blocks, {heads}, block_size, {dim}]");
-                return Err(Error::invalid("cache", cache.value.desc(), allowed)
-                    .fix("make the cache by `PagedKvCache::mxfp8`"));
+                return Err(
+                    Error::invalid("cache", cache.value.desc(), allowed).fix("make the cache by `PagedKvCache::mxfp8`")
+                );
             }
         };
         let values = [blocks * heads * block_size, dim];

@@ -45,10 +45,7 @@ pub struct QuantisedLayer {
 #[derive(Clone, Debug)]
 pub(in crate::kv) enum LayerScales {
     /// One scale for each element of a head, the same for all tokens.
-    Channel {
-        key: DeviceScales,
-        value: DeviceScales,
-    },
+    Channel { key: DeviceScales, value: DeviceScales },
     /// One scale for each token.
     Token(TokenScales),
     /// One scale, a power of two, for each group of 32.
@@ -56,11 +53,7 @@ pub(in crate::kv) enum LayerScales {
 }
 
 impl QuantisedLayer {
-    pub(in crate::kv) fn new(
-        cache: LayerCache<i8>,
-        stored: QuantisedType,
-        scales: LayerScales,
-    ) -> Result<Self> {
+    pub(in crate::kv) fn new(cache: LayerCache<i8>, stored: QuantisedType, scales: LayerScales) -> Result<Self> {
         Ok(Self {
             key: cache.key.bits_as(stored.dtype())?,
             value: cache.value.bits_as(stored.dtype())?,
@@ -89,12 +82,8 @@ impl QuantisedLayer {
     /// `None` for groups, where queries are quantised, too.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
-            LayerScales::Channel { key, value } => {
-                Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales))
-            }
-            LayerScales::Token(TokenScales { key, value, .. }) => {
-                Some(split(AntiquantMode::PerTokenPaged, key, value))
-            }
+            LayerScales::Channel { key, value } => Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales)),
+            LayerScales::Token(TokenScales { key, value, .. }) => Some(split(AntiquantMode::PerTokenPaged, key, value)),
             LayerScales::Group(_) => None,
         }
     }
@@ -208,26 +197,15 @@ impl QuantisedLayer {
 }
 
 /// Allocates tensors for the quantised keys and values of a step, of their shapes.
-pub(crate) fn quantised_rows<T: Element>(
-    device: &Device,
-    [key, value]: [&Tensor<T>; 2],
-) -> Result<[Tensor<i8>; 2]> {
+pub(crate) fn quantised_rows<T: Element>(device: &Device, [key, value]: [&Tensor<T>; 2]) -> Result<[Tensor<i8>; 2]> {
     let empty = |rows: &Tensor<T>| Tensor::empty(device, rows.shape());
     Ok([empty(key)?, empty(value)?])
 }
 
 /// The quantisation arguments of a call whose keys and values have separate scales.
-pub(crate) fn split<'a>(
-    mode: AntiquantMode,
-    key: &'a AnyTensor,
-    value: &'a AnyTensor,
-) -> Quantisation<'a> {
+pub(crate) fn split<'a>(mode: AntiquantMode, key: &'a AnyTensor, value: &'a AnyTensor) -> Quantisation<'a> {
     Quantisation::KeyValue {
-        antiquantisation: Antiquantisation::Split {
-            mode,
-            key: Affine::scale(key),
-            value: Affine::scale(value),
-        },
+        antiquantisation: Antiquantisation::Split { mode, key: Affine::scale(key), value: Affine::scale(value) },
         output: None,
     }
 }

@@ -76,12 +76,7 @@ pub(crate) struct GroupScales {
 
 impl GroupScales {
     /// The scales of a layer without tokens.
-    pub(in crate::kv) fn new(
-        device: &Device,
-        blocks: usize,
-        block_size: usize,
-        shape: &CacheShape,
-    ) -> Result<Self> {
+    pub(in crate::kv) fn new(device: &Device, blocks: usize, block_size: usize, shape: &CacheShape) -> Result<Self> {
         let heads = shape.kv_heads;
         let pairs = block_size.div_ceil(PAIR);
         let of_key = shape.key_dim.div_ceil(2 * GROUP);
@@ -105,12 +100,7 @@ impl GroupScales {
 
     /// The quantisation arguments of a call whose queries have these scales.
     pub(crate) fn quantisation<'a>(&'a self, query: &'a Tensor<Float8E8M0>) -> Quantisation<'a> {
-        Quantisation::MxFp8 {
-            query_scale: query,
-            key_scale: &self.key,
-            value_scale: &self.value,
-            quant_scale1: None,
-        }
+        Quantisation::MxFp8 { query_scale: query, key_scale: &self.key, value_scale: &self.value, quant_scale1: None }
     }
 }
 
@@ -121,20 +111,10 @@ mod tests {
 
     #[test]
     fn the_largest_number_is_not_cut_and_fills_its_floats() {
-        for (most, scale) in [
-            (448.0, 127),
-            (448.1, 128),
-            (449.0, 128),
-            (224.0, 126),
-            (1.75, 119),
-            (1.0, 119),
-            (0.0, 127),
-        ] {
-            assert_eq!(
-                SharedScale::covering([0.0, -most, f64::NAN]),
-                SharedScale(scale),
-                "{most}"
-            );
+        for (most, scale) in
+            [(448.0, 127), (448.1, 128), (449.0, 128), (224.0, 126), (1.75, 119), (1.0, 119), (0.0, 127)]
+        {
+            assert_eq!(SharedScale::covering([0.0, -most, f64::NAN]), SharedScale(scale), "{most}");
         }
         assert_eq!(SharedScale::covering([f64::from(f32::MAX)]).0, 247);
         assert_eq!(SharedScale::covering([1e-40]).0, 0);

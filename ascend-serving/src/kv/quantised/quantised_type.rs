@@ -95,12 +95,8 @@ impl QueryType {
         match T::DTYPE {
             DType::Float16 => Ok(Self::Float16),
             DType::Bf16 => Ok(Self::Bf16),
-            other => Err(Error::invalid(
-                "T",
-                other,
-                "FLOAT16 or BF16: the type of queries over quantised keys",
-            )
-            .fix("compute queries in 16 bits")),
+            other => Err(Error::invalid("T", other, "FLOAT16 or BF16: the type of queries over quantised keys")
+                .fix("compute queries in 16 bits")),
         }
     }
 
@@ -121,12 +117,7 @@ impl QueryType {
     }
 
     /// Uploads numbers as those of the type.
-    pub(in crate::kv) fn upload(
-        self,
-        stream: &Stream,
-        numbers: &[f32],
-        shape: &[usize],
-    ) -> Result<AnyTensor> {
+    pub(in crate::kv) fn upload(self, stream: &Stream, numbers: &[f32], shape: &[usize]) -> Result<AnyTensor> {
         let numbers = numbers.iter().copied();
         Ok(match self {
             Self::Float16 => {

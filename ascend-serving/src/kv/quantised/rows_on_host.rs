@@ -30,12 +30,8 @@ pub(in crate::kv) fn rows_to_quantise<T: Element>(
     slots: &[Option<usize>],
 ) -> Result<(Vec<f32>, usize)> {
     if rows.shape() != planned {
-        return Err(Error::invalid(
-            argument,
-            rows.desc(),
-            format_args!("{planned:?}, as the step was planned"),
-        )
-        .fix("bring the rows that the step was planned for"));
+        return Err(Error::invalid(argument, rows.desc(), format_args!("{planned:?}, as the step was planned"))
+            .fix("bring the rows that the step was planned for"));
     }
     let elements = rows.shape().iter().skip(1).product();
     let numbers = host_numbers(stream, &rows.narrow(0, 0..slots.len())?)?;
@@ -44,21 +40,16 @@ pub(in crate::kv) fn rows_to_quantise<T: Element>(
 }
 
 /// Refuses rows with a number that is not finite, except rows without a slot.
-fn all_finite(
-    argument: &str,
-    numbers: &[f32],
-    elements: usize,
-    slots: &[Option<usize>],
-) -> Result<(), Violation> {
+fn all_finite(argument: &str, numbers: &[f32], elements: usize, slots: &[Option<usize>]) -> Result<(), Violation> {
     let rows = numbers.chunks(elements.max(1)).zip(slots).enumerate();
     let written = rows.filter(|(_, (_, slot))| slot.is_some());
     let mut all = written.flat_map(|(row, (row_of, _))| row_of.iter().map(move |x| (row, x)));
     match all.find(|(_, number)| !number.is_finite()) {
         None => Ok(()),
-        Some((row, number)) => Err(rules::QUANTISED_FINITE.broken(
-            format_args!("{number} in row {row} of the {argument}"),
-            "finite numbers",
-        )),
+        Some((row, number)) => {
+            Err(rules::QUANTISED_FINITE
+                .broken(format_args!("{number} in row {row} of the {argument}"), "finite numbers"))
+        }
     }
 }
 

@@ -53,9 +53,7 @@ impl TokenQuantiser {
             let first = quantised.narrow(0, 0..self.slots.len())?;
             first.overwrite(stream, &tokens.quantised)?;
             scales.overwrite(stream, &tokens.scales)?;
-            self.writes
-                .checked("scales", scales, cache)?
-                .queue(stream)?;
+            self.writes.checked("scales", scales, cache)?.queue(stream)?;
         }
         Ok(self.quantised.each_ref())
     }
@@ -126,31 +124,12 @@ mod tests {
     #[test]
     fn floats_go_to_the_even_one_and_the_largest_to_448() {
         // Between 16 and 32 the steps are 2, below 2^-6 they are 2^-9.
-        let numbers = [
-            -448.0,
-            17.0,
-            19.0,
-            -21.0,
-            1.5 / 512.0,
-            2.5 / 512.0,
-            0.5,
-            0.0,
-        ];
+        let numbers = [-448.0, 17.0, 19.0, -21.0, 1.5 / 512.0, 2.5 / 512.0, 0.5, 0.0];
         let tokens = QuantisedTokens::quantise(E4M3FN, &numbers, 8);
         assert_eq!(tokens.scales, [1.0]);
-        let back: Vec<f32> = (tokens.quantised.iter())
-            .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
-            .collect();
-        let want = [
-            -448.0,
-            16.0,
-            20.0,
-            -20.0,
-            2.0 / 512.0,
-            2.0 / 512.0,
-            0.5,
-            0.0,
-        ];
+        let back: Vec<f32> =
+            (tokens.quantised.iter()).map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32()).collect();
+        let want = [-448.0, 16.0, 20.0, -20.0, 2.0 / 512.0, 2.0 / 512.0, 0.5, 0.0];
         assert_eq!(back, want);
     }
 

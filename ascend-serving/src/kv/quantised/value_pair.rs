@@ -31,12 +31,7 @@ impl ValuePair {
             rows.sort_unstable_by_key(|(_, place)| *place);
             // Each pair has a row.
             let (first, last) = (rows[0].1, rows[rows.len() - 1].1);
-            Self {
-                block,
-                pair,
-                places: first - first % GROUP..last + 1,
-                rows,
-            }
+            Self { block, pair, places: first - first % GROUP..last + 1, rows }
         });
         pairs.collect()
     }
@@ -58,9 +53,7 @@ impl ValuePair {
         for group in 0..2 {
             let places = group * GROUP..(group + 1) * GROUP;
             let rows = self.rows.iter().filter(|(_, place)| places.contains(place));
-            let rows: Vec<_> = rows
-                .map(|(row, place)| (new_row(*row), place - places.start))
-                .collect();
+            let rows: Vec<_> = rows.map(|(row, place)| (new_row(*row), place - places.start)).collect();
             if rows.is_empty() {
                 continue;
             }
@@ -90,22 +83,10 @@ mod tests {
 
     #[test]
     fn pairs_are_read_from_the_first_group_with_a_new_row() {
-        let slots = [
-            Some(70),
-            Some(71),
-            None,
-            Some(127),
-            Some(128),
-            Some(640),
-            Some(512),
-        ];
+        let slots = [Some(70), Some(71), None, Some(127), Some(128), Some(640), Some(512)];
         let pairs = ValuePair::all(&slots, 512);
-        let want = |block, pair, rows: &[(usize, usize)], places| ValuePair {
-            block,
-            pair,
-            rows: rows.to_vec(),
-            places,
-        };
+        let want =
+            |block, pair, rows: &[(usize, usize)], places| ValuePair { block, pair, rows: rows.to_vec(), places };
         let wanted = [
             want(0, 1, &[(0, 6), (1, 7), (3, 63)], 0..64),
             want(0, 2, &[(4, 0)], 0..1),
@@ -113,10 +94,7 @@ mod tests {
             want(1, 2, &[(5, 0)], 0..1),
         ];
         assert_eq!(pairs, wanted);
-        assert_eq!(
-            pairs.iter().map(ValuePair::is_shared).collect::<Vec<_>>(),
-            [true, false, false, false]
-        );
+        assert_eq!(pairs.iter().map(ValuePair::is_shared).collect::<Vec<_>>(), [true, false, false, false]);
         let second = ValuePair::all(&[Some(33), Some(34)], 512);
         assert_eq!(second[0].places, 32..35);
         assert!(second[0].is_shared());

@@ -69,16 +69,11 @@ impl QuantisedWrite {
             }
             (LayerScales::Group(_), _) => {
                 let slots = places.collect();
-                let quantiser =
-                    GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
+                let quantiser = GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
                 Quantisers::Group(Box::new(quantiser))
             }
         };
-        Ok(Self {
-            stream: PlannedStream::of(stream),
-            quantisers,
-            write,
-        })
+        Ok(Self { stream: PlannedStream::of(stream), quantisers, write })
     }
 
     /// Queues the writing of a layer. `torn` is set where an error leaves values in front of the new ones under other
@@ -99,22 +94,14 @@ impl QuantisedWrite {
         self.stream.check(stream)?;
         let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::Channel(pair), LayerScales::Channel { .. }) => {
-                layer.quantise(pair, stream, rows)?
-            }
-            (Quantisers::Token(quantiser), LayerScales::Token(scales)) => {
-                quantiser.queue(stream, rows, scales)?
-            }
+            (Quantisers::Channel(pair), LayerScales::Channel { .. }) => layer.quantise(pair, stream, rows)?,
+            (Quantisers::Token(quantiser), LayerScales::Token(scales)) => quantiser.queue(stream, rows, scales)?,
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
                 quantiser.queue(stream, rows, (&layer.cache, scales), torn)?
             }
             _ => {
-                return Err(Error::invalid(
-                    "write",
-                    "a write with other scales",
-                    "one that this cache has planned",
-                )
-                .fix("plan the write with this cache"));
+                return Err(Error::invalid("write", "a write with other scales", "one that this cache has planned")
+                    .fix("plan the write with this cache"));
             }
         };
         self.write.queue(shape, &layer.cache, stream, quantised)

@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, CacheWrite, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    CrossAttention, DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedMetadata,
-    GroupedRequest, GroupedSequence, LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, CrossAttention,
+    DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence,
+    LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
 };
 
 use crate::harness;
@@ -27,17 +27,11 @@ fn windows_slide() {
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         LayerGroup::new(layers, causality, attention)
     };
-    let groups = [
-        group(vec![0], Causality::Causal),
-        group(vec![1, 2], Causality::Window(window)),
-    ];
+    let groups = [group(vec![0], Causality::Causal), group(vec![1, 2], Causality::Window(window))];
     let mut attention = GroupedAttention::new(LAYERS, groups).unwrap();
     let mut sequence = attention.sequence();
     let mut tokens: Vec<u64> = Vec::new();
-    let run = |attention: &mut GroupedAttention<bf16>,
-               tokens: &[u64],
-               metadata: &GroupedMetadata,
-               layers| {
+    let run = |attention: &mut GroupedAttention<bf16>, tokens: &[u64], metadata: &GroupedMetadata, layers| {
         let mut step = attention.begin(&stream, metadata)?;
         let new = metadata.tokens();
         let names = &tokens[tokens.len() - new..];
@@ -60,9 +54,7 @@ fn windows_slide() {
         tokens.extend(names(tokens.len() as u64 + 1, new));
         attention.grow(&stream, &mut sequence, new).unwrap();
         let request = GroupedRequest::of(&sequence, new);
-        let metadata = attention
-            .metadata(&[request], StatePolicy::default())
-            .unwrap();
+        let metadata = attention.metadata(&[request], StatePolicy::default()).unwrap();
         run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
     }
     assert!(sequence.group(1).unwrap().given_back() > 0);
@@ -103,10 +95,7 @@ fn windows_slide() {
     let [query, wrong] = [1, 2].map(|heads| packed(&stream, &[9003], 1, 0, heads));
     let mut begun = attention.begin(&stream, &metadata).unwrap();
     let wrong = begun.forward(2, (&query, &wrong, &wrong)).unwrap_err();
-    assert!(
-        wrong.to_string().contains("layer 2 of the model"),
-        "{wrong}"
-    );
+    assert!(wrong.to_string().contains("layer 2 of the model"), "{wrong}");
     drop(begun);
     run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
 }
@@ -165,9 +154,7 @@ fn tokens_that_are_written_by_hand_are_named() {
     let rows = |layer, what| packed::<bf16>(stream, &[501, 502], layer, what, 1);
     let write = CacheWrite::plan(cache, stream, &slots, &rows(0, 1), &rows(0, 2)).unwrap();
     for layer in 0..LAYERS {
-        cache
-            .write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2))
-            .unwrap();
+        cache.write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2)).unwrap();
     }
     cache.mark_computed(&sequence, sequence.len()).unwrap();
     tokens.push(503);
@@ -183,22 +170,20 @@ fn replayed_steps_are_recorded() {
     engine.grow(&mut sequence, 20);
     engine.grow(&mut sequence, 1);
     tokens.push(30);
-    let mut replay =
-        |engine: &Engine, metadata: &mut AttentionMetadata, tokens: &[u64], layers: usize| {
-            let stream = &engine.stream;
-            let mut step = graphs.begin(stream, metadata)?;
-            for layer in 0..layers {
-                let name = &tokens[tokens.len() - 1..];
-                let [query, key, value] =
-                    [0, 1, 2].map(|what| packed(stream, name, layer, what, 1));
-                let output = step.forward(layer, (&query, &key, &value))?;
-                let got = output.download(stream)?;
-                let want = dense(tokens, layer, AttentionShape::new(1, 1, DIM), |_| true);
-                let away = distance(&got[..DIM], &want);
-                assert!(away < 8e-3, "{away} away");
-            }
-            step.end()
-        };
+    let mut replay = |engine: &Engine, metadata: &mut AttentionMetadata, tokens: &[u64], layers: usize| {
+        let stream = &engine.stream;
+        let mut step = graphs.begin(stream, metadata)?;
+        for layer in 0..layers {
+            let name = &tokens[tokens.len() - 1..];
+            let [query, key, value] = [0, 1, 2].map(|what| packed(stream, name, layer, what, 1));
+            let output = step.forward(layer, (&query, &key, &value))?;
+            let got = output.download(stream)?;
+            let want = dense(tokens, layer, AttentionShape::new(1, 1, DIM), |_| true);
+            let away = distance(&got[..DIM], &want);
+            assert!(away < 8e-3, "{away} away");
+        }
+        step.end()
+    };
     let mut decode = engine.metadata(&sequence, 1);
     let gap = replay(&engine, &mut decode, &tokens, LAYERS).unwrap_err();
     assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
@@ -254,9 +239,7 @@ fn a_verification_outlives_a_step() {
     let mut engine = Engine::new(8);
     let verification = TreeVerification::new(engine.attention.shape());
     let limits = GraphLimits::new([1], 256).tokens_each(1);
-    let mut trees = verification
-        .capture(&engine.stream, engine.attention.cache(), &limits)
-        .unwrap();
+    let mut trees = verification.capture(&engine.stream, engine.attention.cache(), &limits).unwrap();
     let mut graphs = engine.graphs();
     let tree = DraftTree::from_parents(&[-1]).unwrap();
     let mut sequence = engine.sequence();
@@ -265,11 +248,7 @@ fn a_verification_outlives_a_step() {
     let mut metadata = engine.metadata(&sequence, 1);
     let stream = engine.stream.device().stream().unwrap();
     let mut step = graphs.begin(&engine.stream, &mut metadata).unwrap();
-    let of = |sequence, cached| TreeRequest {
-        sequence,
-        cached,
-        tree: &tree,
-    };
+    let of = |sequence, cached| TreeRequest { sequence, cached, tree: &tree };
     let refused = trees.begin(&stream, &[of(&sequence, 6)]).map(drop);
     assert!(refused.unwrap_err().breaks(&rules::SEQUENCE_GAP));
     let verified = trees.begin(&stream, &[of(&sequence, 5)]).unwrap();
@@ -290,28 +269,18 @@ fn trees_begin_behind_computed_tokens() {
     let mut engine = Engine::new(4);
     let verification = TreeVerification::new(engine.attention.shape());
     let limits = GraphLimits::new([1], 256).tokens_each(3);
-    let mut graphs = verification
-        .capture(&engine.stream, engine.attention.cache(), &limits)
-        .unwrap();
+    let mut graphs = verification.capture(&engine.stream, engine.attention.cache(), &limits).unwrap();
     let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
     let mut sequence = engine.sequence();
     let stream = engine.stream.device().stream().unwrap();
     engine.grow(&mut sequence, 20);
-    let request = TreeRequest {
-        sequence: &sequence,
-        cached: 20,
-        tree: &tree,
-    };
+    let request = TreeRequest { sequence: &sequence, cached: 20, tree: &tree };
     let gap = graphs.begin(&engine.stream, &[request]).map(drop);
     let gap = gap.unwrap_err();
     assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
     let metadata = engine.metadata(&sequence, 20);
     engine.step(&metadata, &names(1, 20));
-    let request = TreeRequest {
-        sequence: &sequence,
-        cached: 20,
-        tree: &tree,
-    };
+    let request = TreeRequest { sequence: &sequence, cached: 20, tree: &tree };
     let verified = graphs.begin(&stream, &[request]).unwrap();
     // Its later layers would see another token than its first ones.
     sequence.truncate(19).unwrap();
@@ -345,10 +314,7 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
         }
         encoding.end()
     };
-    for (layers, rule) in [
-        (&[0, 1][..], &rules::STEP_LAYERS_MISSING),
-        (&[0, 1, 1], &rules::STEP_LAYER_REPEATED),
-    ] {
+    for (layers, rule) in [(&[0, 1][..], &rules::STEP_LAYERS_MISSING), (&[0, 1, 1], &rules::STEP_LAYER_REPEATED)] {
         let why = encode(&mut cross, &mut encoded, layers).unwrap_err();
         assert!(why.breaks(rule), "{why}");
         let why = cross.begin(&stream, &metadata, &[&encoded]).map(drop);
@@ -395,10 +361,7 @@ fn a_refused_encoding_leaves_its_sequences() {
     let shape = CacheShape::new(LAYERS, 1, DIM);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
     let mut cross = CrossAttention::new(AttentionShape::new(1, 1, DIM), cache).unwrap();
-    let (mut first, mut second) = (
-        Sequence::new(cross.cache().pool()),
-        Sequence::new(cross.cache().pool()),
-    );
+    let (mut first, mut second) = (Sequence::new(cross.cache().pool()), Sequence::new(cross.cache().pool()));
     // No layer is written: the tokens are not computed, and others behind them are refused.
     drop(cross.encode(&stream, &mut [(&mut second, 100)]).unwrap());
     let held = cross.cache().pool().held_blocks();

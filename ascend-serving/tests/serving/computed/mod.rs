@@ -8,9 +8,8 @@ mod steps;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GraphLimits, PagedDecode, QuantisedDecode,
-    QuantisedPrefill, Violation,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, FusedAttention, GraphLimits, PagedDecode, QuantisedDecode, QuantisedPrefill, Violation,
 };
 
 use crate::harness;
@@ -30,9 +29,7 @@ impl Engine {
         let stream = harness::stream();
         let cache = cache(&stream, CacheShape::new(LAYERS, 1, DIM));
         let backends = match cache.is_quantised() {
-            true => Backends::none()
-                .with(QuantisedDecode)
-                .with(QuantisedPrefill),
+            true => Backends::none().with(QuantisedDecode).with(QuantisedPrefill),
             false => Backends::none().with(FusedAttention).with(PagedDecode),
         };
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
@@ -41,9 +38,7 @@ impl Engine {
 
     /// A cache of this number of blocks of 128 tokens.
     fn new(blocks: usize) -> Self {
-        Self::over(|stream, shape| {
-            PagedKvCache::new(stream.device(), blocks, 128, shape, PAD).unwrap()
-        })
+        Self::over(|stream, shape| PagedKvCache::new(stream.device(), blocks, 128, shape, PAD).unwrap())
     }
 
     /// Graphs of steps of one token.
@@ -89,8 +84,7 @@ impl Engine {
         let mut step = self.attention.begin(&self.stream, metadata)?;
         let mut last = Vec::new();
         for layer in layers {
-            let [query, key, value] =
-                [0, 1, 2].map(|what| packed(&self.stream, new, layer, what, 1));
+            let [query, key, value] = [0, 1, 2].map(|what| packed(&self.stream, new, layer, what, 1));
             let output = step.forward(layer, (&query, &key, &value))?;
             let mut rows = output.download(&self.stream).unwrap();
             last.push(rows.split_off(rows.len() - DIM));
@@ -138,8 +132,7 @@ impl Engine {
 
 fn distance(got: &[bf16], want: &[f64]) -> f64 {
     let both = got.iter().zip(want);
-    both.map(|(got, want)| (got.to_f64() - want).abs())
-        .fold(0.0, f64::max)
+    both.map(|(got, want)| (got.to_f64() - want).abs()).fold(0.0, f64::max)
 }
 
 fn names(from: u64, tokens: usize) -> Vec<u64> {
@@ -149,7 +142,5 @@ fn names(from: u64, tokens: usize) -> Vec<u64> {
 /// A plain cache, and one of INT8 with a scale for each token.
 fn both_kinds(mut test: impl FnMut(Engine)) {
     test(Engine::new(2));
-    test(Engine::over(|stream, shape| {
-        PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, PAD).unwrap()
-    }));
+    test(Engine::over(|stream, shape| PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, PAD).unwrap()));
 }

@@ -120,10 +120,7 @@ fn shared_tokens_are_computed_once_more_in_a_copied_block() {
     let refused = engine.of_request(BatchRequest::of(&fork, 1).recompute());
     let refused = refused.unwrap_err();
     assert_eq!(refused.rule, &rules::TABLE_SHARED);
-    assert!(
-        refused.fix.contains("`truncate` its sequence to 129"),
-        "{refused}"
-    );
+    assert!(refused.fix.contains("`truncate` its sequence to 129"), "{refused}");
     fork.truncate(129).unwrap();
     engine.add(&mut fork, &tokens);
     engine.metadata_again(&fork, 1);
@@ -236,8 +233,7 @@ fn a_block_copied_during_a_step_does_not_have_its_tokens() {
     tokens.push(5);
     engine.stream.synchronize().unwrap();
     for layer in 0..LAYERS {
-        let [query, key, value] =
-            [0, 1, 2].map(|what| packed::<bf16>(&stream, &[4], layer, what, 1));
+        let [query, key, value] = [0, 1, 2].map(|what| packed::<bf16>(&stream, &[4], layer, what, 1));
         step.forward(layer, (&query, &key, &value)).unwrap();
     }
     step.end().unwrap();
@@ -310,20 +306,12 @@ fn tokens_before_a_step_in_progress_are_neither_moved_nor_computed_again() {
     let cache = engine.attention.cache_mut();
     let moved = cache.move_tokens(&engine.stream, &sequence, [(2, 0)]);
     assert!(moved.unwrap_err().breaks(&rules::SEQUENCE_IN_PROGRESS));
-    assert_eq!(
-        engine.refused(&again, &names(1, 3)).rule,
-        &rules::SEQUENCE_CHANGED
-    );
+    assert_eq!(engine.refused(&again, &names(1, 3)).rule, &rules::SEQUENCE_CHANGED);
     let again = engine.metadata_again(&sequence, 4);
-    assert_eq!(
-        engine.refused(&again, &names(1, 4)).rule,
-        &rules::SEQUENCE_IN_PROGRESS
-    );
+    assert_eq!(engine.refused(&again, &names(1, 4)).rule, &rules::SEQUENCE_IN_PROGRESS);
     drop(step);
     let cache = engine.attention.cache_mut();
-    cache
-        .move_tokens(&engine.stream, &sequence, [(2, 2)])
-        .unwrap();
+    cache.move_tokens(&engine.stream, &sequence, [(2, 2)]).unwrap();
     engine.step(&again, &names(1, 4));
 }
 

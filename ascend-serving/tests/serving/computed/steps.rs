@@ -43,10 +43,7 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         engine.grow(&mut sequence, 7);
         engine.grow(&mut sequence, 1);
         let metadata = engine.metadata(&sequence, 1);
-        assert_eq!(
-            engine.refused(&metadata, &tokens).rule,
-            &rules::SEQUENCE_GAP
-        );
+        assert_eq!(engine.refused(&metadata, &tokens).rule, &rules::SEQUENCE_GAP);
         assert_eq!(engine.computed(&sequence), 102);
         sequence.truncate(102).unwrap();
         tokens.push(202);
@@ -82,15 +79,9 @@ fn metadata_of_an_earlier_step_is_refused_and_its_fix_works() {
         // Whatever changed it: cut within a block, and grown to the same length again.
         let of_step = engine.metadata(&sequence, 1);
         sequence.truncate(11).unwrap();
-        assert_eq!(
-            engine.refused(&of_step, &tokens).rule,
-            &rules::SEQUENCE_CHANGED
-        );
+        assert_eq!(engine.refused(&of_step, &tokens).rule, &rules::SEQUENCE_CHANGED);
         engine.grow(&mut sequence, 1);
-        assert_eq!(
-            engine.refused(&of_step, &tokens).rule,
-            &rules::SEQUENCE_CHANGED
-        );
+        assert_eq!(engine.refused(&of_step, &tokens).rule, &rules::SEQUENCE_CHANGED);
         let again = engine.metadata(&sequence, 1);
         engine.step(&again, &tokens);
     });
@@ -189,9 +180,8 @@ fn a_step_computes_nothing_that_came_behind_its_beginning() {
     engine.add(&mut sequence, &names(1, 4));
     engine.grow(&mut sequence, 4);
     let metadata = engine.metadata(&sequence, 4);
-    let inputs: Vec<_> = (0..LAYERS)
-        .map(|layer| [0, 1, 2].map(|what| packed(&engine.stream, &names(10, 4), layer, what, 1)))
-        .collect();
+    let inputs: Vec<_> =
+        (0..LAYERS).map(|layer| [0, 1, 2].map(|what| packed(&engine.stream, &names(10, 4), layer, what, 1))).collect();
     let mut step = engine.attention.begin(&engine.stream, &metadata).unwrap();
     sequence.truncate(6).unwrap();
     let _ = sequence.grow(2).unwrap();

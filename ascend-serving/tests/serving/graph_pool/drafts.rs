@@ -8,10 +8,9 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, StatePolicy, Violation,
-    rules,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup, LayerInputs, LayerMask,
+    NamedMask, NamedMaskAttention, StatePolicy, Violation, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -33,10 +32,7 @@ struct Known {
 }
 
 fn causal() -> Known {
-    Known {
-        kind: Causality::Causal.into(),
-        sees: |_, token, key| key <= token,
-    }
+    Known { kind: Causality::Causal.into(), sees: |_, token, key| key <= token }
 }
 
 fn windowed() -> Known {
@@ -52,19 +48,13 @@ fn chunks() -> Known {
         let chunk = CHUNK * (1 + place % 3);
         key <= token && token / chunk == key / chunk
     };
-    Known {
-        kind: NamedMask::new("chunks by request", sees).into(),
-        sees,
-    }
+    Known { kind: NamedMask::new("chunks by request", sees).into(), sees }
 }
 
 /// All up to the token that follows.
 fn one_ahead() -> Known {
     let sees = |_, token, key| key <= token + 1;
-    Known {
-        kind: NamedMask::new("one ahead", sees).into(),
-        sees,
-    }
+    Known { kind: NamedMask::new("one ahead", sees).into(), sees }
 }
 
 struct Engine<'a> {
@@ -88,14 +78,10 @@ impl<'a> Engine<'a> {
         let blocks = 24 * 128 / block_size;
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        let backends = Backends::none()
-            .with(NamedMaskAttention)
-            .with(FusedAttention);
+        let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
         let attention = Attention::new(shape, cache, backends);
         let limits = GraphLimits::new([1, 3, 5], 500).tokens_each(tokens);
-        let graphs = attention
-            .capture_layers(stream, |layer| masks[layer].kind.clone(), &limits)
-            .unwrap();
+        let graphs = attention.capture_layers(stream, |layer| masks[layer].kind.clone(), &limits).unwrap();
         assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3, 5]);
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let mut schedule = Schedule::of(5);
@@ -159,9 +145,7 @@ impl<'a> Engine<'a> {
                 names.push(names[token]);
                 let sees = self.masks[layer].sees;
                 // Three rows a turn.
-                let want = dense(&names, layer, shape, |key| {
-                    key < keys && sees(nth / 3, token, key)
-                });
+                let want = dense(&names, layer, shape, |key| key < keys && sees(nth / 3, token, key));
                 let got = &result[row.token * HEADS * DIM..][..HEADS * DIM];
                 for (got, want) in got.iter().zip(&want) {
                     prop_assert!(
@@ -196,9 +180,7 @@ fn steps(tokens: usize) -> impl Strategy<Value = Vec<(Vec<Act>, usize)>> {
     let any = prop::collection::vec(act(100, 5), 1..5);
     let verified = (prop::bool::ANY, 0..tokens).prop_map(move |(many, right)| {
         let requests = if many { 0..5 } else { 1..3 };
-        requests
-            .map(|r| Act::Verify(r, tokens - 1, right))
-            .collect()
+        requests.map(|r| Act::Verify(r, tokens - 1, right)).collect()
     });
     let acts = prop_oneof![2 => any, 3 => verified];
     prop::collection::vec((acts, prop_oneof![3 => Just(0usize), 1 => 0usize..9]), 1..8)
@@ -331,9 +313,7 @@ fn what_a_step_would_need_is_said() {
     assert_eq!(fewer.given, "3 new tokens of request 1");
     assert!(fewer.allowed.contains("chunks by request"), "{fewer}");
     let limits = GraphLimits::new([5], 500).tokens_each(4);
-    let causal = engine
-        .attention
-        .capture(&stream, Causality::Causal, &limits);
+    let causal = engine.attention.capture(&stream, Causality::Causal, &limits);
     let mut causal = causal.unwrap();
     let more = refused(&mut causal, &[4, 5]);
     assert_eq!(more.given, "5 new tokens of request 1");
@@ -341,15 +321,12 @@ fn what_a_step_would_need_is_said() {
     let spare = refused(&mut causal, &[4, 4, 4, 4, 3]);
     assert_eq!(spare.rule, &rules::GRAPH_SIZE);
     assert!(spare.fix.contains("one request more"), "{spare}");
-    let other = engine
-        .attention
-        .capture(&stream, engine.masks[2].kind.clone(), &limits);
+    let other = engine.attention.capture(&stream, engine.masks[2].kind.clone(), &limits);
     let other = refused(&mut other.unwrap(), &[4, 4]);
     assert_eq!(other.rule, &rules::STEP_CAUSALITY);
     assert!(other.allowed.contains("chunks by request"), "{other}");
     // A mask without a key for some token changes nothing.
-    let blind: LayerMask =
-        NamedMask::new("blind", |_, token, key| token != 58 && key <= token).into();
+    let blind: LayerMask = NamedMask::new("blind", |_, token, key| token != 58 && key <= token).into();
     let graphs = engine.attention.capture(&stream, blind.clone(), &limits);
     let mut graphs = graphs.unwrap();
     let cache = engine.attention.cache();

@@ -7,9 +7,8 @@ use crate::tokens::DIM;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, Backends, Causality, Error, GraphLimits, GroupedAttention, GroupedRequest,
-    GroupedSequence, LatentForm, LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill,
-    rules,
+    Attention, Backends, Causality, Error, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LatentForm,
+    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -46,22 +45,10 @@ struct Request {
 fn full_and_windowed_layers_are_one_step() {
     let stream = harness::stream();
     let mut model = model(&stream);
-    let mut graphs = model
-        .capture(&stream, &GraphLimits::new([2, 5], 2000).tokens_each(3))
-        .unwrap();
-    let held = |model: &GroupedAttention<bf16>, group: usize| {
-        model.groups()[group]
-            .attention()
-            .cache()
-            .pool()
-            .held_blocks()
-    };
-    let mut running: Vec<Request> = (0..2)
-        .map(|_| Request {
-            sequence: model.sequence(),
-            names: Vec::new(),
-        })
-        .collect();
+    let mut graphs = model.capture(&stream, &GraphLimits::new([2, 5], 2000).tokens_each(3)).unwrap();
+    let held =
+        |model: &GroupedAttention<bf16>, group: usize| model.groups()[group].attention().cache().pool().held_blocks();
+    let mut running: Vec<Request> = (0..2).map(|_| Request { sequence: model.sequence(), names: Vec::new() }).collect();
     let mut named = 0;
     let mut replays = 0;
     // What each request adds in each step; a request that is not there shares the first one's tokens.
@@ -99,14 +86,7 @@ fn full_and_windowed_layers_are_one_step() {
             let request = &mut running[1];
             request.sequence.truncate(0).unwrap();
             let tokens = request.names.len();
-            run(
-                &stream,
-                &mut model,
-                &mut running[1..2],
-                &[tokens],
-                None,
-                &mut 0,
-            );
+            run(&stream, &mut model, &mut running[1..2], &[tokens], None, &mut 0);
         }
         let few = news.iter().all(|new| *new <= 3);
         let graphs = (few && (step % 2 == 0 || step > 14)).then_some(&mut graphs);
@@ -121,10 +101,7 @@ fn full_and_windowed_layers_are_one_step() {
     // What the window shows no more cannot be shared.
     let early = running[0].sequence.share_prefix(200).unwrap_err();
     assert_eq!(early.rule, &rules::SEQUENCE_LENGTH);
-    assert_eq!(
-        running[0].sequence.truncate(200).unwrap_err().rule,
-        &rules::SEQUENCE_LENGTH
-    );
+    assert_eq!(running[0].sequence.truncate(200).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
     drop(running);
     stream.synchronize().unwrap();
     assert_eq!((held(&model, 0), held(&model, 1)), (0, 0));
@@ -139,9 +116,7 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
     let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0).unwrap());
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, &scales).unwrap();
-    let backends = Backends::none()
-        .with(QuantisedDecode)
-        .with(QuantisedPrefill);
+    let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
     let mut model = with_full_layers(&stream, Attention::new(self::shape(), cache, backends));
     let limits = GraphLimits::new([2, 4], 1000);
     let several = model.capture(&stream, &limits.clone().tokens_each(2));
@@ -150,20 +125,10 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
         assert!(several.breaks(rule), "{several}");
     }
     let mut graphs = model.capture(&stream, &limits).unwrap();
-    let request = |_| Request {
-        sequence: model.sequence(),
-        names: Vec::new(),
-    };
+    let request = |_| Request { sequence: model.sequence(), names: Vec::new() };
     let mut running: Vec<Request> = (0..3).map(request).collect();
     let mut named = 0;
-    for news in [
-        [130, 1, 60],
-        [1, 1, 1],
-        [1, 1, 1],
-        [1, 90, 1],
-        [1, 1, 1],
-        [1, 1, 1],
-    ] {
+    for news in [[130, 1, 60], [1, 1, 1], [1, 1, 1], [1, 90, 1], [1, 1, 1], [1, 1, 1]] {
         let graphs = news.iter().all(|new| *new == 1).then_some(&mut graphs);
         run(&stream, &mut model, &mut running, &news, graphs, &mut named);
     }
@@ -185,11 +150,8 @@ fn run(
             request.names.push(*named);
         }
     }
-    let batch: Vec<_> = running
-        .iter()
-        .zip(news)
-        .map(|(request, new)| GroupedRequest::of(&request.sequence, *new))
-        .collect();
+    let batch: Vec<_> =
+        running.iter().zip(news).map(|(request, new)| GroupedRequest::of(&request.sequence, *new)).collect();
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let mut tokens = Vec::new();
     for (request, new) in running.iter().zip(news) {
@@ -220,9 +182,7 @@ fn run(
             }
         }
         None => {
-            metadata
-                .pad_to(metadata.tokens().next_multiple_of(4))
-                .unwrap();
+            metadata.pad_to(metadata.tokens().next_multiple_of(4)).unwrap();
             tokens.resize(metadata.tokens(), 0);
             let mut step = model.begin(stream, &metadata).unwrap();
             for layer in 0..5 {
@@ -279,10 +239,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
             let why = step.forward(layer, inputs.mask(&bidirectional));
             let why = why.map(drop).unwrap_err();
             assert!(why.breaks(&rules::STEP_CAUSALITY), "{why}");
-            let tensors = LatentTensors {
-                query_rope: &query,
-                form: LatentForm::Absorbed,
-            };
+            let tensors = LatentTensors { query_rope: &query, form: LatentForm::Absorbed };
             let latent = LayerInputs::latent(&query, &key, &value, tensors);
             let why = step.forward(layer, latent).map(drop).unwrap_err();
             assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
@@ -300,26 +257,15 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         let limits = GraphLimits::new([2], 500).learnable_sinks(sinks);
         model.capture(&stream, &limits).map(drop).unwrap_err()
     };
-    let half = refused(
-        (0..5)
-            .map(|layer| (layer == 4).then(|| sink.clone()))
-            .collect(),
-    );
+    let half = refused((0..5).map(|layer| (layer == 4).then(|| sink.clone())).collect());
     assert!(half.breaks(&rules::STEP_LAYERS), "{half}");
     // Memory of another device is refused before anything is captured.
     let other = harness::runtime().device(1).unwrap();
     let far: Tensor<bf16> = Tensor::empty(&other, [HEADS]).unwrap();
-    let far = refused(
-        (0..5)
-            .map(|layer| (layer % 3 == 1).then(|| far.clone()))
-            .collect(),
-    );
+    let far = refused((0..5).map(|layer| (layer % 3 == 1).then(|| far.clone())).collect());
     match far {
         Error::Violation(violation) => {
-            assert!(
-                violation.given.starts_with("learnable_sinks: "),
-                "{violation}"
-            )
+            assert!(violation.given.starts_with("learnable_sinks: "), "{violation}")
         }
         other => panic!("{other}"),
     }

@@ -6,15 +6,14 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, GroupedRequest, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, GroupedRequest, rules,
 };
 use std::num::NonZeroUsize;
 
 /// Query, key and value of tokens in a layer.
 pub(super) fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
-    [(0, HEADS), (1, KV_HEADS), (2, KV_HEADS)]
-        .map(|(what, heads)| packed(stream, names, layer, what, heads))
+    [(0, HEADS), (1, KV_HEADS), (2, KV_HEADS)].map(|(what, heads)| packed(stream, names, layer, what, heads))
 }
 
 /// Whether a row is the attention of the last of these tokens, which sees `window` keys.
@@ -23,10 +22,7 @@ pub(super) fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<us
     let want = dense(names, layer, shape(), |place| place >= first);
     for (got, want) in row.iter().zip(&want) {
         let error = (got.to_f64() - want).abs();
-        assert!(
-            error <= 1e-2,
-            "layer {layer}, {told}: {got}, expected {want}"
-        );
+        assert!(error <= 1e-2, "layer {layer}, {told}: {got}, expected {want}");
     }
 }
 
@@ -45,9 +41,7 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
 
 fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
     let limits = GraphLimits::new([1, 3, 5], 500);
-    let mut graphs = attention
-        .capture(stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = attention.capture(stream, Causality::Causal, &limits).unwrap();
     assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3, 5]);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
     let mut running: Vec<(Sequence, Vec<u64>)> = Vec::new();
@@ -61,8 +55,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             attention.grow(stream, &mut sequence, tokens).unwrap();
             let names: Vec<u64> = (named..named + tokens as u64).collect();
             named += tokens as u64;
-            let metadata =
-                AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
+            let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
             let mut prefill = attention.begin(stream, &metadata).unwrap();
             for layer in 0..3 {
                 let [query, key, value] = tensors(stream, &names, layer);
@@ -76,16 +69,10 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             names.push(named);
             named += 1;
         }
-        let batch: Vec<_> = running
-            .iter()
-            .map(|(s, _)| BatchRequest::of(s, 1))
-            .collect();
+        let batch: Vec<_> = running.iter().map(|(s, _)| BatchRequest::of(s, 1)).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         assert!(graphs.serves(&metadata));
-        let last: Vec<u64> = running
-            .iter()
-            .map(|(_, names)| *names.last().unwrap())
-            .collect();
+        let last: Vec<u64> = running.iter().map(|(_, names)| *names.last().unwrap()).collect();
         // Now and then on another stream, which the buffers and the workspace have to follow.
         let other = stream.device().stream().unwrap();
         stream.synchronize().unwrap();
@@ -98,13 +85,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             let rows = output.download(on).unwrap();
             for (request, (_, names)) in running.iter().enumerate() {
                 let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
-                check(
-                    row,
-                    names,
-                    layer,
-                    None,
-                    &format!("step {step}, request {request}"),
-                );
+                check(row, names, layer, None, &format!("step {step}, request {request}"));
             }
         }
         let again = replayed.launch(0).unwrap_err();
@@ -119,9 +100,7 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 1, 8);
     let limits = GraphLimits::new([2], 300).blocks(4);
-    let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
     let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
     for sequence in &mut sequences {
@@ -154,10 +133,7 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     // 3 blocks and 2 of another request; 4 were declared.
     let blocks = refused(&[of(0, 1), of(1, 1)], settings);
     assert_eq!(blocks.rule, &rules::GRAPH_LENGTHS);
-    assert!(
-        blocks.given.starts_with("5 blocks of 2 requests"),
-        "{blocks}"
-    );
+    assert!(blocks.given.starts_with("5 blocks of 2 requests"), "{blocks}");
     assert!(blocks.fix.starts_with("preempt a request"), "{blocks}");
     attention.grow(&stream, &mut sequences[0], 1).unwrap();
     let keys = refused(&[BatchRequest::of(&sequences[0], 1)], settings);
@@ -186,10 +162,7 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     drop(eager);
     let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
     let said = none.to_string();
-    assert!(
-        matches!(&none, Error::Violation(violation) if violation.rule.id == "argument.value"),
-        "{said}"
-    );
+    assert!(matches!(&none, Error::Violation(violation) if violation.rule.id == "argument.value"), "{said}");
     assert!(said.contains("below 5"), "{said}");
     let forward = step.forward(5, (&query, &key, &value)).unwrap_err();
     assert_eq!(forward.to_string(), said);
@@ -214,14 +187,10 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
 fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 1, 96);
-    let mut graphs = attention
-        .capture(&stream, Causality::Causal, &GraphLimits::new([64], 32_768))
-        .unwrap();
+    let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([64], 32_768)).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
     // One of 3000 keys, whose cached ones are zeros, and 63 of one.
-    let mut sequences: Vec<_> = (0..64)
-        .map(|_| Sequence::new(attention.cache().pool()))
-        .collect();
+    let mut sequences: Vec<_> = (0..64).map(|_| Sequence::new(attention.cache().pool())).collect();
     for (at, sequence) in sequences.iter_mut().enumerate() {
         let tokens = if at == 5 { 3000 } else { 1 };
         attention.grow(&stream, sequence, tokens).unwrap();
@@ -237,19 +206,11 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
     let output = step.forward(0, (&query, &key, &value)).unwrap();
     let rows = output.download(&stream).unwrap();
     drop(step);
-    for (request, name) in names
-        .iter()
-        .enumerate()
-        .filter(|(request, _)| *request != 5)
-    {
+    for (request, name) in names.iter().enumerate().filter(|(request, _)| *request != 5) {
         let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
         check(row, &[*name], 0, None, &format!("request {request}"));
     }
-    let eager = attention
-        .begin(&stream, &metadata)
-        .unwrap()
-        .forward(0, (&query, &key, &value))
-        .unwrap();
+    let eager = attention.begin(&stream, &metadata).unwrap().forward(0, (&query, &key, &value)).unwrap();
     assert_eq!(eager.download(&stream).unwrap(), rows);
 }
 
@@ -258,9 +219,7 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 1, 8);
     let limits = GraphLimits::new([1, 4], 300);
-    let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
-        .unwrap();
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
     let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
     for (sequence, tokens) in sequences.iter_mut().zip([300, 300, 200]) {
@@ -269,9 +228,7 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     }
     let metadata = |count: usize, new: usize| {
         let batch = sequences.iter().take(count);
-        let batch: Vec<_> = batch
-            .map(|s| BatchRequest::of(s, new).recompute())
-            .collect();
+        let batch: Vec<_> = batch.map(|s| BatchRequest::of(s, new).recompute()).collect();
         AttentionMetadata::new(&batch, settings).unwrap()
     };
     // 3, 3 and 2 blocks; a request of padding takes one more.
@@ -306,25 +263,18 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(first.device(), 8, 128, of, pad).unwrap();
         let shape = AttentionShape::new(1, 1, DIM);
-        let mut attention =
-            Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
+        let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
         let limits = GraphLimits::new([1], 256);
-        let mut graphs = attention
-            .capture(&first, Causality::Causal, &limits)
-            .unwrap();
+        let mut graphs = attention.capture(&first, Causality::Causal, &limits).unwrap();
         let mut sequences = [0; 2].map(|_| Sequence::new(attention.cache().pool()));
         for sequence in &mut sequences {
             attention.grow(&first, sequence, 1).unwrap();
         }
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-        let [mut one, mut two] = sequences.each_ref().map(|sequence| {
-            AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap()
-        });
-        let rows = |stream: &Stream, value: f32| {
-            stream
-                .upload(&[bf16::from_f32(value); DIM], [1, 1, DIM])
-                .unwrap()
-        };
+        let [mut one, mut two] = sequences
+            .each_ref()
+            .map(|sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap());
+        let rows = |stream: &Stream, value: f32| stream.upload(&[bf16::from_f32(value); DIM], [1, 1, DIM]).unwrap();
         let (ones, twos) = (rows(&first, 1.0), rows(&second, 2.0));
         let mine = rows(&first, 0.0);
         let large = vec![bf16::ONE; 1024 * 8 * 128];
@@ -334,8 +284,7 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         let mut slow_output = slow.output().unwrap();
         let mut keep_busy = || {
             for _ in 0..3 {
-                slow.launch_into(&first, (&large, &large, &large), &mut slow_output)
-                    .unwrap();
+                slow.launch_into(&first, (&large, &large, &large), &mut slow_output).unwrap();
             }
         };
         first.synchronize().unwrap();

@@ -12,8 +12,8 @@ use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{FusedInferAttention, Layout, Output, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Error, GraphPool, Result, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
+    Error, GraphPool, Result, StatePolicy, rules,
 };
 
 const BLOCKS: usize = 24;
@@ -59,16 +59,8 @@ impl Model {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(device, BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
         let mask = settings(&cache).causality.mask(&device.masks()).unwrap();
-        let call = FusedInferAttention::new(Layout::Tnd)
-            .heads(HEADS)
-            .kv_heads(1)
-            .scale(0.125)
-            .mask(mask);
-        Self {
-            stream,
-            cache,
-            call,
-        }
+        let call = FusedInferAttention::new(Layout::Tnd).heads(HEADS).kv_heads(1).scale(0.125).mask(mask);
+        Self { stream, cache, call }
     }
 
     /// Graphs of one query token.
@@ -89,22 +81,14 @@ impl Model {
                 query: Tensor::empty(device, [rows, HEADS, DIM])?,
                 key: Tensor::empty(device, [rows, 1, DIM])?,
                 value: Tensor::empty(device, [rows, 1, DIM])?,
-                output: Output {
-                    attention: Tensor::empty(device, [rows, HEADS, DIM])?,
-                    softmax_lse: None,
-                },
+                output: Output { attention: Tensor::empty(device, [rows, HEADS, DIM])?, softmax_lse: None },
             })
         };
         let nowhere = vec![-1; rows];
         let slots = BLOCKS * BLOCK_SIZE;
         Ok(Buffers {
             table: BlockTable::zeroed(device, rows, COLUMNS, BLOCK_SIZE)?,
-            slots: SlotMapping::allowing(
-                &self.stream,
-                &nowhere,
-                slots,
-                &["slot_mapping.negative"],
-            )?,
+            slots: SlotMapping::allowing(&self.stream, &nowhere, slots, &["slot_mapping.negative"])?,
             layers: (0..LAYERS).map(layer).collect::<Result<_>>()?,
         })
     }
@@ -118,15 +102,11 @@ impl Model {
         let longest = COLUMNS * BLOCK_SIZE;
         let ends = Cumulative::new((1..=size).collect())?;
         let keys = PerRequest::new(vec![longest; size])?;
-        let longest = CallLengths::PackedPaged {
-            q: &ends,
-            kv: &keys,
-        };
+        let longest = CallLengths::PackedPaged { q: &ends, kv: &keys };
         let call = capture.attention(&self.call, longest, self.inputs(buffers, 0))?;
         let Layer { key, value, .. } = &buffers.layers[0];
         let cache = self.cache.layer(0)?;
-        let write =
-            ScatterPaKvCache::new().plan((key, value, &buffers.slots, &cache.key, &cache.value))?;
+        let write = ScatterPaKvCache::new().plan((key, value, &buffers.slots, &cache.key, &cache.value))?;
         for (at, layer) in buffers.layers.iter().enumerate() {
             let cache = self.cache.layer(at)?;
             let Layer { key, value, .. } = layer;
@@ -179,10 +159,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             // Other lengths, some across a block. Their cached keys are zeros, or what earlier requests left.
             let mut sequence = Sequence::new(&pool);
             let _ = sequence.grow(1 + 83 * (sequences.len() % 4)).unwrap();
-            model
-                .cache
-                .mark_computed(&sequence, sequence.len())
-                .unwrap();
+            model.cache.mark_computed(&sequence, sequence.len()).unwrap();
             sequences.push(sequence);
         }
         for sequence in &mut sequences {
@@ -192,15 +169,10 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
         let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
         assert_eq!(metadata.state(), AttentionState::DecodeOnly);
         let buffers = graphs
-            .launch(stream, &mut metadata, |buffers, metadata| {
-                model.fill(buffers, metadata, step as u64)
-            })
+            .launch(stream, &mut metadata, |buffers, metadata| model.fill(buffers, metadata, step as u64))
             .unwrap();
         let size = metadata.tokens();
-        assert_eq!(
-            size,
-            [1, 4, 6].into_iter().find(|s| *s >= requests).unwrap()
-        );
+        assert_eq!(size, [1, 4, 6].into_iter().find(|s| *s >= requests).unwrap());
         for (at, layer) in buffers.layers.iter().enumerate() {
             let got = layer.output.attention.download(stream).unwrap();
             let call = metadata.call_lengths().apply(model.call.clone());
@@ -250,9 +222,7 @@ fn a_fork_between_metadata_and_begin_is_refused() {
     let mut before = metadata();
     let fork = sequence.fork();
     let mut launch = |metadata: &mut AttentionMetadata| {
-        let launched = graphs.launch(stream, metadata, |buffers, metadata| {
-            model.fill(buffers, metadata, 0)
-        });
+        let launched = graphs.launch(stream, metadata, |buffers, metadata| model.fill(buffers, metadata, 0));
         launched.map(drop)
     };
     let error = launch(&mut before).unwrap_err();

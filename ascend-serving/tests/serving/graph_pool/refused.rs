@@ -3,8 +3,8 @@
 use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, GroupedRequest, LayerMask, NamedMask, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, GroupedRequest, LayerMask, NamedMask, StatePolicy, rules,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -79,9 +79,7 @@ fn graphs_of_no_size_or_of_size_0_are_refused() {
     let attention = attention(&stream, 1, 8);
     for sizes in [vec![], vec![0], vec![2, 0], vec![usize::MAX]] {
         let limits = GraphLimits::new(sizes, 300);
-        let error = attention
-            .capture(&stream, Causality::Causal, &limits)
-            .unwrap_err();
+        let error = attention.capture(&stream, Causality::Causal, &limits).unwrap_err();
         assert!(error.breaks(&rules::GRAPH_SIZE), "{error}");
     }
 }
@@ -101,16 +99,9 @@ fn graphs_of_requests_without_keys_are_refused() {
 #[test]
 fn the_tensors_of_a_graph_do_not_change_places() {
     let stream = harness::stream();
-    let cache = PagedKvCache::new(
-        stream.device(),
-        4,
-        128,
-        CacheShape::new(1, 2, 64),
-        PadPolicy::SkipNegative,
-    );
+    let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::new(1, 2, 64), PadPolicy::SkipNegative);
     let backends = Backends::none().with(FusedAttention);
-    let mut attention =
-        Attention::<bf16>::new(AttentionShape::new(2, 2, 64), cache.unwrap(), backends);
+    let mut attention = Attention::<bf16>::new(AttentionShape::new(2, 2, 64), cache.unwrap(), backends);
     let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 100));
     let mut graphs = captured.unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());

@@ -61,13 +61,7 @@ pub enum Act {
 
 impl Turn {
     pub fn new(request: usize, new: New) -> Self {
-        Self {
-            request,
-            new,
-            drafts: false,
-            recompute: false,
-            tree: false,
-        }
+        Self { request, new, drafts: false, recompute: false, tree: false }
     }
 }
 
@@ -95,12 +89,7 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
 }
 
 fn begin() -> impl Strategy<Value = Act> {
-    let begin = (
-        any::<usize>(),
-        0..2usize,
-        turns(),
-        prop::bool::weighted(0.2),
-    );
+    let begin = (any::<usize>(), 0..2usize, turns(), prop::bool::weighted(0.2));
     begin.prop_map(|(lane, stream, turns, early)| Act::Begin(lane, stream, turns, early))
 }
 
@@ -148,11 +137,7 @@ fn interrupted() -> impl Strategy<Value = Vec<Act>> {
     parts.prop_map(|(fork, begin, layer, changes, finish)| {
         let fork = fork.map(|(r, n)| Act::Fork(r, n));
         let forward = (layer < LAYERS).then_some(Act::Forward(0, layer));
-        let acts = fork
-            .into_iter()
-            .chain([begin])
-            .chain(forward)
-            .chain(changes);
+        let acts = fork.into_iter().chain([begin]).chain(forward).chain(changes);
         acts.chain(finish.then_some(Act::Finish)).collect()
     })
 }

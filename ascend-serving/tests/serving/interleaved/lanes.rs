@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use ascend_attention::Stream;
 use ascend_serving::{
-    Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep,
-    TreeVerification, Violation,
+    Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep, TreeVerification,
+    Violation,
 };
 
 use crate::tokens::Number;
@@ -61,12 +61,7 @@ pub trait Lane<T: Number> {
         metadata: &'a mut Self::Metadata,
     ) -> Result<Self::Step<'a>, Error>;
     /// The rows of a layer.
-    fn forward(
-        step: &mut Self::Step<'_>,
-        stream: &Stream,
-        layer: usize,
-        inputs: &Inputs<T>,
-    ) -> Result<Vec<T>, Error>;
+    fn forward(step: &mut Self::Step<'_>, stream: &Stream, layer: usize, inputs: &Inputs<T>) -> Result<Vec<T>, Error>;
     fn end(step: Self::Step<'_>) -> Result<(), Error>;
 
     /// The requests of a step.
@@ -129,12 +124,7 @@ pub async fn run<T: Number, L: Lane<T>>(
 }
 
 /// What only an engine without a step in progress does.
-fn idle<T: Number>(
-    attention: Option<&mut Attention<T>>,
-    stream: &Stream,
-    world: &mut World,
-    act: &Act,
-) {
+fn idle<T: Number>(attention: Option<&mut Attention<T>>, stream: &Stream, world: &mut World, act: &Act) {
     let Some(attention) = attention else { return };
     match *act {
         Act::Grow(request, tokens) => {
@@ -154,9 +144,7 @@ fn idle<T: Number>(
         }
         Act::Settle(request) => {
             let at = world.at(request);
-            let computed = attention
-                .cache()
-                .computed_tokens(&world.requests[at].sequence);
+            let computed = attention.cache().computed_tokens(&world.requests[at].sequence);
             world.truncate(at, computed.unwrap());
         }
         Act::Move(request, from, to) => {
@@ -231,13 +219,7 @@ async fn in_progress<T: Number, L: Lane<T>>(
 }
 
 /// Compares rows with dense attention over the tokens that each sees.
-fn compare<T: Number, L: Lane<T>>(
-    stored: Stored,
-    output: &[T],
-    absorbed: bool,
-    rows: &Rows,
-    layer: usize,
-) {
+fn compare<T: Number, L: Lane<T>>(stored: Stored, output: &[T], absorbed: bool, rows: &Rows, layer: usize) {
     for row in &rows.checked {
         let away = stored.away(output, absorbed, row, layer);
         assert!(
@@ -294,9 +276,7 @@ impl<T: Number> Lane<T> for Eager<T> {
         metadata: &'a mut EagerMetadata,
     ) -> Result<EagerStep<'a, T>, Error> {
         Ok(match metadata {
-            EagerMetadata::Step(metadata) => {
-                EagerStep::Step(Box::new(self.0.begin(stream, metadata)?))
-            }
+            EagerMetadata::Step(metadata) => EagerStep::Step(Box::new(self.0.begin(stream, metadata)?)),
             EagerMetadata::Trees(of) => {
                 let verification = TreeVerification::new(self.0.shape());
                 let requests = trees::requests(world, of);

@@ -17,9 +17,7 @@ use std::task::{Context, Waker};
 
 use ascend_attention::{Stream, bf16, f16};
 use ascend_serving::kv::{Cache, PadPolicy, Sequence};
-use ascend_serving::{
-    Attention, AttentionGraphs, BatchSettings, Causality, GraphLimits, TreeVerification, rules,
-};
+use ascend_serving::{Attention, AttentionGraphs, BatchSettings, Causality, GraphLimits, TreeVerification, rules};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -65,13 +63,7 @@ fn setting() -> impl Strategy<Value = Setting> {
             Stored::Quantised => (Cache::BnBsH, window),
             Stored::Latents => (format, None),
         };
-        Setting {
-            stored,
-            format,
-            window,
-            pad,
-            blocks,
-        }
+        Setting { stored, format, window, pad, blocks }
     })
 }
 
@@ -112,9 +104,7 @@ impl<'a> Server<'a> {
     fn lane(&self, lane: usize, busy: bool) -> usize {
         let world = self.world.borrow();
         let lanes = 0..self.engines.len();
-        let fitting: Vec<_> = lanes
-            .filter(|lane| world.busy.contains(lane) == busy)
-            .collect();
+        let fitting: Vec<_> = lanes.filter(|lane| world.busy.contains(lane) == busy).collect();
         match fitting.len() {
             0 => lane % self.engines.len(),
             many => fitting[lane % many],
@@ -139,11 +129,7 @@ impl<'a> Server<'a> {
                 self.finish(0);
             }
             let stored = self.world.borrow().stored;
-            let new = if verifies {
-                trees::nodes_of(stored, turn)
-            } else {
-                1
-            };
+            let new = if verifies { trees::nodes_of(stored, turn) } else { 1 };
             if lengths(self)[1] == 0 && new > 0 {
                 self.tell(0, Act::Grow(request, new));
             }
@@ -161,9 +147,7 @@ impl<'a> Server<'a> {
             Act::Begin(lane, stream, ref turns, early) => {
                 self.begin(lane, stream, turns, early);
             }
-            Act::Forward(lane, _) | Act::Close(lane, _) => {
-                self.tell(self.lane(lane, true), act.clone())
-            }
+            Act::Forward(lane, _) | Act::Close(lane, _) => self.tell(self.lane(lane, true), act.clone()),
             Act::Step(lane, turn) => {
                 let lane = self.begin(lane, 0, &[turn], false);
                 self.finish(lane);
@@ -201,11 +185,7 @@ impl<'a> Server<'a> {
             let mut before = (steps(self), self.world.borrow().lengths(0)[0]);
             self.act(&Act::Step(0, turn));
             // A copy whose growth was dropped: the fix of the refusal.
-            let lacks_copy = self
-                .world
-                .borrow()
-                .refused
-                .contains(rules::BLOCK_UNCOPIED.id);
+            let lacks_copy = self.world.borrow().refused.contains(rules::BLOCK_UNCOPIED.id);
             if steps(self) == before.0 && lacks_copy {
                 self.world.borrow_mut().truncate(0, 0);
                 before.1 = 0;
@@ -213,8 +193,7 @@ impl<'a> Server<'a> {
             }
             let request = self.world.borrow_mut().requests.swap_remove(0);
             let has_grown = request.sequence.len() > before.1;
-            let sees_all =
-                self.world.borrow().window.is_some() || request.sequence.given_back() == 0;
+            let sees_all = self.world.borrow().window.is_some() || request.sequence.given_back() == 0;
             assert!(
                 steps(self) > before.0 || !has_grown || !sees_all,
                 "the last step of {} tokens is refused: {:?}",
@@ -260,11 +239,7 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
     });
     let world = RefCell::new(World::new(stored, &pool, settings, causality));
     {
-        let mut server = Server {
-            engines: Vec::new(),
-            streams: &streams,
-            world: &world,
-        };
+        let mut server = Server { engines: Vec::new(), streams: &streams, world: &world };
         server.add(Eager(attention));
         graphs.into_iter().for_each(|graphs| server.add(graphs));
         trees.into_iter().for_each(|trees| server.add(trees));
@@ -273,9 +248,7 @@ fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str,
     }
     let World { seen, .. } = world.into_inner();
     drop(ballast);
-    streams
-        .iter()
-        .for_each(|stream| stream.synchronize().unwrap());
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
     assert_eq!((pool.held_blocks(), pool.free_blocks()), (0, free));
     assert_eq!(pool.steps_in_flight(), 0);
     seen

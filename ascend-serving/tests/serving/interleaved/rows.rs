@@ -39,11 +39,7 @@ pub struct Rows {
 /// Steps of requests.
 impl World {
     /// The requests of a step, each once, by the number of tokens before the step.
-    pub fn parts(
-        &mut self,
-        turns: &[Turn],
-        cached: impl Fn(&Turn, &Request) -> usize,
-    ) -> Vec<Part> {
+    pub fn parts(&mut self, turns: &[Turn], cached: impl Fn(&Turn, &Request) -> usize) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         for turn in turns {
             let at = self.at(turn.request);
@@ -51,12 +47,7 @@ impl World {
             let (id, len, turn) = (request.id, request.sequence.len(), *turn);
             if len > 0 && parts.iter().all(|part| part.id != id) {
                 let cached = cached(&turn, request);
-                parts.push(Part {
-                    id,
-                    cached,
-                    len,
-                    turn,
-                });
+                parts.push(Part { id, cached, len, turn });
             }
         }
         parts
@@ -82,11 +73,7 @@ impl World {
             let new = part.len - part.cached;
             let drafts = if part.turn.drafts { new - 1 } else { 0 };
             let of = BatchRequest::of(&request.sequence, new).drafts(drafts);
-            if part.turn.recompute {
-                of.recompute()
-            } else {
-                of
-            }
+            if part.turn.recompute { of.recompute() } else { of }
         });
         let batch: Vec<_> = batch.collect();
         let metadata = AttentionMetadata::new(&batch, self.settings)?;
@@ -108,22 +95,10 @@ impl World {
     pub fn accept(&mut self, parts: &[Part]) -> Rows {
         let (mut fed, mut checked, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for part in parts {
-            let Part {
-                id, cached, len, ..
-            } = *part;
-            let request = self
-                .by_id_mut(id)
-                .expect("a step began whose sequence is gone");
-            assert_eq!(
-                request.sequence.len(),
-                len,
-                "a step began whose sequence has changed"
-            );
-            let unnamed = if request.open == 0 {
-                request.done.max(cached)..len
-            } else {
-                0..0
-            };
+            let Part { id, cached, len, .. } = *part;
+            let request = self.by_id_mut(id).expect("a step began whose sequence is gone");
+            assert_eq!(request.sequence.len(), len, "a step began whose sequence has changed");
+            let unnamed = if request.open == 0 { request.done.max(cached)..len } else { 0..0 };
             request.open += 1;
             for position in unnamed {
                 let name = self.name();

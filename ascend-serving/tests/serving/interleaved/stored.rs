@@ -3,8 +3,8 @@
 use ascend_attention::{Element, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PagedKvCache, QuantisedType};
 use ascend_serving::{
-    AttentionShape, Backends, FusedAttention, LatentForm, LatentRows, LatentTensors, LayerInputs,
-    Mla, QuantisedDecode, QuantisedPrefill, Result, StatePolicy, UpProjected,
+    AttentionShape, Backends, FusedAttention, LatentForm, LatentRows, LatentTensors, LayerInputs, Mla, QuantisedDecode,
+    QuantisedPrefill, Result, StatePolicy, UpProjected,
 };
 
 use crate::mla_backend::definition::{self, What, absorb, project, up_project};
@@ -38,12 +38,7 @@ impl Stored {
         }
     }
 
-    pub fn cache<T: Number>(
-        self,
-        stream: &Stream,
-        blocks: usize,
-        setting: &Setting,
-    ) -> PagedKvCache<T> {
+    pub fn cache<T: Number>(self, stream: &Stream, blocks: usize, setting: &Setting) -> PagedKvCache<T> {
         let (device, pad, size) = (stream.device(), setting.pad, 128);
         let shape = match self {
             Self::Heads | Self::Quantised => CacheShape::new(LAYERS, 1, DIM),
@@ -91,16 +86,11 @@ impl Stored {
             let cached = [1, 2].map(|what| {
                 upload(DIM, &|name| {
                     let row = tokens::row(name, layer, what, 1).into_iter();
-                    row.map(|x| bf16::from_f64(self.returned(x.to_f64())))
-                        .collect()
+                    row.map(|x| bf16::from_f64(self.returned(x.to_f64()))).collect()
                 })
             });
             let [key, value] = cached;
-            return Inputs {
-                tensors: [query, key, value],
-                query_rope: None,
-                absorbed: false,
-            };
+            return Inputs { tensors: [query, key, value], query_rope: None, absorbed: false };
         }
         let of = |what, len| upload(len, &|name| definition::row(name, layer, what, len));
         let absorbed = rows.most <= StatePolicy::MAX_VERIFIED;
@@ -132,23 +122,15 @@ impl Stored {
         }
         let want = match self {
             Self::Heads | Self::Quantised => {
-                let returned =
-                    |_, row: Vec<f64>, _| row.into_iter().map(|x| self.returned(x)).collect();
-                dense_over(
-                    &row.names,
-                    layer,
-                    self.shape(),
-                    |key| key >= row.from,
-                    returned,
-                )
+                let returned = |_, row: Vec<f64>, _| row.into_iter().map(|x| self.returned(x)).collect();
+                dense_over(&row.names, layer, self.shape(), |key| key >= row.from, returned)
             }
             Self::Latents => definition::dense(&row.names, layer, self.shape()),
         };
         // Of long contexts a row is small, and a single wrong token changes it little. Projected values are sums.
         let roundings = if self == Self::Latents { 0.75 } else { 0.25 };
         let away = got.iter().zip(&want);
-        away.map(|(got, want)| (got - want).abs() / (want.abs() + roundings))
-            .fold(0.0, f64::max)
+        away.map(|(got, want)| (got - want).abs() / (want.abs() + roundings)).fold(0.0, f64::max)
     }
 }
 
@@ -190,11 +172,6 @@ impl<T: Number> Inputs<T> {
     }
 }
 
-fn up_projected<T: Number>(
-    stream: &Stream,
-    layer: usize,
-    rows: LatentRows<'_, T>,
-    out: &UpProjected<T>,
-) -> Result<()> {
+fn up_projected<T: Number>(stream: &Stream, layer: usize, rows: LatentRows<'_, T>, out: &UpProjected<T>) -> Result<()> {
     up_project(stream, layer, 1, rows, out)
 }

@@ -53,21 +53,14 @@ pub fn trees(parts: &[Part]) -> Result<Trees, Violation> {
 
 pub fn requests<'a>(world: &'a World, trees: &'a Trees) -> Vec<TreeRequest<'a>> {
     let requests = trees.iter().filter_map(|(part, tree)| {
-        Some(TreeRequest {
-            sequence: &world.by_id(part.id)?.sequence,
-            cached: part.cached,
-            tree,
-        })
+        Some(TreeRequest { sequence: &world.by_id(part.id)?.sequence, cached: part.cached, tree })
     });
     requests.collect()
 }
 
 /// The rows of a verification that was accepted just now.
 pub fn accept(world: &mut World, parts: &[Part]) -> Rows {
-    let reading = parts.iter().map(|part| Part {
-        cached: part.len,
-        ..*part
-    });
+    let reading = parts.iter().map(|part| Part { cached: part.len, ..*part });
     let mut rows = world.accept(&reading.collect::<Vec<_>>());
     // Two calls are rounded before they are merged.
     rows.tolerance = 2e-2;
@@ -83,11 +76,7 @@ pub fn accept(world: &mut World, parts: &[Part]) -> Rows {
                 path.insert(0, own[parent]);
                 at = parent;
             }
-            rows.checked.push(Row {
-                row: rows.fed.len() + node,
-                names: [&before[..], &path].concat(),
-                from: 0,
-            });
+            rows.checked.push(Row { row: rows.fed.len() + node, names: [&before[..], &path].concat(), from: 0 });
         }
         rows.fed.extend(&own);
         rows.fed.resize(rows.fed.len().next_multiple_of(NODES), 0);

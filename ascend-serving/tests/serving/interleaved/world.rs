@@ -40,12 +40,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(
-        stored: Stored,
-        pool: &BlockPool,
-        settings: BatchSettings,
-        causality: Causality,
-    ) -> Self {
+    pub fn new(stored: Stored, pool: &BlockPool, settings: BatchSettings, causality: Causality) -> Self {
         Self {
             stored,
             settings,
@@ -65,11 +60,7 @@ impl World {
     }
 
     /// Counts an act that was accepted, or the rule that refused it.
-    pub fn note<R, E: Into<Error>>(
-        &mut self,
-        what: &'static str,
-        outcome: Result<R, E>,
-    ) -> Option<R> {
+    pub fn note<R, E: Into<Error>>(&mut self, what: &'static str, outcome: Result<R, E>) -> Option<R> {
         match outcome.map_err(Into::into) {
             Ok(done) => {
                 self.count(what);
@@ -95,14 +86,7 @@ impl World {
 
     fn add(&mut self, sequence: Sequence, names: Vec<u64>, done: usize) {
         let id = self.name();
-        self.requests.push(Request {
-            id,
-            sequence,
-            names,
-            done,
-            open: 0,
-            copies: Vec::new(),
-        });
+        self.requests.push(Request { id, sequence, names, done, open: 0, copies: Vec::new() });
     }
 
     /// The request that a number stands for, which begins if there is none.
@@ -175,12 +159,7 @@ impl World {
             }
             Act::Fork(request, tokens) if self.requests.len() < 6 => {
                 let at = self.at(request);
-                let Request {
-                    sequence,
-                    names,
-                    done,
-                    ..
-                } = &self.requests[at];
+                let Request { sequence, names, done, .. } = &self.requests[at];
                 let (len, done) = (sequence.len(), *done);
                 let tokens = match tokens % 4 {
                     0 => len,
@@ -217,17 +196,8 @@ impl World {
             }
             Act::Insert(request) => {
                 let at = self.at(request);
-                let Request {
-                    sequence,
-                    names,
-                    done,
-                    ..
-                } = &self.requests[at];
-                let done = if request % 3 == 0 {
-                    sequence.len()
-                } else {
-                    *done
-                };
+                let Request { sequence, names, done, .. } = &self.requests[at];
+                let done = if request % 3 == 0 { sequence.len() } else { *done };
                 let inserted = self.prefixes.insert(b"", &names[..done], sequence);
                 self.note("insert", inserted);
             }

@@ -4,11 +4,10 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends,
-    BatchRequest, BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention,
-    GroupedRequest, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor,
-    LayerTensors, Mla, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
-    UpProjected, Violation, rules,
+    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
+    BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm,
+    LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, LayerTensors, Mla, RangeCheck, Result,
+    StatePolicy, StepCall, StepContext, StepProgram, UpProjected, Violation, rules,
 };
 
 use super::definition::{What, absorb, dense, exact, project, row};
@@ -17,12 +16,7 @@ use crate::tokens::packed;
 
 const HEADS: usize = 2;
 
-fn attention(
-    stream: &Stream,
-    format: Cache,
-    layers: usize,
-    backends: Backends<bf16>,
-) -> Attention<bf16> {
+fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<bf16>) -> Attention<bf16> {
     let shape = CacheShape::latent(layers).format(format);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
@@ -48,13 +42,9 @@ impl Rows {
             let rows: Vec<bf16> = names.iter().flat_map(|name| row(*name)).collect();
             stream.upload(&rows, [names.len(), heads, dim]).unwrap()
         };
-        let of = |what, heads: usize, dim: usize| {
-            upload(heads, dim, &|name| row(name, layer, what, heads * dim))
-        };
+        let of = |what, heads: usize, dim: usize| upload(heads, dim, &|name| row(name, layer, what, heads * dim));
         Self {
-            query: upload(HEADS, LATENT, &|name| {
-                absorb(layer, HEADS, &row(name, layer, What::Query, HEADS * DIM))
-            }),
+            query: upload(HEADS, LATENT, &|name| absorb(layer, HEADS, &row(name, layer, What::Query, HEADS * DIM))),
             query_rope: of(What::QueryRope, HEADS, ROPE),
             latent: of(What::Latent, 1, LATENT),
             key_rope: of(What::KeyRope, 1, ROPE),
@@ -62,10 +52,7 @@ impl Rows {
     }
 
     fn inputs(&self) -> LayerInputs<'_, bf16> {
-        let tensors = LatentTensors {
-            query_rope: &self.query_rope,
-            form: LatentForm::Absorbed,
-        };
+        let tensors = LatentTensors { query_rope: &self.query_rope, form: LatentForm::Absorbed };
         LayerInputs::latent(&self.query, &self.latent, &self.key_rope, tensors)
     }
 }
@@ -92,14 +79,7 @@ impl<'a> Server<'a> {
         let attention = attention(stream, format, LAYERS, backends());
         let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
         let graphs = attention.capture(stream, Causality::Causal, &limits);
-        Self {
-            stream,
-            graphs: graphs.unwrap(),
-            attention,
-            requests: Vec::new(),
-            named: 0,
-            replays: 0,
-        }
+        Self { stream, graphs: graphs.unwrap(), attention, requests: Vec::new(), named: 0, replays: 0 }
     }
 
     /// Computes a step in which each request adds some tokens, or none where it takes no part.
@@ -109,9 +89,7 @@ impl<'a> Server<'a> {
             let sequence = Sequence::new(self.attention.cache().pool());
             self.requests.push((sequence, Vec::new()));
         }
-        let turns: Vec<_> = (news.iter().copied().enumerate())
-            .filter(|(_, new)| *new > 0)
-            .collect();
+        let turns: Vec<_> = (news.iter().copied().enumerate()).filter(|(_, new)| *new > 0).collect();
         let mut names = Vec::new();
         for &(request, new) in &turns {
             let (sequence, known) = &mut self.requests[request];
@@ -157,14 +135,11 @@ impl<'a> Server<'a> {
             }
             for ((request, _), end) in turns.iter().zip(&ends) {
                 let last = exact(&row_of(&output, padded, end - 1));
-                let got = last.chunks(LATENT).enumerate().flat_map(|(head, latent)| {
-                    project(layer, true, HEADS, latent)[head * DIM..][..DIM].to_vec()
-                });
-                let want = dense(
-                    &self.requests[*request].1,
-                    layer,
-                    AttentionShape::latent(HEADS),
-                );
+                let got = last
+                    .chunks(LATENT)
+                    .enumerate()
+                    .flat_map(|(head, latent)| project(layer, true, HEADS, latent)[head * DIM..][..DIM].to_vec());
+                let want = dense(&self.requests[*request].1, layer, AttentionShape::latent(HEADS));
                 for (got, want) in got.zip(want) {
                     assert!(abs_diff_eq!(got, want, epsilon = 2e-2), "{got}, not {want}");
                 }
@@ -234,11 +209,7 @@ impl AttentionBackend<bf16> for OwnLatents {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> Result<StepProgram<bf16>> {
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
         Ok(StepCall::of_step(step)?.into())
     }
 }
@@ -248,11 +219,7 @@ fn calls_of_another_backend_read_latents_too() {
     let stream = harness::stream();
     let names = [3, 4, 5];
     let rows = Rows::of(&stream, &names, 0);
-    let outputs = [
-        Backends::none().with(Mla::new()),
-        Backends::none().with(OwnLatents),
-    ]
-    .map(|backends| {
+    let outputs = [Backends::none().with(Mla::new()), Backends::none().with(OwnLatents)].map(|backends| {
         let mut attention = attention(&stream, Cache::BnBsH, 1, backends);
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 8).unwrap();
@@ -278,10 +245,7 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
     let plain = PagedKvCache::new(stream.device(), 8, 128, CacheShape::new(1, 1, 64), pad).unwrap();
     let plain = Attention::new(AttentionShape::new(HEADS, 1, 64), plain, backends());
     let latent = attention(&stream, Cache::BnBsH, LAYERS, backends());
-    let groups = [
-        LayerGroup::new([0, 2], Causality::Causal, latent),
-        LayerGroup::new([1], Causality::Causal, plain),
-    ];
+    let groups = [LayerGroup::new([0, 2], Causality::Causal, latent), LayerGroup::new([1], Causality::Causal, plain)];
     let mut model = GroupedAttention::new(3, groups).unwrap();
     let mut graphs = model.capture(&stream, &GraphLimits::new([2], 300)).unwrap();
     let mut sequence = model.sequence();
@@ -290,18 +254,11 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
         model.grow(&stream, &mut sequence, new).unwrap();
         let request = GroupedRequest::of(&sequence, new).recompute();
         let mut metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
-        let names: Vec<u64> = (0..2.max(new) as u64)
-            .map(|name| 10 * step as u64 + name)
-            .collect();
+        let names: Vec<u64> = (0..2.max(new) as u64).map(|name| 10 * step as u64 + name).collect();
         let rows = [0, 1].map(|layer| Rows::of(&stream, &names, layer));
         let heads = [(0, HEADS), (1, 1), (2, 1)];
-        let [query, key, value] =
-            heads.map(|(what, heads)| packed(&stream, &names, 1, what, heads));
-        let inputs = [
-            rows[0].inputs(),
-            (&query, &key, &value).into(),
-            rows[1].inputs(),
-        ];
+        let [query, key, value] = heads.map(|(what, heads)| packed(&stream, &names, 1, what, heads));
+        let inputs = [rows[0].inputs(), (&query, &key, &value).into(), rows[1].inputs()];
         let mut replayed = Vec::new();
         if new == 1 {
             let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
@@ -315,11 +272,7 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
         }
         let mut step = model.begin(&stream, &metadata).unwrap();
         for (layer, inputs) in inputs.into_iter().enumerate() {
-            let eager = step
-                .forward(layer, inputs)
-                .unwrap()
-                .download(&stream)
-                .unwrap();
+            let eager = step.forward(layer, inputs).unwrap().download(&stream).unwrap();
             let Some(replayed) = replayed.get(layer) else {
                 continue;
             };
@@ -342,10 +295,7 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let settings = BatchSettings::of(server.attention.cache(), Causality::Causal);
     let batch = [BatchRequest::of(sequence, 1)];
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
-    server
-        .graphs
-        .set_range_check(RangeCheck::always().limit(100.0))
-        .unwrap();
+    server.graphs.set_range_check(RangeCheck::always().limit(100.0)).unwrap();
     let rows = Rows::of(&stream, &[7], 0);
     let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
     let mut refused = |inputs: LayerInputs<'_, bf16>| -> Violation {
@@ -358,25 +308,14 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let why = refused(no_latents);
     assert_eq!(why.rule, &rules::GRAPH_INPUTS, "{why}");
     let project = |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| Ok(());
-    let plain = LatentTensors {
-        query_rope: &rows.query_rope,
-        form: LatentForm::Plain(&project),
-    };
+    let plain = LatentTensors { query_rope: &rows.query_rope, form: LatentForm::Plain(&project) };
     let plain = LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, plain);
     let why = refused(plain);
     assert_eq!(why.rule, &rules::GRAPH_INPUTS, "{why}");
     assert!(why.given.contains("in the form Plain"), "{why}");
     let long_rope = Rows::of(&stream, &[7, 8], 0);
-    let rope = LatentTensors {
-        query_rope: &long_rope.query_rope,
-        form: LatentForm::Absorbed,
-    };
-    let why = refused(LayerInputs::latent(
-        &rows.query,
-        &rows.latent,
-        &rows.key_rope,
-        rope,
-    ));
+    let rope = LatentTensors { query_rope: &long_rope.query_rope, form: LatentForm::Absorbed };
+    let why = refused(LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, rope));
     assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
     // What is read is looked at, rotary parts included.
     let mut numbers = rows.query_rope.download(&stream).unwrap();
@@ -387,10 +326,7 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     }
     step.end().unwrap();
     let found = server.graphs.await_range_findings().unwrap();
-    let found: Vec<_> = found
-        .iter()
-        .map(|f| (f.layer, f.tensor, f.token, f.element))
-        .collect();
+    let found: Vec<_> = found.iter().map(|f| (f.layer, f.tensor, f.token, f.element)).collect();
     let rope = LayerTensor::QueryRope;
     assert_eq!(found, [(0, rope, 0, 3), (1, rope, 0, 3)]);
 }
@@ -400,14 +336,10 @@ fn masks_and_sinks_over_latents_are_not_captured() {
     let stream = harness::stream();
     let attention = attention(&stream, Cache::BnBsH, LAYERS, backends());
     let limits = GraphLimits::new([2], 300);
-    let why = attention
-        .capture(&stream, Causality::Bidirectional, &limits)
-        .unwrap_err();
+    let why = attention.capture(&stream, Causality::Bidirectional, &limits).unwrap_err();
     assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
     let sink = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
     let sinks = limits.learnable_sinks([(); LAYERS].map(|()| sink.clone()));
-    let why = attention
-        .capture(&stream, Causality::Causal, &sinks)
-        .unwrap_err();
+    let why = attention.capture(&stream, Causality::Causal, &sinks).unwrap_err();
     assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
 }

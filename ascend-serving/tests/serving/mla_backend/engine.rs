@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, LatentForm,
-    LatentRows, LatentTensors, LayerInputs, Mla, Result, StatePolicy, UpProjected,
+    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, LatentForm, LatentRows, LatentTensors,
+    LayerInputs, Mla, Result, StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -76,9 +76,7 @@ impl<'a> Engine<'a> {
         let len = axes[0] * axes[1];
         let rows = names.iter().flat_map(|name| row(*name, layer, what, len));
         let rows: Vec<bf16> = rows.collect();
-        self.stream
-            .upload(&rows, [names.len(), axes[0], axes[1]])
-            .unwrap()
+        self.stream.upload(&rows, [names.len(), axes[0], axes[1]]).unwrap()
     }
 
     /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and
@@ -95,21 +93,16 @@ impl<'a> Engine<'a> {
         let names = self.schedule.names(turns, pad);
         let (heads, stream) = (self.shape.heads, self.stream);
         let projected = &self.projected;
-        let projection = |stream: &Stream,
-                          layer: usize,
-                          rows: LatentRows<'_, bf16>,
-                          out: &UpProjected<bf16>|
-         -> Result<()> {
-            let tokens = rows.latent.shape()[0];
-            projected.lock().unwrap().push(tokens);
-            up_project(stream, layer, heads, rows, out)
-        };
+        let projection =
+            |stream: &Stream, layer: usize, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>| -> Result<()> {
+                let tokens = rows.latent.shape()[0];
+                projected.lock().unwrap().push(tokens);
+                up_project(stream, layer, heads, rows, out)
+            };
         let inputs: Vec<_> = (0..LAYERS)
             .map(|layer| {
                 let rows = names[..split].iter();
-                let rows = rows.flat_map(|name| {
-                    absorb(layer, heads, &row(*name, layer, What::Query, heads * DIM))
-                });
+                let rows = rows.flat_map(|name| absorb(layer, heads, &row(*name, layer, What::Query, heads * DIM)));
                 let rows: Vec<bf16> = rows.collect();
                 [
                     stream.upload(&rows, [split, heads, LATENT]).unwrap(),
@@ -132,11 +125,7 @@ impl<'a> Engine<'a> {
                     0 => (plain, LatentForm::Plain(&projection)),
                     _ if split == names.len() => (absorbed, LatentForm::Absorbed),
                     _ => {
-                        let form = LatentForm::Mixed {
-                            absorbed,
-                            decoded: &decoded,
-                            projection: &projection,
-                        };
+                        let form = LatentForm::Mixed { absorbed, decoded: &decoded, projection: &projection };
                         (plain, form)
                     }
                 };

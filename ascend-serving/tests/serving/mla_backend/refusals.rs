@@ -4,11 +4,10 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GroupedAttention, GroupedRequest,
-    HybridBackend, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask,
-    LayerSet, LayerTensors, Mla, NamedMask, NamedMaskAttention, PagedDecode, Phase, Result,
-    StatePolicy, StepCall, StepContext, StepPlan, StepProgram, TwoFusedCalls, UpProjected, rules,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, FusedAttention, GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
+    LayerGroup, LayerInputs, LayerMask, LayerSet, LayerTensors, Mla, NamedMask, NamedMaskAttention, PagedDecode, Phase,
+    Result, StatePolicy, StepCall, StepContext, StepPlan, StepProgram, TwoFusedCalls, UpProjected, rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -45,27 +44,19 @@ fn tried(
         let shape = [rows, axes[0], axes[1]];
         stream.upload(&ones, shape).unwrap()
     };
-    let projection =
-        |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> {
-            panic!("nothing is planned")
-        };
+    let projection = |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> {
+        panic!("nothing is planned")
+    };
     let (absorbed, plain) = (ones([2, LATENT]), ones([2, DIM]));
     let decoded = ones([2, LATENT]);
-    let mixed = LatentForm::Mixed {
-        absorbed: &absorbed,
-        decoded: &decoded,
-        projection: &projection,
-    };
+    let mixed = LatentForm::Mixed { absorbed: &absorbed, decoded: &decoded, projection: &projection };
     let (query, form) = match form {
         "absorbed" => (&absorbed, LatentForm::Absorbed),
         "plain" => (&plain, LatentForm::Plain(&projection)),
         _ => (&plain, mixed),
     };
     let (query_rope, latent, key_rope) = (ones([2, ROPE]), ones([1, LATENT]), ones([1, ROPE]));
-    let tensors = LatentTensors {
-        query_rope: &query_rope,
-        form,
-    };
+    let tensors = LatentTensors { query_rope: &query_rope, form };
     let mut step = attention.begin(stream, &metadata).unwrap();
     let mut inputs = LayerInputs::latent(query, &latent, &key_rope, tensors);
     (inputs.mask, inputs.learnable_sink) = (mask, sink);
@@ -101,10 +92,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let small = Backends::none().with(Mla::new().workspace_bytes(100));
     let reason = refusal(small, Causality::Causal, 17, 5, "plain");
     assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
-    let others = Backends::none()
-        .with(PagedDecode)
-        .with(FusedAttention)
-        .with(TwoFusedCalls);
+    let others = Backends::none().with(PagedDecode).with(FusedAttention).with(TwoFusedCalls);
     let reason = refusal(others, Causality::Causal, 1, 5, "absorbed");
     // The same reason is said once.
     let start = "paged_decode, fused, fused_in_two: backend.latent: ";
@@ -112,10 +100,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     assert_eq!(reason.matches("backend.latent").count(), 1, "{reason}");
     let reason = refusal(mla(), Causality::Causal, 3, 5, "mixed");
     let why = "mixed queries for 0 decodes and 1 prefills";
-    assert!(
-        reason.starts_with("mla: backend.latent") && reason.contains(why),
-        "{reason}"
-    );
+    assert!(reason.starts_with("mla: backend.latent") && reason.contains(why), "{reason}");
     // Tokens whose elements are not contiguous cannot be gathered.
     let step = (Cache::Nz, 17, 5);
     let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
@@ -123,13 +108,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     // In a hybrid the layers are named.
     let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
     let hybrid = HybridBackend::new(1, mla().with(FusedAttention), sets).unwrap();
-    let reason = refusal(
-        Backends::none().with(hybrid),
-        Causality::Causal,
-        3,
-        0,
-        "absorbed",
-    );
+    let reason = refusal(Backends::none().with(hybrid), Causality::Causal, 3, 0, "absorbed");
     let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
     assert!(reason.starts_with(start), "{reason}");
 }
@@ -139,14 +118,7 @@ fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let stream = harness::stream();
     let tried = |causality, more| {
         let backends = Backends::none().with(NamedMaskAttention).with(Mla::new());
-        tried(
-            &stream,
-            backends,
-            causality,
-            (Cache::BnBsH, 1, 5),
-            "absorbed",
-            more,
-        )
+        tried(&stream, backends, causality, (Cache::BnBsH, 1, 5), "absorbed", more)
     };
     let reasons = |causality, more| match tried(causality, more) {
         Err(Error::NoBackend { reasons, .. }) => reasons,
@@ -178,11 +150,7 @@ impl AttentionBackend<bf16> for KeysAndValues {
         "keys_and_values"
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> Result<StepProgram<bf16>> {
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
         Ok(StepCall::of_step(step)?.into())
     }
 }
@@ -199,11 +167,7 @@ impl AttentionBackend<bf16> for MergedLatents {
         true
     }
 
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> Result<StepProgram<bf16>> {
+    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
         let call = || StepCall::of_step(step);
         Ok(StepProgram::new([call()?, call()?]).merged(Vec::new()))
     }
@@ -240,31 +204,17 @@ fn tensors_of_other_decodes_are_refused() {
     };
     let (plain, query_rope) = (rows(2, [2, DIM]), rows(4, [2, ROPE]));
     let (latent, key_rope) = (rows(4, [1, LATENT]), rows(4, [1, ROPE]));
-    let requests = [
-        BatchRequest::in_row(&[0], 3, 1),
-        BatchRequest::in_row(&[1], 5, 1),
-        BatchRequest::in_row(&[2], 0, 2),
-    ];
+    let requests =
+        [BatchRequest::in_row(&[0], 3, 1), BatchRequest::in_row(&[1], 5, 1), BatchRequest::in_row(&[2], 0, 2)];
     for (absorbed, decoded) in [(1, 2), (3, 2), (2, 1), (2, 3), (2, 2)] {
         let metadata = AttentionMetadata::new(&requests, settings).unwrap();
         let (query, output) = (rows(absorbed, [2, LATENT]), rows(2, [decoded, LATENT]));
-        let form = LatentForm::Mixed {
-            absorbed: &query,
-            decoded: &output,
-            projection: &project,
-        };
-        let tensors = LatentTensors {
-            query_rope: &query_rope,
-            form,
-        };
+        let form = LatentForm::Mixed { absorbed: &query, decoded: &output, projection: &project };
+        let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let inputs = LayerInputs::latent(&plain, &latent, &key_rope, tensors);
         let outcome = step.forward(0, inputs).map(drop);
-        assert_eq!(
-            outcome.is_ok(),
-            (absorbed, decoded) == (2, 2),
-            "{outcome:?}"
-        );
+        assert_eq!(outcome.is_ok(), (absorbed, decoded) == (2, 2), "{outcome:?}");
         drop(step);
         stream.synchronize().unwrap();
     }
@@ -311,10 +261,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         cache: cache.layer(0).unwrap(),
         quantised: None,
         learnable_sink: None,
-        latent: Some(LatentTensors {
-            query_rope: &query_rope,
-            form: LatentForm::Plain(&project),
-        }),
+        latent: Some(LatentTensors { query_rope: &query_rope, form: LatentForm::Plain(&project) }),
     };
     // A backend that does not say that it reads latents is not asked for them.
     let error = StepPlan::new(&KeysAndValues, &step, &layer).unwrap_err();
@@ -328,10 +275,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         selected.plan.launch(&stream, &layer).map(drop)
     };
     let calls = LayerTensors {
-        latent: Some(LatentTensors {
-            query_rope: &query_rope,
-            form: LatentForm::Plain(&again),
-        }),
+        latent: Some(LatentTensors { query_rope: &query_rope, form: LatentForm::Plain(&again) }),
         ..layer
     };
     selected.plan.launch(&stream, &calls).unwrap();
@@ -356,10 +300,7 @@ fn layers_of_a_group_may_have_latents() {
     };
     let (query, query_rope) = (tensor([2, LATENT]), tensor([2, ROPE]));
     let (latent, key_rope) = (tensor([1, LATENT]), tensor([1, ROPE]));
-    let tensors = LatentTensors {
-        query_rope: &query_rope,
-        form: LatentForm::Absorbed,
-    };
+    let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
 
     let mut alone = attention();
@@ -376,9 +317,7 @@ fn layers_of_a_group_may_have_latents() {
     model.grow(&stream, &mut sequence, 3).unwrap();
     let request = GroupedRequest::of(&sequence, 3);
     let metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
-    let mut output = stream
-        .upload(&[bf16::NAN; 2 * 3 * LATENT], [2, 3, LATENT])
-        .unwrap();
+    let mut output = stream.upload(&[bf16::NAN; 2 * 3 * LATENT], [2, 3, LATENT]).unwrap();
     let mut step = model.begin(&stream, &metadata).unwrap();
     step.forward_into(0, inputs, &mut output).unwrap();
     step.end().unwrap();

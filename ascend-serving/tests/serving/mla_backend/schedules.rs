@@ -10,17 +10,15 @@ use crate::harness;
 fn model() -> impl Strategy<Value = Model> {
     let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
     let sizes = (0usize..2, any::<bool>(), 2usize..5, format);
-    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(
-        |((heads, small, blocks, format), room, flags)| Model {
-            heads: 1 << heads,
-            block_size: if small { 16 } else { 128 },
-            blocks: if small { 8 * blocks } else { blocks },
-            format,
-            room,
-            dump: flags[0],
-            mtp: flags[1],
-        },
-    )
+    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(|((heads, small, blocks, format), room, flags)| Model {
+        heads: 1 << heads,
+        block_size: if small { 16 } else { 128 },
+        blocks: if small { 8 * blocks } else { blocks },
+        format,
+        room,
+        dump: flags[0],
+        mtp: flags[1],
+    })
 }
 
 proptest! {
@@ -37,15 +35,8 @@ proptest! {
     }
 }
 
-const SMALL: Model = Model {
-    heads: 2,
-    block_size: 16,
-    blocks: 40,
-    format: Cache::BnBsH,
-    room: 40,
-    dump: false,
-    mtp: true,
-};
+const SMALL: Model =
+    Model { heads: 2, block_size: 16, blocks: 40, format: Cache::BnBsH, room: 40, dump: false, mtp: true };
 
 #[test]
 fn chunks_stay_within_the_workspace_and_end_with_blocks() {
@@ -53,9 +44,7 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     let mut engine = Engine::new(&stream, &SMALL);
     let log = |engine: &Engine<'_>| std::mem::take(&mut *engine.projected.lock().unwrap());
     // Two prompts, nothing cached: one projection a layer, of the step's own tokens.
-    engine
-        .act(&[Act::Chunk(0, 70), Act::Chunk(3, 25)], 0, false)
-        .unwrap();
+    engine.act(&[Act::Chunk(0, 70), Act::Chunk(3, 25)], 0, false).unwrap();
     assert_eq!(log(&engine), [95, 95]);
     // 70 and 25 cached, a third new: 16 and 16, then 16 and 9, then what is left.
     let acts = [Act::Chunk(4, 3), Act::Chunk(1, 2), Act::Chunk(3, 5)];
@@ -90,20 +79,12 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
 #[test]
 fn absorbed_queries_read_nz_caches() {
     let stream = harness::stream();
-    let model = Model {
-        block_size: 128,
-        blocks: 4,
-        format: Cache::Nz,
-        ..SMALL
-    };
+    let model = Model { block_size: 128, blocks: 4, format: Cache::Nz, ..SMALL };
     let mut engine = Engine::new(&stream, &model);
     // Nothing cached yet, so that nothing has to be gathered.
     let acts = [Act::Chunk(0, 140), Act::Chunk(3, 9)];
     engine.act(&acts, 1, false).unwrap();
-    for acts in [
-        [Act::Chunk(4, 1), Act::Chunk(1, 1)],
-        [Act::Verify(4, 3, 2), Act::Chunk(1, 1)],
-    ] {
+    for acts in [[Act::Chunk(4, 1), Act::Chunk(1, 1)], [Act::Verify(4, 3, 2), Act::Chunk(1, 1)]] {
         engine.act(&acts, 2, true).unwrap();
     }
     assert!(engine.checked >= 18, "{} rows", engine.checked);

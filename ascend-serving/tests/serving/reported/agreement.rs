@@ -6,13 +6,10 @@ use std::thread::{self, ThreadId};
 
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, FencedQueue, PadPolicy, PagedKvCache, Sequence,
-};
+use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, FencedQueue, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch,
-    SharedPrefixDecode, SharedPrefixThresholds, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
+    Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch, SharedPrefixDecode, SharedPrefixThresholds, rules,
 };
 
 use super::{DIM, engine, harness, request, rows, settings, settings_of};
@@ -48,10 +45,7 @@ fn a_step_with_the_settings_of_another_cache_is_refused() {
         let (rule, said) = rule(engine.begin(&stream, &metadata));
         assert_eq!(rule, &rules::SETTINGS_CACHE);
         assert!(said.contains(told), "{said}");
-        assert!(
-            said.contains("allowed: 32 blocks of 128 tokens, padding skipped"),
-            "{said}"
-        );
+        assert!(said.contains("allowed: 32 blocks of 128 tokens, padding skipped"), "{said}");
     }
     assert_eq!(engine.cache().pool().steps_in_flight(), 0);
     let own = BatchSettings::of(engine.cache(), Causality::Causal);
@@ -90,10 +84,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
     let steps = [
         (Backends::none().with(FusedAttention), decode),
         (Backends::none().with(PagedDecode), decode),
-        (
-            Backends::none().with(SharedPrefixDecode { thresholds }),
-            decode,
-        ),
+        (Backends::none().with(SharedPrefixDecode { thresholds }), decode),
         (Backends::none().with(CascadePrefill), prompt),
     ];
     for (backends, batch) in steps {
@@ -109,10 +100,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
         let before = written(&engine);
         let mut step = engine.begin(&stream, &metadata).unwrap();
         step.forward(0, (&tokens, &tokens, &tokens)).unwrap();
-        let late = step.forward(
-            1,
-            LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink),
-        );
+        let late = step.forward(1, LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink));
         let (broken, said) = rule(late);
         assert_eq!(broken, &rules::STEP_LAYERS, "{name}: {said}");
         assert!(said.contains("given layer 1: sinks"), "{said}");
@@ -120,11 +108,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
         assert_eq!(written(&engine), before, "{name}");
         if name == "fused" {
             let mut step = engine.begin(&stream, &metadata).unwrap();
-            step.forward(
-                0,
-                LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink),
-            )
-            .unwrap();
+            step.forward(0, LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink)).unwrap();
             let none = step.forward(1, (&tokens, &tokens, &tokens));
             assert_eq!(rule(none).0, &rules::STEP_LAYERS);
         }
@@ -135,8 +119,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
 fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
     let stream = harness::stream();
     let mut engine = engine(&stream);
-    let metadata =
-        AttentionMetadata::new(&[request(5, 2, &[3])], settings(Causality::Causal)).unwrap();
+    let metadata = AttentionMetadata::new(&[request(5, 2, &[3])], settings(Causality::Causal)).unwrap();
     let of = |axes: [usize; 3]| -> Tensor<bf16> {
         let ones = vec![bf16::ONE; axes.iter().product()];
         stream.upload(&ones, axes).unwrap()
@@ -151,11 +134,7 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
         (of([2, 1, 128]), &rules::STEP_HEADS),
         (part.clone(), &rules::STEP_CONTIGUOUS),
     ] {
-        for [query, key, value] in [
-            [&other, &good, &good],
-            [&good, &other, &good],
-            [&other, &other, &other],
-        ] {
+        for [query, key, value] in [[&other, &good, &good], [&good, &other, &good], [&other, &other, &other]] {
             let mut step = engine.begin(&stream, &metadata).unwrap();
             let (rule, said) = rule(step.forward(0, (query, key, value)));
             assert_eq!(rule, broken, "{said}");
@@ -191,9 +170,8 @@ fn more_new_tokens_than_the_sequence_has_are_refused() {
         let refused = AttentionMetadata::new(&batch, settings).unwrap_err();
         assert_eq!(refused.rule, &rules::SEQUENCE_LENGTH);
         assert!(
-            refused.given.starts_with(&format!(
-                "{new} new tokens of request 0, whose sequence has {len}"
-            )) && refused.fix.contains("grow the sequence"),
+            refused.given.starts_with(&format!("{new} new tokens of request 0, whose sequence has {len}"))
+                && refused.fix.contains("grow the sequence"),
             "{refused}"
         );
     }
@@ -232,20 +210,11 @@ fn growing_by_the_engine_copies_shared_blocks() {
     let slots = engine.cache_mut().grow(&stream, &mut first, 100).unwrap();
     let keys = rows(&stream, 100);
     let write = CacheWrite::plan(engine.cache(), &stream, &slots, &keys, &keys).unwrap();
-    engine
-        .cache_mut()
-        .write(&stream, &write, 0, &keys, &keys)
-        .unwrap();
+    engine.cache_mut().write(&stream, &write, 0, &keys, &keys).unwrap();
     let mut second = first.share_prefix(90).unwrap();
     engine.grow(&stream, &mut second, 1).unwrap();
     assert_eq!((first.row(), second.row()), (&[0][..], &[1][..]));
-    let cached = engine
-        .cache()
-        .layer(0)
-        .unwrap()
-        .key
-        .download(&stream)
-        .unwrap();
+    let cached = engine.cache().layer(0).unwrap().key.download(&stream).unwrap();
     assert_eq!(cached[128 * DIM..][..90 * DIM], vec![bf16::ONE; 90 * DIM]);
     let other = BlockPool::new(4, 128, PadPolicy::SkipNegative).unwrap();
     let mut strange = Sequence::new(&other);
@@ -262,37 +231,21 @@ fn a_forgotten_copy_of_a_shared_block_is_refused() {
     let mut fork = first.fork();
     let grown = fork.grow(1).unwrap();
     let settings = BatchSettings::of(engine.cache(), Causality::Causal);
-    let step =
-        |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings);
+    let step = |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings);
     let refused = step(&fork).unwrap_err();
     assert_eq!(refused.rule, &rules::BLOCK_UNCOPIED);
     assert!(refused.fix.contains("copy_blocks") && refused.fix.contains("PagedKvCache::grow"));
     // The other one has what it needs.
     step(&first).unwrap();
-    engine
-        .cache_mut()
-        .copy_blocks(&stream, &grown.copies)
-        .unwrap();
+    engine.cache_mut().copy_blocks(&stream, &grown.copies).unwrap();
     step(&fork).unwrap();
     // A copy that comes twice would undo what was written since.
-    let block = engine
-        .cache()
-        .layer(0)
-        .unwrap()
-        .key
-        .narrow(0, 1..2)
-        .unwrap();
+    let block = engine.cache().layer(0).unwrap().key.narrow(0, 1..2).unwrap();
     let written = rows(&stream, 128);
     let slots: Vec<i32> = (128..256).collect();
     let write = CacheWrite::plan(engine.cache(), &stream, &slots, &written, &written).unwrap();
-    engine
-        .cache_mut()
-        .write(&stream, &write, 0, &written, &written)
-        .unwrap();
-    engine
-        .cache_mut()
-        .copy_blocks(&stream, &grown.copies)
-        .unwrap();
+    engine.cache_mut().write(&stream, &write, 0, &written, &written).unwrap();
+    engine.cache_mut().copy_blocks(&stream, &grown.copies).unwrap();
     let kept = block.download(&stream).unwrap();
     assert!(kept.iter().all(|x| *x == bf16::ONE));
 }
@@ -311,10 +264,7 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
         outcome.map(drop).map_err(|error| error.to_string())
     };
     let none = step(Backends::none()).unwrap_err();
-    assert!(
-        none.contains("`Backends::none().with(FusedAttention)`"),
-        "{none}"
-    );
+    assert!(none.contains("`Backends::none().with(FusedAttention)`"), "{none}");
     assert!(none.contains("`.with(PagedDecode)`"), "{none}");
     let cascade = step(Backends::none().with(CascadePrefill)).unwrap_err();
     assert!(cascade.contains("`.with(PagedDecode)`"), "{cascade}");
@@ -340,10 +290,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let lengths = [&donor, &other].map(|sequence| sequence.len());
     let refused = pool.admits(lengths).unwrap_err();
     assert_eq!(refused.rule, &rules::BATCH_BLOCKS);
-    assert!(
-        refused.given.starts_with("42 blocks of 128 tokens"),
-        "{refused}"
-    );
+    assert!(refused.given.starts_with("42 blocks of 128 tokens"), "{refused}");
     assert!(refused.fix.starts_with("preempt a request"), "{refused}");
     pool.admits([lengths[0]]).unwrap();
 
@@ -429,10 +376,7 @@ fn a_lane_that_panics_says_that_its_step_stays_open() {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(step)));
     assert!(ended.is_err());
     let told = warnings.take();
-    assert!(
-        told.len() == 1 && told[0].starts_with("step 0 stays open"),
-        "{told:?}"
-    );
+    assert!(told.len() == 1 && told[0].starts_with("step 0 stays open"), "{told:?}");
     assert_eq!((pool.free_blocks(), pool.steps_in_flight()), (0, 1));
 }
 
@@ -462,11 +406,7 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
 
 #[test]
 fn a_step_that_ends_without_some_layers_is_told() {
-    for (run, missing) in [
-        (&[0, 2, 3][..], "layer 1:"),
-        (&[1], "layers 0, 2 to 3:"),
-        (&[], "layers 0 to 3:"),
-    ] {
+    for (run, missing) in [(&[0, 2, 3][..], "layer 1:"), (&[1], "layers 0, 2 to 3:"), (&[], "layers 0 to 3:")] {
         let said = told_without(run, false);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].contains(missing), "{said:?}");

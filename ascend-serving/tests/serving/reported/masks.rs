@@ -7,8 +7,7 @@ use ascend_attention::attention::{Inputs, PseShift};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::DType;
 use ascend_attention::{
-    CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, SparseMode, Stream,
-    Tensor, f16,
+    CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, SparseMode, Stream, Tensor, f16,
 };
 use ascend_serving::{AttentionMetadata, Causality, rules};
 
@@ -43,10 +42,7 @@ impl Call {
     }
 
     fn with(mask: Mask) -> FusedInferAttention {
-        FusedInferAttention::new(Layout::Bnsd)
-            .heads(HEADS)
-            .scale(0.125)
-            .mask(mask)
+        FusedInferAttention::new(Layout::Bnsd).heads(HEADS).scale(0.125).mask(mask)
     }
 
     fn plan(&self, mask: Mask) -> Result<Plan, Error> {
@@ -78,10 +74,7 @@ fn one_mask_row_for_many_query_rows() {
         for shape in [&[1, 1, 1, keys][..], &[1, 1, keys], &[1, keys]] {
             let row = call.stream.upload(&vec![false; keys], shape).unwrap();
             let all = Mask::ALL_TOKENS;
-            for mask in [
-                Mask::all_mask(row.clone()),
-                Mask::default_mask(row, all, all),
-            ] {
+            for mask in [Mask::all_mask(row.clone()), Mask::default_mask(row, all, all)] {
                 assert!(broken(call.plan(mask)).starts_with("atten_mask.full"));
             }
         }
@@ -92,8 +85,7 @@ fn one_mask_row_for_many_query_rows() {
     };
     for (heads, rows) in [(1, 1), (1, ROWS), (HEADS, 1)] {
         let bias = bias(heads, rows);
-        let inputs =
-            Inputs::new(&call.query, &call.key, &call.value).pse_shift(PseShift::Added(&bias));
+        let inputs = Inputs::new(&call.query, &call.key, &call.value).pse_shift(PseShift::Added(&bias));
         let outcome = Call::with(Mask::none()).plan(inputs);
         // From 9.1 on the operator takes one row for all, of which it is not documented what it reads.
         let expected = match (heads, rows) {
@@ -156,10 +148,7 @@ fn a_shared_mask_changed_in_place() {
     let matrix = masks.causal_matrix(CausalOrigin::LeftUp, ROWS, HEADS * DIM, form);
     let place = matrix.unwrap().reshape([1, HEADS, ROWS, DIM]).unwrap();
     let plan = call.plan(mask.clone()).unwrap();
-    let mut output = Output {
-        attention: place.typed().unwrap(),
-        softmax_lse: None,
-    };
+    let mut output = Output { attention: place.typed().unwrap(), softmax_lse: None };
     let tensors = (&call.query, &call.key, &call.value);
     refused(plan.launch_into(&call.stream, (tensors.0, tensors.1, tensors.2), &mut output));
     assert_eq!(tensor.download(&call.stream).unwrap(), before);
@@ -168,9 +157,7 @@ fn a_shared_mask_changed_in_place() {
     let own = HostMask::from_fn(ROWS, KEYS, MaskForm::INT8, |_, _| true).unwrap();
     let own = masks.custom(&own).unwrap();
     let tensor = own.tensor().unwrap();
-    tensor
-        .overwrite_bytes(&call.stream, &vec![0; tensor.len()])
-        .unwrap();
+    tensor.overwrite_bytes(&call.stream, &vec![0; tensor.len()]).unwrap();
 }
 
 /// 4410, 6573, sgl-project/sglang 14271: masks of a type that the operator does not take hang it. They are refused
@@ -182,11 +169,7 @@ fn masks_of_the_wrong_dtype() {
     let halves = call.stream.upload(&[f16::ZERO; ROWS * KEYS], shape);
     let floats = call.stream.upload(&[0f32; ROWS * KEYS], shape);
     let words = call.stream.upload(&[0i32; ROWS * KEYS], shape);
-    for tensor in [
-        halves.unwrap().into(),
-        floats.unwrap().into(),
-        ascend_attention::AnyTensor::from(words.unwrap()),
-    ] {
+    for tensor in [halves.unwrap().into(), floats.unwrap().into(), ascend_attention::AnyTensor::from(words.unwrap())] {
         let error = call.plan(Mask::all_mask(tensor)).unwrap_err();
         assert!(error.to_string().contains("BOOL, INT8 or UINT8"), "{error}");
         assert_eq!(broken::<()>(Err(error)), "dtype.registered");
@@ -206,10 +189,7 @@ fn masks_that_are_dropped() {
     let masks = call.stream.device().masks();
     let packed = |tensor: &Tensor<f16>, rows: usize| {
         let data: Vec<_> = tensor.download(&call.stream).unwrap();
-        let data: Vec<_> = data
-            .iter()
-            .map(|x| ascend_attention::bf16::from_f32(x.to_f32()))
-            .collect();
+        let data: Vec<_> = data.iter().map(|x| ascend_attention::bf16::from_f32(x.to_f32())).collect();
         call.stream.upload(&data, [rows, HEADS, DIM]).unwrap()
     };
     let (query, key) = (packed(&call.query, ROWS), packed(&call.key, KEYS));
@@ -234,10 +214,7 @@ fn masks_that_are_dropped() {
     let single = Call::new(1);
     let compressed = masks.causal(CausalOrigin::LeftUp).unwrap();
     let rule = broken(single.plan(compressed));
-    assert!(
-        ["atten_mask", "sparse_mode"].contains(&rule.split('.').next().unwrap()),
-        "{rule}"
-    );
+    assert!(["atten_mask", "sparse_mode"].contains(&rule.split('.').next().unwrap()), "{rule}");
 }
 
 /// 13699: mode 0 without a mask attends to everything. A causal step never says it.

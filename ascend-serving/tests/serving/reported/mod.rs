@@ -17,12 +17,12 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, Interleave, KernelBlocks, PadPolicy, PagedKvCache,
-    Sequence, check_slots,
+    Audit, AuditRequest, BlockPool, CacheShape, Interleave, KernelBlocks, PadPolicy, PagedKvCache, Sequence,
+    check_slots,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Drafting, Error, FusedAttention, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
+    Drafting, Error, FusedAttention, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -44,11 +44,7 @@ fn engine(stream: &Stream) -> Attention<bf16> {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 32, 128, shape, pad).unwrap();
-    Attention::new(
-        AttentionShape::new(1, 1, DIM),
-        cache,
-        Backends::none().with(FusedAttention),
-    )
+    Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none().with(FusedAttention))
 }
 
 fn rows(stream: &Stream, tokens: usize) -> Tensor<bf16> {
@@ -86,11 +82,7 @@ fn query_tokens_other_than_the_last_length() {
 /// 8107, 10769: a list of key lengths of another size than the batch. All lists are made from one batch.
 #[test]
 fn lists_of_another_size_than_the_batch() {
-    let batch = [
-        request(5, 1, &[3]),
-        request(9, 1, &[4]),
-        request(0, 7, &[9]),
-    ];
+    let batch = [request(5, 1, &[3]), request(9, 1, &[4]), request(0, 7, &[9])];
     let mut metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     for tokens in [9, 10, 40] {
         metadata.pad_to(tokens).unwrap();
@@ -229,10 +221,7 @@ fn blocks_given_back_while_a_step_reads_them() {
     sequence.drop_before(150).unwrap();
     let error = pool.allocate().unwrap_err();
     assert_eq!(error.rule, &rules::POOL_WAITING);
-    assert!(
-        error.given.contains("1 waiting for steps in flight"),
-        "{error}"
-    );
+    assert!(error.given.contains("1 waiting for steps in flight"), "{error}");
     drop(step);
     stream.synchronize().unwrap();
     assert_eq!(pool.allocate().unwrap().id(), 0);

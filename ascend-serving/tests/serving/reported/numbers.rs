@@ -4,9 +4,7 @@ use approx::{abs_diff_eq, assert_abs_diff_eq};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{HostPart, LseLog2, LseNat, merge_on_host};
 use ascend_attention::spec::DType;
-use ascend_attention::{
-    FusedInferAttention, InnerPrecise, Layout, Platform, RangeReport, Stream, Tensor, bf16, f16,
-};
+use ascend_attention::{FusedInferAttention, InnerPrecise, Layout, Platform, RangeReport, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{AttentionMetadata, BatchRequest, Causality};
 
@@ -37,19 +35,12 @@ fn rows_that_see_nothing() {
         .unwrap();
     let output = plan.launch(&stream, (&x, &keys, &keys)).unwrap();
     let attention = output.attention.download(&stream).unwrap();
-    assert!(
-        attention[..64]
-            .iter()
-            .all(|x| x.is_finite() && *x != f16::ZERO)
-    );
+    assert!(attention[..64].iter().all(|x| x.is_finite() && *x != f16::ZERO));
     assert_eq!(attention[64..], [f16::ZERO; 64]);
     // The operator marks such a row with +inf; a merge takes it for empty, and two of them for zeros.
     let lse = output.softmax_lse.unwrap().download(&stream).unwrap();
     assert_eq!(lse[1], f32::INFINITY);
-    let row = HostPart {
-        attention: &[0f32; 64][..],
-        softmax_lse: LseNat(&lse[1..]),
-    };
+    let row = HostPart { attention: &[0f32; 64][..], softmax_lse: LseNat(&lse[1..]) };
     let merged = merge_on_host(&[row, row]).unwrap();
     assert_eq!(merged.attention, [0f32; 64]);
     assert_eq!(merged.softmax_lse.0, [f32::NEG_INFINITY]);
@@ -104,16 +95,10 @@ fn prompts_in_chunks_and_at_once() {
 /// what merges takes one. (`compile-fail` shows that the other is not taken.)
 #[test]
 fn log_sum_exps_of_two_bases() {
-    let part = |lse| HostPart {
-        attention: &[1.0][..],
-        softmax_lse: lse,
-    };
+    let part = |lse| HostPart { attention: &[1.0][..], softmax_lse: lse };
     // Both parts weigh eight; one kernel writes log2(8), the other ln(8).
     let converted = LseLog2(vec![3f64]).to_nat();
-    let zero = HostPart {
-        attention: &[0.0][..],
-        softmax_lse: LseNat(&[8f64.ln()][..]),
-    };
+    let zero = HostPart { attention: &[0.0][..], softmax_lse: LseNat(&[8f64.ln()][..]) };
     let merged = merge_on_host(&[part(LseNat(&converted.0)), zero]).unwrap();
     assert_abs_diff_eq!(merged.attention[0], 0.5, epsilon = 1e-12);
     assert_abs_diff_eq!(merged.softmax_lse.0[0], 16f64.ln(), epsilon = 1e-12);

@@ -44,19 +44,12 @@ fn lists_of_another_size_given_by_hand() {
     };
     assert_eq!(rule(3, 2, &[5, 9, 200]), None);
     // The releases differ in what they check first, and the newest leaves much of it to the safe layer.
-    for (rows, columns, kv) in [
-        (3, 2, &[5, 9][..]),
-        (3, 2, &[5, 9, 200, 1]),
-        (2, 2, &[5, 9, 200]),
-        (4, 2, &[5, 9, 200]),
-        (3, 1, &[5, 9, 200]),
-    ] {
+    for (rows, columns, kv) in
+        [(3, 2, &[5, 9][..]), (3, 2, &[5, 9, 200, 1]), (2, 2, &[5, 9, 200]), (4, 2, &[5, 9, 200]), (3, 1, &[5, 9, 200])]
+    {
         let rule = rule(rows, columns, kv).unwrap();
         let subject = rule.split('.').next().unwrap();
-        assert!(
-            ["packed", "block_table", "split_fuse"].contains(&subject),
-            "{rule}"
-        );
+        assert!(["packed", "block_table", "split_fuse"].contains(&subject), "{rule}");
     }
 }
 
@@ -80,16 +73,9 @@ fn head_dimensions_of_packed_calls() {
         stream.upload(&data, [tokens, heads, dim]).unwrap()
     };
     let tensors = [rows(1), rows(2), rows(3)];
-    let call = |layout| {
-        FusedInferAttention::new(layout)
-            .heads(heads)
-            .kv_heads(heads)
-            .scale(1.0 / (dim as f64).sqrt())
-    };
+    let call = |layout| FusedInferAttention::new(layout).heads(heads).kv_heads(heads).scale(1.0 / (dim as f64).sqrt());
     // With a batch axis 80 is taken as it is.
-    let [query, key, value] = tensors
-        .each_ref()
-        .map(|tensor| tensor.reshape([1, tokens, heads, dim]).unwrap());
+    let [query, key, value] = tensors.each_ref().map(|tensor| tensor.reshape([1, tokens, heads, dim]).unwrap());
     let plan = call(Layout::Bsnd).plan((&query, &key, &value)).unwrap();
     let want = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let want = want.attention.download(&stream).unwrap();
@@ -115,10 +101,7 @@ fn head_dimensions_of_packed_calls() {
 /// Attention takes any ratio up to 64, the absorbed latent form names its own, and an empty part changes nothing.
 #[test]
 fn head_counts_and_empty_parts() {
-    let heads = |heads, kv_heads| HeadShape {
-        kv_heads,
-        ..HeadShape::new(Layout::Tnd, DType::Bf16, heads, 128)
-    };
+    let heads = |heads, kv_heads| HeadShape { kv_heads, ..HeadShape::new(Layout::Tnd, DType::Bf16, heads, 128) };
     for (q, kv) in [(12, 12), (12, 4), (7, 7), (64, 1), (40, 8)] {
         assert_eq!(heads(q, kv).check(Version::V3, A2), Ok(()), "{q} over {kv}");
     }
@@ -127,14 +110,8 @@ fn head_counts_and_empty_parts() {
     assert_eq!(why(heads(4, 8)), "num_key_value_heads.range");
     assert_eq!(why(heads(264, 8)), "num_heads.max");
 
-    let empty = HostPart {
-        attention: &[f64::NAN, 7.0][..],
-        softmax_lse: LseNat(&[f64::NEG_INFINITY][..]),
-    };
-    let full = HostPart {
-        attention: &[0.25, -3.0][..],
-        softmax_lse: LseNat(&[1.5][..]),
-    };
+    let empty = HostPart { attention: &[f64::NAN, 7.0][..], softmax_lse: LseNat(&[f64::NEG_INFINITY][..]) };
+    let full = HostPart { attention: &[0.25, -3.0][..], softmax_lse: LseNat(&[1.5][..]) };
     for parts in [[empty, full], [full, empty]] {
         let merged = merge_on_host(&parts).unwrap();
         assert_eq!(merged.attention, full.attention);
@@ -151,9 +128,7 @@ fn strided_keys_and_values() {
     let data = harness::halves(1, rows * heads * 64);
     let packed = stream.upload(&data, [1, rows, heads, 64]).unwrap();
     let strided = packed.permute([0, 2, 1, 3]).unwrap();
-    let call = FusedInferAttention::new(Layout::Bnsd)
-        .scale(1.0)
-        .heads(heads);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(heads);
     let error = call.plan((&strided, &strided, &strided)).unwrap_err();
     assert!(
         matches!(&error, Error::Violation(violation) if ["tensor.strided", "tensor.contiguous"].contains(&violation.rule.id)),
@@ -162,16 +137,11 @@ fn strided_keys_and_values() {
     let copy = strided.contiguous(&stream).unwrap();
     let plan = call.plan((&copy, &copy, &copy)).unwrap();
     let got = plan.launch(&stream, (&copy, &copy, &copy)).unwrap();
-    let call = FusedInferAttention::new(Layout::Bsnd)
-        .scale(1.0)
-        .heads(heads);
+    let call = FusedInferAttention::new(Layout::Bsnd).scale(1.0).heads(heads);
     let plan = call.plan((&packed, &packed, &packed)).unwrap();
     let want = plan.launch(&stream, (&packed, &packed, &packed)).unwrap();
     let want = want.attention.permute([0, 2, 1, 3]).unwrap();
-    assert_eq!(
-        got.attention.download(&stream).unwrap(),
-        want.download(&stream).unwrap()
-    );
+    assert_eq!(got.attention.download(&stream).unwrap(), want.download(&stream).unwrap());
 }
 
 /// ggml-org/llama.cpp 20031, 13627: which heads the operator takes is found out by failing. The contract answers
@@ -185,34 +155,17 @@ fn asking_which_heads_are_taken() {
         (why(heads), padded.map(|padded| padded.query_dim))
     };
     let half = DType::Float16;
-    assert_eq!(
-        answer(heads(Layout::Bnsd, half, 40)),
-        ("head_dim.aligned", Some(48))
-    );
-    assert_eq!(
-        answer(heads(Layout::Bnsd, half, 576)),
-        ("head_dim.max", None)
-    );
-    assert_eq!(
-        answer(heads(Layout::Bnsd, DType::Float, 64)),
-        ("dtype.registered", None)
-    );
+    assert_eq!(answer(heads(Layout::Bnsd, half, 40)), ("head_dim.aligned", Some(48)));
+    assert_eq!(answer(heads(Layout::Bnsd, half, 576)), ("head_dim.max", None));
+    assert_eq!(answer(heads(Layout::Bnsd, DType::Float, 64)), ("dtype.registered", None));
     assert_eq!(answer(heads(Layout::Tnd, half, 64)), ("packed.dtype", None));
     // 192 for the scores and 128 for the values go packed alone.
-    let latent = |layout| HeadShape {
-        value_dim: 128,
-        ..heads(layout, DType::Bf16, 192)
-    };
+    let latent = |layout| HeadShape { value_dim: 128, ..heads(layout, DType::Bf16, 192) };
     assert_eq!(latent(Layout::Tnd).check(Version::V3, A2), Ok(()));
     assert_eq!(answer(latent(Layout::Bnsd)), ("head_dim.equal", Some(192)));
     // The product is part of the question.
     let plain = heads(Layout::Bnsd, half, 64);
     assert_eq!(plain.check(Version::V3, A2), Ok(()));
-    let refused = plain
-        .check(Version::V3, Target::snapshot(Soc::AtlasInference))
-        .unwrap_err();
-    assert!(
-        refused.to_string().starts_with("call.product: "),
-        "{refused}"
-    );
+    let refused = plain.check(Version::V3, Target::snapshot(Soc::AtlasInference)).unwrap_err();
+    assert!(refused.to_string().starts_with("call.product: "), "{refused}");
 }

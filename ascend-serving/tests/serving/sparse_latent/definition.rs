@@ -67,9 +67,8 @@ pub fn attended(names: &[u64], layer: usize, scale: f64, places: &[usize]) -> Ve
     let keys: Vec<_> = keys.collect();
     let heads = query.chunks(LATENT).zip(query_rope.chunks(ROPE));
     let heads = heads.flat_map(|(query, query_rope)| {
-        let weight = |(latent, rope): &(Vec<f64>, Vec<f64>)| {
-            (scale * (dot(query, latent) + dot(query_rope, rope))).exp()
-        };
+        let weight =
+            |(latent, rope): &(Vec<f64>, Vec<f64>)| (scale * (dot(query, latent) + dot(query_rope, rope))).exp();
         let weights: Vec<f64> = keys.iter().map(weight).collect();
         let sum: f64 = weights.iter().sum();
         let mut mean = vec![0.0; LATENT];

@@ -4,8 +4,8 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionShape, BatchSettings, Causality, Drafting, IndexerTensors, KeyChoice, SparseLatent,
-    SparseTensors, StatePolicy,
+    AttentionShape, BatchSettings, Causality, Drafting, IndexerTensors, KeyChoice, SparseLatent, SparseTensors,
+    StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -40,9 +40,7 @@ pub fn sparse_latent(stream: &Stream, model: &Model) -> SparseLatent<bf16> {
         true => PadPolicy::DumpSlot(0),
         false => PadPolicy::SkipNegative,
     };
-    let cache = |shape| {
-        PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap()
-    };
+    let cache = |shape| PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap();
     let latents = cache(CacheShape::latent(LAYERS));
     let index_keys = cache(CacheShape::index_keys(INDEXERS));
     let index_keys = index_keys.with_pool(latents.pool()).unwrap();
@@ -52,13 +50,7 @@ pub fn sparse_latent(stream: &Stream, model: &Model) -> SparseLatent<bf16> {
 }
 
 /// Rows of tokens, `[tokens, heads, dim]`.
-pub fn packed(
-    stream: &Stream,
-    names: &[u64],
-    layer: usize,
-    what: What,
-    [heads, dim]: [usize; 2],
-) -> Tensor<bf16> {
+pub fn packed(stream: &Stream, names: &[u64], layer: usize, what: What, [heads, dim]: [usize; 2]) -> Tensor<bf16> {
     let rows = names.iter();
     let rows = rows.flat_map(|name| row(*name, layer, what, heads * dim));
     let rows: Vec<bf16> = rows.collect();
@@ -84,11 +76,7 @@ impl IndexRows {
     }
 
     pub fn tensors(&self) -> IndexerTensors<'_, bf16> {
-        IndexerTensors {
-            query: &self.query,
-            weights: &self.weights,
-            key: &self.key,
-        }
+        IndexerTensors { query: &self.query, weights: &self.weights, key: &self.key }
     }
 }
 
@@ -127,14 +115,7 @@ impl<'a> Engine<'a> {
         let sparse = sparse_latent(stream, model);
         let policy = StatePolicy::new(true, Some(Drafting::Mtp));
         let settings = BatchSettings::of(sparse.latents(), Causality::Causal).policy(policy);
-        Self {
-            stream,
-            settings,
-            sparse,
-            schedule: Schedule::of(REQUESTS),
-            compared: 0,
-            left_out: 0,
-        }
+        Self { stream, settings, sparse, schedule: Schedule::of(REQUESTS), compared: 0, left_out: 0 }
     }
 
     /// Runs a step and checks some of its rows.

@@ -4,19 +4,15 @@ use ascend_attention::spec::Rule;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error,
-    IndexerTensors, KeyChoice, SparseLatent, SparseStep, rules,
+    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error, IndexerTensors, KeyChoice,
+    SparseLatent, SparseStep, rules,
 };
 
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
 use super::{HEADS, INDEXERS, LAYERS};
 use crate::harness;
 
-const MODEL: Model = Model {
-    block_size: 16,
-    blocks: 8,
-    dump: false,
-};
+const MODEL: Model = Model { block_size: 16, blocks: 8, dump: false };
 
 /// Tokens of a step.
 const TOKENS: usize = 3;
@@ -76,30 +72,19 @@ fn the_keys_of_every_indexer_are_cached_before_the_last_layer() {
         forward(&mut step, &stream, layer, &choice).unwrap();
     }
     let last = LAYERS - 1;
-    let words = [
-        "layer 2, the last",
-        "the keys of indexer 1",
-        "call `SparseStep::choose` for every indexer",
-    ];
+    let words = ["layer 2, the last", "the keys of indexer 1", "call `SparseStep::choose` for every indexer"];
     let outcome = forward(&mut step, &stream, last, &choice);
     refused(outcome, &rules::SPARSE_INDEX_KEYS, &words);
     // What it advises.
     let second = choose(&mut step, &stream, 1);
     assert_eq!((choice.indexer(), second.indexer()), (0, 1));
     // Every layer with the choice of the first indexer.
-    let words = [
-        "no layer with the choice of indexer 1",
-        "of its own indexer",
-    ];
+    let words = ["no layer with the choice of indexer 1", "of its own indexer"];
     let outcome = forward(&mut step, &stream, last, &choice);
     refused(outcome, &rules::SPARSE_CHOICE, &words);
     forward(&mut step, &stream, last, &second).unwrap();
     let again = step.choose(1, IndexRows::of(&stream, &names(), 1).tensors());
-    refused(
-        again,
-        &rules::STEP_LAYER_REPEATED,
-        &["indexer 1 a second time", "pass the choice"],
-    );
+    refused(again, &rules::STEP_LAYER_REPEATED, &["indexer 1 a second time", "pass the choice"]);
     let beyond = step.choose(INDEXERS, IndexRows::of(&stream, &names(), 1).tensors());
     refused(beyond, &rules::ARGUMENT_VALUE, &["below 2"]);
     step.end().unwrap();
@@ -113,11 +98,7 @@ fn the_keys_of_every_indexer_are_cached_before_the_last_layer() {
     let mut step = sparse.begin(&stream, &second).unwrap();
     choose(&mut step, &stream, 0);
     choose(&mut step, &stream, 1);
-    refused(
-        step.end(),
-        &rules::STEP_LAYERS_MISSING,
-        &["layers 0 to 2", "begin the step again"],
-    );
+    refused(step.end(), &rules::STEP_LAYERS_MISSING, &["layers 0 to 2", "begin the step again"]);
     for cache in [sparse.latents(), sparse.index_keys()] {
         assert_eq!(cache.computed_tokens(&sequence).unwrap(), TOKENS);
     }
@@ -127,10 +108,7 @@ fn the_keys_of_every_indexer_are_cached_before_the_last_layer() {
         forward(&mut step, &stream, layer, &choices[layer.min(1)]).unwrap();
     }
     step.end().unwrap();
-    assert_eq!(
-        sparse.index_keys().computed_tokens(&sequence).unwrap(),
-        2 * TOKENS
-    );
+    assert_eq!(sparse.index_keys().computed_tokens(&sequence).unwrap(), 2 * TOKENS);
 }
 
 #[test]
@@ -142,10 +120,7 @@ fn a_choice_serves_its_own_step_alone() {
     let old = choose(&mut step, &stream, 0);
     drop(step);
     let mut step = sparse.begin(&stream, &metadata).unwrap();
-    let words = [
-        "a choice of another step in layer 0",
-        "choose keys in each step",
-    ];
+    let words = ["a choice of another step in layer 0", "choose keys in each step"];
     let outcome = forward(&mut step, &stream, 0, &old);
     refused(outcome, &rules::SPARSE_CHOICE, &words);
     let own = choose(&mut step, &stream, 0);
@@ -171,89 +146,32 @@ fn tensors_of_other_sizes_are_named() {
     let strided = wide.narrow(2, 0..128).unwrap();
     type Inputs<'a> = IndexerTensors<'a, bf16>;
     let wrong: [(Inputs<'_>, &Rule, &str); 6] = [
-        (
-            Inputs {
-                query: &query,
-                ..tensors
-            },
-            &rules::STEP_HEADS,
-            "index query",
-        ),
-        (
-            Inputs {
-                weights: &weights,
-                ..tensors
-            },
-            &rules::STEP_HEADS,
-            "index weights",
-        ),
-        (
-            Inputs {
-                key: &key,
-                ..tensors
-            },
-            &rules::STEP_HEADS,
-            "index key",
-        ),
-        (
-            Inputs {
-                key: &flat,
-                ..tensors
-            },
-            &rules::STEP_HEADS,
-            "[3, 1, 128]",
-        ),
-        (
-            Inputs {
-                key: &fewer,
-                ..tensors
-            },
-            &rules::STEP_TOKENS,
-            "3 rows of the requests",
-        ),
-        (
-            Inputs {
-                key: &strided,
-                ..tensors
-            },
-            &rules::STEP_CONTIGUOUS,
-            "Tensor::contiguous",
-        ),
+        (Inputs { query: &query, ..tensors }, &rules::STEP_HEADS, "index query"),
+        (Inputs { weights: &weights, ..tensors }, &rules::STEP_HEADS, "index weights"),
+        (Inputs { key: &key, ..tensors }, &rules::STEP_HEADS, "index key"),
+        (Inputs { key: &flat, ..tensors }, &rules::STEP_HEADS, "[3, 1, 128]"),
+        (Inputs { key: &fewer, ..tensors }, &rules::STEP_TOKENS, "3 rows of the requests"),
+        (Inputs { key: &strided, ..tensors }, &rules::STEP_CONTIGUOUS, "Tensor::contiguous"),
     ];
     for (inputs, rule, word) in wrong {
         refused(step.choose(0, inputs), rule, &[word, "indexer 0"]);
     }
     let many = ones(&[3, 65, 128]);
     let of_many = ones(&[3, 65]);
-    let inputs = Inputs {
-        query: &many,
-        weights: &of_many,
-        ..tensors
-    };
+    let inputs = Inputs { query: &many, weights: &of_many, ..tensors };
     let outcome = step.choose(0, inputs).unwrap_err();
     assert!(outcome.to_string().contains("indexer.heads"), "{outcome}");
 
     let choice = step.choose(0, tensors).unwrap();
     let (few, of_few) = (ones(&[3, 4, 128]), ones(&[3, 4]));
-    let inputs = Inputs {
-        query: &few,
-        weights: &of_few,
-        ..tensors
-    };
-    let words = [
-        "4 heads with weights of BF16, of indexer 1",
-        "8 heads with weights of BF16",
-        "fill indexers up",
-    ];
+    let inputs = Inputs { query: &few, weights: &of_few, ..tensors };
+    let words = ["4 heads with weights of BF16, of indexer 1", "8 heads with weights of BF16", "fill indexers up"];
     refused(step.choose(1, inputs), &rules::PLAN_TENSORS, &words);
     let rows = LayerRows::of(&stream, &names(), 0);
     let (plain, rope) = (ones(&[3, HEADS, 128]), ones(&[3, 1, 64]));
-    for (name, word) in [
-        ("query", "[3, 2, 512]"),
-        ("query_rope", "[3, 2, 64]"),
-        ("latent", "[3, 1, 512]"),
-        ("key_rope", "[3, 1, 64]"),
-    ] {
+    for (name, word) in
+        [("query", "[3, 2, 512]"), ("query_rope", "[3, 2, 64]"), ("latent", "[3, 1, 512]"), ("key_rope", "[3, 1, 64]")]
+    {
         let mut tensors = rows.tensors(&choice);
         match name {
             "query" => tensors.query = &plain,
@@ -261,11 +179,7 @@ fn tensors_of_other_sizes_are_named() {
             "latent" => tensors.latent = &rows.key_rope,
             _ => tensors.key_rope = &rows.latent,
         }
-        refused(
-            step.forward(0, tensors),
-            &rules::STEP_HEADS,
-            &[name, word, "layer 0", "absorbed queries"],
-        );
+        refused(step.forward(0, tensors), &rules::STEP_HEADS, &[name, word, "layer 0", "absorbed queries"]);
     }
     step.forward(0, rows.tensors(&choice)).unwrap();
     drop(step);
@@ -275,10 +189,7 @@ fn tensors_of_other_sizes_are_named() {
         keys.iter().any(|x| *x != bf16::ZERO)
     };
     let caches = [sparse.latents(), sparse.index_keys()];
-    assert_eq!(
-        caches.map(|cache| [0, 1].map(|layer| written(cache, layer))),
-        [[true, false]; 2]
-    );
+    assert_eq!(caches.map(|cache| [0, 1].map(|layer| written(cache, layer))), [[true, false]; 2]);
 }
 
 #[test]
@@ -288,11 +199,7 @@ fn steps_that_are_not_causal_are_refused() {
     let (mut sequence, mut metadata) = request(&stream, &mut sparse);
     metadata.set_mask(Causality::Bidirectional);
     let outcome = sparse.begin(&stream, &metadata).map(drop);
-    refused(
-        outcome,
-        &rules::STEP_CAUSALITY,
-        &["Bidirectional", "`Causality::Causal`"],
-    );
+    refused(outcome, &rules::STEP_CAUSALITY, &["Bidirectional", "`Causality::Causal`"]);
     metadata.set_mask(Causality::Causal);
     sparse.begin(&stream, &metadata).unwrap();
 
@@ -302,9 +209,7 @@ fn steps_that_are_not_causal_are_refused() {
         cache.mark_computed(&sequence, 40).unwrap();
     }
     sequence.drop_before(32).unwrap();
-    let window = std::num::NonZeroUsize::new(8)
-        .map(Causality::Window)
-        .unwrap();
+    let window = std::num::NonZeroUsize::new(8).map(Causality::Window).unwrap();
     let settings = BatchSettings::of(sparse.latents(), window);
     let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
     metadata.set_mask(Causality::Causal);
@@ -316,8 +221,7 @@ fn steps_that_are_not_causal_are_refused() {
 fn caches_that_the_operators_cannot_read_are_refused() {
     let stream = harness::stream();
     let device = stream.device();
-    let cache =
-        |shape| PagedKvCache::<bf16>::new(device, 4, 16, shape, PadPolicy::SkipNegative).unwrap();
+    let cache = |shape| PagedKvCache::<bf16>::new(device, 4, 16, shape, PadPolicy::SkipNegative).unwrap();
     let made = |latents: CacheShape, index_keys: CacheShape| {
         let latents = cache(latents);
         let index_keys = cache(index_keys).with_pool(latents.pool()).unwrap();
@@ -325,10 +229,7 @@ fn caches_that_the_operators_cannot_read_are_refused() {
     };
     let (latents, index_keys) = (CacheShape::latent(2), CacheShape::index_keys(1));
     let mut sparse = made(latents, index_keys).unwrap();
-    for none in [
-        (CacheShape::latent(0), index_keys),
-        (latents, CacheShape::index_keys(0)),
-    ] {
+    for none in [(CacheShape::latent(0), index_keys), (latents, CacheShape::index_keys(0))] {
         refused(made(none.0, none.1), &rules::ARGUMENT_VALUE, &["1 or more"]);
     }
     // A cache in the place of another, of another pool.
@@ -339,30 +240,14 @@ fn caches_that_the_operators_cannot_read_are_refused() {
     *sparse.index_keys_mut() = cache(index_keys);
     let outcome = sparse.begin(&stream, &metadata).map(drop);
     refused(outcome, &rules::BLOCK_POOL, &["index keys"]);
-    refused(
-        made(latents.format(Cache::Nz), index_keys),
-        &rules::ARGUMENT_VALUE,
-        &["latents", "CacheShape::latent"],
-    );
-    refused(
-        made(CacheShape::new(2, 1, 192), index_keys),
-        &rules::ARGUMENT_VALUE,
-        &["latents"],
-    );
+    refused(made(latents.format(Cache::Nz), index_keys), &rules::ARGUMENT_VALUE, &["latents", "CacheShape::latent"]);
+    refused(made(CacheShape::new(2, 1, 192), index_keys), &rules::ARGUMENT_VALUE, &["latents"]);
     let with_values = CacheShape::new(1, 1, 128);
-    refused(
-        made(latents, with_values),
-        &rules::ARGUMENT_VALUE,
-        &["index_keys", "CacheShape::index_keys"],
-    );
+    refused(made(latents, with_values), &rules::ARGUMENT_VALUE, &["index_keys", "CacheShape::index_keys"]);
 
     let shape = AttentionShape::latent(HEADS);
     let apart = SparseLatent::new(shape, cache(latents), cache(index_keys));
-    refused(
-        apart,
-        &rules::BLOCK_POOL,
-        &["index keys", "`PagedKvCache::with_pool`"],
-    );
+    refused(apart, &rules::BLOCK_POOL, &["index keys", "`PagedKvCache::with_pool`"]);
     let own = cache(latents);
     let joined = cache(index_keys).with_pool(own.pool()).unwrap();
     let outcome = SparseLatent::new(AttentionShape::new(HEADS, 1, 576), own, joined);
@@ -371,11 +256,7 @@ fn caches_that_the_operators_cannot_read_are_refused() {
     // Quantised caches have values too.
     let pad = PadPolicy::SkipNegative;
     let quantised = PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, index_keys, pad);
-    refused(
-        quantised,
-        &rules::ARGUMENT_VALUE,
-        &["quantised keys without values", "`PagedKvCache::new`"],
-    );
+    refused(quantised, &rules::ARGUMENT_VALUE, &["quantised keys without values", "`PagedKvCache::new`"]);
 }
 
 #[test]
@@ -387,15 +268,9 @@ fn numbers_of_keys_that_the_indexer_does_not_take_are_refused() {
         let mut step = sparse.begin(&stream, &metadata).unwrap();
         let rows = IndexRows::of(&stream, &names(), 0);
         let outcome = step.choose(0, rows.tensors()).unwrap_err();
-        assert!(
-            outcome.to_string().contains("indexer.count"),
-            "{count}: {outcome}"
-        );
+        assert!(outcome.to_string().contains("indexer.count"), "{count}: {outcome}");
     }
-    for (count, given) in [
-        (0, "sparse_count: 0"),
-        (usize::MAX, "sparse_count: 18446744073709551615"),
-    ] {
+    for (count, given) in [(0, "sparse_count: 0"), (usize::MAX, "sparse_count: 18446744073709551615")] {
         let mut sparse = sparse_latent(&stream, &MODEL).sparse_count(count);
         let (_sequence, metadata) = request(&stream, &mut sparse);
         let outcome = sparse.begin(&stream, &metadata).map(drop);

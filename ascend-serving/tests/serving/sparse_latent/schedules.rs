@@ -19,11 +19,7 @@ fn model() -> impl Strategy<Value = Model> {
     })
 }
 
-const SMALL: Model = Model {
-    block_size: 16,
-    blocks: 24,
-    dump: false,
-};
+const SMALL: Model = Model { block_size: 16, blocks: 24, dump: false };
 
 proptest! {
     #![proptest_config(config(12))]
@@ -63,31 +59,20 @@ fn prompts_chunks_decodes_drafts_and_forks_read_what_is_chosen() {
         engine.act(acts, 1).unwrap();
     }
     let (compared, left_out) = (engine.compared, engine.left_out);
-    assert!(
-        compared >= 100 && left_out * 10 < compared,
-        "{compared} rows, {left_out} left out"
-    );
+    assert!(compared >= 100 && left_out * 10 < compared, "{compared} rows, {left_out} left out");
     engine.end();
 }
 
 /// The indices of the first and the last row of a prompt, and how many keys each names.
-fn first_choice(
-    sparse: &mut SparseLatent<bf16>,
-    stream: &Stream,
-    tokens: usize,
-) -> ([Vec<i32>; 2], usize) {
+fn first_choice(sparse: &mut SparseLatent<bf16>, stream: &Stream, tokens: usize) -> ([Vec<i32>; 2], usize) {
     let mut sequence = Sequence::new(sparse.latents().pool());
     sparse.grow(stream, &mut sequence, tokens).unwrap();
     let settings = BatchSettings::of(sparse.latents(), Causality::Causal);
-    let metadata =
-        AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
     let names: Vec<u64> = (1..=tokens as u64).collect();
     let mut step = sparse.begin(stream, &metadata).unwrap();
     let choices: Vec<_> = (0..INDEXERS)
-        .map(|indexer| {
-            step.choose(indexer, IndexRows::of(stream, &names, indexer).tensors())
-                .unwrap()
-        })
+        .map(|indexer| step.choose(indexer, IndexRows::of(stream, &names, indexer).tensors()).unwrap())
         .collect();
     for layer in 0..LAYERS {
         let rows = LayerRows::of(stream, &names, layer);

@@ -1,9 +1,7 @@
 //! Batches of up to three requests with two blocks each.
 
 use ascend_serving::kv::{BlockPool, PadPolicy};
-use ascend_serving::{
-    AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, Result, StatePolicy,
-};
+use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, Result, StatePolicy};
 
 pub const BLOCKS: usize = 6;
 pub const BLOCK_SIZE: usize = 128;

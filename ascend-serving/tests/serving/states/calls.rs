@@ -1,8 +1,7 @@
 //! Attention beside the steps of a cache of halves: vision towers and quantised caches.
 
 use ascend_attention::attention::{
-    Affine, AntiquantMode, Antiquantisation, BlockTable, CallLengths, Cumulative, Inputs,
-    PerRequest, Quantisation,
+    Affine, AntiquantMode, Antiquantisation, BlockTable, CallLengths, Cumulative, Inputs, PerRequest, Quantisation,
 };
 use ascend_attention::spec::ops::fused_infer_attention_score::{HeadShape, Version};
 use ascend_attention::spec::{DType, Soc, Target};
@@ -23,40 +22,22 @@ fn ones(table: &Table, shape: &[usize]) -> Tensor<bf16> {
 #[test]
 fn vision_towers() {
     let table = Table::new();
-    let heads = HeadShape {
-        kv_heads: 2,
-        ..HeadShape::new(Layout::Tnd, DType::Bf16, 4, 80)
-    };
-    let padded = heads
-        .padded(Version::V3, Target::snapshot(Soc::AtlasA2))
-        .unwrap();
+    let heads = HeadShape { kv_heads: 2, ..HeadShape::new(Layout::Tnd, DType::Bf16, 4, 80) };
+    let padded = heads.padded(Version::V3, Target::snapshot(Soc::AtlasA2)).unwrap();
     let rows = |heads| {
         let rows = ones(&table, &[9, heads, 80]);
-        rows.padded(&table.stream, padded.query_dim as usize)
-            .unwrap()
+        rows.padded(&table.stream, padded.query_dim as usize).unwrap()
     };
     let (query, key) = (rows(4), rows(2));
     let ends = Cumulative::new(vec![4, 9]).unwrap();
-    let call = FusedInferAttention::new(Layout::Tnd)
-        .heads(4)
-        .kv_heads(2)
-        .scale(1.0 / 80f64.sqrt());
-    let lengths = CallLengths::PackedDense {
-        q: &ends,
-        kv: &ends,
-    };
+    let call = FusedInferAttention::new(Layout::Tnd).heads(4).kv_heads(2).scale(1.0 / 80f64.sqrt());
+    let lengths = CallLengths::PackedDense { q: &ends, kv: &ends };
     let plan = lengths.apply(call).plan((&query, &key, &key)).unwrap();
     let output = plan.launch(&table.stream, (&query, &key, &key)).unwrap();
     let want = Said {
         q_lengths: Some(vec![4, 9]),
         kv_lengths: Some(vec![4, 9]),
-        ..bare(
-            Layout::Tnd.as_str(),
-            &[9, 4, 128],
-            &[9, 2, 128],
-            [4, 2],
-            1.0 / 80f64.sqrt(),
-        )
+        ..bare(Layout::Tnd.as_str(), &[9, 4, 128], &[9, 2, 128], [4, 2], 1.0 / 80f64.sqrt())
     };
     assert_eq!(recorder::take(), [want]);
     let got = output.attention.download(&table.stream).unwrap();
@@ -83,16 +64,10 @@ fn decoding_over_an_int8_cache() {
     let scale = stream.upload(&quarter, [KV_HEADS, 1, 128]).unwrap();
     let blocks = BlockTable::from_rows(stream, &[[2, 0], [1, 0]], BLOCK_SIZE).unwrap();
     let grid = Affine::scale(&scale);
-    let inputs = Inputs::new(&query, &cache, &cache)
-        .paged(&blocks)
-        .quantisation(Quantisation::KeyValue {
-            antiquantisation: Antiquantisation::Split {
-                mode: AntiquantMode::PerChannel,
-                key: grid,
-                value: grid,
-            },
-            output: None,
-        });
+    let inputs = Inputs::new(&query, &cache, &cache).paged(&blocks).quantisation(Quantisation::KeyValue {
+        antiquantisation: Antiquantisation::Split { mode: AntiquantMode::PerChannel, key: grid, value: grid },
+        output: None,
+    });
     let kv = PerRequest::new(vec![130, 7]).unwrap();
     let shape = AttentionShape::new(HEADS, KV_HEADS, 128);
     let call = FusedInferAttention::new(Layout::Bnsd)
@@ -113,13 +88,7 @@ fn decoding_over_an_int8_cache() {
         block_size: 128,
         inner_precise: 1,
         antiquant: [Some(bf16s([8, 1, 128])), Some(bf16s([8, 1, 128]))],
-        ..bare(
-            Layout::Bnsd.as_str(),
-            &[2, 64, 1, 128],
-            &[],
-            [64, 8],
-            1.0 / 128f64.sqrt(),
-        )
+        ..bare(Layout::Bnsd.as_str(), &[2, 64, 1, 128], &[], [64, 8], 1.0 / 128f64.sqrt())
     };
     assert_eq!(recorder::take(), [want]);
     let got = output.attention.download(stream).unwrap();
@@ -147,54 +116,30 @@ fn prefill_over_an_int8_cache() {
     let scale = stream.upload(&scale, [1, 256]).unwrap();
     let blocks = BlockTable::from_rows(stream, &[[2, 0], [1, 0]], BLOCK_SIZE).unwrap();
     let grid = Affine::scale(&scale);
-    let inputs = Inputs::new(&query, &cache, &cache)
-        .paged(&blocks)
-        .quantisation(Quantisation::KeyValue {
-            antiquantisation: Antiquantisation::Split {
-                mode: AntiquantMode::PerChannel,
-                key: grid,
-                value: grid,
-            },
-            output: None,
-        });
+    let inputs = Inputs::new(&query, &cache, &cache).paged(&blocks).quantisation(Quantisation::KeyValue {
+        antiquantisation: Antiquantisation::Split { mode: AntiquantMode::PerChannel, key: grid, value: grid },
+        output: None,
+    });
     let lengths = PerRequest::new(vec![133, 12]).unwrap();
-    let lengths = CallLengths::PackedPaged {
-        q: &ends,
-        kv: &lengths,
-    };
+    let lengths = CallLengths::PackedPaged { q: &ends, kv: &lengths };
     let error = lengths.apply(call()).plan(inputs).unwrap_err();
     let Error::Violation(violation) = &error else {
         panic!("{error}");
     };
-    assert!(
-        ["packed.alone", "split_fuse.dtype"].contains(&violation.rule.id),
-        "{error}"
-    );
+    assert!(["packed.alone", "split_fuse.dtype"].contains(&violation.rule.id), "{error}");
     assert_eq!(recorder::take(), []);
 
     let gathered = ones(&table, &[145, 2, 128]);
     let kv_ends = Cumulative::new(kv.to_vec()).unwrap();
-    let lengths = CallLengths::PackedDense {
-        q: &ends,
-        kv: &kv_ends,
-    };
-    let plan = lengths
-        .apply(call())
-        .plan((&query, &gathered, &gathered))
-        .unwrap();
+    let lengths = CallLengths::PackedDense { q: &ends, kv: &kv_ends };
+    let plan = lengths.apply(call()).plan((&query, &gathered, &gathered)).unwrap();
     let output = plan.launch(stream, (&query, &gathered, &gathered)).unwrap();
     let want = Said {
         mask: compressed(),
         sparse_mode: 3,
         q_lengths: Some(vec![3, 8]),
         kv_lengths: Some(vec![133, 145]),
-        ..bare(
-            Layout::Tnd.as_str(),
-            &[8, 4, 128],
-            &[145, 2, 128],
-            [4, 2],
-            1.0 / 128f64.sqrt(),
-        )
+        ..bare(Layout::Tnd.as_str(), &[8, 4, 128], &[145, 2, 128], [4, 2], 1.0 / 128f64.sqrt())
     };
     assert_eq!(recorder::take(), [want]);
     let got = output.attention.download(stream).unwrap();

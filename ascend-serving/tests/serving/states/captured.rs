@@ -42,10 +42,7 @@ fn captured_calls_say_what_eager_ones_say() {
             let ones = vec![bf16::ONE; shape.iter().product()];
             stream.upload(&ones, shape).unwrap()
         };
-        let output = || Output {
-            attention: Tensor::empty(stream.device(), [2, 4, 128]).unwrap(),
-            softmax_lse: None,
-        };
+        let output = || Output { attention: Tensor::empty(stream.device(), [2, 4, 128]).unwrap(), softmax_lse: None };
         let buffers = Buffers {
             query: ones([2, 4, 128]),
             cache: ones([6, 128, 256]),
@@ -64,15 +61,10 @@ fn captured_calls_say_what_eager_ones_say() {
         let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
             let captured = capture.attention(&call, of(&longest), buffers.inputs())?;
             let mut outputs = buffers.outputs.iter().cloned();
-            outputs.try_for_each(|mut output| {
-                capture.launch_into(captured, buffers.inputs(), &mut output)
-            })
+            outputs.try_for_each(|mut output| capture.launch_into(captured, buffers.inputs(), &mut output))
         })
         .unwrap();
-        let want = Said {
-            kv_lengths: Some(vec![256, 256]),
-            ..eager[0].clone()
-        };
+        let want = Said { kv_lengths: Some(vec![256, 256]), ..eager[0].clone() };
         let captured = recorder::take();
         assert!(!captured.is_empty() && captured.iter().all(|said| *said == want));
 

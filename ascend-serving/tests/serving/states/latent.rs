@@ -6,9 +6,9 @@ use super::{Table, bare, bf16s, compressed, ints};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error,
-    FusedAttention, HybridBackend, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet,
-    Mla, PagedDecode, Phase, Result, StatePolicy, UpProjected, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention,
+    HybridBackend, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet, Mla, PagedDecode, Phase, Result,
+    StatePolicy, UpProjected, rules,
 };
 
 const HEADS: usize = 4;
@@ -21,18 +21,11 @@ fn metadata(policy: StatePolicy, padded: Option<usize>, requests: &Requests) -> 
 
 /// What the calls of a step say, of which the first tokens have absorbed queries, and whose workspace has room for so
 /// many cached tokens.
-fn said(
-    table: &Table,
-    format: Cache,
-    metadata: &AttentionMetadata,
-    split: usize,
-    room: usize,
-) -> Vec<Said> {
+fn said(table: &Table, format: Cache, metadata: &AttentionMetadata, split: usize, room: usize) -> Vec<Said> {
     let stream = &table.stream;
     let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
-    let cache: PagedKvCache<bf16> =
-        PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
+    let cache: PagedKvCache<bf16> = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
     let row = LATENT + ROPE + HEADS * (DIM + ROPE + DIM);
     let mla = Mla::new().workspace_bytes(room * row * size_of::<bf16>());
     let shape = AttentionShape::latent(HEADS);
@@ -42,11 +35,7 @@ fn said(
         let ones = vec![bf16::ONE; tokens * heads * dim];
         stream.upload(&ones, [tokens, heads, dim]).unwrap()
     };
-    let projection = |stream: &Stream,
-                      _: usize,
-                      _: LatentRows<'_, bf16>,
-                      out: &UpProjected<bf16>|
-     -> Result<()> {
+    let projection = |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, out: &UpProjected<bf16>| -> Result<()> {
         for tensor in [&out.key, &out.key_rope, &out.value] {
             tensor.overwrite(stream, &vec![bf16::ONE; tensor.len()])?;
         }
@@ -59,24 +48,16 @@ fn said(
         0 => (&plain, LatentForm::Plain(&projection)),
         _ if split == tokens => (&absorbed, LatentForm::Absorbed),
         _ => {
-            let form = LatentForm::Mixed {
-                absorbed: &absorbed,
-                decoded: &decoded,
-                projection: &projection,
-            };
+            let form = LatentForm::Mixed { absorbed: &absorbed, decoded: &decoded, projection: &projection };
             (&plain, form)
         }
     };
     let query_rope = ones(tokens, HEADS, ROPE);
     let (latent, key_rope) = (ones(tokens, 1, LATENT), ones(tokens, 1, ROPE));
-    let tensors = LatentTensors {
-        query_rope: &query_rope,
-        form,
-    };
+    let tensors = LatentTensors { query_rope: &query_rope, form };
     recorder::take();
     let mut step = attention.begin(stream, metadata).unwrap();
-    step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors))
-        .unwrap();
+    step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors)).unwrap();
     drop(step);
     stream.synchronize().unwrap();
     recorder::take()
@@ -176,12 +157,7 @@ fn prefill_without_cache() {
     let table = Table::new();
     let metadata = metadata(CHUNKED, None, &[(0, 5, 0), (0, 3, 0)]);
     assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
-    let want = Said {
-        sparse_mode: 3,
-        mask: compressed(),
-        lse: false,
-        ..plain(8, 8, &[5, 8], &[5, 8])
-    };
+    let want = Said { sparse_mode: 3, mask: compressed(), lse: false, ..plain(8, 8, &[5, 8], &[5, 8]) };
     let calls = said(&table, Cache::BnBsH, &metadata, 0, 1);
     assert_eq!(calls, [want]);
 }
@@ -191,18 +167,10 @@ fn prefill_with_context_chunks() {
     let table = Table::new();
     let metadata = metadata(CHUNKED, Some(30), &[(9, 5, 0), (0, 3, 0), (140, 20, 0)]);
     assert_eq!(metadata.state(), AttentionState::ChunkedPrefill);
-    let own = Said {
-        sparse_mode: 3,
-        mask: compressed(),
-        ..plain(30, 30, &[5, 8, 28, 30], &[5, 8, 28, 30])
-    };
+    let own = Said { sparse_mode: 3, mask: compressed(), ..plain(30, 30, &[5, 8, 28, 30], &[5, 8, 28, 30]) };
     // Room for 80: 40 of each, of which the shorter has 9; then what there is room for, and the rest. The request
     // without cached tokens and the dummy take no part, and the longest comes first.
-    let chunks = [
-        plain(25, 49, &[20, 25], &[40, 49]),
-        plain(20, 80, &[20], &[80]),
-        plain(20, 20, &[20], &[20]),
-    ];
+    let chunks = [plain(25, 49, &[20, 25], &[40, 49]), plain(20, 80, &[20], &[80]), plain(20, 20, &[20], &[20])];
     let calls = said(&table, Cache::BnBsH, &metadata, 0, 80);
     assert_eq!(calls[0], own);
     assert_eq!(calls[1..], chunks);
@@ -222,11 +190,7 @@ fn decodes_in_front_of_prefills() {
         ..absorbed(2, 2)
     };
     // Behind the prefill a dummy of three tokens.
-    let own = Said {
-        sparse_mode: 3,
-        mask: compressed(),
-        ..plain(23, 23, &[20, 23], &[20, 23])
-    };
+    let own = Said { sparse_mode: 3, mask: compressed(), ..plain(23, 23, &[20, 23], &[20, 23]) };
     let cached = plain(20, 7, &[20], &[7]);
     let calls = said(&table, Cache::BnBsH, &metadata, 2, 80);
     assert_eq!(calls, [own, cached, decode]);

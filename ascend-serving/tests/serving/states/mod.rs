@@ -47,15 +47,10 @@ impl Table {
     }
 
     fn of(functions: Functions, inference: bool) -> Self {
-        let turn = recorder::TURN
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let turn = recorder::TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = recorder::runtime(functions, inference);
         recorder::take();
-        Self {
-            stream: runtime.device(0).unwrap().stream().unwrap(),
-            _turn: turn,
-        }
+        Self { stream: runtime.device(0).unwrap().stream().unwrap(), _turn: turn }
     }
 }
 

@@ -77,17 +77,7 @@ unsafe extern "C" fn tensor(
     // SAFETY: handed on to the caller, who gives `rank` dimensions.
     unsafe {
         let create = harness::functions().aclCreateTensor.unwrap();
-        let made = create(
-            dims,
-            rank,
-            dtype,
-            strides,
-            offset,
-            format,
-            storage,
-            storage_rank,
-            data,
-        );
+        let made = create(dims, rank, dtype, strides, offset, format, storage, storage_rank, data);
         let dims = slice::from_raw_parts(dims, rank as usize).to_vec();
         recorder(|r| r.tensors.insert(made.addr(), (dtype, dims)));
         made
@@ -196,10 +186,7 @@ mod wrapper {
             let others = tensors.iter().filter(|tensor| !tensor.is_null()).count();
             let said = Said {
                 // SAFETY: the caller gives a text that ends.
-                layout: unsafe { CStr::from_ptr(inputLayout) }
-                    .to_str()
-                    .unwrap()
-                    .to_owned(),
+                layout: unsafe { CStr::from_ptr(inputLayout) }.to_str().unwrap().to_owned(),
                 query: shape(query).unwrap(),
                 key: first(key),
                 value: first(value),
@@ -218,19 +205,12 @@ mod wrapper {
                 sink: shape(learnableSink),
                 ropes: [shape(queryRope), shape(keyRope)],
                 antiquant: [shape(keyAntiquantScale), shape(valueAntiquantScale)],
-                modes: [
-                    antiquantMode,
-                    keyAntiquantMode,
-                    valueAntiquantMode,
-                    queryQuantMode,
-                ],
+                modes: [antiquantMode, keyAntiquantMode, valueAntiquantMode, queryQuantMode],
                 others: others + usize::from(!actualSharedPrefixLen.is_null()),
             };
             r.calls.push(said);
         });
-        let next = harness::functions()
-            .aclnnFusedInferAttentionScoreV4GetWorkspaceSize
-            .unwrap();
+        let next = harness::functions().aclnnFusedInferAttentionScoreV4GetWorkspaceSize.unwrap();
         // SAFETY: handed on to the caller.
         unsafe {
             next(

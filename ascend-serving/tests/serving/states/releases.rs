@@ -5,8 +5,8 @@ use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, LayerInputs, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, LayerInputs, PagedDecode,
 };
 
 use super::batch::CHUNKED;
@@ -38,14 +38,7 @@ const CHUNKS: &[[usize; 2]] = &[[70, 3], [0, 9], [31, 1], [16, 4]];
 const DECODES: &[[usize; 2]] = &[[70, 1], [1, 1], [130, 1]];
 
 fn layer(dim: usize, block_size: usize, requests: &[[usize; 2]]) -> Layer<'_> {
-    Layer {
-        heads: GROUPED,
-        dim,
-        format: Cache::BnBsH,
-        block_size,
-        sink: None,
-        requests,
-    }
+    Layer { heads: GROUPED, dim, format: Cache::BnBsH, block_size, sink: None, requests }
 }
 
 /// Who served a step, and the releases that take what those before refused.
@@ -69,16 +62,12 @@ impl Layer<'_> {
         });
         let blocks = blocks.sum::<usize>() + 1;
         let pad = PadPolicy::SkipNegative;
-        let mut cache =
-            PagedKvCache::<T>::new(stream.device(), blocks, self.block_size, shape, pad)?;
+        let mut cache = PagedKvCache::<T>::new(stream.device(), blocks, self.block_size, shape, pad)?;
         let pool = cache.pool().clone();
         let random = |salt: usize, heads: usize| -> Vec<Logical<T>> {
             let seeds = (0..self.requests.len()).map(|r| 3 * r + salt);
             let tokens = self.requests.iter().map(|[cached, new]| cached + new);
-            seeds
-                .zip(tokens)
-                .map(|(seed, tokens)| Logical::random(seed as u64, [1, heads, tokens, self.dim]))
-                .collect()
+            seeds.zip(tokens).map(|(seed, tokens)| Logical::random(seed as u64, [1, heads, tokens, self.dim])).collect()
         };
         let (queries, keys, values) = (random(0, heads), random(1, kv_heads), random(2, kv_heads));
         let mut sequences = Vec::new();
@@ -86,9 +75,7 @@ impl Layer<'_> {
             let mut sequence = Sequence::new(&pool);
             if cached > 0 {
                 let slots = sequence.grow(cached)?.slots;
-                let upload = |of: &Logical<T>| {
-                    stream.upload(&of.packed(0..cached), [cached, kv_heads, self.dim])
-                };
+                let upload = |of: &Logical<T>| stream.upload(&of.packed(0..cached), [cached, kv_heads, self.dim]);
                 let (key, value) = (upload(&keys[r])?, upload(&values[r])?);
                 let write = CacheWrite::plan(&cache, stream, &slots, &key, &value)?;
                 cache.write(stream, &write, 0, &key, &value)?;
@@ -98,27 +85,19 @@ impl Layer<'_> {
             sequences.push(sequence);
         }
         let batch = sequences.iter().zip(self.requests);
-        let batch: Vec<_> = batch
-            .map(|(sequence, [_, new])| BatchRequest::of(sequence, *new))
-            .collect();
+        let batch: Vec<_> = batch.map(|(sequence, [_, new])| BatchRequest::of(sequence, *new)).collect();
         let settings = BatchSettings::of(&cache, Causality::Causal).policy(CHUNKED);
         let metadata = AttentionMetadata::new(&batch, settings)?;
         let tokens = metadata.tokens();
         let packed = |of: &[Logical<T>], heads: usize| {
             let rows = of.iter().zip(self.requests);
-            let rows: Vec<T> = rows
-                .flat_map(|(of, &[cached, new])| of.packed(cached..cached + new))
-                .collect();
+            let rows: Vec<T> = rows.flat_map(|(of, &[cached, new])| of.packed(cached..cached + new)).collect();
             stream.upload(&rows, [tokens, heads, self.dim])
         };
         let shape = AttentionShape::new(heads, kv_heads, self.dim);
         let mut attention = Attention::new(shape, cache, backends);
         let mut step = attention.begin(stream, &metadata)?;
-        let (query, key, value) = (
-            packed(&queries, heads)?,
-            packed(&keys, kv_heads)?,
-            packed(&values, kv_heads)?,
-        );
+        let (query, key, value) = (packed(&queries, heads)?, packed(&keys, kv_heads)?, packed(&values, kv_heads)?);
         let of_bf16 = stream.upload(&vec![bf16::ONE; heads], [heads])?;
         let of_query = stream.upload(&vec![T::of(1.0); heads], [heads])?;
         let sink: Option<&AnyTensor> = self.sink.map(|sink| match sink {
@@ -199,73 +178,26 @@ fn packed_calls_take_what_the_release_does() {
     };
     // FLOAT16 came with 8.5.
     check("bf16", layer(128, 128, CHUNKS), [PACKED; 4]);
-    check(
-        "f16",
-        layer(128, 128, CHUNKS),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(128, 128, DECODES),
-        [ROWS, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(64, 128, PROMPTS),
-        [None, PACKED, PACKED, PACKED],
-    );
+    check("f16", layer(128, 128, CHUNKS), [None, PACKED, PACKED, PACKED]);
+    check("f16", layer(128, 128, DECODES), [ROWS, PACKED, PACKED, PACKED]);
+    check("f16", layer(64, 128, PROMPTS), [None, PACKED, PACKED, PACKED]);
     // So did smaller blocks, of heads that every release knows.
     check("bf16", layer(64, 16, PROMPTS), [PACKED; 4]);
-    check(
-        "bf16",
-        layer(64, 16, CHUNKS),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "bf16",
-        layer(128, 16, DECODES),
-        [ROWS, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(128, 1024, CHUNKS),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(128, 1024, DECODES),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(128, 512, DECODES),
-        [ROWS, PACKED, PACKED, PACKED],
-    );
+    check("bf16", layer(64, 16, CHUNKS), [None, PACKED, PACKED, PACKED]);
+    check("bf16", layer(128, 16, DECODES), [ROWS, PACKED, PACKED, PACKED]);
+    check("f16", layer(128, 1024, CHUNKS), [None, PACKED, PACKED, PACKED]);
+    check("f16", layer(128, 1024, DECODES), [None, PACKED, PACKED, PACKED]);
+    check("f16", layer(128, 512, DECODES), [ROWS, PACKED, PACKED, PACKED]);
     // Heads of other sizes: grouped ones in 8.5, the others in 9.0.
-    check(
-        "f16",
-        layer(80, 128, CHUNKS),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "bf16",
-        layer(256, 16, CHUNKS),
-        [None, PACKED, PACKED, PACKED],
-    );
-    check(
-        "f16",
-        layer(256, 16, DECODES),
-        [ROWS, PACKED, PACKED, PACKED],
-    );
+    check("f16", layer(80, 128, CHUNKS), [None, PACKED, PACKED, PACKED]);
+    check("bf16", layer(256, 16, CHUNKS), [None, PACKED, PACKED, PACKED]);
+    check("f16", layer(256, 16, DECODES), [ROWS, PACKED, PACKED, PACKED]);
     for (requests, want) in [
         (PROMPTS, [None, None, PACKED, PACKED]),
         (CHUNKS, [None, None, PACKED, PACKED]),
         (DECODES, [ROWS, ROWS, PACKED, PACKED]),
     ] {
-        let layer = Layer {
-            heads: [2, 2],
-            ..layer(80, 128, requests)
-        };
+        let layer = Layer { heads: [2, 2], ..layer(80, 128, requests) };
         check("f16", layer, want);
         check("bf16", layer, want);
     }
@@ -279,10 +211,7 @@ fn packed_calls_take_what_the_release_does() {
 /// size on 9.1.
 #[test]
 fn nz_caches_are_read_as_the_release_allows() {
-    let nz = |dim, block_size, requests| Layer {
-        format: Cache::Nz,
-        ..layer(dim, block_size, requests)
-    };
+    let nz = |dim, block_size, requests| Layer { format: Cache::Nz, ..layer(dim, block_size, requests) };
     for requests in [CHUNKS, DECODES] {
         assert_eq!(nz(128, 128, requests).on_each::<bf16>(), [PACKED; 4]);
         let f16 = nz(64, 128, requests).on_each::<f16>();
@@ -307,11 +236,7 @@ fn nz_caches_are_read_as_the_release_allows() {
 fn a_refused_backend_says_which_release_takes_the_call() {
     let a2 = |cann| Some(Target::new(Soc::AtlasA2, cann));
     let a950 = |cann| Some(Target::new(Soc::Ascend950, cann));
-    let both = || {
-        Backends::<f16>::none()
-            .with(FusedAttention)
-            .with(PagedDecode)
-    };
+    let both = || Backends::<f16>::none().with(FusedAttention).with(PagedDecode);
     for (dim, block_size, here, taken_by) in [
         (128, 128, Cann::V8_1, a2(Cann::V8_5)),
         (256, 128, Cann::V8_1, a2(Cann::V8_5)),
@@ -322,16 +247,10 @@ fn a_refused_backend_says_which_release_takes_the_call() {
     ] {
         let layer = layer(dim, block_size, DECODES);
         let served = layer.serve(here, both()).unwrap();
-        assert_eq!(
-            served,
-            ("paged_decode", vec![taken_by]),
-            "{layer:?} on {here}"
-        );
+        assert_eq!(served, ("paged_decode", vec![taken_by]), "{layer:?} on {here}");
     }
     // What a backend refuses by itself, no release takes.
-    let turned = Backends::<f16>::none()
-        .with(PagedDecode)
-        .with(FusedAttention);
+    let turned = Backends::<f16>::none().with(PagedDecode).with(FusedAttention);
     let served = layer(128, 128, CHUNKS).serve(Cann::V9_0, turned).unwrap();
     assert_eq!(served, ("fused", vec![None]));
 }
@@ -339,26 +258,18 @@ fn a_refused_backend_says_which_release_takes_the_call() {
 #[test]
 fn a_step_that_nobody_serves_says_which_release_would() {
     let told = |layer: Layer<'_>| {
-        let both = Backends::<bf16>::none()
-            .with(FusedAttention)
-            .with(PagedDecode);
+        let both = Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
         match layer.serve(Cann::V8_1, both) {
             Err(Error::NoBackend { reasons, .. }) => reasons,
             other => panic!("{other:?}"),
         }
     };
-    let nz = Layer {
-        format: Cache::Nz,
-        ..layer(80, 128, CHUNKS)
-    };
+    let nz = Layer { format: Cache::Nz, ..layer(80, 128, CHUNKS) };
     let told_of_nz = told(nz);
     let newest = "Atlas A2 with CANN 9.1 takes the call";
     assert!(told_of_nz.contains(newest), "{told_of_nz}");
     // An entry point that the release lacks is the same to whoever upgrades.
-    let sinks = Layer {
-        sink: Some(Sink::Bf16),
-        ..layer(128, 128, CHUNKS)
-    };
+    let sinks = Layer { sink: Some(Sink::Bf16), ..layer(128, 128, CHUNKS) };
     let told_of_sinks = told(sinks);
     let next = "Atlas A2 with CANN 8.5 takes the call";
     assert!(told_of_sinks.contains(next), "{told_of_sinks}");
@@ -369,10 +280,7 @@ fn a_step_that_nobody_serves_says_which_release_would() {
 /// Sinks are BF16 on every release that has them, and of the query's type where the release knows that.
 #[test]
 fn sinks_are_of_the_type_that_the_release_takes() {
-    let sinks = |dim, sink| Layer {
-        sink: Some(sink),
-        ..layer(dim, 128, CHUNKS)
-    };
+    let sinks = |dim, sink| Layer { sink: Some(sink), ..layer(dim, 128, CHUNKS) };
     let serves = |layer: Layer<'_>| {
         let of = |cann| layer.serve(cann, Backends::<f16>::none().with(FusedAttention));
         [Cann::V8_5, Cann::V9_0, Cann::V9_1].map(|cann| of(cann).is_ok())

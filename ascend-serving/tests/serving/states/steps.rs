@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention,
-    LayerInputs, PagedDecode, StatePolicy, TwoFusedCalls,
+    Attention, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention, LayerInputs, PagedDecode,
+    StatePolicy, TwoFusedCalls,
 };
 
 use super::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests, WHOLE};
@@ -28,14 +28,7 @@ struct DescribedStep<'a> {
 }
 
 fn step<'a>(policy: StatePolicy, requests: &'a Requests) -> DescribedStep<'a> {
-    DescribedStep {
-        causality: Causality::Causal,
-        policy,
-        sink: false,
-        padded: None,
-        dim: DIM,
-        requests,
-    }
+    DescribedStep { causality: Causality::Causal, policy, sink: false, padded: None, dim: DIM, requests }
 }
 
 fn window() -> Causality {
@@ -72,10 +65,7 @@ impl DescribedStep<'_> {
         let real = metadata.actual_tokens() as usize * HEADS * self.dim;
         let got = output.download(stream)?;
         let sane = |x: &bf16| (0.0..=1.01).contains(&x.to_f64());
-        assert!(
-            got[..real].iter().all(sane),
-            "attention over zeros and ones"
-        );
+        assert!(got[..real].iter().all(sane), "attention over zeros and ones");
         Ok((metadata.state(), name, recorder::take()))
     }
 
@@ -97,44 +87,24 @@ fn paged(tokens: i64, requests: i64, columns: i64) -> Said {
         table: Some(ints([requests, columns])),
         block_size: BLOCK_SIZE as i64,
         sparse_mode: 3,
-        ..bare(
-            "TND",
-            &[tokens, heads, dim],
-            &cache,
-            [heads, KV_HEADS as i64],
-            1.0 / (DIM as f64).sqrt(),
-        )
+        ..bare("TND", &[tokens, heads, dim], &cache, [heads, KV_HEADS as i64], 1.0 / (DIM as f64).sqrt())
     }
 }
 
 /// The parameters of a packed call over the step's own keys.
 fn dense(tokens: i64) -> Said {
     let keys = bf16s([tokens, KV_HEADS as i64, DIM as i64]);
-    Said {
-        key: keys.clone(),
-        value: keys,
-        table: None,
-        block_size: 0,
-        ..paged(tokens, 0, 0)
-    }
+    Said { key: keys.clone(), value: keys, table: None, block_size: 0, ..paged(tokens, 0, 0) }
 }
 
 fn lengths(said: Said, q: &[i64], kv: &[i64]) -> Said {
-    Said {
-        q_lengths: Some(q.to_vec()),
-        kv_lengths: Some(kv.to_vec()),
-        ..said
-    }
+    Said { q_lengths: Some(q.to_vec()), kv_lengths: Some(kv.to_vec()), ..said }
 }
 
 /// A single row sees every key of its request. vLLM-Ascend gives such steps the compressed mask all the same, in mode
 /// 3.
 fn unmasked(said: Said) -> Said {
-    Said {
-        mask: None,
-        sparse_mode: 0,
-        ..said
-    }
+    Said { mask: None, sparse_mode: 0, ..said }
 }
 
 #[test]
@@ -183,14 +153,8 @@ fn decode_only_by_the_decode_path() {
     assert_eq!(calls, [want]);
     // Not with a window, sinks or drafts.
     for other in [
-        DescribedStep {
-            causality: window(),
-            ..given
-        },
-        DescribedStep {
-            sink: true,
-            ..given
-        },
+        DescribedStep { causality: window(), ..given },
+        DescribedStep { sink: true, ..given },
         step(MTP, &[(9, 3, 2), (20, 1, 0)]),
     ] {
         let error = other.calls(&table, backends()).unwrap_err().to_string();
@@ -233,12 +197,9 @@ fn chunked_prefill_in_two_calls() {
         assert_eq!(calls, [with(decodes), with(prefills)]);
     }
     // A prefill in front, no decode, no prefill, nothing cached: one call.
-    for requests in [
-        [(9, 20, 0), (130, 1, 0)],
-        [(9, 20, 0), (130, 2, 0)],
-        [(9, 1, 0), (130, 1, 0)],
-        [(0, 1, 0), (0, 20, 0)],
-    ] {
+    for requests in
+        [[(9, 20, 0), (130, 1, 0)], [(9, 20, 0), (130, 2, 0)], [(9, 1, 0), (130, 1, 0)], [(0, 1, 0), (0, 20, 0)]]
+    {
         let given = step(CHUNKED, &requests);
         let (_, name, calls) = given.calls(&table, backends()).unwrap();
         assert_eq!((name, calls.len()), ("fused", 1));
@@ -255,10 +216,7 @@ fn verifying_drafts() {
     assert_eq!(state, AttentionState::SpecDecoding);
     assert_eq!(said, lengths(paged(6, 2, 1), &[4, 6], &[13, 22]));
     // The longest that is verified, and one more.
-    for (drafts, want) in [
-        (15, AttentionState::SpecDecoding),
-        (16, AttentionState::ChunkedPrefill),
-    ] {
+    for (drafts, want) in [(15, AttentionState::SpecDecoding), (16, AttentionState::ChunkedPrefill)] {
         let rows = drafts as i64 + 1;
         let (state, said) = step(MTP, &[(9, drafts + 1, drafts)]).said(&table);
         assert_eq!(state, want);
@@ -277,17 +235,9 @@ fn a_window_in_every_state() {
         (MTP, [(9, 3, 2), (20, 1, 0)]),
     ] {
         let causal = step(policy, &requests);
-        let windowed = DescribedStep {
-            causality: window(),
-            ..causal
-        };
+        let windowed = DescribedStep { causality: window(), ..causal };
         // Seven keys, the token's own among them, are six before it.
-        let want = Said {
-            mask: compressed(),
-            sparse_mode: 4,
-            tokens: [6, 0],
-            ..causal.said(&table).1
-        };
+        let want = Said { mask: compressed(), sparse_mode: 4, tokens: [6, 0], ..causal.said(&table).1 };
         assert_eq!(windowed.said(&table).1, want);
     }
 }
@@ -297,15 +247,8 @@ fn not_causal() {
     let table = Table::new();
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 5, 0), (20, 3, 0)]] {
         let causal = step(CHUNKED, &requests);
-        let all = DescribedStep {
-            causality: Causality::Bidirectional,
-            ..causal
-        };
-        let want = Said {
-            sparse_mode: 0,
-            mask: None,
-            ..causal.said(&table).1
-        };
+        let all = DescribedStep { causality: Causality::Bidirectional, ..causal };
+        let want = Said { sparse_mode: 0, mask: None, ..causal.said(&table).1 };
         assert_eq!(all.said(&table).1, want);
     }
 }
@@ -322,35 +265,20 @@ fn encoders_that_pool() {
     };
     let (state, said) = given.said(&table);
     assert_eq!(state, AttentionState::PrefillNoCache);
-    let want = Said {
-        sparse_mode: 0,
-        mask: None,
-        ..lengths(dense(12), &[5, 8, 12], &[5, 8, 12])
-    };
+    let want = Said { sparse_mode: 0, mask: None, ..lengths(dense(12), &[5, 8, 12], &[5, 8, 12]) };
     assert_eq!(said, want);
 }
 
 #[test]
 fn sinks_change_nothing_else() {
     let table = Table::new();
-    for (policy, requests) in [
-        (CHUNKED, [(0, 5, 0), (0, 3, 0)]),
-        (CHUNKED, [(9, 1, 0), (20, 1, 0)]),
-        (CHUNKED, [(9, 1, 0), (20, 6, 0)]),
-    ] {
+    for (policy, requests) in
+        [(CHUNKED, [(0, 5, 0), (0, 3, 0)]), (CHUNKED, [(9, 1, 0), (20, 1, 0)]), (CHUNKED, [(9, 1, 0), (20, 6, 0)])]
+    {
         for causality in [Causality::Causal, window()] {
-            let without = DescribedStep {
-                causality,
-                ..step(policy, &requests)
-            };
-            let with = DescribedStep {
-                sink: true,
-                ..without
-            };
-            let want = Said {
-                sink: Some(bf16s([HEADS as i64])),
-                ..without.said(&table).1
-            };
+            let without = DescribedStep { causality, ..step(policy, &requests) };
+            let with = DescribedStep { sink: true, ..without };
+            let want = Said { sink: Some(bf16s([HEADS as i64])), ..without.said(&table).1 };
             assert_eq!(with.said(&table).1, want);
         }
     }
@@ -360,10 +288,7 @@ fn sinks_change_nothing_else() {
 #[test]
 fn padded_to_a_captured_size() {
     let table = Table::new();
-    let given = DescribedStep {
-        padded: Some(4),
-        ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)])
-    };
+    let given = DescribedStep { padded: Some(4), ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)]) };
     let want = unmasked(lengths(paged(4, 4, 2), &[1, 2, 3, 4], &[131, 10, 1, 1]));
     assert_eq!(given.said(&table).1, want);
 }
@@ -373,10 +298,7 @@ fn padded_to_a_captured_size() {
 fn heads_of_512() {
     let table = Table::new();
     let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
-    let given = DescribedStep {
-        dim: 512,
-        ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)])
-    };
+    let given = DescribedStep { dim: 512, ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)]) };
     let (_, name, calls) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
     let (rows, hidden) = (bf16s([2, 1, HEADS as i64 * 512]), KV_HEADS as i64 * 512);
@@ -395,10 +317,7 @@ fn heads_of_512() {
     };
     assert_eq!(calls, [want]);
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 5, 0), (20, 1, 0)]] {
-        let given = DescribedStep {
-            dim: 512,
-            ..step(CHUNKED, &requests)
-        };
+        let given = DescribedStep { dim: 512, ..step(CHUNKED, &requests) };
         let error = given.calls(&table, backends()).unwrap_err().to_string();
         assert!(
             error.starts_with("no backend can serve the step: fused: ")
@@ -433,17 +352,11 @@ fn the_decode_backend_takes_what_the_packed_call_cannot() {
     let Some(table) = Table::of_narrow_packed_calls() else {
         return;
     };
-    let given = DescribedStep {
-        dim: 96,
-        ..step(CHUNKED, &[(20, 1, 0)])
-    };
+    let given = DescribedStep { dim: 96, ..step(CHUNKED, &[(20, 1, 0)]) };
     let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
     let (_, name, _) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
-    let windowed = DescribedStep {
-        causality: window(),
-        ..given
-    };
+    let windowed = DescribedStep { causality: window(), ..given };
     let error = windowed.calls(&table, backends()).unwrap_err().to_string();
     assert!(
         error.starts_with("no backend can serve the step: fused: packed.head_dim: ")

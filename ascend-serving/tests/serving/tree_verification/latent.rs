@@ -8,8 +8,8 @@ use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf1
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors,
-    LayerInputs, TreeRequest, TreeVerification, UpProjected, rules,
+    AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerInputs, TreeRequest,
+    TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical};
 use proptest::prelude::*;
@@ -34,11 +34,7 @@ const ROPE: usize = 64;
 /// The latent or absorbed part of rows, which comes first, or the rotary one.
 fn latent_part<T: Half>(rows: &[T], rope: bool) -> Vec<T> {
     let rows = rows.chunks_exact(LATENT + ROPE);
-    let range = if rope {
-        LATENT..LATENT + ROPE
-    } else {
-        0..LATENT
-    };
+    let range = if rope { LATENT..LATENT + ROPE } else { 0..LATENT };
     rows.flat_map(|row| row[range.clone()].to_vec()).collect()
 }
 
@@ -55,28 +51,15 @@ impl LatentCase<'_> {
                 trees.rows(5 * self.seed + 2 * layer + what, heads, LATENT + ROPE)
             };
             let keys = rows(1, 1);
-            let values = keys.iter().map(|key| Logical {
-                data: latent_part(&key.data, false),
-                dim: LATENT,
-                ..*key
-            });
+            let values = keys.iter().map(|key| Logical { data: latent_part(&key.data, false), dim: LATENT, ..*key });
             let values = values.collect();
             trees.numbers([rows(0, self.heads), keys, values], shape.scale)
         });
         layers.collect()
     }
 
-    fn request<'s>(
-        &self,
-        sequences: &'s [Sequence],
-        trees: &'s [DraftTree],
-        r: usize,
-    ) -> TreeRequest<'s> {
-        TreeRequest {
-            sequence: &sequences[r],
-            cached: self.requests[r].0,
-            tree: &trees[r],
-        }
+    fn request<'s>(&self, sequences: &'s [Sequence], trees: &'s [DraftTree], r: usize) -> TreeRequest<'s> {
+        TreeRequest { sequence: &sequences[r], cached: self.requests[r].0, tree: &trees[r] }
     }
 
     /// Takes the nodes back, and makes room for them again.
@@ -122,21 +105,13 @@ impl LatentCase<'_> {
         let upload = |of: &[Logical<T>], rope: bool| -> Result<Tensor<T>, Error> {
             let heads = of[0].heads;
             let of = of.iter().zip(self.requests);
-            let data: Vec<T> = of
-                .flat_map(|(of, (cached, _))| {
-                    latent_part(&of.narrow(*cached..cached + nodes).data, rope)
-                })
-                .collect();
+            let data: Vec<T> =
+                of.flat_map(|(of, (cached, _))| latent_part(&of.narrow(*cached..cached + nodes).data, rope)).collect();
             let dim = if rope { ROPE } else { LATENT };
             Ok(stream.upload(&data, [requests, heads, nodes, dim])?)
         };
         let uploaded = layers.iter().map(|Numbers { queries, keys, .. }| {
-            Ok([
-                upload(queries, false)?,
-                upload(queries, true)?,
-                upload(keys, false)?,
-                upload(keys, true)?,
-            ])
+            Ok([upload(queries, false)?, upload(queries, true)?, upload(keys, false)?, upload(keys, true)?])
         });
         let uploaded: Vec<[Tensor<T>; 4]> = uploaded.collect::<Result<_, Error>>()?;
         let shape = AttentionShape::latent(heads);
@@ -147,16 +122,10 @@ impl LatentCase<'_> {
             same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
         };
         let all: Vec<usize> = (0..requests).collect();
-        let of_all: Vec<_> = all
-            .iter()
-            .map(|r| self.request(&sequences, &trees, *r))
-            .collect();
+        let of_all: Vec<_> = all.iter().map(|r| self.request(&sequences, &trees, *r)).collect();
         let mut step = verification.begin(stream, &cache, &of_all)?;
         for (layer, [query, rope, latent, key_rope]) in uploaded.iter().enumerate() {
-            let tensors = LatentTensors {
-                query_rope: rope,
-                form: LatentForm::Absorbed,
-            };
+            let tensors = LatentTensors { query_rope: rope, form: LatentForm::Absorbed };
             let swapped = LayerInputs::latent(query, key_rope, latent, tensors);
             let error = step.forward(layer, swapped).map(drop).unwrap_err();
             assert!(error.breaks(&rules::STEP_HEADS), "{error}");
@@ -164,9 +133,7 @@ impl LatentCase<'_> {
             compare(layer, &step.forward(layer, inputs)?, &all);
         }
         let is_one_call = step.is_one_call().unwrap();
-        let refused = step
-            .refused()
-            .map(|refused| (refused.to_string(), refused.taken_by));
+        let refused = step.refused().map(|refused| (refused.to_string(), refused.taken_by));
         assert_eq!(is_one_call, refused.is_none());
         step.end()?;
         // The step has computed the nodes.
@@ -183,20 +150,14 @@ impl LatentCase<'_> {
         let behind = |r: &usize| self.requests[*r].0 > 0;
         let of: Vec<usize> = all.iter().rev().copied().filter(behind).collect();
         if of.len() < requests {
-            let of_all: Vec<_> = all
-                .iter()
-                .map(|r| self.request(&sequences, &trees, *r))
-                .collect();
+            let of_all: Vec<_> = all.iter().map(|r| self.request(&sequences, &trees, *r)).collect();
             let begun = graphs.begin(stream, &of_all);
             let error = begun.map(drop).unwrap_err();
             assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
         }
         // A sequence that was not grown by the nodes.
         if let Some(r) = of.first() {
-            let forgotten = TreeRequest {
-                cached: sequences[*r].len(),
-                ..self.request(&sequences, &trees, *r)
-            };
+            let forgotten = TreeRequest { cached: sequences[*r].len(), ..self.request(&sequences, &trees, *r) };
             let error = graphs.begin(stream, &[forgotten]).map(drop).unwrap_err();
             assert!(error.breaks(&rules::SEQUENCE_LENGTH), "{error}");
         }
@@ -207,15 +168,10 @@ impl LatentCase<'_> {
             self.grow_again(&mut sequences)?;
             let of_step = of.iter().map(|r| self.request(&sequences, &trees, *r));
             let mut step = graphs.begin(stream, &of_step.collect::<Vec<_>>())?;
-            let [query, rope, latent, key_rope] = uploaded[0]
-                .each_ref()
-                .map(|of_all| picked(stream, of_all, of));
+            let [query, rope, latent, key_rope] = uploaded[0].each_ref().map(|of_all| picked(stream, of_all, of));
             let plain = |_: &Stream, _: usize, _: LatentRows<'_, T>, _: &UpProjected<T>| Ok(());
             let form = LatentForm::Plain(&plain);
-            let tensors = LatentTensors {
-                query_rope: &rope,
-                form,
-            };
+            let tensors = LatentTensors { query_rope: &rope, form };
             for inputs in [
                 LayerInputs::from((&query, &latent, &key_rope)),
                 LayerInputs::latent(&query, &latent, &key_rope, tensors),
@@ -225,12 +181,8 @@ impl LatentCase<'_> {
             }
             for (layer, uploaded) in uploaded.iter().enumerate() {
                 let uploaded = uploaded.each_ref();
-                let [query, rope, latent, key_rope] =
-                    uploaded.map(|of_all| picked(stream, of_all, of));
-                let tensors = LatentTensors {
-                    query_rope: &rope,
-                    form: LatentForm::Absorbed,
-                };
+                let [query, rope, latent, key_rope] = uploaded.map(|of_all| picked(stream, of_all, of));
+                let tensors = LatentTensors { query_rope: &rope, form: LatentForm::Absorbed };
                 let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
                 let out = step.forward(layer, inputs)?;
                 compare(layer, out, of);
@@ -242,12 +194,7 @@ impl LatentCase<'_> {
 
 /// Trees of several shapes and sizes, one of them without anything cached.
 fn forest() -> Vec<(usize, Vec<i64>)> {
-    vec![
-        (130, vec![-1, 0, 0, 1, 1, 2, 3]),
-        (1, vec![-1]),
-        (0, vec![-1, 0, 1, 0]),
-        (257, vec![-1, 0, 0, 0, 0]),
-    ]
+    vec![(130, vec![-1, 0, 0, 1, 1, 2, 3]), (1, vec![-1]), (0, vec![-1, 0, 1, 0]), (257, vec![-1, 0, 0, 0, 0])]
 }
 
 #[test]
@@ -257,13 +204,7 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
     }
     let newest = Target::new(Soc::AtlasA2, Cann::V9_1);
     let requests = forest();
-    let case = |format| LatentCase {
-        heads: 4,
-        format,
-        requests: &requests,
-        spare: 2,
-        seed: 5,
-    };
+    let case = |format| LatentCase { heads: 4, format, requests: &requests, spare: 2, seed: 5 };
     let of_bf16 = case(Cache::BnBsH).numbers::<bf16>();
     let of_f16 = case(Cache::BnBsH).numbers::<f16>();
     for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
@@ -276,10 +217,7 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
             (Soc::Ascend950, Cann::V9_1, false),
         ] {
             let (case, machine) = (case(format), Machine::new(soc, cann));
-            for refused in [
-                case.check(&of_bf16, &machine),
-                case.check(&of_f16, &machine),
-            ] {
+            for refused in [case.check(&of_bf16, &machine), case.check(&of_f16, &machine)] {
                 let refused = refused.unwrap();
                 assert_eq!(refused.is_none(), one, "{soc} with CANN {cann}, {format:?}");
                 if let Some((refused, taken_by)) = refused {
@@ -297,23 +235,10 @@ fn trees_of_latent_attention_without_a_call_are_refused_with_the_release_that_ha
     if harness::not_on_npu(RELEASES) {
         return;
     }
-    let case = LatentCase {
-        heads: 4,
-        format: Cache::BnBsH,
-        requests: &forest(),
-        spare: 0,
-        seed: 5,
-    };
-    match case.check(
-        &case.numbers::<bf16>(),
-        &Machine::new(Soc::AtlasA2, Cann::V8_1),
-    ) {
+    let case = LatentCase { heads: 4, format: Cache::BnBsH, requests: &forest(), spare: 0, seed: 5 };
+    match case.check(&case.numbers::<bf16>(), &Machine::new(Soc::AtlasA2, Cann::V8_1)) {
         Err(Error::NoBackend { reasons, .. }) => {
-            for told in [
-                "tree_mask: ",
-                "context_and_tree: ",
-                "CANN 9.1 takes the call",
-            ] {
+            for told in ["tree_mask: ", "context_and_tree: ", "CANN 9.1 takes the call"] {
                 assert!(reasons.contains(told), "{reasons}");
             }
         }
@@ -328,13 +253,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         return;
     }
     let requests = forest();
-    let case = LatentCase {
-        heads: 4,
-        format: Cache::BnBsH,
-        requests: &requests,
-        spare: 0,
-        seed: 5,
-    };
+    let case = LatentCase { heads: 4, format: Cache::BnBsH, requests: &requests, spare: 0, seed: 5 };
     let numbers = case.numbers::<bf16>();
     let machine = |newest| Machine::new(Soc::AtlasA2, Cann::V9_1).operator(newest);
     let refused = case.check(&numbers, &machine(Version::V3)).unwrap();
@@ -376,20 +295,13 @@ fn a_verification_without_its_last_layer_is_missed_by_the_next() {
     let tensor = |heads, dim| harness::tensor(stream, [1, heads, 3, dim]);
     let (query, rope) = (tensor(4, LATENT), tensor(4, ROPE));
     let (latent, key_rope) = (tensor(1, LATENT), tensor(1, ROPE));
-    let tensors = LatentTensors {
-        query_rope: &rope,
-        form: LatentForm::Absorbed,
-    };
+    let tensors = LatentTensors { query_rope: &rope, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
     let verification = TreeVerification::new(AttentionShape::latent(4));
     let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
     let begin = |sequence: &Sequence, cached| {
         let tree = &tree;
-        let requests = [TreeRequest {
-            sequence,
-            cached,
-            tree,
-        }];
+        let requests = [TreeRequest { sequence, cached, tree }];
         let mut step = verification.begin(stream, &cache, &requests)?;
         step.forward(0, inputs)?;
         step.end()
@@ -423,38 +335,21 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let tensor = |heads, dim| harness::tensor(stream, [1, heads, PARENTS.len(), dim]);
     let (query, rope) = (tensor(4, LATENT), tensor(4, ROPE));
     let (latent, key_rope) = (tensor(1, LATENT), tensor(1, ROPE));
-    let tensors = LatentTensors {
-        query_rope: &rope,
-        form: LatentForm::Absorbed,
-    };
+    let tensors = LatentTensors { query_rope: &rope, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
     let verification = TreeVerification::new(AttentionShape::latent(4));
     let tree = DraftTree::from_parents(&PARENTS).unwrap();
-    let request = TreeRequest {
-        sequence: &sequence,
-        cached: 5,
-        tree: &tree,
-    };
+    let request = TreeRequest { sequence: &sequence, cached: 5, tree: &tree };
     // Drafts of an earlier step that were not cut off: the fix cuts them off first.
-    let stale = TreeRequest {
-        cached: 4,
-        ..request
-    };
+    let stale = TreeRequest { cached: 4, ..request };
     let why = verification.begin(stream, &cache, &[stale]).unwrap_err();
-    assert!(
-        why.breaks(&rules::SEQUENCE_LENGTH) && why.to_string().contains("truncate"),
-        "{why}"
-    );
+    assert!(why.breaks(&rules::SEQUENCE_LENGTH) && why.to_string().contains("truncate"), "{why}");
     // Absorbed attention takes 16 query rows of a request.
     let large = DraftTree::chain(16).unwrap();
     let mut long = Sequence::new(cache.pool());
     let _ = long.grow(1 + large.nodes()).unwrap();
     cache.mark_computed(&long, 1).unwrap();
-    let large = TreeRequest {
-        sequence: &long,
-        cached: 1,
-        tree: &large,
-    };
+    let large = TreeRequest { sequence: &long, cached: 1, tree: &large };
     let why = verification.begin(stream, &cache, &[large]).unwrap_err();
     assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
     let limits = GraphLimits::new([1], 100).tokens_each(17);
@@ -465,10 +360,7 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let fault = inject(Site::Malloc, 1, 207_018);
     let captured = verification.capture(stream, &cache, &limits).map(drop);
     drop(fault);
-    let out_of_memory = matches!(
-        captured,
-        Err(Error::Attention(CallError::OutOfMemory { .. }))
-    );
+    let out_of_memory = matches!(captured, Err(Error::Attention(CallError::OutOfMemory { .. })));
     assert!(out_of_memory, "{captured:?}");
     let mut failed = 0;
     for nth in 1..=12 {

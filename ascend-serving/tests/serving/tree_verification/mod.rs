@@ -47,10 +47,7 @@ impl Trees {
         });
         let requests: Vec<_> = trees.collect();
         let largest = requests.iter().map(|(_, tree)| tree.nodes()).max();
-        Self {
-            requests,
-            nodes: largest.unwrap() + spare,
-        }
+        Self { requests, nodes: largest.unwrap() + spare }
     }
 
     fn trees(&self) -> Vec<DraftTree> {
@@ -60,18 +57,11 @@ impl Trees {
     /// Numbers of every request's cached tokens and nodes.
     fn rows<T: Half>(&self, seed: u64, heads: usize, dim: usize) -> Vec<Logical<T>> {
         let each = self.requests.iter().zip(0u64..);
-        each.map(|((cached, _), r)| {
-            Logical::random(seed * 31 + r, [1, heads, cached + self.nodes, dim])
-        })
-        .collect()
+        each.map(|((cached, _), r)| Logical::random(seed * 31 + r, [1, heads, cached + self.nodes, dim])).collect()
     }
 
     /// Numbers, and every head of every node by the definition.
-    fn numbers<T: Half>(
-        &self,
-        [queries, keys, values]: [Vec<Logical<T>>; 3],
-        scale: f64,
-    ) -> Numbers<T> {
+    fn numbers<T: Half>(&self, [queries, keys, values]: [Vec<Logical<T>>; 3], scale: f64) -> Numbers<T> {
         let of_request = |r: usize| {
             let (before, tree) = &self.requests[r];
             let [q, k, v] = [&queries, &keys, &values].map(|rows| rows[r].exact());
@@ -85,21 +75,11 @@ impl Trees {
             all.map(|(head, node)| of_head(head, node)).collect()
         };
         let wanted = (0..self.requests.len()).map(of_request).collect();
-        Numbers {
-            queries,
-            keys,
-            values,
-            wanted,
-        }
+        Numbers { queries, keys, values, wanted }
     }
 
     /// Compares every head of the nodes of the requests with these numbers, in this order, with the definition.
-    fn compare<T: Half>(
-        &self,
-        numbers: &Numbers<T>,
-        out: &[T],
-        of: &[usize],
-    ) -> Result<(), TestCaseError> {
+    fn compare<T: Half>(&self, numbers: &Numbers<T>, out: &[T], of: &[usize]) -> Result<(), TestCaseError> {
         let mut rows = out.chunks_exact(numbers.values[0].dim);
         let mut compared = 0;
         for &r in of {
@@ -118,10 +98,7 @@ impl Trees {
                 }
             }
         }
-        let nodes = of
-            .iter()
-            .map(|r| self.requests[*r].1.nodes())
-            .sum::<usize>();
+        let nodes = of.iter().map(|r| self.requests[*r].1.nodes()).sum::<usize>();
         prop_assert_eq!(compared, nodes * numbers.queries[0].heads);
         Ok(())
     }
@@ -148,13 +125,7 @@ fn case() -> impl Strategy<Value = Case> {
     });
     let cached = prop_oneof![4 => 1usize..300, 1 => Just(0)];
     let requests = prop::collection::vec((cached, parents), 1..4);
-    (1usize..3, 1usize..4, requests, 0usize..3, any::<u16>()).prop_map(
-        |(kv_heads, group, requests, spare, seed)| Case {
-            kv_heads,
-            group,
-            requests,
-            spare,
-            seed: seed.into(),
-        },
-    )
+    (1usize..3, 1usize..4, requests, 0usize..3, any::<u16>()).prop_map(|(kv_heads, group, requests, spare, seed)| {
+        Case { kv_heads, group, requests, spare, seed: seed.into() }
+    })
 }

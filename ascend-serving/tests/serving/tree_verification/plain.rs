@@ -7,8 +7,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Tensor, f16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentTensors,
-    LayerInputs, TreeGraphs, TreeRequest, TreeVerification, rules,
+    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs, TreeGraphs,
+    TreeRequest, TreeVerification, rules,
 };
 use harness::reference::Logical;
 use proptest::prelude::*;
@@ -27,8 +27,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 16, 128, shape, pad).unwrap();
     let layers: Vec<Numbers<f16>> = (0..LAYERS as u64)
         .map(|layer| {
-            let rows =
-                |what: u64, heads| of_case.rows(9 * case.seed + 3 * layer + what, heads, DIM);
+            let rows = |what: u64, heads| of_case.rows(9 * case.seed + 3 * layer + what, heads, DIM);
             let numbers = [rows(0, heads), rows(1, kv_heads), rows(2, kv_heads)];
             of_case.numbers(numbers, shape_of_heads.scale)
         })
@@ -51,29 +50,18 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     }
     let upload = |of: &[Logical<f16>]| -> Tensor<f16> {
         let requests = of.iter().zip(&case.requests);
-        let data: Vec<f16> = requests
-            .flat_map(|(of, (cached, _))| of.narrow(*cached..cached + nodes).data)
-            .collect();
+        let data: Vec<f16> = requests.flat_map(|(of, (cached, _))| of.narrow(*cached..cached + nodes).data).collect();
         let shape = [trees.len(), of[0].heads, nodes, DIM];
         stream.upload(&data, shape).unwrap()
     };
     let uploaded = layers.iter().map(|of| {
-        let Numbers {
-            queries,
-            keys,
-            values,
-            ..
-        } = of;
+        let Numbers { queries, keys, values, .. } = of;
         [queries, keys, values].map(|rows| upload(rows))
     });
     let uploaded: Vec<[Tensor<f16>; 3]> = uploaded.collect();
     let verification = TreeVerification::new(shape_of_heads);
     let all: Vec<usize> = (0..trees.len()).collect();
-    let request = |r: &usize| TreeRequest {
-        sequence: &sequences[*r],
-        cached: sequences[*r].len(),
-        tree: &trees[*r],
-    };
+    let request = |r: &usize| TreeRequest { sequence: &sequences[*r], cached: sequences[*r].len(), tree: &trees[*r] };
     let requests: Vec<_> = all.iter().map(request).collect();
     let mut step = verification.begin(&stream, &cache, &requests).unwrap();
     for (layer, numbers) in layers.iter().enumerate() {
@@ -99,8 +87,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         }
         let mut step = begun.unwrap();
         for (layer, numbers) in layers.iter().enumerate() {
-            let [query, key, value] =
-                (uploaded[layer].each_ref()).map(|of_all| picked(&stream, of_all, &of));
+            let [query, key, value] = (uploaded[layer].each_ref()).map(|of_all| picked(&stream, of_all, &of));
             let output = step.forward(layer, (&query, &key, &value)).unwrap();
             let out = output.download(&stream).unwrap();
             of_case.compare(numbers, &out, &of)?;
@@ -129,11 +116,7 @@ fn trees_that_do_not_fit_are_refused() {
     let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
     let refused = |cached, drafts| {
         let tree = &DraftTree::chain(drafts).unwrap();
-        let request = TreeRequest {
-            sequence: &sequence,
-            cached,
-            tree,
-        };
+        let request = TreeRequest { sequence: &sequence, cached, tree };
         match verification.begin(&stream, &cache, &[request]).map(drop) {
             Err(Error::Violation(refused)) => refused,
             other => panic!("{other:?}"),
@@ -143,19 +126,12 @@ fn trees_that_do_not_fit_are_refused() {
     // before the tree than the sequence has.
     let gap = refused(5, 1);
     assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
-    assert!(
-        gap.fix.contains("how many tokens come before the tree"),
-        "{gap}"
-    );
+    assert!(gap.fix.contains("how many tokens come before the tree"), "{gap}");
     assert_eq!(refused(4, 1).rule, &rules::SEQUENCE_LENGTH);
     assert_eq!(refused(6, 1).rule, &rules::SEQUENCE_LENGTH);
     cache.mark_computed(&sequence, 3).unwrap();
     let tree = &DraftTree::chain(1).unwrap();
-    let request = TreeRequest {
-        sequence: &sequence,
-        cached: 3,
-        tree,
-    };
+    let request = TreeRequest { sequence: &sequence, cached: 3, tree };
     let why = verification.begin(&stream, &cache, &[]).unwrap_err();
     assert!(why.breaks(&rules::BATCH_EMPTY), "{why}");
     // Verifications only read: one may begin beside another, whichever has more tokens before its tree.
@@ -164,23 +140,14 @@ fn trees_that_do_not_fit_are_refused() {
     let why = verification.begin(&stream, &cache, &[request]).unwrap_err();
     assert!(why.breaks(&rules::TABLE_SHARED), "{why}");
     drop(fork);
-    let earlier = TreeRequest {
-        cached: 2,
-        tree: root,
-        ..request
-    };
+    let earlier = TreeRequest { cached: 2, tree: root, ..request };
     for [first, second] in [[request, earlier], [earlier, request]] {
         let first = verification.begin(&stream, &cache, &[first]).unwrap();
         assert_eq!(cache.computed_tokens(&sequence).unwrap(), 3);
-        verification
-            .begin(&stream, &cache, &[second])
-            .map(drop)
-            .unwrap();
+        verification.begin(&stream, &cache, &[second]).map(drop).unwrap();
         drop(first);
     }
-    let mut step = verification
-        .begin(&stream, &cache, &[request, request])
-        .unwrap();
+    let mut step = verification.begin(&stream, &cache, &[request, request]).unwrap();
     let tensor = |shape| harness::tensor(&stream, shape);
     let good = tensor([2, 1, 2, DIM]);
     for (other, rule) in [
@@ -200,10 +167,7 @@ fn trees_that_do_not_fit_are_refused() {
     let why = step.forward(0, (&few, &few, &few)).unwrap_err();
     assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
     // Rotary parts would make values of the keys.
-    let latent = LatentTensors {
-        query_rope: &good,
-        form: LatentForm::Absorbed,
-    };
+    let latent = LatentTensors { query_rope: &good, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&good, &good, &good, latent);
     let why = step.forward(0, inputs).unwrap_err();
     assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
@@ -248,15 +212,8 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let _ = foreign.grow(1).unwrap();
     let [small, large] = [2, 3].map(|drafts| DraftTree::chain(drafts).unwrap());
     let rule = |graphs: &mut TreeGraphs<f16>, requests: &[(&Sequence, &DraftTree)]| {
-        let requests = requests.iter().map(|(sequence, tree)| TreeRequest {
-            sequence,
-            cached: sequence.len(),
-            tree,
-        });
-        match graphs
-            .begin(&stream, &requests.collect::<Vec<_>>())
-            .map(drop)
-        {
+        let requests = requests.iter().map(|(sequence, tree)| TreeRequest { sequence, cached: sequence.len(), tree });
+        match graphs.begin(&stream, &requests.collect::<Vec<_>>()).map(drop) {
             Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
@@ -264,27 +221,14 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let ok = (&short, &small);
     assert_eq!(rule(&mut graphs, &[]), &rules::BATCH_EMPTY);
     assert_eq!(rule(&mut graphs, &[ok, ok, ok]), &rules::GRAPH_SIZE);
-    assert_eq!(
-        rule(&mut graphs, &[ok, (&short, &large)]),
-        &rules::DRAFT_TREE
-    );
+    assert_eq!(rule(&mut graphs, &[ok, (&short, &large)]), &rules::DRAFT_TREE);
     assert_eq!(rule(&mut graphs, &[(&long, &small)]), &rules::GRAPH_LENGTHS);
     assert_eq!(rule(&mut graphs, &[(&slid, &small)]), &rules::BLOCK_WINDOW);
-    assert_eq!(
-        rule(&mut graphs, &[(&fork, &small)]),
-        &rules::BLOCK_UNCOPIED
-    );
+    assert_eq!(rule(&mut graphs, &[(&fork, &small)]), &rules::BLOCK_UNCOPIED);
     assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), &rules::BLOCK_POOL);
-    let request = TreeRequest {
-        sequence: &short,
-        cached: short.len(),
-        tree: &small,
-    };
+    let request = TreeRequest { sequence: &short, cached: short.len(), tree: &small };
     // The nodes may be tokens of the sequence, others are not.
-    let grown = |nodes: usize| TreeRequest {
-        cached: short.len() - nodes,
-        ..request
-    };
+    let grown = |nodes: usize| TreeRequest { cached: short.len() - nodes, ..request };
     let why = graphs.begin(&stream, &[grown(2)]).map(drop).unwrap_err();
     assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
     let why = graphs.begin(&stream, &[grown(3)]).map(drop).unwrap_err();
@@ -303,32 +247,20 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     assert_eq!(refused(&tensor([1, 2, 3, DIM])), &rules::STEP_HEADS);
     let inputs = LayerInputs::from((&good, &good, &good));
     let (mask, sink) = (Causality::Causal.into(), tensor([1, 1, 1, 1]));
-    let latent = LatentTensors {
-        query_rope: &good,
-        form: LatentForm::Absorbed,
-    };
-    for inputs in [
-        inputs.mask(&mask),
-        inputs.learnable_sink(&sink),
-        LayerInputs::latent(&good, &good, &good, latent),
-    ] {
+    let latent = LatentTensors { query_rope: &good, form: LatentForm::Absorbed };
+    for inputs in [inputs.mask(&mask), inputs.learnable_sink(&sink), LayerInputs::latent(&good, &good, &good, latent)] {
         let why = step.forward(0, inputs).map(drop).unwrap_err();
         assert!(why.breaks(&rules::DRAFT_INPUTS), "{why}");
     }
     let why = step.forward(1, (&good, &good, &good)).unwrap_err();
     assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
-    let zeros = stream
-        .upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM])
-        .unwrap();
+    let zeros = stream.upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM]).unwrap();
     step.forward(0, (&zeros, &zeros, &good)).unwrap();
     // All keys weigh the same: the cached ones, and those of the nodes up to each.
     let lse = step.softmax_lse().unwrap().download(&stream).unwrap();
     for (node, lse) in lse[..3].iter().enumerate() {
         let keys = (short.len() + node + 1) as f32;
-        assert!(
-            abs_diff_eq!(*lse, keys.ln(), epsilon = 1e-3),
-            "node {node}: {lse}"
-        );
+        assert!(abs_diff_eq!(*lse, keys.ln(), epsilon = 1e-3), "node {node}: {lse}");
     }
 }
 
@@ -349,11 +281,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let limits = GraphLimits::new([1, 3], 1000).tokens_each(2).blocks(4);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
     let mut begin = |requests: &[&Sequence]| {
-        let requests = requests.iter().map(|sequence| TreeRequest {
-            sequence,
-            cached: sequence.len(),
-            tree,
-        });
+        let requests = requests.iter().map(|sequence| TreeRequest { sequence, cached: sequence.len(), tree });
         let requests: Vec<_> = requests.collect();
         graphs.begin(&stream, &requests).map(drop)
     };
@@ -372,10 +300,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     }
     let limits = GraphLimits::new([4], 1000).tokens_each(2);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
-    let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest {
-        sequence,
-        cached: sequence.len(),
-        tree,
-    });
+    let requests =
+        [long, &shared, &shared, long].map(|sequence| TreeRequest { sequence, cached: sequence.len(), tree });
     graphs.begin(&stream, &requests).map(drop).unwrap();
 }

@@ -19,12 +19,7 @@ pub(super) struct Lengths<'a> {
 
 impl AtbCall<'_> {
     /// The lengths, which the tensors hold.
-    pub(super) fn lengths(
-        &self,
-        tokens: i64,
-        keys: &Keys,
-        version: Version,
-    ) -> Result<Lengths<'_>, Violation> {
+    pub(super) fn lengths(&self, tokens: i64, keys: &Keys, version: Version) -> Result<Lengths<'_>, Violation> {
         let key_lens = GIVEN.requires(self.context_lens, "contextLens")?;
         let batch = key_lens.len();
         let packed = version != Version::Paged;
@@ -32,11 +27,7 @@ impl AtbCall<'_> {
             true => self.seq_len.unwrap_or(key_lens),
             false => &[],
         };
-        let named_rows = if packed {
-            total(row_lens)
-        } else {
-            batch as i64
-        };
+        let named_rows = if packed { total(row_lens) } else { batch as i64 };
         let packed_keys = if keys.block == 0 { total(key_lens) } else { 0 };
         let mut each = row_lens.iter().chain(key_lens);
         require!(
@@ -48,20 +39,11 @@ impl AtbCall<'_> {
             format_args!("seqLen {row_lens:?}, contextLens {key_lens:?}"),
             format_args!("lengths of at least 0, with at most {tokens} query rows in all"),
         );
-        Ok(Lengths {
-            rows: row_lens,
-            keys: key_lens,
-            tokens,
-        })
+        Ok(Lengths { rows: row_lens, keys: key_lens, tokens })
     }
 
     /// Checks the rows of each sequence against its keys. The kernels of 310P and Ascend 950 are others.
-    pub(super) fn check_pairs(
-        &self,
-        lengths: &Lengths<'_>,
-        version: Version,
-        target: Target,
-    ) -> Result<(), Violation> {
+    pub(super) fn check_pairs(&self, lengths: &Lengths<'_>, version: Version, target: Target) -> Result<(), Violation> {
         if !matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3) {
             return Ok(());
         }

@@ -63,10 +63,7 @@ impl Tiles {
                 TILE_ELEMENTS / width / TILE_STEP * TILE_STEP
             }
         };
-        Tiles {
-            side,
-            from_first: version != Version::Prefix,
-        }
+        Tiles { side, from_first: version != Version::Prefix }
     }
 
     /// The keys before those that the rows of a sequence are compared with.
@@ -142,9 +139,7 @@ impl AtbCall<'_> {
         let batch = lengths.keys.len();
         let (sequences, rows, keys) = match mask.shape[..] {
             [rows, keys] => (None, rows, keys),
-            [sequences, rows, keys] if usize::try_from(sequences) == Ok(batch) => {
-                (Some(sequences), rows, keys)
-            }
+            [sequences, rows, keys] if usize::try_from(sequences) == Ok(batch) => (Some(sequences), rows, keys),
             _ => {
                 let allowed = format_args!("[{most_rows}, {most_keys}]");
                 return Err(MASK.broken(mask.shape, allowed));
@@ -164,13 +159,7 @@ impl AtbCall<'_> {
             return Err(MASK.broken(mask.shape, format_args!("[{rows}, {keys}]")));
         }
         if is_square {
-            lint!(
-                report,
-                sequences.is_none() || batch == 1,
-                SQUARES,
-                mask.shape,
-                format_args!("[{SQUARE}, {SQUARE}]"),
-            );
+            lint!(report, sequences.is_none() || batch == 1, SQUARES, mask.shape, format_args!("[{SQUARE}, {SQUARE}]"),);
             return Ok(MaskUse::Compressed);
         }
         Ok(MaskUse::Full(MaskTensor {
@@ -186,10 +175,7 @@ impl AtbCall<'_> {
 mod tests {
     use super::*;
 
-    const PACKED: Tiles = Tiles {
-        side: 64,
-        from_first: true,
-    };
+    const PACKED: Tiles = Tiles { side: 64, from_first: true };
 
     #[test]
     fn a_square_is_read_in_the_tile_of_a_row_alone() {
@@ -197,10 +183,7 @@ mod tests {
         assert!((0..200).all(|row| (0..200).all(|key| hides(row, key) == (key > row))));
         let zeros = |row, key| PACKED.square_hides((row, key), (200, 200), |_, _| false);
         assert!(!zeros(0, 63) && zeros(0, 64) && !zeros(64, 127) && zeros(127, 128));
-        let prefix = Tiles {
-            from_first: false,
-            ..PACKED
-        };
+        let prefix = Tiles { from_first: false, ..PACKED };
         let hides = |row, key| prefix.square_hides((row, key), (3, 131), |row, key| key > row);
         assert!(!hides(0, 128) && hides(0, 129) && !hides(2, 130) && !hides(0, 0));
     }
@@ -212,10 +195,7 @@ mod tests {
         assert_eq!(Hiding::of(1.0, true), Hiding::Hides);
         assert_eq!(Hiding::of(1.0, false), Hiding::Weighs);
         let call = |dtype, precise| AtbCall {
-            query: Some(crate::TensorDesc::packed(
-                dtype,
-                crate::Dims::new(&[1, 1, 16]).unwrap(),
-            )),
+            query: Some(crate::TensorDesc::packed(dtype, crate::Dims::new(&[1, 1, 16]).unwrap())),
             precise,
             ..AtbCall::default()
         };

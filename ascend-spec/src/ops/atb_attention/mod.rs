@@ -11,8 +11,8 @@
 //! `src/kernels/mixkernels`, and `ops_configs/atb_ops_info.ini` for types and formats.
 
 use crate::attention_problem::{
-    AttentionArguments, AttentionProblem, ByteRange, KeyValue, MaskUse, Pages, Rows,
-    SequenceLengths, SmallTensor, TensorRole, Work,
+    AttentionArguments, AttentionProblem, ByteRange, KeyValue, MaskUse, Pages, Rows, SequenceLengths, SmallTensor,
+    TensorRole, Work,
 };
 use crate::operator::{OperatorVersion, versions};
 use crate::rule::require;
@@ -143,25 +143,14 @@ impl AtbCall<'_> {
             query: rows(query.dtype, packed, heads, dim),
             out: rows(query.dtype, packed, heads, width),
             pages,
-            first: KeyValue {
-                list_index: 0,
-                batch: 0,
-                key: keys.rows,
-                value: values.rows,
-                key_rope: None,
-            },
+            first: KeyValue { list_index: 0, batch: 0, key: keys.rows, value: values.rows, key_rope: None },
             first_key_rows: size(keys.count),
             ..AttentionProblem::blank(query.dtype)
         })
     }
 
     /// The sizes and places of keys and values for queries of a head dimension.
-    fn keys_and_values(
-        &self,
-        dim: i64,
-        version: Version,
-        nz: bool,
-    ) -> Result<[Keys; 2], Violation> {
+    fn keys_and_values(&self, dim: i64, version: Version, nz: bool) -> Result<[Keys; 2], Violation> {
         let key = GIVEN.requires(self.key.as_ref(), "key")?;
         let value = GIVEN.requires(self.value.as_ref(), "value")?;
         let keys = self.keys(key, version, nz)?;
@@ -213,22 +202,15 @@ impl AtbCall<'_> {
     /// The sizes and places of keys or of values.
     fn keys(&self, desc: &TensorDesc, version: Version, nz: bool) -> Result<Keys, Violation> {
         let n = self.key_heads();
-        let of_cache = |count, block, dim| Keys {
-            count,
-            block,
-            dim,
-            rows: cached(desc.dtype, n, block, dim, nz),
-        };
+        let of_cache = |count, block, dim| Keys { count, block, dim, rows: cached(desc.dtype, n, block, dim, nz) };
         let divided = |whole: i64| (whole % n == 0).then_some(whole / n);
         let found = match desc.shape[..] {
-            _ if version == Version::Packed => {
-                packed_rows(desc, n, version).map(|(count, dim)| Keys {
-                    count,
-                    block: 0,
-                    dim,
-                    rows: rows(desc.dtype, true, n, dim),
-                })
-            }
+            _ if version == Version::Packed => packed_rows(desc, n, version).map(|(count, dim)| Keys {
+                count,
+                block: 0,
+                dim,
+                rows: rows(desc.dtype, true, n, dim),
+            }),
             [count, parts, block, LANES] if nz => {
                 (parts.checked_mul(LANES).and_then(divided)).map(|dim| of_cache(count, block, dim))
             }
@@ -243,23 +225,14 @@ impl AtbCall<'_> {
             let given = format_args!("a tensor {}", desc.shape);
             match (version, nz) {
                 (Version::Packed, _) => KEYS.broken(given, format_args!("[tokens, {n}, D]")),
-                (_, true) => KEYS.broken(
-                    given,
-                    format_args!("[blocks, {n} * D / 16, block size, 16]"),
-                ),
+                (_, true) => KEYS.broken(given, format_args!("[blocks, {n} * D / 16, block size, 16]")),
                 (_, false) => KEYS.broken(given, format_args!("[blocks, block size, {n}, D]")),
             }
         })
     }
 
     /// The cache's blocks, whose table must have those of all keys.
-    fn pages(
-        &self,
-        blocks: i64,
-        block: i64,
-        context_lens: &[i64],
-        version: Version,
-    ) -> Result<Pages, Violation> {
+    fn pages(&self, blocks: i64, block: i64, context_lens: &[i64], version: Version) -> Result<Pages, Violation> {
         let table = GIVEN.requires(self.block_table.as_ref(), "blockTables")?;
         let longest = context_lens.iter().copied().max().unwrap_or(0);
         let holds = |rows: i64, columns: i64| {
@@ -278,10 +251,7 @@ impl AtbCall<'_> {
             }),
             _ => Err(TABLE.broken(
                 table.shape,
-                format_args!(
-                    "{} rows for {longest} keys in blocks of {block}",
-                    context_lens.len()
-                ),
+                format_args!("{} rows for {longest} keys in blocks of {block}", context_lens.len()),
             )),
         }
     }
@@ -291,18 +261,11 @@ impl AtbCall<'_> {
 fn check_sizes(keys: &Keys, values: &Keys, version: Version, nz: bool) -> Result<(), Violation> {
     let (dim, block) = (keys.dim.max(values.dim), keys.block);
     let holds = match (version, nz) {
-        (Version::Prefix, _) => {
-            keys.dim == values.dim && dim <= 128 && dim % LANES == 0 && block == PREFIX_STEP
-        }
+        (Version::Prefix, _) => keys.dim == values.dim && dim <= 128 && dim % LANES == 0 && block == PREFIX_STEP,
         (_, true) => dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384,
         (_, false) => dim <= 576 && (dim <= 256 || block <= 128),
     };
-    require!(
-        holds,
-        HEAD_SIZE,
-        format_args!("{dim} in blocks of {block}"),
-        "what the kernel has room for",
-    );
+    require!(holds, HEAD_SIZE, format_args!("{dim} in blocks of {block}"), "what the kernel has room for",);
     Ok(())
 }
 
@@ -320,41 +283,17 @@ fn packed_rows(desc: &TensorDesc, heads: i64, version: Version) -> Option<(i64, 
 /// Rows of `heads` heads one after another: those of all sequences, or one for each.
 fn rows(dtype: DType, packed: bool, heads: i64, dim: i64) -> Rows {
     let row = heads.saturating_mul(dim);
-    Rows {
-        view: View {
-            offset: 0,
-            batch: if packed { 0 } else { row },
-            head: dim,
-            row,
-            dim: 1,
-        },
-        lanes: 0,
-        dtype,
-    }
+    Rows { view: View { offset: 0, batch: if packed { 0 } else { row }, head: dim, row, dim: 1 }, lanes: 0, dtype }
 }
 
 /// Rows of a cache.
 fn cached(dtype: DType, heads: i64, block: i64, dim: i64, nz: bool) -> Rows {
     let batch = block.saturating_mul(heads).saturating_mul(dim);
     let (head, row, step) = match nz {
-        true => (
-            block.saturating_mul(dim),
-            LANES,
-            block.saturating_mul(LANES),
-        ),
+        true => (block.saturating_mul(dim), LANES, block.saturating_mul(LANES)),
         false => (dim, heads.saturating_mul(dim), 1),
     };
-    Rows {
-        view: View {
-            offset: 0,
-            batch,
-            head,
-            row,
-            dim: step,
-        },
-        lanes: if nz { LANES as usize } else { 0 },
-        dtype,
-    }
+    Rows { view: View { offset: 0, batch, head, row, dim: step }, lanes: if nz { LANES as usize } else { 0 }, dtype }
 }
 
 /// A size of a tensor that was checked; 0 for what is none.

@@ -42,12 +42,9 @@ impl OperationParameters {
                 self.scale,
                 "more than 0, at most 1",
             ),
-            Version::Packed | Version::Prefix => require!(
-                self.masked || !self.triangle,
-                TRIANGLE,
-                "isTriuMask 1 with maskType 0",
-                "isTriuMask 0",
-            ),
+            Version::Packed | Version::Prefix => {
+                require!(self.masked || !self.triangle, TRIANGLE, "isTriuMask 1 with maskType 0", "isTriuMask 0",)
+            }
         }
         if self.version == Version::Prefix {
             check_prefix_product(target)?;
@@ -81,12 +78,7 @@ pub(super) fn check_heads(heads: i64, kv_heads: i64) -> Result<(), Violation> {
 
 /// Checks that a product has `PREFIX_ENCODER`.
 pub(super) fn check_prefix_product(target: Target) -> Result<(), Violation> {
-    require!(
-        matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3),
-        PRODUCT,
-        target.soc,
-        "Atlas A2 and A3",
-    );
+    require!(matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3), PRODUCT, target.soc, "Atlas A2 and A3",);
     Ok(())
 }
 
@@ -107,81 +99,22 @@ mod tests {
             other_output: false,
             clamped: false,
         };
-        let packed = OperationParameters {
-            version: Version::Packed,
-            ..taken
-        };
-        let paged = OperationParameters {
-            version: Version::Paged,
-            scale: 2.0,
-            ..taken
-        };
-        let (a2, other) = (
-            Target::snapshot(Soc::AtlasA2),
-            Target::snapshot(Soc::Ascend950),
-        );
+        let packed = OperationParameters { version: Version::Packed, ..taken };
+        let paged = OperationParameters { version: Version::Paged, scale: 2.0, ..taken };
+        let (a2, other) = (Target::snapshot(Soc::AtlasA2), Target::snapshot(Soc::Ascend950));
         for call in [taken, packed, paged] {
             assert_eq!(call.check(a2), Ok(()));
         }
         let refused = [
             (OperationParameters { heads: 0, ..taken }, a2, "atb.heads"),
             (OperationParameters { heads: -1, ..paged }, a2, "atb.heads"),
-            (
-                OperationParameters {
-                    kv_heads: -1,
-                    ..taken
-                },
-                a2,
-                "atb.heads",
-            ),
-            (
-                OperationParameters {
-                    kv_heads: 3,
-                    ..packed
-                },
-                a2,
-                "atb.heads",
-            ),
-            (
-                OperationParameters {
-                    masked: false,
-                    ..packed
-                },
-                a2,
-                "atb.triangle",
-            ),
-            (
-                OperationParameters {
-                    triangle: false,
-                    ..taken
-                },
-                a2,
-                "atb.prefix",
-            ),
-            (
-                OperationParameters {
-                    precise: false,
-                    ..taken
-                },
-                a2,
-                "atb.prefix",
-            ),
-            (
-                OperationParameters {
-                    other_output: true,
-                    ..taken
-                },
-                a2,
-                "atb.prefix",
-            ),
-            (
-                OperationParameters {
-                    clamped: true,
-                    ..taken
-                },
-                a2,
-                "atb.prefix",
-            ),
+            (OperationParameters { kv_heads: -1, ..taken }, a2, "atb.heads"),
+            (OperationParameters { kv_heads: 3, ..packed }, a2, "atb.heads"),
+            (OperationParameters { masked: false, ..packed }, a2, "atb.triangle"),
+            (OperationParameters { triangle: false, ..taken }, a2, "atb.prefix"),
+            (OperationParameters { precise: false, ..taken }, a2, "atb.prefix"),
+            (OperationParameters { other_output: true, ..taken }, a2, "atb.prefix"),
+            (OperationParameters { clamped: true, ..taken }, a2, "atb.prefix"),
             (taken, other, "atb.product"),
             (paged, other, "atb.scale"),
         ];

@@ -44,8 +44,7 @@ impl CallContract for AttentionUpdate {
         };
         arguments.out = arguments.out.or(packed(&arguments.local_out));
         let writes_lse = arguments.update_type == 1;
-        arguments.lse_out =
-            (arguments.lse_out).or_else(|| packed(&arguments.lse).filter(|_| writes_lse));
+        arguments.lse_out = (arguments.lse_out).or_else(|| packed(&arguments.lse).filter(|_| writes_lse));
     }
 }
 

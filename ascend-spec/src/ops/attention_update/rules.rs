@@ -54,14 +54,8 @@ rules! {
 /// The releases whose kernel uses log-sum-exps as they are. The kernels of other releases replace +inf by -inf before
 /// they search for the largest.
 const BEFORE_REPLACED: Scope = Scope {
-    a2_a3: Some(Span {
-        since: Cann::V8_1,
-        until: Some(Cann::V8_1),
-    }),
-    ascend950: Some(Span {
-        since: Cann::V9_0,
-        until: Some(Cann::V9_0),
-    }),
+    a2_a3: Some(Span { since: Cann::V8_1, until: Some(Cann::V8_1) }),
+    ascend950: Some(Span { since: Cann::V9_0, until: Some(Cann::V9_0) }),
 };
 
 impl UpdateCall<'_> {
@@ -87,11 +81,7 @@ impl UpdateCall<'_> {
         require!(
             self.lse.len() == self.local_out.len() && self.lse.len() <= Self::MAX_PARTS,
             COUNT,
-            format_args!(
-                "{} lse and {} localOut",
-                self.lse.len(),
-                self.local_out.len()
-            ),
+            format_args!("{} lse and {} localOut", self.lse.len(), self.local_out.len()),
             "the same number of both, 1 to 16",
         );
         KIND.takes(self.update_type, [0, 1])?;
@@ -101,11 +91,7 @@ impl UpdateCall<'_> {
             LSE_OUT,
             format_args!(
                 "{} with updateType {}",
-                if self.lse_out.is_some() {
-                    "lseOut"
-                } else {
-                    "no lseOut"
-                },
+                if self.lse_out.is_some() { "lseOut" } else { "no lseOut" },
                 self.update_type
             ),
             "lseOut with updateType 1, null with 0",
@@ -115,26 +101,15 @@ impl UpdateCall<'_> {
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
         for desc in self.local_out.iter().chain(&self.out) {
-            OUT_SHAPE.takes(
-                Noted(desc.shape, format_args!("beside {}", local.shape)),
-                local.shape,
-            )?;
+            OUT_SHAPE.takes(Noted(desc.shape, format_args!("beside {}", local.shape)), local.shape)?;
         }
         DIM.takes(dim, Multiples(8, ..=512))?;
         for desc in self.lse.iter().chain(&self.lse_out) {
-            LSE_SHAPE.takes(
-                Noted(
-                    desc.shape,
-                    format_args!("for {} {}", local.shape, lse.dtype),
-                ),
-                Dims::of([rows]),
-            )?;
+            LSE_SHAPE.takes(Noted(desc.shape, format_args!("for {} {}", local.shape, lse.dtype)), Dims::of([rows]))?;
         }
         let mut outputs = self.out.iter().chain(&self.lse_out);
         if outputs.any(|desc| !desc.is_contiguous()) {
-            return Err(Violation::unsupported(
-                "a strided output of aclnnAttentionUpdate",
-            ));
+            return Err(Violation::unsupported("a strided output of aclnnAttentionUpdate"));
         }
         let size = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
         Ok(UpdateProblem {

@@ -98,11 +98,7 @@ mod tests {
     fn infinities_are_plain_arithmetic() {
         let mut one = [f32::NEG_INFINITY, 2.5];
         assert_eq!((weigh(&mut one), one), (2.5, [0.0, 1.0]));
-        for row in [
-            [f32::NEG_INFINITY, f32::NEG_INFINITY],
-            [f32::INFINITY, 0.0],
-            [f32::NAN, 0.0],
-        ] {
+        for row in [[f32::NEG_INFINITY, f32::NEG_INFINITY], [f32::INFINITY, 0.0], [f32::NAN, 0.0]] {
             let mut weights = row;
             assert!(weigh(&mut weights).is_nan(), "{row:?}");
             assert!(weights.iter().all(|weight| weight.is_nan()), "{row:?}");

@@ -96,14 +96,9 @@ impl BatchMatMulCall {
         MATH_TYPE.takes(self.cube_math_type, KEEP_DTYPE..=USE_HF32)?;
         let float = left.dtype == Float || right.dtype == Float;
         require!(
-            multiplies_float(soc)
-                || !float
-                || !matches!(self.cube_math_type, KEEP_DTYPE | USE_HF32),
+            multiplies_float(soc) || !float || !matches!(self.cube_math_type, KEEP_DTYPE | USE_HF32),
             FLOAT_UNITS,
-            format_args!(
-                "{} and {} with cubeMathType {}",
-                left.dtype, right.dtype, self.cube_math_type
-            ),
+            format_args!("{} and {} with cubeMathType {}", left.dtype, right.dtype, self.cube_math_type),
             "1 (ALLOW_FP32_DOWN_PRECISION) or 2 (USE_FP16)",
         );
         let [a, m, k] = axes(&left, "self")?;
@@ -122,13 +117,7 @@ impl BatchMatMulCall {
             format_args!("mat2 [{a}, {k}, {n}] or [1, {k}, {n}]"),
         );
         let product = Dims::of([a.max(b), m, n]);
-        OUT_SHAPE.takes(
-            Noted(
-                out.shape,
-                format_args!("for {} and {}", left.shape, right.shape),
-            ),
-            product,
-        )?;
+        OUT_SHAPE.takes(Noted(out.shape, format_args!("for {} and {}", left.shape, right.shape)), product)?;
         FORMAT.plain(self)?;
         FORMAT.addressable(self)?;
         let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
@@ -171,18 +160,13 @@ impl BatchMatMulCall {
             );
             if !wide {
                 let note = format_args!("for {} and {}", left.dtype, right.dtype);
-                OUT_DTYPE
-                    .takes(Noted(out.dtype, note), promoted)
-                    .report(report);
+                OUT_DTYPE.takes(Noted(out.dtype, note), promoted).report(report);
             }
             lint!(
                 report,
                 !ignored,
                 IGNORED,
-                format_args!(
-                    "{} for {} and {}",
-                    self.cube_math_type, left.dtype, right.dtype
-                ),
+                format_args!("{} for {} and {}", self.cube_math_type, left.dtype, right.dtype),
                 "0 (KEEP_DTYPE) or 1 (ALLOW_FP32_DOWN_PRECISION)",
             );
             lint!(
@@ -198,6 +182,5 @@ impl BatchMatMulCall {
 
 /// The three axes of a tensor.
 fn axes(desc: &TensorDesc, name: &str) -> Result<[i64; 3], Violation> {
-    <[i64; 3]>::try_from(&desc.shape[..])
-        .map_err(|_| RANK.broken(format_args!("{name} {}", desc.shape), "3 axes"))
+    <[i64; 3]>::try_from(&desc.shape[..]).map_err(|_| RANK.broken(format_args!("{name} {}", desc.shape), "3 axes"))
 }

@@ -96,34 +96,20 @@ impl BlockSparseProblem {
                 before[side] += if packed { length } else { 0 };
                 [first, length]
             });
-            BlockSparseSequence {
-                index,
-                batch: if packed { 0 } else { index },
-                first_query,
-                queries,
-                first_key,
-                keys,
-            }
+            BlockSparseSequence { index, batch: if packed { 0 } else { index }, first_query, queries, first_key, keys }
         })
     }
 }
 
 impl WalkedTensors<BlockSparseCall<'_>> for BlockSparseProblem {
-    fn walked_shape(
-        &self,
-        call: &BlockSparseCall<'_>,
-        parameter: Parameter,
-        desc: &TensorDesc,
-    ) -> Option<Dims> {
+    fn walked_shape(&self, call: &BlockSparseCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         match parameter {
             _ if self.is_idle() => None,
             Parameter::SoftmaxLse if !self.lse => None,
             Parameter::Value => Some(call.key?.shape),
             Parameter::BlockSparseMask => {
                 let [rows, keys] = self.mask_blocks;
-                Some(Dims::of(
-                    [self.batch, self.heads, rows, keys].map(|size| size as i64),
-                ))
+                Some(Dims::of([self.batch, self.heads, rows, keys].map(|size| size as i64)))
             }
             _ => Some(desc.shape),
         }

@@ -42,23 +42,15 @@ pub enum BlockFaultKind {
 
 impl fmt::Display for BlockFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BlockFault {
-            sequence,
-            head,
-            row_block,
-            kind,
-        } = self;
+        let BlockFault { sequence, head, row_block, kind } = self;
         write!(f, "[{sequence}, {head}, {row_block}")?;
         match kind {
-            BlockFaultKind::Beyond { block, keys } => write!(
-                f,
-                ", {block}] names a block behind the {keys} keys of the sequence"
-            ),
-            BlockFaultKind::Value { block, byte } => write!(
-                f,
-                ", {block}] is {}, which counts as 1, allowed: 0 or 1",
-                byte.cast_signed()
-            ),
+            BlockFaultKind::Beyond { block, keys } => {
+                write!(f, ", {block}] names a block behind the {keys} keys of the sequence")
+            }
+            BlockFaultKind::Value { block, byte } => {
+                write!(f, ", {block}] is {}, which counts as 1, allowed: 0 or 1", byte.cast_signed())
+            }
             BlockFaultKind::Empty => f.write_str("] names no block, and its rows are not written"),
         }
     }
@@ -79,14 +71,10 @@ pub struct RowBlock {
 
 impl BlockSparseProblem {
     /// All blocks of rows of the call, whose problem this is.
-    pub fn row_blocks<'c>(
-        &self,
-        call: &BlockSparseCall<'c>,
-    ) -> impl Iterator<Item = RowBlock> + use<'c> {
+    pub fn row_blocks<'c>(&self, call: &BlockSparseCall<'c>) -> impl Iterator<Item = RowBlock> + use<'c> {
         let (heads, size) = (self.heads, self.block[0].max(1));
         let sequences = self.sequences(call).filter(|sequence| sequence.queries > 0);
-        let heads =
-            sequences.flat_map(move |sequence| (0..heads).map(move |head| (sequence, head)));
+        let heads = sequences.flat_map(move |sequence| (0..heads).map(move |head| (sequence, head)));
         heads.flat_map(move |(sequence, head)| {
             let firsts = (0..sequence.queries).step_by(size).enumerate();
             firsts.map(move |(number, first)| RowBlock {
@@ -111,18 +99,12 @@ impl BlockSparseProblem {
         let of_head = (block.sequence.index.saturating_mul(self.heads)).saturating_add(block.head);
         let of_rows = of_head.saturating_mul(rows).saturating_add(block.number);
         let bytes = mask.get(of_rows.saturating_mul(keys)..);
-        bytes
-            .and_then(|bytes| bytes.get(..keys))
-            .unwrap_or_default()
+        bytes.and_then(|bytes| bytes.get(..keys)).unwrap_or_default()
     }
 
     /// The keys of the blocks that the bytes of a block of rows name, among the first `keys` of their sequence, in
     /// order. Every block but the one with the last key has as many keys.
-    pub fn selected<'m>(
-        &self,
-        bytes: &'m [u8],
-        keys: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone + use<'m> {
+    pub fn selected<'m>(&self, bytes: &'m [u8], keys: usize) -> impl Iterator<Item = Range<usize>> + Clone + use<'m> {
         let size = self.block[1].max(1);
         let blocks = (0..keys).step_by(size).zip(bytes);
         let named = blocks.filter(|&(_, &byte)| byte != 0);
@@ -140,27 +122,15 @@ impl BlockSparseProblem {
             let byte = bytes[block];
             return Some(BlockFaultKind::Value { block, byte });
         }
-        bytes
-            .iter()
-            .all(|&byte| byte == 0)
-            .then_some(BlockFaultKind::Empty)
+        bytes.iter().all(|&byte| byte == 0).then_some(BlockFaultKind::Empty)
     }
 
     /// What is wrong with the bytes of the mask of the call, whose problem this is, for each block of rows.
-    pub fn faults<'m>(
-        &self,
-        call: &BlockSparseCall<'m>,
-        mask: &'m [u8],
-    ) -> impl Iterator<Item = BlockFault> + use<'m> {
+    pub fn faults<'m>(&self, call: &BlockSparseCall<'m>, mask: &'m [u8]) -> impl Iterator<Item = BlockFault> + use<'m> {
         let problem = *self;
         self.row_blocks(call).filter_map(move |block| {
             let kind = problem.fault(problem.bytes(&block, mask), block.sequence.keys)?;
-            Some(BlockFault {
-                sequence: block.sequence.index,
-                head: block.head,
-                row_block: block.number,
-                kind,
-            })
+            Some(BlockFault { sequence: block.sequence.index, head: block.head, row_block: block.number, kind })
         })
     }
 
@@ -169,11 +139,7 @@ impl BlockSparseProblem {
     ///
     /// # Errors
     /// [`Violation`] by [`CONTENTS`], also for a mask that is not known and could name such a block.
-    pub fn checked_mask(
-        &self,
-        call: &BlockSparseCall<'_>,
-        mask: Option<&[u8]>,
-    ) -> Result<(), Violation> {
+    pub fn checked_mask(&self, call: &BlockSparseCall<'_>, mask: Option<&[u8]>) -> Result<(), Violation> {
         let blocks = |keys: usize| keys.div_ceil(self.block[1].max(1));
         // Without lengths each sequence has all keys.
         let mut sequences = self.sequences(call);

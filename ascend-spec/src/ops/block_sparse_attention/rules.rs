@@ -142,11 +142,7 @@ rules! {
 }
 
 /// The layouts by their names.
-const LAYOUTS: [(&str, Axes); 3] = [
-    ("TND", Axes::Tnd),
-    ("BNSD", Axes::Bnsd),
-    ("BSND", Axes::Bsnd),
-];
+const LAYOUTS: [(&str, Axes); 3] = [("TND", Axes::Tnd), ("BNSD", Axes::Bnsd), ("BSND", Axes::Bsnd)];
 /// Rows and keys of a block where the call does not say.
 const BLOCK: [i64; 2] = [128, 128];
 
@@ -200,57 +196,36 @@ impl BlockSparseCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
-        let (Ok(problem), Some(key), Some(value)) = (self.check(target), self.key, self.value)
-        else {
+        let (Ok(problem), Some(key), Some(value)) = (self.check(target), self.key, self.value) else {
             return Ok(());
         };
         if problem.is_idle() {
             return Ok(());
         }
         first_lint(allowed, |report| {
-            VALUE_ROWS
-                .takes(Named("value", value.shape), key.shape)
-                .report(report);
+            VALUE_ROWS.takes(Named("value", value.shape), key.shape).report(report);
             for (name, lengths, rows) in self.lengths([problem.query_rows, problem.key_rows]) {
                 let rows = i64::try_from(rows).unwrap_or(i64::MAX);
                 for &length in lengths.unwrap_or_default() {
-                    LENGTH_RANGE
-                        .takes(Named(name, length), 0..=rows)
-                        .report(report);
+                    LENGTH_RANGE.takes(Named(name, length), 0..=rows).report(report);
                 }
             }
             let [heads, kv_heads] = [problem.heads, problem.kv_heads];
-            HEADS_UNCHECKED
-                .takes_on(
-                    target,
-                    Named("query heads", heads),
-                    MultiplesOf(kv_heads.max(1)),
-                )
-                .report(report);
+            HEADS_UNCHECKED.takes_on(target, Named("query heads", heads), MultiplesOf(kv_heads.max(1))).report(report);
             if let Some(mask) = self.block_sparse_mask {
                 let [rows, keys] = problem.mask_blocks.map(|blocks| Axis::Of(blocks as i64));
                 let axes: &[&[Axis]] = &[&[Axis::Any, Axis::Any, rows, keys]];
-                MASK_UNCHECKED
-                    .takes_on(target, mask.shape, Shapes(axes))
-                    .report(report);
+                MASK_UNCHECKED.takes_on(target, mask.shape, Shapes(axes)).report(report);
             }
             MASK_TYPE.takes(self.mask_type, 0).report(report);
-            lint_scale(
-                self.scale,
-                [problem.dim, 0],
-                [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
-                report,
-            );
+            lint_scale(self.scale, [problem.dim, 0], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
         })
     }
 
     /// The lengths of queries and of keys, each with its name and what else belongs to its side.
     fn lengths<T>(&self, sides: [T; 2]) -> [(&'static str, Option<&[i64]>, T); 2] {
         let [query, key] = sides;
-        [
-            ("actualSeqLengths", self.actual_seq_lengths, query),
-            ("actualSeqLengthsKv", self.actual_seq_lengths_kv, key),
-        ]
+        [("actualSeqLengths", self.actual_seq_lengths, query), ("actualSeqLengthsKv", self.actual_seq_lengths_kv, key)]
     }
 
     /// What the entry point looks at.
@@ -293,14 +268,7 @@ impl BlockSparseCall<'_> {
         if let Some(mask) = self.block_sparse_mask {
             MASK_RANK.takes(mask.shape, Rank(4))?;
         }
-        Ok(Given {
-            query,
-            key,
-            value,
-            out,
-            axes,
-            block,
-        })
+        Ok(Given { query, key, value, out, axes, block })
     }
 
     fn judge_dtypes(&self, query: &TensorDesc) -> Checked {
@@ -320,22 +288,12 @@ impl BlockSparseCall<'_> {
 
     /// What the inference of shapes and the comparison of outputs look at. Returns the sizes of queries and of keys.
     fn infer(&self, given: &Given, target: Target) -> Result<[Extents; 2], Violation> {
-        let Given {
-            query,
-            key,
-            value,
-            out,
-            axes,
-            ..
-        } = given;
+        let Given { query, key, value, out, axes, .. } = given;
         let extents = |name, desc: &TensorDesc| {
             let extents = axes.extents(&desc.shape, self.num_key_value_heads);
             let (shape, rank) = (desc.shape, axes.rank());
             extents.ok_or_else(|| {
-                RANK.broken(
-                    format_args!("{name} {shape}"),
-                    format_args!("{rank} axes for {}", self.q_input_layout),
-                )
+                RANK.broken(format_args!("{name} {shape}"), format_args!("{rank} axes for {}", self.q_input_layout))
             })
         };
         let query_size = extents("query", query)?;
@@ -362,14 +320,7 @@ impl BlockSparseCall<'_> {
             (false, Float16) => PRECISION.takes(self.inner_precise, [0, 1])?,
             (false, _) => PRECISION.takes(self.inner_precise, 0)?,
         }
-        RESERVED.leaves_out(
-            self,
-            &[
-                Parameter::AttenMask,
-                Parameter::BlockTable,
-                Parameter::BlockSize,
-            ],
-        )?;
+        RESERVED.leaves_out(self, &[Parameter::AttenMask, Parameter::BlockTable, Parameter::BlockSize])?;
         TOKENS.takes(Named("preTokens", self.pre_tokens), UNBOUNDED)?;
         TOKENS.takes(Named("nextTokens", self.next_tokens), UNBOUNDED)?;
         LSE_FLAG.takes(self.softmax_lse_flag, [0, 1])?;
@@ -382,12 +333,7 @@ impl BlockSparseCall<'_> {
         BLOCK_KEYS.takes(Noted(given.block[1], "keys"), MultiplesOf(step))
     }
 
-    fn judge_sequences(
-        &self,
-        given: &Given,
-        [query, key]: [Extents; 2],
-        target: Target,
-    ) -> Result<Sides, Violation> {
+    fn judge_sequences(&self, given: &Given, [query, key]: [Extents; 2], target: Target) -> Result<Sides, Violation> {
         HEAD_DIM.takes(Named("query", query.dim), [64, 128])?;
         HEAD_DIM.takes(Named("key", key.dim), query.dim)?;
         HEADS.takes(Named("numKeyValueHeads", key.heads), 1..)?;
@@ -404,9 +350,7 @@ impl BlockSparseCall<'_> {
             }
         }
         let counted = of_query.filter(|_| packed).map(<[i64]>::len);
-        let batch = counted.map_or(query.batch, |count| {
-            i64::try_from(count).unwrap_or(i64::MAX)
-        });
+        let batch = counted.map_or(query.batch, |count| i64::try_from(count).unwrap_or(i64::MAX));
         for (name, lengths, rows) in sides {
             let Some(lengths) = lengths else {
                 continue;
@@ -446,12 +390,10 @@ impl BlockSparseCall<'_> {
 
     fn judge_mask(&self, given: &Given, sides: &Sides, target: Target) -> Checked {
         let mask = MASK.requires(self.block_sparse_mask, "blockSparseMask")?;
-        let blocks = self
-            .blocks(given, sides)
-            .map(|blocks| match target.cann < V9_2 {
-                true => Axis::Any,
-                false => Axis::Of(blocks),
-            });
+        let blocks = self.blocks(given, sides).map(|blocks| match target.cann < V9_2 {
+            true => Axis::Any,
+            false => Axis::Of(blocks),
+        });
         let heads = [Axis::Of(sides.batch), Axis::Of(sides.query.heads)];
         let axes: &[&[Axis]] = &[&[heads[0], heads[1], blocks[0], blocks[1]]];
         MASK.takes(mask.shape, Shapes(axes))
@@ -475,9 +417,7 @@ impl BlockSparseCall<'_> {
             scale: self.scale as f32,
             lse: self.softmax_lse_flag == 1,
             overruns: given.value.shape != given.key.shape
-                || self
-                    .block_sparse_mask
-                    .is_some_and(|given| given.shape != mask),
+                || self.block_sparse_mask.is_some_and(|given| given.shape != mask),
         }
     }
 }

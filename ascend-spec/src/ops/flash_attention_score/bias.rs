@@ -59,36 +59,22 @@ impl BiasForm {
 
     /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates
     /// beyond what fits in memory.
-    pub fn element(
-        &self,
-        sequence: &Sequence,
-        (head, heads): (usize, usize),
-        i: usize,
-        j: usize,
-    ) -> Option<u64> {
+    pub fn element(&self, sequence: &Sequence, (head, heads): (usize, usize), i: usize, j: usize) -> Option<u64> {
         let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
         let sum = |parts: [u64; 3]| parts.into_iter().fold(0u64, u64::saturating_add);
         let keys = sequence.kv_len as u64;
         Some(match *self {
-            BiasForm::Batched {
-                batch,
-                head: head_step,
-                row,
-            } => sum([
-                step(sequence.index, batch),
-                step(head, head_step),
-                step(i, row).saturating_add(j as u64),
-            ]),
+            BiasForm::Batched { batch, head: head_step, row } => {
+                sum([step(sequence.index, batch), step(head, head_step), step(i, row).saturating_add(j as u64)])
+            }
             BiasForm::Packed { rows: true } => sum([
                 step(heads, sequence.scores_before),
                 step(head, step(sequence.q_len, keys)),
                 step(i, keys).saturating_add(j as u64),
             ]),
-            BiasForm::Packed { rows: false } => sum([
-                step(heads, sequence.kv_first as u64),
-                step(head, keys),
-                j as u64,
-            ]),
+            BiasForm::Packed { rows: false } => {
+                sum([step(heads, sequence.kv_first as u64), step(head, keys), j as u64])
+            }
             BiasForm::LastRows { batch, width } => {
                 let distance = i.checked_sub(j)? as u64;
                 let last_row = step(head, (Self::LAST_ROWS as u64).saturating_mul(width))
@@ -120,33 +106,13 @@ mod tests {
 
     #[test]
     fn each_form_reads_its_own_elements() {
-        let sequence = Sequence {
-            index: 1,
-            q_first: 2,
-            q_len: 3,
-            kv_first: 5,
-            kv_len: 4,
-            scores_before: 10,
-        };
+        let sequence = Sequence { index: 1, q_first: 2, q_len: 3, kv_first: 5, kv_len: 4, scores_before: 10 };
         let element = |form: BiasForm, i, j| form.element(&sequence, (1, 2), i, j);
-        let batched = BiasForm::Batched {
-            batch: 100,
-            head: 20,
-            row: 0,
-        };
+        let batched = BiasForm::Batched { batch: 100, head: 20, row: 0 };
         assert_eq!(element(batched, 2, 3), Some(123));
-        assert_eq!(
-            element(BiasForm::Packed { rows: true }, 2, 3),
-            Some(20 + 12 + 8 + 3)
-        );
-        assert_eq!(
-            element(BiasForm::Packed { rows: false }, 2, 3),
-            Some(10 + 4 + 3)
-        );
-        let last = BiasForm::LastRows {
-            batch: 2 * 1024 * 4,
-            width: 4,
-        };
+        assert_eq!(element(BiasForm::Packed { rows: true }, 2, 3), Some(20 + 12 + 8 + 3));
+        assert_eq!(element(BiasForm::Packed { rows: false }, 2, 3), Some(10 + 4 + 3));
+        let last = BiasForm::LastRows { batch: 2 * 1024 * 4, width: 4 };
         let (second, head) = (2 * 1024 * 4, 1024 * 4);
         assert_eq!(element(last, 2, 2), Some(second + head + 1023 * 4 + 3));
         assert_eq!(element(last, 2, 0), Some(second + head + 1023 * 4 + 1));
@@ -156,14 +122,8 @@ mod tests {
 
     #[test]
     fn slopes_are_shared_or_not() {
-        let sequence = Sequence {
-            index: 2,
-            ..Sequence::default()
-        };
-        let slopes = |per_sequence| Bias::Slopes {
-            root: false,
-            per_sequence,
-        };
+        let sequence = Sequence { index: 2, ..Sequence::default() };
+        let slopes = |per_sequence| Bias::Slopes { root: false, per_sequence };
         assert_eq!(slopes(false).slope(&sequence, (3, 4)), Some(3));
         assert_eq!(slopes(true).slope(&sequence, (3, 4)), Some(11));
         assert_eq!(Bias::None.slope(&sequence, (3, 4)), None);

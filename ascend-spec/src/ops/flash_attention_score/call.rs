@@ -10,10 +10,7 @@ impl<'a> FlashAttentionCall<'a> {
 
     /// A call without tensors whose attributes have the operator's defaults.
     pub fn new(input_layout: &'a str) -> Self {
-        FlashAttentionCall {
-            input_layout: Some(input_layout),
-            ..FlashAttentionCall::default()
-        }
+        FlashAttentionCall { input_layout: Some(input_layout), ..FlashAttentionCall::default() }
     }
 
     /// The kind of position bias of the versions that have no `pseType`: added before the scale.
@@ -57,11 +54,7 @@ impl FlashAttentionCall<'_> {
     /// ```
     pub fn implied_outputs(&self) -> Option<(TensorDesc, TensorDesc)> {
         let layout = InputLayout::parse(self.input_layout?)?;
-        let [query, key, value] = [
-            self.query.as_ref()?,
-            self.key.as_ref()?,
-            self.value.as_ref()?,
-        ];
+        let [query, key, value] = [self.query.as_ref()?, self.key.as_ref()?, self.value.as_ref()?];
         let inputs = [query, key, value];
         let has_axes = |desc: &&TensorDesc| desc.shape.rank() == layout.rank();
         if self.num_heads < 1 || !inputs.iter().all(has_axes) {

@@ -2,10 +2,7 @@
 
 use super::facts::{Facts, Required};
 use super::rules::{drop_mask, entry, heads, layouts, lengths, mask, outputs, pse, rope, tokens};
-use super::{
-    Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version,
-    Work,
-};
+use super::{Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version, Work};
 use crate::{SparseMode, Target, Violation};
 
 impl<'a> FlashAttentionCall<'a> {
@@ -16,20 +13,12 @@ impl<'a> FlashAttentionCall<'a> {
     /// # Errors
     /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute.
-    pub fn check(
-        &self,
-        version: Version,
-        target: Target,
-    ) -> Result<FlashAttentionProblem<'a>, Violation> {
+    pub fn check(&self, version: Version, target: Target) -> Result<FlashAttentionProblem<'a>, Violation> {
         entry::entry_point(version, target)?;
         let call = self.read_by(version);
         let required = entry::required(&call)?;
         entry::COUNTABLE.addressable(&call)?;
-        let outputs = [
-            required.softmax_max,
-            required.softmax_sum,
-            required.attention_out,
-        ];
+        let outputs = [required.softmax_max, required.softmax_sum, required.attention_out];
         if outputs.iter().all(|desc| desc.is_empty()) {
             let layout = InputLayout::parse(required.layout).unwrap_or(InputLayout::Tnd);
             return Ok(without_work(call, version, target, layout, Work::Nothing));
@@ -47,12 +36,10 @@ impl<'a> FlashAttentionCall<'a> {
         layouts::ranks(version, layout, &required)?;
         rope::check(layout, &call, &required)?;
         layouts::batch(layout, &required)?;
-        let work =
-            match required.query.is_empty() || required.key.is_empty() || required.value.is_empty()
-            {
-                true => Work::Fill,
-                false => Work::Attend,
-            };
+        let work = match required.query.is_empty() || required.key.is_empty() || required.value.is_empty() {
+            true => Work::Fill,
+            false => Work::Attend,
+        };
         let facts = facts(call, version, target, layout, dims, &required, work)?;
         if work == Work::Fill {
             outputs::check(&facts, &required)?;
@@ -94,9 +81,7 @@ fn facts<'a>(
     };
     let axis = layout.row_axis();
     let rows = |desc: &crate::TensorDesc| desc.shape.get(axis).copied().unwrap_or(0);
-    let batch = layout
-        .batch_axis()
-        .and_then(|axis| required.query.shape.get(axis));
+    let batch = layout.batch_axis().and_then(|axis| required.query.shape.get(axis));
     let mut facts = Facts {
         call,
         version,
@@ -134,9 +119,8 @@ fn as_batch(f: &Facts<'_>) -> bool {
     };
     let call = &f.call;
     let (of_query, of_key) = lengths.filled();
-    let fills = |desc: &crate::TensorDesc, longest: i64, count: i64| {
-        longest.checked_mul(count) == desc.shape.first().copied()
-    };
+    let fills =
+        |desc: &crate::TensorDesc, longest: i64, count: i64| longest.checked_mul(count) == desc.shape.first().copied();
     let plain = call.query_rope.is_none()
         && call.softmax_out_layout != Some(FlashAttentionCall::SAME_AS_INPUT)
         && call.real_shift.is_none()
@@ -184,12 +168,7 @@ fn without_work(
     }
 }
 
-fn resolve<'a>(
-    f: &Facts<'a>,
-    mode: SparseMode,
-    mask: MaskKind,
-    bias: Bias,
-) -> FlashAttentionProblem<'a> {
+fn resolve<'a>(f: &Facts<'a>, mode: SparseMode, mask: MaskKind, bias: Bias) -> FlashAttentionProblem<'a> {
     // This is called for tensors with elements, whose sizes are at least 1 and fit in memory.
     let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
     let call = f.call;

@@ -3,9 +3,7 @@
 
 use super::{Parameter, Version};
 use crate::operator::EntryPoint;
-use crate::{
-    arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
-};
+use crate::{arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
 
 macro_rules! listed {
     ({} $({ $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $name:literal, $doc:literal })*) => {

@@ -62,9 +62,7 @@ impl<'a> Facts<'a> {
     pub(super) fn scores(&self) -> i128 {
         let times = |q: i64, kv: i64| i128::from(q) * i128::from(kv);
         match self.packed {
-            Some(lengths) => lengths
-                .each()
-                .fold(0i128, |all, (q, kv)| all.saturating_add(times(q, kv))),
+            Some(lengths) => lengths.each().fold(0i128, |all, (q, kv)| all.saturating_add(times(q, kv))),
             None => times(self.q_rows, self.kv_rows).saturating_mul(i128::from(self.batch)),
         }
     }

@@ -26,13 +26,8 @@ pub enum InputLayout {
 
 impl InputLayout {
     /// Every layout.
-    pub const ALL: [InputLayout; 5] = [
-        InputLayout::Bsh,
-        InputLayout::Sbh,
-        InputLayout::Bsnd,
-        InputLayout::Bnsd,
-        InputLayout::Tnd,
-    ];
+    pub const ALL: [InputLayout; 5] =
+        [InputLayout::Bsh, InputLayout::Sbh, InputLayout::Bsnd, InputLayout::Bnsd, InputLayout::Tnd];
 
     /// CANN's spelling.
     pub const fn as_str(self) -> &'static str {

@@ -41,10 +41,7 @@ impl<'a> PackedLengths<'a> {
 
     /// The ends in the form that the geometry of the masks takes; it computes the lengths as their differences.
     fn lengths(self) -> Lengths<'a> {
-        Lengths::Packed {
-            q_ends: self.q_ends,
-            kv_ends: self.kv_ends,
-        }
+        Lengths::Packed { q_ends: self.q_ends, kv_ends: self.kv_ends }
     }
 
     /// The sequence that modes 7 and 8 treat as a band.
@@ -63,22 +60,17 @@ impl<'a> PackedLengths<'a> {
 
     /// Query rows and keys of all sequences.
     pub(super) fn sums(self) -> (i64, i64) {
-        self.each().fold((0i64, 0i64), |(rows, keys), (q, kv)| {
-            (rows.saturating_add(q), keys.saturating_add(kv))
-        })
+        self.each().fold((0i64, 0i64), |(rows, keys), (q, kv)| (rows.saturating_add(q), keys.saturating_add(kv)))
     }
 
     /// Query rows of the longest query, and keys of the longest key.
     pub(super) fn longest(self) -> (i64, i64) {
-        self.each()
-            .fold((0, 0), |(rows, keys), (q, kv)| (rows.max(q), keys.max(kv)))
+        self.each().fold((0, 0), |(rows, keys), (q, kv)| (rows.max(q), keys.max(kv)))
     }
 
     /// Number of sequences with query rows, and number of those with keys.
     pub(super) fn filled(self) -> (i64, i64) {
-        self.each().fold((0, 0), |(rows, keys), (q, kv)| {
-            (rows + i64::from(q > 0), keys + i64::from(kv > 0))
-        })
+        self.each().fold((0, 0), |(rows, keys), (q, kv)| (rows + i64::from(q > 0), keys + i64::from(kv > 0)))
     }
 
     /// The rows and keys of each sequence, in order.
@@ -86,11 +78,7 @@ impl<'a> PackedLengths<'a> {
         let size = |length: i64| usize::try_from(length).unwrap_or(usize::MAX);
         let mut next = Sequence::default();
         self.each().map(move |(q_len, kv_len)| {
-            let this = Sequence {
-                q_len: size(q_len),
-                kv_len: size(kv_len),
-                ..next
-            };
+            let this = Sequence { q_len: size(q_len), kv_len: size(kv_len), ..next };
             let scores = (this.q_len as u64).saturating_mul(this.kv_len as u64);
             next = Sequence {
                 index: this.index + 1,
@@ -110,10 +98,7 @@ mod tests {
 
     #[test]
     fn lengths_are_differences_and_never_negative() {
-        let lengths = PackedLengths {
-            q_ends: &[3, 3, 8, 0, 0],
-            kv_ends: &[2, 6, 6, 0, 0],
-        };
+        let lengths = PackedLengths { q_ends: &[3, 3, 8, 0, 0], kv_ends: &[2, 6, 6, 0, 0] };
         let each: Vec<_> = lengths.each().collect();
         assert_eq!(each, [(3, 2), (0, 4), (5, 0), (0, 0), (0, 0)]);
         assert_eq!(lengths.sums(), (8, 6));
@@ -121,31 +106,16 @@ mod tests {
         assert_eq!(lengths.filled(), (2, 2));
         let firsts: Vec<_> = lengths
             .sequences()
-            .map(|sequence| {
-                (
-                    sequence.index,
-                    sequence.q_first,
-                    sequence.kv_first,
-                    sequence.scores_before,
-                )
-            })
+            .map(|sequence| (sequence.index, sequence.q_first, sequence.kv_first, sequence.scores_before))
             .collect();
-        let want = [
-            (0, 0, 0, 0),
-            (1, 3, 2, 6),
-            (2, 3, 6, 6),
-            (3, 8, 6, 6),
-            (4, 8, 6, 6),
-        ];
+        let want = [(0, 0, 0, 0), (1, 3, 2, 6), (2, 3, 6, 6), (3, 8, 6, 6), (4, 8, 6, 6)];
         assert_eq!(firsts, want);
     }
 
     #[test]
     fn extreme_ends_do_not_overflow() {
-        let lengths = PackedLengths {
-            q_ends: &[i64::MAX, i64::MIN, i64::MAX, i64::MAX],
-            kv_ends: &[i64::MIN, i64::MAX],
-        };
+        let lengths =
+            PackedLengths { q_ends: &[i64::MAX, i64::MIN, i64::MAX, i64::MAX], kv_ends: &[i64::MIN, i64::MAX] };
         assert_eq!(lengths.sums(), (i64::MAX, i64::MAX));
         assert_eq!(lengths.sequences().count(), 4);
     }

@@ -1,8 +1,6 @@
 //! A call that holds every rule, resolved to what it computes.
 
-use super::{
-    Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version,
-};
+use super::{Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version};
 use crate::attention_problem::Work;
 use crate::{MaskGeometry, SparseMode, Target, TensorDesc};
 
@@ -75,19 +73,14 @@ impl<'a> FlashAttentionProblem<'a> {
         let axis = self.layout.row_axis();
         let rows_of = |desc: Option<TensorDesc>| {
             let rows = desc.and_then(|desc| desc.shape.get(axis).copied());
-            rows.and_then(|rows| usize::try_from(rows).ok())
-                .unwrap_or(0)
+            rows.and_then(|rows| usize::try_from(rows).ok()).unwrap_or(0)
         };
         (rows_of(self.call.query), rows_of(self.call.key))
     }
 
     /// Where the rows and keys of each sequence are, in order.
     pub fn sequences(&self) -> impl Iterator<Item = Sequence> + 'a {
-        let of_batch = Sequence {
-            q_len: self.q_rows,
-            kv_len: self.kv_rows,
-            ..Sequence::default()
-        };
+        let of_batch = Sequence { q_len: self.q_rows, kv_len: self.kv_rows, ..Sequence::default() };
         let scores = (self.q_rows as u64).saturating_mul(self.kv_rows as u64);
         let batch = match self.packed {
             Some(_) => 0,
@@ -119,9 +112,7 @@ impl<'a> FlashAttentionProblem<'a> {
             return MaskGeometry::prefix(q_len, kv_len, prefix);
         }
         let (pre, next) = (self.call.pre_tokens, self.call.next_tokens);
-        let mode = self
-            .mode
-            .of_sequence(self.cut_sequence == Some(sequence.index));
+        let mode = self.mode.of_sequence(self.cut_sequence == Some(sequence.index));
         MaskGeometry::new(mode, true, q_len, kv_len, pre, next)
     }
 
@@ -159,12 +150,10 @@ impl<'a> FlashAttentionProblem<'a> {
     pub fn drop_bits(&self) -> u64 {
         let scores = |rows: u64, keys: u64| rows.saturating_mul(keys);
         let all = match self.packed {
-            Some(packed) => packed.sequences().fold(0u64, |all, sequence| {
-                all.saturating_add(scores(sequence.q_len as u64, sequence.kv_len as u64))
-            }),
-            None => {
-                scores(self.q_rows as u64, self.kv_rows as u64).saturating_mul(self.batch as u64)
-            }
+            Some(packed) => packed
+                .sequences()
+                .fold(0u64, |all, sequence| all.saturating_add(scores(sequence.q_len as u64, sequence.kv_len as u64))),
+            None => scores(self.q_rows as u64, self.kv_rows as u64).saturating_mul(self.batch as u64),
         };
         all.saturating_mul(self.heads as u64)
     }
@@ -179,11 +168,7 @@ impl<'a> FlashAttentionProblem<'a> {
     pub fn drop_bit(&self, sequence: &Sequence, head: usize, i: usize, j: usize) -> u64 {
         let keys = sequence.kv_len as u64;
         let before = sequence.scores_before.saturating_mul(self.heads as u64);
-        let rows = (head as u64)
-            .saturating_mul(sequence.q_len as u64)
-            .saturating_add(i as u64);
-        before
-            .saturating_add(rows.saturating_mul(keys))
-            .saturating_add(j as u64)
+        let rows = (head as u64).saturating_mul(sequence.q_len as u64).saturating_add(i as u64);
+        before.saturating_add(rows.saturating_mul(keys)).saturating_add(j as u64)
     }
 }

@@ -3,9 +3,8 @@
 use super::bias::BiasForm;
 use super::{Bias, FlashAttentionProblem, MaskKind, Sequence, SoftmaxOrder, Work};
 use crate::attention_problem::{
-    AttentionProblem, BiasRows, BiasTensor, ByteRange, Counts, Cuts, DropRows, Dropout, Grid,
-    KeyValue, MaskRows, MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor,
-    SoftmaxOutputs, SoftmaxRows, TensorRole,
+    AttentionProblem, BiasRows, BiasTensor, ByteRange, Counts, Cuts, DropRows, Dropout, Grid, KeyValue, MaskRows,
+    MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor, SoftmaxOutputs, SoftmaxRows, TensorRole,
 };
 use crate::{DType, MaskGeometry, TensorDesc, View, Violation};
 
@@ -28,11 +27,7 @@ fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
     // Elements that the tensor has are below 2^63; the number for any other element does not matter.
     let index = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
     let first = index(0, 0);
-    [
-        first,
-        index(1, 0).saturating_sub(first),
-        index(0, 1).saturating_sub(first),
-    ]
+    [first, index(1, 0).saturating_sub(first), index(0, 1).saturating_sub(first)]
 }
 
 impl<'a> FlashAttentionProblem<'a> {
@@ -49,10 +44,7 @@ impl<'a> FlashAttentionProblem<'a> {
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Violation> {
         let batch = match self.work {
             Work::Attend => self.batch,
-            Work::Fill => self
-                .layout
-                .batch_axis()
-                .map_or(1, |axis| self.out_size(axis)),
+            Work::Fill => self.layout.batch_axis().map_or(1, |axis| self.out_size(axis)),
             Work::Nothing => 0,
         };
         if batch > MOST_BATCH {
@@ -68,8 +60,7 @@ impl<'a> FlashAttentionProblem<'a> {
     fn out_size(&self, axis: usize) -> usize {
         let out = self.call.attention_out.as_ref();
         let size = out.and_then(|out| out.shape.get(axis).copied());
-        size.and_then(|size| usize::try_from(size).ok())
-            .unwrap_or(0)
+        size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
     }
 
     /// A problem that has only the tokens of the call.
@@ -85,10 +76,7 @@ impl<'a> FlashAttentionProblem<'a> {
         // The rows of a marked tail are one more sequence.
         let mut sequences = listed(self.batch + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
-        let terms = listed(
-            sequences.len(),
-            sequences.iter().map(|sequence| self.terms(sequence)),
-        )?;
+        let terms = listed(sequences.len(), sequences.iter().map(|sequence| self.terms(sequence)))?;
         let is_packed = self.packed.is_some();
         let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Violation> {
             Ok(match is_packed {
@@ -100,10 +88,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 false => SequenceLengths::All,
             })
         };
-        let (query_lengths, key_lengths) = (
-            lengths(|sequence| sequence.q_len)?,
-            lengths(|sequence| sequence.kv_len)?,
-        );
+        let (query_lengths, key_lengths) = (lengths(|sequence| sequence.q_len)?, lengths(|sequence| sequence.kv_len)?);
         let total = |lengths: &SequenceLengths<'_>, rows: usize| match lengths {
             SequenceLengths::Ends(ends) => ends.last().map_or(0, |&end| end as usize),
             _ => rows,
@@ -135,11 +120,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 MaskKind::Compressed => MaskUse::Compressed,
                 MaskKind::Full(_) => MaskUse::OfSequences,
             },
-            mask_described: call
-                .mask()
-                .map(in_order)
-                .as_ref()
-                .and_then(ByteRange::described),
+            mask_described: call.mask().map(in_order).as_ref().and_then(ByteRange::described),
             zeroes_masked_rows: self.zeroes_masked_rows,
             query: rows(&call.query, self.head_dim),
             query_rope: rope(&call.query_rope),
@@ -153,10 +134,7 @@ impl<'a> FlashAttentionProblem<'a> {
             dropout: call.drop_mask.as_ref().map(|mask| {
                 let start = u64::try_from(in_order(mask).offset).unwrap_or(0);
                 let end = start.saturating_add(self.drop_bits().div_ceil(8));
-                Dropout {
-                    bytes: ByteRange { start, end },
-                    keep_prob: call.keep_prob,
-                }
+                Dropout { bytes: ByteRange { start, end }, keep_prob: call.keep_prob }
             }),
             softmax: Some(self.softmax(is_packed, self.heads)),
             terms,
@@ -188,11 +166,7 @@ impl<'a> FlashAttentionProblem<'a> {
             false => SoftmaxOrder::Batches,
         };
         let terms = (0..batch).map(|index| {
-            let sequence = Sequence {
-                index,
-                q_len: rows,
-                ..Sequence::default()
-            };
+            let sequence = Sequence { index, q_len: rows, ..Sequence::default() };
             SequenceTerms {
                 geometry: MaskGeometry::full(0, 0),
                 mask: None,
@@ -311,21 +285,13 @@ impl<'a> FlashAttentionProblem<'a> {
         let slopes = self.call.real_shift.as_ref()?;
         let head = slopes.strides.last().copied().unwrap_or(0);
         let batch = slopes.strides.first().copied().filter(|_| per_sequence);
-        Some(Slopes {
-            grid: by_head(TensorRole::Bias, slopes, (batch.unwrap_or(0), head)),
-            root,
-            key_offset: 0,
-        })
+        Some(Slopes { grid: by_head(TensorRole::Bias, slopes, (batch.unwrap_or(0), head)), root, key_offset: 0 })
     }
 
     fn rows(&self, desc: Option<&TensorDesc>, dim: usize) -> Rows {
         let dim = i64::try_from(dim).unwrap_or(i64::MAX);
         let view = desc.and_then(|desc| self.layout.view(desc, dim));
-        Rows {
-            view: view.unwrap_or(View::NONE),
-            lanes: 0,
-            dtype: desc.map_or(DType::Float, |desc| desc.dtype),
-        }
+        Rows { view: view.unwrap_or(View::NONE), lanes: 0, dtype: desc.map_or(DType::Float, |desc| desc.dtype) }
     }
 }
 
@@ -350,12 +316,7 @@ fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Violat
 fn by_head(role: TensorRole, desc: &TensorDesc, (batch, head): (i64, i64)) -> Grid {
     Grid {
         tensor: SmallTensor::new(role, desc, DType::Float),
-        view: View {
-            offset: desc.offset,
-            batch,
-            head,
-            ..View::NONE
-        },
+        view: View { offset: desc.offset, batch, head, ..View::NONE },
         cuts: Cuts::NONE,
         counts: Counts::Tokens,
     }

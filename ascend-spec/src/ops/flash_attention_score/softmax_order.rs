@@ -42,9 +42,7 @@ impl SoftmaxOrder {
     pub fn element(self, sequence: &Sequence, heads: usize, head: usize, row: usize) -> usize {
         let block = |first: usize| {
             let before = first.saturating_mul(heads);
-            before
-                .saturating_add(head.saturating_mul(sequence.q_len))
-                .saturating_add(row)
+            before.saturating_add(head.saturating_mul(sequence.q_len)).saturating_add(row)
         };
         let row = match self {
             SoftmaxOrder::Batches => block(sequence.index.saturating_mul(sequence.q_len)),
@@ -65,35 +63,18 @@ mod tests {
 
     #[test]
     fn each_order_has_a_place_for_each_row() {
-        let lengths = PackedLengths {
-            q_ends: &[2, 2, 5],
-            kv_ends: &[1, 2, 3],
-        };
+        let lengths = PackedLengths { q_ends: &[2, 2, 5], kv_ends: &[1, 2, 3] };
         let heads = 2;
         let places = |order: SoftmaxOrder| -> Vec<usize> {
             let of_sequence = |sequence: Sequence| {
-                (0..heads).flat_map(move |n| {
-                    (0..sequence.q_len).map(move |row| order.element(&sequence, heads, n, row) / 8)
-                })
+                (0..heads)
+                    .flat_map(move |n| (0..sequence.q_len).map(move |row| order.element(&sequence, heads, n, row) / 8))
             };
             lengths.sequences().flat_map(of_sequence).collect()
         };
-        assert_eq!(
-            places(SoftmaxOrder::SequenceBlocks),
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-        );
-        assert_eq!(
-            places(SoftmaxOrder::SameAsInput),
-            [0, 2, 1, 3, 4, 6, 8, 5, 7, 9]
-        );
-        let second = Sequence {
-            index: 1,
-            q_len: 3,
-            ..Sequence::default()
-        };
-        assert_eq!(
-            SoftmaxOrder::Batches.element(&second, 2, 1, 2),
-            (6 + 3 + 2) * 8
-        );
+        assert_eq!(places(SoftmaxOrder::SequenceBlocks), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(places(SoftmaxOrder::SameAsInput), [0, 2, 1, 3, 4, 6, 8, 5, 7, 9]);
+        let second = Sequence { index: 1, q_len: 3, ..Sequence::default() };
+        assert_eq!(SoftmaxOrder::Batches.element(&second, 2, 1, 2), (6 + 3 + 2) * 8);
     }
 }

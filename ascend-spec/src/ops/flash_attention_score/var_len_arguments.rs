@@ -89,27 +89,12 @@ mod tests {
         ];
         assert_eq!(versions.map(<[&str]>::len), [22, 25, 27, 23, 29]);
         let [first, second, third, fourth, fifth] = versions;
-        assert_eq!(
-            second[7..12],
-            [
-                "prefix",
-                "actualSeqQLen",
-                "actualSeqKvLen",
-                "qStartIdx",
-                "kvStartIdx"
-            ]
-        );
+        assert_eq!(second[7..12], ["prefix", "actualSeqQLen", "actualSeqKvLen", "qStartIdx", "kvStartIdx"]);
         assert_eq!(second[20], "pseType");
-        assert_eq!(
-            third[..5],
-            ["query", "queryRope", "key", "keyRope", "value"]
-        );
+        assert_eq!(third[..5], ["query", "queryRope", "key", "keyRope", "value"]);
         assert_eq!(fourth[18], "softmaxOutLayout");
         assert_eq!(first[17..19], ["sparseMode", "softmaxMax"]);
         assert_eq!(fifth[8..11], ["attenMask", "sink", "prefix"]);
-        assert_eq!(
-            fifth[22..26],
-            ["sparseMode", "pseType", "softmaxOutLayout", "softmaxMax"]
-        );
+        assert_eq!(fifth[22..26], ["sparseMode", "pseType", "softmaxOutLayout", "softmaxMax"]);
     }
 }

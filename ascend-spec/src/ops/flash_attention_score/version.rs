@@ -6,16 +6,8 @@ use crate::Target;
 use crate::operator::{OperatorVersion, versions};
 
 /// A version that Atlas A2 and A3 have from release `since` on, and that no earlier library exports.
-const fn version(
-    number: u8,
-    symbol: &'static str,
-    since: &'static str,
-    first: Cann,
-) -> OperatorVersion {
-    OperatorVersion::new(number, symbol, since)
-        .exported_since(first)
-        .on_a2_a3(first)
-        .on_ascend950(V9_0)
+const fn version(number: u8, symbol: &'static str, since: &'static str, first: Cann) -> OperatorVersion {
+    OperatorVersion::new(number, symbol, since).exported_since(first).on_a2_a3(first).on_ascend950(V9_0)
 }
 
 versions! {
@@ -49,18 +41,13 @@ impl Version {
     pub const fn is_var_len(self) -> bool {
         matches!(
             self,
-            Version::VarLenV1
-                | Version::VarLenV2
-                | Version::VarLenV3
-                | Version::VarLenV4
-                | Version::VarLenV5
+            Version::VarLenV1 | Version::VarLenV2 | Version::VarLenV3 | Version::VarLenV4 | Version::VarLenV5
         )
     }
 
     /// The version of FlashAttentionScore, or with `packed` of FlashAttentionVarLenScore, with this number.
     pub fn numbered(packed: bool, number: u8) -> Option<Version> {
-        let is_it =
-            |version: &Version| version.is_var_len() == packed && version.number() == number;
+        let is_it = |version: &Version| version.is_var_len() == packed && version.number() == number;
         Version::ALL.into_iter().find(is_it)
     }
 
@@ -87,12 +74,8 @@ impl Version {
             softmax_out_layout: call.softmax_out_layout.filter(|order| !order.is_empty()),
             ..*call
         };
-        let of_kind =
-            move |version: &Version| version.is_var_len() == packed && *version != Version::V4;
-        let versions = Version::ALL
-            .into_iter()
-            .filter(of_kind)
-            .chain([Version::V4]);
+        let of_kind = move |version: &Version| version.is_var_len() == packed && *version != Version::V4;
+        let versions = Version::ALL.into_iter().filter(of_kind).chain([Version::V4]);
         versions.filter(move |version| call.given().all(|parameter| version.has(parameter)))
     }
 }

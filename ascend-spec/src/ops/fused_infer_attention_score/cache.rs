@@ -30,18 +30,8 @@ impl Cache {
     /// assert_eq!(shape(Cache::Nz, DType::Bf16), [40, 2, 8, 16, 16]);
     /// assert_eq!(shape(Cache::BnBsH, DType::Int32), [40, 16, 32]);
     /// ```
-    pub fn shape(
-        self,
-        dtype: DType,
-        blocks: i64,
-        block_size: i64,
-        heads: i64,
-        dim: i64,
-    ) -> Option<Dims> {
-        if [blocks, block_size, heads, dim]
-            .iter()
-            .any(|&size| size < 0)
-        {
+    pub fn shape(self, dtype: DType, blocks: i64, block_size: i64, heads: i64, dim: i64) -> Option<Dims> {
+        if [blocks, block_size, heads, dim].iter().any(|&size| size < 0) {
             return None;
         }
         let dim = match dtype {
@@ -87,10 +77,7 @@ mod tests {
                 let shape = cache.shape(dtype, 7, 32, 3, 64).unwrap();
                 let read = extents(cache, &TensorDesc::packed(dtype, shape), 3).unwrap();
                 let dim = if dtype == DType::Int32 { 8 } else { 64 };
-                assert_eq!(
-                    (read.batch, read.heads, read.rows, read.dim),
-                    (7, 3, 32, dim)
-                );
+                assert_eq!((read.batch, read.heads, read.rows, read.dim), (7, 3, 32, dim));
             }
         }
     }
@@ -99,10 +86,7 @@ mod tests {
     fn sizes_that_make_no_shape_make_none() {
         assert_eq!(Cache::Nz.shape(DType::Float16, 1, 16, 1, 24), None);
         assert_eq!(Cache::Nz.shape(DType::Int4, 1, 16, 1, 64), None);
-        assert_eq!(
-            Cache::Nz.shape(DType::Complex128, 1, 16, 1, 64),
-            Dims::new(&[1, 1, 32, 16, 2])
-        );
+        assert_eq!(Cache::Nz.shape(DType::Complex128, 1, 16, 1, 64), Dims::new(&[1, 1, 32, 16, 2]));
         assert_eq!(Cache::BnBsH.shape(DType::Int32, 1, 16, 1, 12), None);
         assert_eq!(Cache::BnBsH.shape(DType::Bf16, 1, 16, i64::MAX, 2), None);
         assert_eq!(Cache::BnNBsD.shape(DType::Bf16, -1, 16, 1, 2), None);

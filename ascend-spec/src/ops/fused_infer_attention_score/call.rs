@@ -23,11 +23,7 @@ impl<'a> FiaCall<'a> {
 
     /// Most query rows of a sequence that the decode path takes on `target` under a query of `dtype`.
     pub(crate) fn most_decode_rows(target: Target, dtype: DType) -> i64 {
-        if target.cann >= Cann::V9_1 && dtype == DType::Int8 {
-            32
-        } else {
-            Self::MOST_DECODE_ROWS
-        }
+        if target.cann >= Cann::V9_1 && dtype == DType::Int8 { 32 } else { Self::MOST_DECODE_ROWS }
     }
 
     /// Whether the scales of an MXFP8 query are grouped by key heads, `[Nk, T, G, D/64, 2]`, or by rows, `[T, N,
@@ -40,11 +36,7 @@ impl<'a> FiaCall<'a> {
     /// A call without tensors whose attributes have the operator's defaults, except `inner_precise`, which is 0 (high
     /// precision) as in the frameworks rather than the operator definition's 1.
     pub fn new(input_layout: &'a str) -> Self {
-        FiaCall {
-            input_layout,
-            inner_precise: 0,
-            ..FiaCall::default()
-        }
+        FiaCall { input_layout, inner_precise: 0, ..FiaCall::default() }
     }
 
     /// `sparse_mode` as the operator reads it: in 32 bits.

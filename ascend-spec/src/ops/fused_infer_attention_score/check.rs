@@ -4,8 +4,8 @@ use super::resolve::{Verdict, resolve};
 use super::routing::Routing;
 use super::rules::api_layer::Progress;
 use super::rules::{
-    Facts, antiquant, api_layer, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised,
-    output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
+    Facts, antiquant, api_layer, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised, output, packed,
+    padding, paged, prefix, pse, quant, sink, split_fuse, unified,
 };
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
 use crate::attention_problem::{AttentionProblem, MaskUse, Work};
@@ -22,18 +22,12 @@ impl<'a> FiaCall<'a> {
     /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute.
     pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
-        self.check_rules(version, target)
-            .map_err(|violation| self.try_fix(violation, version, target))
+        self.check_rules(version, target).map_err(|violation| self.try_fix(violation, version, target))
     }
 
     /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
     /// the same rule again, breaks any rule where the violation is of a lint, or is unsupported.
-    pub(super) fn try_fix(
-        &self,
-        mut violation: Violation,
-        version: Version,
-        target: Target,
-    ) -> Violation {
+    pub(super) fn try_fix(&self, mut violation: Violation, version: Version, target: Target) -> Violation {
         if violation.changes.is_empty() {
             return violation;
         }
@@ -42,9 +36,7 @@ impl<'a> FiaCall<'a> {
             Ok(changed) => match changed.call().check_rules(version, target) {
                 Ok(_) => true,
                 Err(next) => {
-                    !next.is_unsupported()
-                        && violation.rule.level == Level::Rule
-                        && next.rule != violation.rule
+                    !next.is_unsupported() && violation.rule.level == Level::Rule && next.rule != violation.rule
                 }
             },
         };
@@ -56,28 +48,18 @@ impl<'a> FiaCall<'a> {
     }
 
     /// As [`FiaCall::check`], but the changes of a fix are not tried.
-    fn check_rules(
-        &'a self,
-        version: Version,
-        target: Target,
-    ) -> Result<CheckedCall<'a>, Violation> {
+    fn check_rules(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
         if !api_layer::applies(version, target) {
             return self.check_behind_api_layer(version, target);
         }
         match api_layer::arguments(self)? {
             Progress::Ends => Ok(self.without_work(version, target)),
-            Progress::GoesOn => self
-                .check_behind_api_layer(version, target)
-                .map_err(api_layer::with_its_status),
+            Progress::GoesOn => self.check_behind_api_layer(version, target).map_err(api_layer::with_its_status),
         }
     }
 
     /// The verdict on a call that the API layer passes on.
-    fn check_behind_api_layer(
-        &'a self,
-        version: Version,
-        target: Target,
-    ) -> Result<CheckedCall<'a>, Violation> {
+    fn check_behind_api_layer(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
         let facts = self.facts(version, target)?;
         if version == Version::V5 && target.cann >= Cann::V9_1 && !target.is_950() {
             // V5 checks strides, whichever checks follow. From 9.2 on the layer of V1 to V4 makes tensors contiguous.
@@ -118,11 +100,7 @@ impl<'a> FiaCall<'a> {
 
     /// The verdict of the prefill or the decode path on the call, whichever path FusedInferAttentionScore would
     /// choose: each of the older operators has one of the two paths.
-    pub(crate) fn verdict_of_path(
-        &'a self,
-        checker: Checker,
-        target: Target,
-    ) -> Result<Verdict, Violation> {
+    pub(crate) fn verdict_of_path(&'a self, checker: Checker, target: Target) -> Result<Verdict, Violation> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
         match checker {
             Checker::Decode => decode(&facts),
@@ -143,20 +121,11 @@ impl<'a> FiaCall<'a> {
     }
 
     /// Runs the first checks, and collects the facts that the later ones need.
-    pub(super) fn facts(
-        &'a self,
-        version: Version,
-        target: Target,
-    ) -> Result<Facts<'a>, Violation> {
+    pub(super) fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Violation> {
         self.facts_by(version, target, None)
     }
 
-    fn facts_by(
-        &'a self,
-        version: Version,
-        target: Target,
-        checker: Option<Checker>,
-    ) -> Result<Facts<'a>, Violation> {
+    fn facts_by(&'a self, version: Version, target: Target, checker: Option<Checker>) -> Result<Facts<'a>, Violation> {
         version.enter(target)?;
         let main = entry::main_tensors(self)?;
         entry::product(version, target)?;
@@ -178,9 +147,7 @@ impl<'a> FiaCall<'a> {
                 (true, &[_, _, _, dim]) => dim,
                 (true, &[_, _, runs, _, run]) => runs.saturating_mul(run),
                 (true, _) => 0,
-                (false, _) => forgotten
-                    .extents(layout, desc, kv_heads)
-                    .map_or(0, |extents| extents.dim),
+                (false, _) => forgotten.extents(layout, desc, kv_heads).map_or(0, |extents| extents.dim),
             };
             dim.saturating_mul(nibbles)
         };
@@ -212,12 +179,7 @@ impl<'a> FiaCall<'a> {
             true => None,
             false => paged::cache(self, main.key, route)?,
         };
-        let none = Extents {
-            batch: 0,
-            heads: 0,
-            rows: 0,
-            dim: 0,
-        };
+        let none = Extents { batch: 0, heads: 0, rows: 0, dim: 0 };
         let remainder = match checker == Checker::Prefill && target.cann >= Cann::V8_5 {
             true => entry::Remainder::Forgotten,
             false => entry::Remainder::Refused,
@@ -239,11 +201,7 @@ impl<'a> FiaCall<'a> {
         if cache.is_none() && checker != Checker::Unified {
             lists::rank(layout, main.key, main.value)?;
         }
-        let batch = if layout.is_packed() {
-            packed::batch(self)
-        } else {
-            q.batch
-        };
+        let batch = if layout.is_packed() { packed::batch(self) } else { q.batch };
         let kv_list = match checker {
             Checker::Unified => list,
             _ => lists::is_list(self, layout, batch, route, main.key),
@@ -272,10 +230,7 @@ impl<'a> FiaCall<'a> {
             v: match counted(value_cache, main.value) {
                 Some(extents) => extents,
                 // The split-fuse path drops the remainder of the last axis.
-                None if checker == Checker::SplitFuse => Extents {
-                    dim: routing.value_dim,
-                    ..none
-                },
+                None if checker == Checker::SplitFuse => Extents { dim: routing.value_dim, ..none },
                 None => none,
             },
             kv_list,
@@ -454,12 +409,7 @@ fn check_unified(f: &Facts<'_>) -> Result<Verdict, Violation> {
 }
 
 fn main_tensors<'a>(f: &Facts<'a>) -> entry::MainTensors<'a> {
-    entry::MainTensors {
-        query: f.query,
-        key: f.key,
-        value: f.value,
-        out: f.out,
-    }
+    entry::MainTensors { query: f.query, key: f.key, value: f.value, out: f.out }
 }
 
 /// Arrays that stand for those of a measured call: with as many entries, and with values that hold the rules.
@@ -481,11 +431,7 @@ impl FiaCall<'_> {
     ///
     /// # Errors
     /// The broken rule, if the release measures no such call, or if tensors and attributes alone break one.
-    pub fn unread_lengths(
-        &self,
-        version: Version,
-        target: Target,
-    ) -> Result<UnreadLengths, Violation> {
+    pub fn unread_lengths(&self, version: Version, target: Target) -> Result<UnreadLengths, Violation> {
         let f = self.facts(version, target)?;
         let given = self.actual_seq_lengths.is_some() || self.actual_seq_lengths_kv.is_some();
         require!(

@@ -43,15 +43,7 @@ pub struct HeadShape {
 impl HeadShape {
     /// Heads for prefill, with as many key heads as query heads and `head_dim` elements in each.
     pub fn new(layout: Layout, dtype: DType, heads: i64, head_dim: i64) -> Self {
-        Self {
-            layout,
-            dtype,
-            heads,
-            kv_heads: heads,
-            query_dim: head_dim,
-            value_dim: head_dim,
-            rows: 2,
-        }
+        Self { layout, dtype, heads, kv_heads: heads, query_dim: head_dim, value_dim: head_dim, rows: 2 }
     }
 
     /// Checks whether the operator takes these heads. The lints of a call find heads that the operator takes and then
@@ -62,12 +54,7 @@ impl HeadShape {
     pub fn check(&self, version: Version, target: Target) -> Result<(), Violation> {
         let axes = self.layout.input();
         let tensor = |heads, dim| {
-            let shape = axes.shape(Extents {
-                batch: 1,
-                heads,
-                rows: self.rows,
-                dim,
-            });
+            let shape = axes.shape(Extents { batch: 1, heads, rows: self.rows, dim });
             TensorDesc::packed(self.dtype, shape)
         };
         let key = [tensor(self.kv_heads, self.query_dim)];
@@ -102,15 +89,9 @@ impl HeadShape {
             let sizes = (Self::STEP..=Self::MOST).step_by(Self::STEP as usize);
             sizes.filter(move |dim| *dim >= from)
         };
-        let all = sizes(self.query_dim).flat_map(|query_dim| {
-            sizes(self.value_dim).map(move |value_dim| (query_dim, value_dim))
-        });
-        all.map(|(query_dim, value_dim)| Self {
-            query_dim,
-            value_dim,
-            ..*self
-        })
-        .find(takes)
+        let all = sizes(self.query_dim)
+            .flat_map(|query_dim| sizes(self.value_dim).map(move |value_dim| (query_dim, value_dim)));
+        all.map(|(query_dim, value_dim)| Self { query_dim, value_dim, ..*self }).find(takes)
     }
 
     /// The largest head dimension that padding tries.
@@ -133,29 +114,16 @@ mod tests {
     }
 
     fn packed(dim: i64) -> HeadShape {
-        HeadShape {
-            kv_heads: 2,
-            ..HeadShape::new(Layout::Tnd, DType::Bf16, 4, dim)
-        }
+        HeadShape { kv_heads: 2, ..HeadShape::new(Layout::Tnd, DType::Bf16, 4, dim) }
     }
 
     #[test]
     fn packed_heads_grow_to_the_next_size() {
-        for (dim, want) in [
-            (1, 64),
-            (64, 64),
-            (65, 128),
-            (80, 128),
-            (96, 128),
-            (128, 128),
-        ] {
+        for (dim, want) in [(1, 64), (64, 64), (65, 128), (80, 128), (96, 128), (128, 128)] {
             assert_eq!(padded(packed(dim)), Some((want, want)), "{dim}");
         }
         // Between 128 and 192 only the latent form's pair is left, which values of up to 128 fit.
-        let latent = HeadShape {
-            value_dim: 120,
-            ..packed(180)
-        };
+        let latent = HeadShape { value_dim: 120, ..packed(180) };
         assert_eq!(padded(latent), Some((192, 128)));
         assert_eq!(padded(packed(513)), None);
     }
@@ -170,32 +138,18 @@ mod tests {
             assert_eq!(padded(heads(layout, 84)), Some((96, 96)));
         }
         // Decoding takes them as they are.
-        let decode = HeadShape {
-            rows: 1,
-            ..heads(Layout::Bnsd, 84)
-        };
+        let decode = HeadShape { rows: 1, ..heads(Layout::Bnsd, 84) };
         assert_eq!(padded(decode), Some((84, 84)));
     }
 
     #[test]
     fn what_padding_cannot_mend_is_no_answer() {
-        let f16 = HeadShape {
-            dtype: DType::Float16,
-            ..packed(64)
-        };
+        let f16 = HeadShape { dtype: DType::Float16, ..packed(64) };
         assert_eq!(padded(f16), None);
-        assert_eq!(
-            packed(64).padded(Version::V3, Target::snapshot(Soc::AtlasInference)),
-            None
-        );
+        assert_eq!(packed(64).padded(Version::V3, Target::snapshot(Soc::AtlasInference)), None);
         for dim in [i64::MIN, -1, i64::MAX] {
             assert!(packed(dim).check(Version::V3, A2).is_err(), "{dim}");
-            let head_shape = HeadShape {
-                heads: dim,
-                kv_heads: dim,
-                rows: dim,
-                ..packed(dim)
-            };
+            let head_shape = HeadShape { heads: dim, kv_heads: dim, rows: dim, ..packed(dim) };
             let _ = head_shape.padded(Version::V3, A2);
         }
     }

@@ -35,10 +35,7 @@ impl FiaCall<'_> {
         let softmax_lse = extents
             .filter(|_| self.softmax_lse_flag)
             .map(|(layout, extents)| TensorDesc::packed(DType::Float, layout.lse_shape(extents)));
-        (
-            attention_out.filter(|out| out.byte_range().is_some()),
-            softmax_lse.filter(|lse| lse.byte_range().is_some()),
-        )
+        (attention_out.filter(|out| out.byte_range().is_some()), softmax_lse.filter(|lse| lse.byte_range().is_some()))
     }
 
     /// Whether `softmaxLse` of a call with a learnable sink is known to include the sink, as the maximum and the

@@ -96,11 +96,7 @@ impl CallContract for FusedInferAttentionScore {
         target: Target,
         integers: &dyn Fn(&str) -> Vec<i64>,
     ) -> Result<(), Violation> {
-        match arguments
-            .call()
-            .check(version, target)
-            .map(|call| call.content_bounds())
-        {
+        match arguments.call().check(version, target).map(|call| call.content_bounds()) {
             Ok(Some(bounds)) => bounds.admits_contents(arguments.block_table.as_ref(), integers),
             Ok(None) | Err(_) => Ok(()),
         }

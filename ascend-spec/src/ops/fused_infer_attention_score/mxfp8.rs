@@ -21,11 +21,7 @@ pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
         }
         _ => return None,
     };
-    let cuts = Cuts {
-        head,
-        dim: Cut::new(PAIR, GROUP, slot),
-        ..Cuts::NONE
-    };
+    let cuts = Cuts { head, dim: Cut::new(PAIR, GROUP, slot), ..Cuts::NONE };
     Some(scales(desc, role, strides, cuts, Counts::Stored))
 }
 
@@ -42,11 +38,7 @@ pub(super) fn key(f: &Facts<'_>) -> Option<ScaleOffset> {
         (Some(_), &[block, head, row, pair, slot]) => ([block, head, row, pair], Cut::NONE, slot),
         _ => return None,
     };
-    let cuts = Cuts {
-        row,
-        dim: Cut::new(PAIR, GROUP, slot),
-        ..Cuts::NONE
-    };
+    let cuts = Cuts { row, dim: Cut::new(PAIR, GROUP, slot), ..Cuts::NONE };
     Some(scales(desc, role, strides, cuts, Counts::Stored))
 }
 
@@ -56,26 +48,15 @@ pub(super) fn value(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = f.call.value_antiquant_scale.as_ref()?;
     let role = TensorRole::ValueScale;
     let (strides, dim, slot, counts) = match (f.cache, &desc.strides[..]) {
-        (None, &[pair, head, dim, slot]) => (
-            [pair, head, pair, dim],
-            Cut::NONE,
-            slot,
-            Counts::Concatenated,
-        ),
+        (None, &[pair, head, dim, slot]) => ([pair, head, pair, dim], Cut::NONE, slot, Counts::Concatenated),
         (Some(Cache::Nz), &[block, head, dims, pair, dim, slot]) => {
             let dim = Cut::new(LANES, 1, dim);
             ([block, head, pair, dims], dim, slot, Counts::Stored)
         }
-        (Some(_), &[block, head, pair, dim, slot]) => {
-            ([block, head, pair, dim], Cut::NONE, slot, Counts::Stored)
-        }
+        (Some(_), &[block, head, pair, dim, slot]) => ([block, head, pair, dim], Cut::NONE, slot, Counts::Stored),
         _ => return None,
     };
-    let cuts = Cuts {
-        row: Cut::new(PAIR, GROUP, slot),
-        dim,
-        ..Cuts::NONE
-    };
+    let cuts = Cuts { row: Cut::new(PAIR, GROUP, slot), dim, ..Cuts::NONE };
     Some(scales(desc, role, strides, cuts, counts))
 }
 
@@ -86,21 +67,7 @@ fn scales(
     cuts: Cuts,
     counts: Counts,
 ) -> ScaleOffset {
-    let view = View {
-        offset: desc.offset,
-        batch,
-        head,
-        row,
-        dim,
-    };
-    let scale = Grid {
-        tensor: SmallTensor::new(role, desc, desc.dtype),
-        view,
-        cuts,
-        counts,
-    };
-    ScaleOffset {
-        scale,
-        offset: None,
-    }
+    let view = View { offset: desc.offset, batch, head, row, dim };
+    let scale = Grid { tensor: SmallTensor::new(role, desc, desc.dtype), view, cuts, counts };
+    ScaleOffset { scale, offset: None }
 }

@@ -36,13 +36,7 @@ impl FiaCall<'_> {
     /// call.each_difference(Version::V4, newest, Cann::V8_5, &mut |lint| found.push(lint.to_string()));
     /// assert!(found[0].starts_with("portable.refused") && found[0].contains("inner_precise.known"), "{found:?}");
     /// ```
-    pub fn each_difference(
-        &self,
-        version: Version,
-        target: Target,
-        since: Cann,
-        report: &mut dyn FnMut(Violation),
-    ) {
+    pub fn each_difference(&self, version: Version, target: Target, since: Cann, report: &mut dyn FnMut(Violation)) {
         let own = match self.check(version, target) {
             Ok(problem) => Some(problem),
             Err(violation) if violation.is_unsupported() => None,
@@ -179,14 +173,8 @@ fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static
     if (a.bias, a.slopes, a.sink) != (b.bias, b.slopes, b.sink) {
         return Some("terms beside the scores (position bias, sink)");
     }
-    let scales = |p: &AttentionProblem<'_>| {
-        (
-            p.query_quantisation,
-            p.key_quantisation,
-            p.value_quantisation,
-            p.out_quantisation,
-        )
-    };
+    let scales =
+        |p: &AttentionProblem<'_>| (p.query_quantisation, p.key_quantisation, p.value_quantisation, p.out_quantisation);
     if scales(a) != scales(b) || a.int8_query != b.int8_query {
         return Some("scales and offsets");
     }

@@ -10,13 +10,7 @@ const GROUP: i64 = 32;
 
 /// The view of a grid with one entry for all elements.
 fn scalar(offset: i64) -> View {
-    View {
-        offset,
-        batch: 0,
-        head: 0,
-        row: 0,
-        dim: 0,
-    }
+    View { offset, batch: 0, head: 0, row: 0, dim: 0 }
 }
 
 /// The description of the tensor that plays a role.
@@ -28,19 +22,14 @@ fn grid(call: &FiaCall<'_>, role: TensorRole, view: View, counts: Counts) -> Opt
     let desc = described(call, role)?;
     Some(Grid {
         tensor: SmallTensor::new(role, desc, desc.dtype),
-        view: View {
-            offset: view.offset.saturating_add(desc.offset),
-            ..view
-        },
+        view: View { offset: view.offset.saturating_add(desc.offset), ..view },
         cuts: Cuts::NONE,
         counts,
     })
 }
 
 fn count(desc: &TensorDesc) -> i64 {
-    desc.elements()
-        .and_then(|count| i64::try_from(count).ok())
-        .unwrap_or(i64::MAX)
+    desc.elements().and_then(|count| i64::try_from(count).ok()).unwrap_or(i64::MAX)
 }
 
 /// Dequantisation of the keys (`half` 0) or the values (`half` 1); `None` if a scale is smaller than its mode needs.
@@ -48,24 +37,11 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let call = f.call;
     let split = call.key_antiquant_scale.is_some() && call.value_antiquant_scale.is_some();
     // Ascend 950 has no merged form.
-    let few =
-        f.prefill() && f.q.rows > FiaCall::MOST_DECODE_ROWS && !f.paged() && !f.target.is_950();
+    let few = f.prefill() && f.q.rows > FiaCall::MOST_DECODE_ROWS && !f.paged() && !f.target.is_950();
     let (scale, offset, mode) = match (split && !few, half) {
-        (true, 0) => (
-            TensorRole::KeyScale,
-            TensorRole::KeyOffset,
-            call.key_antiquant_mode,
-        ),
-        (true, _) => (
-            TensorRole::ValueScale,
-            TensorRole::ValueOffset,
-            call.value_antiquant_mode,
-        ),
-        (false, _) => (
-            TensorRole::KeyValueScale,
-            TensorRole::KeyValueOffset,
-            call.antiquant_mode,
-        ),
+        (true, 0) => (TensorRole::KeyScale, TensorRole::KeyOffset, call.key_antiquant_mode),
+        (true, _) => (TensorRole::ValueScale, TensorRole::ValueOffset, call.value_antiquant_mode),
+        (false, _) => (TensorRole::KeyValueScale, TensorRole::KeyValueOffset, call.antiquant_mode),
     };
     let merged = scale == TensorRole::KeyValueScale;
     let desc = described(call, scale)?;
@@ -81,13 +57,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { value_dim });
     let last = desc.shape.last().copied().unwrap_or(1);
     let bs = call.block_size;
-    let view = |batch, head, row, dim| View {
-        offset: first,
-        batch,
-        head,
-        row,
-        dim,
-    };
+    let view = |batch, head, row, dim| View { offset: first, batch, head, row, dim };
     let mode = AntiquantMode::from_acl(mode)?;
     let tokens = Counts::Tokens;
     let groups = d / GROUP;
@@ -96,29 +66,17 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
         AntiquantMode::PerChannel => (view(0, d, 0, 1), tokens, n.saturating_mul(d)),
         AntiquantMode::PerToken => (view(last, 0, 1, 0), tokens, f.batch.saturating_mul(last)),
         AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), tokens, n),
-        AntiquantMode::PerTokenHead => (
-            view(n.saturating_mul(last), last, 1, 0),
-            tokens,
-            f.batch.saturating_mul(n).saturating_mul(last),
-        ),
-        AntiquantMode::PerTokenPaged => (
-            view(bs, 0, 1, 0),
-            Counts::Stored,
-            f.blocks().saturating_mul(bs),
-        ),
-        AntiquantMode::PerTokenHeadPaged => (
-            view(n.saturating_mul(bs), bs, 1, 0),
-            Counts::Stored,
-            f.blocks().saturating_mul(n).saturating_mul(bs),
-        ),
+        AntiquantMode::PerTokenHead => {
+            (view(n.saturating_mul(last), last, 1, 0), tokens, f.batch.saturating_mul(n).saturating_mul(last))
+        }
+        AntiquantMode::PerTokenPaged => (view(bs, 0, 1, 0), Counts::Stored, f.blocks().saturating_mul(bs)),
+        AntiquantMode::PerTokenHeadPaged => {
+            (view(n.saturating_mul(bs), bs, 1, 0), Counts::Stored, f.blocks().saturating_mul(n).saturating_mul(bs))
+        }
         AntiquantMode::PerTokenGroup => {
             let of_head = desc.shape.get(3).copied()?.saturating_mul(groups);
             let of_token = n.saturating_mul(of_head);
-            (
-                view(of_token, of_head, groups, 1),
-                tokens,
-                f.batch.saturating_mul(of_token),
-            )
+            (view(of_token, of_head, groups, 1), tokens, f.batch.saturating_mul(of_token))
         }
     };
     let most = match mode {
@@ -145,84 +103,44 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
 pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
     let (n, s) = (f.q.heads, f.q.rows);
     let view = match f.layout.input() {
-        Axes::Bsh | Axes::Bsnd | Axes::Tnd => View {
-            offset: 0,
-            batch: s.saturating_mul(n),
-            head: 1,
-            row: n,
-            dim: 0,
-        },
-        _ => View {
-            offset: 0,
-            batch: n.saturating_mul(s),
-            head: s,
-            row: 1,
-            dim: 0,
-        },
+        Axes::Bsh | Axes::Bsnd | Axes::Tnd => View { offset: 0, batch: s.saturating_mul(n), head: 1, row: n, dim: 0 },
+        _ => View { offset: 0, batch: n.saturating_mul(s), head: s, row: 1, dim: 0 },
     };
     let scale = grid(f.call, TensorRole::QueryScale, view, Counts::Stored)?;
-    Some(ScaleOffset {
-        scale,
-        offset: None,
-    })
+    Some(ScaleOffset { scale, offset: None })
 }
 
 /// Dequantisation of the keys of a paged cache by one scale for each row and head, `[blocks, heads, rows]`.
 pub(super) fn rows_of_blocks(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = described(f.call, TensorRole::KeyScale)?;
     let [batch, head, row] = *desc.strides.first_chunk()?;
-    let view = View {
-        batch,
-        head,
-        row,
-        ..scalar(0)
-    };
+    let view = View { batch, head, row, ..scalar(0) };
     let scale = grid(f.call, TensorRole::KeyScale, view, Counts::Stored)?;
-    Some(ScaleOffset {
-        scale,
-        offset: None,
-    })
+    Some(ScaleOffset { scale, offset: None })
 }
 
 /// Dequantisation of the values by one scale for each head.
 pub(super) fn value_heads(f: &Facts<'_>) -> Option<ScaleOffset> {
-    Some(ScaleOffset {
-        scale: by_head(f.call, TensorRole::ValueScale)?,
-        offset: None,
-    })
+    Some(ScaleOffset { scale: by_head(f.call, TensorRole::ValueScale)?, offset: None })
 }
 
 /// One scale for all of key or value.
 pub(super) fn whole(f: &Facts<'_>, role: TensorRole) -> Option<ScaleOffset> {
     let scale = grid(f.call, role, scalar(0), Counts::Tokens)?;
-    Some(ScaleOffset {
-        scale,
-        offset: None,
-    })
+    Some(ScaleOffset { scale, offset: None })
 }
 
 /// Quantisation of the output: one scale, or one for each head and dimension.
 pub(super) fn output(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = described(f.call, TensorRole::OutputScale)?;
-    let view = if count(desc) == 1 {
-        scalar(0)
-    } else {
-        View {
-            head: output::value_dim(f),
-            dim: 1,
-            ..scalar(0)
-        }
-    };
+    let view = if count(desc) == 1 { scalar(0) } else { View { head: output::value_dim(f), dim: 1, ..scalar(0) } };
     let offset = match &f.call.quant_offset2 {
         Some(offset) if offset.is_empty() => None,
         Some(offset) if count(offset) < count(desc) => return None,
         Some(_) => grid(f.call, TensorRole::OutputOffset, view, Counts::Tokens),
         None => None,
     };
-    Some(ScaleOffset {
-        scale: grid(f.call, TensorRole::OutputScale, view, Counts::Tokens)?,
-        offset,
-    })
+    Some(ScaleOffset { scale: grid(f.call, TensorRole::OutputScale, view, Counts::Tokens)?, offset })
 }
 
 /// One logit a head.
@@ -238,10 +156,7 @@ pub(super) fn slopes(f: &Facts<'_>) -> Option<Grid> {
 /// A tensor with one number a head; `None` if it is not given or empty.
 fn by_head(call: &FiaCall<'_>, role: TensorRole) -> Option<Grid> {
     let desc = described(call, role).filter(|desc| !desc.is_empty())?;
-    let view = View {
-        head: desc.strides.first().copied().unwrap_or(0),
-        ..scalar(0)
-    };
+    let view = View { head: desc.strides.first().copied().unwrap_or(0), ..scalar(0) };
     grid(call, role, view, Counts::Tokens)
 }
 

@@ -5,8 +5,8 @@ use super::rules::unified::lists;
 use super::rules::{Facts, output, padding, prefix, pse};
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, mxfp8, quantisation};
 use crate::attention_problem::{
-    AttentionProblem, BiasTensor, ByteRange, Int8Query, KeyValue, KeyValueList, MaskUse, Pages,
-    Prefix, Rows, ScaleOffset, SequenceLengths, Slopes, SmallTensor, TensorRole, Work,
+    AttentionProblem, BiasTensor, ByteRange, Int8Query, KeyValue, KeyValueList, MaskUse, Pages, Prefix, Rows,
+    ScaleOffset, SequenceLengths, Slopes, SmallTensor, TensorRole, Work,
 };
 use crate::{Cann, DType, SparseMode, TensorDesc, View, Violation};
 
@@ -33,10 +33,7 @@ pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall
     })
 }
 
-fn problem<'a>(
-    f: &Facts<'a>,
-    (work, mode, mask): Verdict,
-) -> Result<AttentionProblem<'a>, Violation> {
+fn problem<'a>(f: &Facts<'a>, (work, mode, mask): Verdict) -> Result<AttentionProblem<'a>, Violation> {
     let call = f.call;
     uncomputed(f, work)?;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
@@ -49,10 +46,7 @@ fn problem<'a>(
     };
     let out = match f.checker {
         // This path has not checked the output's dtype, and writes the query's.
-        Checker::SplitFuse => TensorDesc {
-            dtype: f.query.dtype,
-            ..out
-        },
+        Checker::SplitFuse => TensorDesc { dtype: f.query.dtype, ..out },
         _ => out,
     };
     let lse = output::written_lse(call).map(|lse| {
@@ -87,10 +81,7 @@ fn problem<'a>(
         mode,
         tokens: (call.pre_tokens, call.next_tokens),
         mask,
-        mask_described: call
-            .mask()
-            .filter(|_| mask != MaskUse::None)
-            .and_then(ByteRange::described),
+        mask_described: call.mask().filter(|_| mask != MaskUse::None).and_then(ByteRange::described),
         query: Rows::new(f.layout.input(), f.query, f.q.dim),
         out: Rows::new(f.layout.output(), &out, value_dim),
         lse,
@@ -113,13 +104,10 @@ fn problem<'a>(
     let packed = |prefix: &TensorDesc| prefix.dtype == DType::Int32;
     let packed = prefixes.into_iter().flatten().any(packed);
     if problem.prefix.is_some() && packed && !f.target.is_950() {
-        return Err(Violation::unsupported(
-            "a shared prefix (keySharedPrefix) of INT32",
-        ));
+        return Err(Violation::unsupported("a shared prefix (keySharedPrefix) of INT32"));
     }
     // A single row over quantised keys sees them all, wherever the query's padding puts it.
-    let sees_all =
-        f.target.is_950() && f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;
+    let sees_all = f.target.is_950() && f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;
     let pads_query = f.prefill() && call.query_padding_size.is_some() && !f.packed() && !sees_all;
     let small = |role, desc: &TensorDesc| SmallTensor::new(role, desc, DType::Int64);
     let query_padding = call.query_padding_size.as_ref().filter(|_| pads_query);
@@ -134,10 +122,7 @@ fn problem<'a>(
     if let (Some(rope), true) = (&call.query_rope, f.rope()) {
         let dim = 64;
         problem.rope_dim = dim as usize;
-        problem.query_rope = Some(Rows {
-            dtype: rope.dtype,
-            ..Rows::new(f.layout.input(), rope, dim)
-        });
+        problem.query_rope = Some(Rows { dtype: rope.dtype, ..Rows::new(f.layout.input(), rope, dim) });
     }
     if pse::slopes(call, f.target) {
         if problem.prefix.is_some() {
@@ -160,18 +145,8 @@ fn problem<'a>(
         }
         let view = match pse.strides[..] {
             [batch, head, row, dim] => {
-                let batch = if pse.shape.first() == Some(&1) {
-                    0
-                } else {
-                    batch
-                };
-                View {
-                    offset: pse.offset,
-                    batch,
-                    head,
-                    row,
-                    dim,
-                }
+                let batch = if pse.shape.first() == Some(&1) { 0 } else { batch };
+                View { offset: pse.offset, batch, head, row, dim }
             }
             _ => {
                 return Err(Violation::unsupported("a position bias without four axes"));
@@ -179,25 +154,16 @@ fn problem<'a>(
         };
         let axis = |axis: usize| size(pse.shape.get(axis).copied().unwrap_or(0));
         problem.bias = Some(BiasTensor {
-            rows: Rows {
-                view,
-                lanes: 0,
-                dtype: pse.dtype,
-            },
+            rows: Rows { view, lanes: 0, dtype: pse.dtype },
             sizes: [0, 1, 2, 3].map(axis),
             before_scale: false,
         });
     }
     quantised(f, &mut problem)?;
-    let by_token =
-        |scales: &Option<ScaleOffset>| scales.is_some_and(|scales| scales.scale.view.row != 0);
-    if problem.prefix.is_some()
-        && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation))
-    {
+    let by_token = |scales: &Option<ScaleOffset>| scales.is_some_and(|scales| scales.scale.view.row != 0);
+    if problem.prefix.is_some() && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation)) {
         // Which of the scales belong to the prefix is not documented.
-        return Err(Violation::unsupported(
-            "scales of single tokens with a shared prefix (keySharedPrefix)",
-        ));
+        return Err(Violation::unsupported("scales of single tokens with a shared prefix (keySharedPrefix)"));
     }
     problem.zeroes_masked_rows = zeroes_masked_rows(f, &problem);
     Ok(problem)
@@ -229,14 +195,10 @@ fn zeroes_masked_rows(f: &Facts<'_>, problem: &AttentionProblem<'_>) -> bool {
 fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Violation> {
     let int8 = work == Work::Attend && f.out.dtype == DType::Int8;
     if int8 && f.checker == Checker::SplitFuse {
-        return Err(Violation::unsupported(
-            "an INT8 output of the split-fuse path, whose numbers mean nothing",
-        ));
+        return Err(Violation::unsupported("an INT8 output of the split-fuse path, whose numbers mean nothing"));
     }
     if int8 && f.call.quant_scale2.is_none() {
-        return Err(Violation::unsupported(
-            "an INT8 output without quantScale2, whose numbers mean nothing",
-        ));
+        return Err(Violation::unsupported("an INT8 output without quantScale2, whose numbers mean nothing"));
     }
     Ok(())
 }
@@ -260,8 +222,7 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Vi
             problem.query_quantisation = Some(mxfp8::query(f).ok_or_else(small)?);
             problem.key_quantisation = Some(mxfp8::key(f).ok_or_else(small)?);
             problem.value_quantisation = Some(mxfp8::value(f).ok_or_else(small)?);
-            problem.probability_scale =
-                quantisation::whole(f, TensorRole::WeightScale).map(|grid| grid.scale);
+            problem.probability_scale = quantisation::whole(f, TensorRole::WeightScale).map(|grid| grid.scale);
         }
         QuantisationKind::Fp8 => {
             if f.call.quant_scale1.is_some() {
@@ -294,30 +255,22 @@ fn fitting(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     }
     if f.key.shape.rank() != f.value.shape.rank() {
-        return Err(Violation::unsupported(
-            "caches of key and value with different numbers of axes",
-        ));
+        return Err(Violation::unsupported("caches of key and value with different numbers of axes"));
     }
     if f.key.dtype != f.value.dtype {
-        return Err(Violation::unsupported(
-            "caches of key and value with different types",
-        ));
+        return Err(Violation::unsupported("caches of key and value with different types"));
     }
     let caches = [Some(f.key), Some(f.value), f.call.key_rope.as_ref()];
     let strided = |desc: &&TensorDesc| !desc.is_contiguous() && desc.strides.last() != Some(&1);
     // Releases before 9.2 make strided caches contiguous first, or refuse them.
     let kept = f.cache == Some(Cache::Nz) && f.since(Cann::V9_2);
     if kept && caches.into_iter().flatten().any(|desc| strided(&desc)) {
-        return Err(Violation::unsupported(
-            "an NZ cache whose runs of 32 bytes are strided",
-        ));
+        return Err(Violation::unsupported("an NZ cache whose runs of 32 bytes are strided"));
     }
     let hidden = f.value.shape.last().copied().unwrap_or(0);
     let whole = hidden.saturating_mul(f.nibbles);
     if output::own_value_dim(f) && whole % f.kv_heads.max(1) != 0 {
-        return Err(Violation::unsupported(
-            "a value cache whose last axis does not divide by numKeyValueHeads",
-        ));
+        return Err(Violation::unsupported("a value cache whose last axis does not divide by numKeyValueHeads"));
     }
     Ok(())
 }
@@ -333,16 +286,11 @@ fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
         batch: 0,
         key: one(f.key, f.q.dim),
         value: one(f.value, value_dim),
-        key_rope: f
-            .call
-            .key_rope
-            .as_ref()
-            .filter(|_| f.rope())
-            .map(|rope| Rows {
-                // INT32 does not stand for packed INT4 here.
-                dtype: rope.dtype,
-                ..one(rope, 64)
-            }),
+        key_rope: f.call.key_rope.as_ref().filter(|_| f.rope()).map(|rope| Rows {
+            // INT32 does not stand for packed INT4 here.
+            dtype: rope.dtype,
+            ..one(rope, 64)
+        }),
     }
 }
 
@@ -363,42 +311,16 @@ fn cached(f: &Facts<'_>, cache: Cache, desc: &TensorDesc, dim: i64) -> Rows {
         Cache::Nz => (lanes, bs.saturating_mul(dim), bs.saturating_mul(lanes)),
     };
     let batch = bs.saturating_mul(n).saturating_mul(dim);
-    let packed = View {
-        offset: scaled(desc, desc.offset),
-        batch,
-        head,
-        row,
-        dim: step,
-    };
+    let packed = View { offset: scaled(desc, desc.offset), batch, head, row, dim: step };
     let strides = match (cache, &desc.strides[..]) {
-        (Cache::BnBsH, &[batch, row, dim_step]) if !desc.is_contiguous() => View {
-            batch,
-            row,
-            dim: dim_step,
-            head: dim.saturating_mul(dim_step),
-            ..packed
-        },
-        (Cache::BnNBsD, &[batch, head, row, dim]) if !desc.is_contiguous() => View {
-            batch,
-            head,
-            row,
-            dim,
-            ..packed
-        },
-        (Cache::Nz, &[batch, head, dim, row, 1]) if !desc.is_contiguous() => View {
-            batch,
-            head,
-            row,
-            dim,
-            ..packed
-        },
+        (Cache::BnBsH, &[batch, row, dim_step]) if !desc.is_contiguous() => {
+            View { batch, row, dim: dim_step, head: dim.saturating_mul(dim_step), ..packed }
+        }
+        (Cache::BnNBsD, &[batch, head, row, dim]) if !desc.is_contiguous() => View { batch, head, row, dim, ..packed },
+        (Cache::Nz, &[batch, head, dim, row, 1]) if !desc.is_contiguous() => View { batch, head, row, dim, ..packed },
         _ => packed,
     };
-    Rows {
-        view: strides,
-        lanes: usize::try_from(lanes).unwrap_or(0),
-        dtype,
-    }
+    Rows { view: strides, lanes: usize::try_from(lanes).unwrap_or(0), dtype }
 }
 
 fn pages(f: &Facts<'_>) -> Option<Pages> {
@@ -421,10 +343,7 @@ fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
     if f.checker == Checker::SplitFuse {
         return None;
     }
-    let (key, value) = (
-        f.call.key_shared_prefix.as_ref()?,
-        f.call.value_shared_prefix.as_ref()?,
-    );
+    let (key, value) = (f.call.key_shared_prefix.as_ref()?, f.call.value_shared_prefix.as_ref()?);
     Some(Prefix {
         len: usize::try_from(prefix::length(f)).unwrap_or(0),
         key: Rows::new(f.layout.input(), key, f.k.dim),
@@ -434,9 +353,5 @@ fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
 
 /// A stride or offset of packed nibbles, counted in nibbles.
 fn scaled(desc: &TensorDesc, value: i64) -> i64 {
-    if desc.dtype == DType::Int32 {
-        value.saturating_mul(8)
-    } else {
-        value
-    }
+    if desc.dtype == DType::Int32 { value.saturating_mul(8) } else { value }
 }

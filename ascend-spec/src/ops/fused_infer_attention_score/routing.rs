@@ -55,9 +55,8 @@ impl Routing<'_> {
             && self.key.dtype == DType::Int8
             && self.query.dtype == DType::Bf16
             && self.q.dim == 128;
-        let given = call.actual_seq_lengths.is_some()
-            && call.actual_seq_lengths_kv.is_some()
-            && call.block_table.is_some();
+        let given =
+            call.actual_seq_lengths.is_some() && call.actual_seq_lengths_kv.is_some() && call.block_table.is_some();
         require!(
             for self.target => !read || given,
             NULL_LENGTHS,
@@ -70,8 +69,7 @@ impl Routing<'_> {
     fn legacy(&self, main: &MainTensors<'_>) -> Checker {
         let (call, q) = (self.call, self.q);
         let rope = call.query_rope.is_some();
-        let float =
-            |tensor: &Option<TensorDesc>| tensor.is_some_and(|tensor| tensor.dtype == DType::Float);
+        let float = |tensor: &Option<TensorDesc>| tensor.is_some_and(|tensor| tensor.dtype == DType::Float);
         let decode = match self.layout {
             Layout::NtdTnd | Layout::BnsdBsnd | Layout::Ntd => false,
             Layout::Tnd | Layout::TndNtd => {
@@ -94,11 +92,7 @@ impl Routing<'_> {
                     || (call.mode() == 4 && rope && q.dim == 512)
             }
         };
-        if decode {
-            Checker::Decode
-        } else {
-            Checker::Prefill
-        }
+        if decode { Checker::Decode } else { Checker::Prefill }
     }
 
     /// Packed decode over an NZ cache of INT8 keys, which 9.0 adds.
@@ -182,12 +176,7 @@ impl Routing<'_> {
         }
         let rope = |tensor: &Option<TensorDesc>| {
             let desc = tensor.as_ref()?;
-            Some(
-                self.layout
-                    .input()
-                    .extents(&desc.shape, call.num_heads)?
-                    .dim,
-            )
+            Some(self.layout.input().extents(&desc.shape, call.num_heads)?.dim)
         };
         let rope_dim = rope(&call.query_rope).unwrap_or(0);
         let dims = (self.q.dim, rope_dim, self.value_dim);
@@ -217,12 +206,9 @@ impl Routing<'_> {
             && call.actual_shared_prefix_len.is_none()
             && !self.query.is_empty()
             && !call.key.iter().chain(call.value).any(TensorDesc::is_empty);
-        let common =
-            layout && plain && matches!(dims, (128, 0 | 64, 128) | (64, 0, 64) | (192, 0, 128));
-        let classic = matches!(
-            self.layout,
-            Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd | Layout::Tnd
-        ) && self.q.dim == self.value_dim
+        let common = layout && plain && matches!(dims, (128, 0 | 64, 128) | (64, 0, 64) | (192, 0, 128));
+        let classic = matches!(self.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd | Layout::Tnd)
+            && self.q.dim == self.value_dim
             && !ropes
             && matches!(self.key.shape.rank(), 3 | 4);
         let wide = self.layout == Layout::Tnd && self.value_dim == 192;

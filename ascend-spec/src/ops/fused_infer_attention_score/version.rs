@@ -33,9 +33,7 @@ versions! {
 impl Version {
     /// The version whose phase one, phase two or `GetMaxWorkspaceSize` has this name.
     pub fn of_function(name: &str) -> Option<Version> {
-        Version::ALL
-            .into_iter()
-            .find(|version| version.info().has_function(name))
+        Version::ALL.into_iter().find(|version| version.info().has_function(name))
     }
 
     /// The newest version that the libraries of a release export.
@@ -50,17 +48,12 @@ impl Version {
     /// the check refuses.
     pub fn chosen_on(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
         let mut able = Version::able(call, at_least, target);
-        able.next()
-            .unwrap_or_else(|| Version::oldest_for(call).max(at_least))
+        able.next().unwrap_or_else(|| Version::oldest_for(call).max(at_least))
     }
 
     /// The versions from `at_least` on that can express a call and that the product has in the release, oldest first,
     /// but deprecated ones behind the others.
-    pub fn able(
-        call: &FiaCall<'_>,
-        at_least: Version,
-        target: Target,
-    ) -> impl Iterator<Item = Version> + use<> {
+    pub fn able(call: &FiaCall<'_>, at_least: Version, target: Target) -> impl Iterator<Item = Version> + use<> {
         let oldest = Version::oldest_for(call).max(at_least);
         Version::preferred_on(target).filter(move |version| *version >= oldest)
     }
@@ -74,9 +67,6 @@ impl Version {
             oldest => oldest,
         };
         let numbered = |version: &Version| version.number() == oldest;
-        Version::ALL
-            .into_iter()
-            .find(numbered)
-            .unwrap_or(Version::V5)
+        Version::ALL.into_iter().find(numbered).unwrap_or(Version::V5)
     }
 }

@@ -49,9 +49,7 @@ impl CallContract for GatherPaKvCache {
             desc.byte_range().map(|_| desc)
         };
         arguments.key = arguments.key.or_else(|| rows(arguments.key_cache, "key"));
-        arguments.value = arguments
-            .value
-            .or_else(|| rows(arguments.value_cache, "value"));
+        arguments.value = arguments.value.or_else(|| rows(arguments.value_cache, "value"));
     }
 
     fn check_contents(
@@ -73,10 +71,7 @@ impl CallContract for GatherPaKvCache {
             None => Ok(()),
             Some(wrong) => Err(rules::BLOCK.broken(
                 format_args!("{wrong:?}"),
-                format_args!(
-                    "{} blocks, {} rows of outputs",
-                    problem.blocks, problem.tokens
-                ),
+                format_args!("{} blocks, {} rows of outputs", problem.blocks, problem.tokens),
             )),
         }
     }

@@ -75,13 +75,7 @@ impl GatherProblem {
     /// once for a sequence with the fault, and leaves out the rest of that sequence. `table`, `lengths` and `offsets`
     /// are the contents of the tensors; missing numbers count as 0. No row is visited twice, whatever the numbers
     /// are.
-    pub fn sources(
-        &self,
-        table: &[i64],
-        lengths: &[i64],
-        offsets: &[i64],
-        visit: &mut dyn FnMut(Source),
-    ) {
+    pub fn sources(&self, table: &[i64], lengths: &[i64], offsets: &[i64], visit: &mut dyn FnMut(Source)) {
         let value_at = |values: &[i64], index: usize| values.get(index).copied().unwrap_or(0);
         // The end of the sequence before.
         let mut end = 0;
@@ -100,8 +94,7 @@ impl GatherProblem {
                 continue;
             }
             end = start.saturating_add(len);
-            let [start, len, offset] =
-                [start, len, offset].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+            let [start, len, offset] = [start, len, offset].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
             let first = match self.offsets_in_columns {
                 true => offset,
                 false => offset / self.block_size.max(1),
@@ -119,13 +112,7 @@ impl GatherProblem {
     }
 
     /// The source of token `t` of a sequence; `named` is the sequence's row of the table.
-    fn source(
-        &self,
-        named: &[i64],
-        (sequence, token): (usize, usize),
-        first: usize,
-        t: usize,
-    ) -> Source {
+    fn source(&self, named: &[i64], (sequence, token): (usize, usize), first: usize, t: usize) -> Source {
         let block_size = self.block_size.max(1);
         let column = first.saturating_add(t / block_size);
         let block = named.get(column).filter(|_| column < self.columns);
@@ -135,15 +122,8 @@ impl GatherProblem {
         if token >= self.tokens {
             return Source::NoToken { sequence, token };
         }
-        match usize::try_from(block)
-            .ok()
-            .filter(|&index| index < self.blocks)
-        {
-            Some(block) => Source::Row {
-                token,
-                block,
-                row: t % block_size,
-            },
+        match usize::try_from(block).ok().filter(|&index| index < self.blocks) {
+            Some(block) => Source::Row { token, block, row: t % block_size },
             None => Source::NoBlock { sequence, block },
         }
     }
@@ -185,14 +165,8 @@ mod tests {
         columns: 3,
         cumulative: false,
         offsets_in_columns: false,
-        key: Pieces {
-            count: 1,
-            bytes: 32,
-        },
-        value: Pieces {
-            count: 1,
-            bytes: 32,
-        },
+        key: Pieces { count: 1, bytes: 32 },
+        value: Pieces { count: 1, bytes: 32 },
     };
 
     fn sources(problem: &GatherProblem, lengths: &[i64], offsets: &[i64]) -> Vec<Source> {
@@ -208,78 +182,34 @@ mod tests {
 
     #[test]
     fn rows_follow_the_table_from_the_offset_on() {
-        let plain = [
-            row(0, 3, 0),
-            row(1, 3, 1),
-            row(2, 1, 0),
-            row(3, 2, 0),
-            row(4, 2, 1),
-        ];
+        let plain = [row(0, 3, 0), row(1, 3, 1), row(2, 1, 0), row(3, 2, 0), row(4, 2, 1)];
         assert_eq!(sources(&PROBLEM, &[3, 2], &[]), plain);
-        let cumulative = GatherProblem {
-            cumulative: true,
-            ..PROBLEM
-        };
+        let cumulative = GatherProblem { cumulative: true, ..PROBLEM };
         assert_eq!(sources(&cumulative, &[0, 3, 5], &[]), plain);
         let behind = [row(0, 1, 0), row(1, 0, 0)];
-        assert_eq!(
-            sources(&PROBLEM, &[1, 1], &[3, 2]),
-            behind,
-            "whole blocks count"
-        );
-        let columns = GatherProblem {
-            offsets_in_columns: true,
-            ..PROBLEM
-        };
+        assert_eq!(sources(&PROBLEM, &[1, 1], &[3, 2]), behind, "whole blocks count");
+        let columns = GatherProblem { offsets_in_columns: true, ..PROBLEM };
         assert_eq!(sources(&columns, &[1, 1], &[1, 1]), behind);
     }
 
     #[test]
     fn numbers_that_lead_nowhere_are_told_once_a_sequence() {
         let found = sources(&PROBLEM, &[5, 1], &[]);
-        assert_eq!(
-            found[4..],
-            [
-                Source::NoBlock {
-                    sequence: 0,
-                    block: 9
-                },
-                Source::NoToken {
-                    sequence: 1,
-                    token: 5
-                }
-            ]
-        );
+        assert_eq!(found[4..], [Source::NoBlock { sequence: 0, block: 9 }, Source::NoToken { sequence: 1, token: 5 }]);
         let found = sources(&PROBLEM, &[i64::MAX, -3], &[i64::MAX]);
         let bad = |sequence, given| Source::BadNumber { sequence, given };
         let column = usize::try_from(i64::MAX / 2).unwrap();
-        let far = Source::NoColumn {
-            sequence: 0,
-            column,
-        };
+        let far = Source::NoColumn { sequence: 0, column };
         assert_eq!(found, [far, bad(1, -3)]);
-        assert_eq!(
-            sources(&PROBLEM, &[1, 1], &[-2, -1]),
-            [bad(0, -2), bad(1, -1)]
-        );
+        assert_eq!(sources(&PROBLEM, &[1, 1], &[-2, -1]), [bad(0, -2), bad(1, -1)]);
     }
 
     #[test]
     fn ends_that_descend_visit_no_row_twice() {
-        let cumulative = GatherProblem {
-            sequences: 3,
-            cumulative: true,
-            ..PROBLEM
-        };
+        let cumulative = GatherProblem { sequences: 3, cumulative: true, ..PROBLEM };
         let found = sources(&cumulative, &[0, 2, 0, 2], &[]);
-        let bad = Source::BadNumber {
-            sequence: 1,
-            given: -2,
-        };
-        let again = Source::BadNumber {
-            sequence: 2,
-            given: 0,
-        };
+        let bad = Source::BadNumber { sequence: 1, given: -2 };
+        let again = Source::BadNumber { sequence: 2, given: 0 };
         assert_eq!(found, [row(0, 3, 0), row(1, 3, 1), bad, again]);
     }
 }

@@ -80,31 +80,15 @@ impl GatherCall<'_> {
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, soc: Soc) -> Result<GatherProblem, Violation> {
         let given = |tensor: &Option<TensorDesc>, name| REQUIRED.requires(*tensor, name);
-        let (key_cache, value_cache) = (
-            given(&self.key_cache, "keyCache")?,
-            given(&self.value_cache, "valueCache")?,
-        );
-        let (table, lengths) = (
-            given(&self.block_tables, "blockTables")?,
-            given(&self.seq_lens, "seqLens")?,
-        );
+        let (key_cache, value_cache) = (given(&self.key_cache, "keyCache")?, given(&self.value_cache, "valueCache")?);
+        let (table, lengths) = (given(&self.block_tables, "blockTables")?, given(&self.seq_lens, "seqLens")?);
         let (key, value) = (given(&self.key, "keyRef")?, given(&self.value, "valueRef")?);
-        require!(
-            Version::V1.runs_on(Target::new(soc, Cann::V9_1)),
-            PRODUCT,
-            soc,
-            "Atlas A2, Atlas A3 and Ascend 950",
-        );
+        require!(Version::V1.runs_on(Target::new(soc, Cann::V9_1)), PRODUCT, soc, "Atlas A2, Atlas A3 and Ascend 950",);
         self.dtypes(soc)?;
         self.ranks()?;
         let mode = self.cache_mode.filter(|mode| !mode.is_empty());
         let mode = mode.unwrap_or(NORM);
-        require!(
-            matches!(mode, NORM | PA_NZ),
-            CACHE_MODE,
-            format_args!("{mode:?}"),
-            "null, Norm or PA_NZ",
-        );
+        require!(matches!(mode, NORM | PA_NZ), CACHE_MODE, format_args!("{mode:?}"), "null, Norm or PA_NZ",);
         let nz = mode == PA_NZ;
         self.plain(nz)?;
         let sequences = axis(&table, 0);
@@ -156,20 +140,13 @@ impl GatherCall<'_> {
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(
-        &self,
-        problem: &GatherProblem,
-        soc: Soc,
-        allowed: &[&str],
-    ) -> Result<(), Violation> {
+    pub fn lint(&self, problem: &GatherProblem, soc: Soc, allowed: &[&str]) -> Result<(), Violation> {
         first_lint(allowed, |report| {
             for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
                 let note = format_args!("bytes a token of {name}");
                 let bytes = || Noted(pieces.row_bytes(), note);
                 if soc != Soc::Ascend950 {
-                    UNIT_OF_COPIES
-                        .takes(bytes(), MultiplesOf(UNIT))
-                        .report(report);
+                    UNIT_OF_COPIES.takes(bytes(), MultiplesOf(UNIT)).report(report);
                 }
                 TOKEN_BYTES.takes(bytes(), ..=MOST_BYTES).report(report);
             }
@@ -179,26 +156,17 @@ impl GatherCall<'_> {
     fn dtypes(&self, soc: Soc) -> Result<(), Violation> {
         use DType::{Bf16, Float, Float8E4M3Fn, Float8E5M2, Float16, Int8, Int32, Int64};
         let (allowed, indices): (&[DType], &[DType]) = match soc {
-            Soc::Ascend950 => (
-                &[Float16, Bf16, Int8, Float, Int32, Float8E5M2, Float8E4M3Fn],
-                &[Int32, Int64],
-            ),
+            Soc::Ascend950 => (&[Float16, Bf16, Int8, Float, Int32, Float8E5M2, Float8E4M3Fn], &[Int32, Int64]),
             _ => (&[Float16, Bf16, Int8], &[Int32]),
         };
-        let pairs = [
-            (self.key_cache, self.key, "keyRef"),
-            (self.value_cache, self.value, "valueRef"),
-        ];
+        let pairs = [(self.key_cache, self.key, "keyRef"), (self.value_cache, self.value, "valueRef")];
         for (cache, rows, name) in pairs {
             let (Some(cache), Some(rows)) = (cache, rows) else {
                 continue;
             };
             DTYPE.takes(cache.dtype, allowed)?;
             SAME_DTYPE.takes(
-                Shown(
-                    format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype),
-                    rows.dtype,
-                ),
+                Shown(format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype), rows.dtype),
                 cache.dtype,
             )?;
         }
@@ -238,8 +206,7 @@ impl GatherCall<'_> {
     fn plain(&self, nz: bool) -> Result<(), Violation> {
         for (argument, desc) in self.each_tensor() {
             require!(
-                desc.format.is_plain()
-                    || nz && cache(argument.parameter) && desc.format == Format::FractalNz,
+                desc.format.is_plain() || nz && cache(argument.parameter) && desc.format == Format::FractalNz,
                 FORMAT,
                 format_args!("{} in format {}", argument.acl_name(), desc.format),
                 Format::PLAIN,
@@ -248,12 +215,7 @@ impl GatherCall<'_> {
             require!(
                 addressable && desc.is_contiguous(),
                 CONTIGUOUS,
-                format_args!(
-                    "{} {} strides {}",
-                    argument.acl_name(),
-                    desc.shape,
-                    desc.strides
-                ),
+                format_args!("{} {} strides {}", argument.acl_name(), desc.shape, desc.strides),
                 "row-major strides",
             );
         }
@@ -293,25 +255,15 @@ fn pieces(rows: &TensorDesc, cache: &TensorDesc, nz: bool) -> Result<Pieces, Vio
                 && size(lanes).checked_mul(bytes) == Some(UNIT)
                 && parts.checked_mul(lanes) == Some(hidden) =>
         {
-            Some(Pieces {
-                count: size(parts),
-                bytes: UNIT,
-            })
+            Some(Pieces { count: size(parts), bytes: UNIT })
         }
         _ => None,
     };
     let shapes = match nz {
-        true => {
-            "[tokens, N * D] and a cache [blocks, N * D / c, block size, c], where c elements are 32 bytes"
-        }
+        true => "[tokens, N * D] and a cache [blocks, N * D / c, block size, c], where c elements are 32 bytes",
         false => "[tokens, N, D] and a cache [blocks, block size, N, D]",
     };
     found
         .filter(|pieces| pieces.row_bytes() > 0)
-        .ok_or_else(|| {
-            CACHE.broken(
-                format_args!("{} for a cache {}", rows.shape, cache.shape),
-                shapes,
-            )
-        })
+        .ok_or_else(|| CACHE.broken(format_args!("{} for a cache {}", rows.shape, cache.shape), shapes))
 }

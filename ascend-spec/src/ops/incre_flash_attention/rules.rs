@@ -47,11 +47,7 @@ impl IncreCall<'_> {
             require!(
                 bf16.is_none(),
                 REGISTERED,
-                format_args!(
-                    "{} of BF16 on {}",
-                    bf16.map_or("", |(argument, _)| argument.acl_name()),
-                    target.soc
-                ),
+                format_args!("{} of BF16 on {}", bf16.map_or("", |(argument, _)| argument.acl_name()), target.soc),
                 "FLOAT16 and quantised types",
             );
         }
@@ -65,12 +61,7 @@ impl IncreCall<'_> {
             }
         };
         let rows = query.shape.get(axis).copied();
-        require!(
-            rows.is_none_or(|rows| rows == 1),
-            ROWS,
-            rows.unwrap_or(0),
-            1,
-        );
+        require!(rows.is_none_or(|rows| rows == 1), ROWS, rows.unwrap_or(0), 1,);
         Self::judge_path(&self.as_fused()).map(Some)
     }
 
@@ -84,10 +75,7 @@ impl IncreCall<'_> {
             format_args!("{} sequences of {} keys", problem.batch, problem.key_rows),
             format_args!("up to {most} sequences of up to {MOST_KEYS} keys"),
         );
-        let (dim, group) = (
-            problem.head_dim,
-            problem.heads.checked_div(problem.kv_heads).unwrap_or(0),
-        );
+        let (dim, group) = (problem.head_dim, problem.heads.checked_div(problem.kv_heads).unwrap_or(0));
         require!(
             dim.is_multiple_of(16) && dim <= 128 && group <= 32,
             CARD_HEADS,

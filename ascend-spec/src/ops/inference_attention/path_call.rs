@@ -4,12 +4,8 @@
 use crate::Cann::V8_1;
 use crate::attention_problem::{AttentionProblem, TensorRole};
 use crate::contract::first_lint;
-use crate::operator::{
-    Argument, ArgumentValues, DeclaredParameter, DeclaredVersion, Kind, OperatorVersion, Value,
-};
-use crate::ops::fused_infer_attention_score::{
-    self as fia, CheckedCall, Checker, ContentBounds, FiaCall, Verdict,
-};
+use crate::operator::{Argument, ArgumentValues, DeclaredParameter, DeclaredVersion, Kind, OperatorVersion, Value};
+use crate::ops::fused_infer_attention_score::{self as fia, CheckedCall, Checker, ContentBounds, FiaCall, Verdict};
 use crate::rule::broken;
 use crate::{PARAM_INVALID, Rule, Soc, Target, TensorDesc, Violation};
 
@@ -21,9 +17,7 @@ const BIAS_SINCE: u8 = 3;
 
 /// The properties that all versions share: the products. Ascend 950 exports them and refuses every call.
 pub(crate) const fn path_version(number: u8, symbol: &'static str) -> OperatorVersion {
-    OperatorVersion::new(number, symbol, "8.1")
-        .on_a2_a3(V8_1)
-        .on_inference_cards(V8_1)
+    OperatorVersion::new(number, symbol, "8.1").on_a2_a3(V8_1).on_inference_cards(V8_1)
 }
 
 /// The rules of an operator that are asked in the same way for each. `path_rules!` declares all
@@ -42,10 +36,7 @@ pub struct PathRules {
 }
 
 /// A call of an operator that is one path of FusedInferAttentionScore.
-#[allow(
-    private_interfaces,
-    reason = "sealed by types that only this crate makes"
-)]
+#[allow(private_interfaces, reason = "sealed by types that only this crate makes")]
 pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     /// The operator's versions.
     type Version: DeclaredVersion;
@@ -157,9 +148,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
 
     /// The verdict of the path's rules on a call of FusedInferAttentionScore.
     fn judge_path(fused: &FiaCall<'_>) -> Result<Verdict, Violation> {
-        fused
-            .verdict_of_path(Self::CHECKER, TILING)
-            .map_err(Self::by_path)
+        fused.verdict_of_path(Self::CHECKER, TILING).map_err(Self::by_path)
     }
 
     /// A refusal of the path, as the operator reports it.
@@ -171,12 +160,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
             PARAM_INVALID => Self::RULES.registered,
             _ => Self::RULES.path,
         };
-        broken(
-            rule,
-            format_args!("{}: {}", violation.rule.id, violation.given),
-            violation.allowed,
-            violation.fix,
-        )
+        broken(rule, format_args!("{}: {}", violation.rule.id, violation.given), violation.allowed, violation.fix)
     }
 
     /// Checks the call, and passes the checked call of the path to `then`: what the version reads of it, as a call of
@@ -187,9 +171,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         target: Target,
         then: impl FnOnce(Option<CheckedCall<'_>>) -> T,
     ) -> Result<T, Violation> {
-        let PathRules {
-            successor, product, ..
-        } = Self::RULES;
+        let PathRules { successor, product, .. } = Self::RULES;
         if target.soc == Soc::Ascend950 && successor.scope.holds(target) {
             let allowed = "aclnnFusedInferAttentionScoreV5";
             return Err(successor.broken(version.info(), allowed));
@@ -212,17 +194,8 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     }
 
     /// Reports each lint that a checked call breaks: those of the operator, then those of the path.
-    fn lints(
-        &self,
-        version: Self::Version,
-        checked: Option<&CheckedCall<'_>>,
-        report: &mut dyn FnMut(Violation),
-    ) {
-        let PathRules {
-            pse_dropped,
-            deprecated,
-            ..
-        } = Self::RULES;
+    fn lints(&self, version: Self::Version, checked: Option<&CheckedCall<'_>>, report: &mut dyn FnMut(Violation)) {
+        let PathRules { pse_dropped, deprecated, .. } = Self::RULES;
         let version = version.info();
         let bias = self.fused_tensor(fia::Parameter::PseShift);
         if version.number() < BIAS_SINCE && bias.is_some() {
@@ -280,11 +253,7 @@ pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     }
 
     /// Checks the contents of block table and left padding; `integers` returns those of a tensor by its name.
-    fn admit_contents(
-        &self,
-        version: Self::Version,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
+    fn admit_contents(&self, version: Self::Version, integers: &dyn Fn(&str) -> Vec<i64>) -> Result<(), Violation> {
         match self.bounds(version) {
             Ok(Some(bounds)) => {
                 let table = self.fused_tensor(fia::Parameter::BlockTable);

@@ -27,11 +27,11 @@ macro_rules! kv_quant_sparse_flash_attention_arguments {
                 "Queries, 512 elements and then 64 rotary ones, `[B, S1, N1, 576]` or `[T1, N1, 576]`." }
             1 { key: tensor, Key, "key",
                 "Rows of 656 bytes, which are keys and values, with one head: `[B, S2, 1, 656]`, `[T2, 1, 656]` or \
-                 `[blocks, block size, 1, 656]`." }
+         `[blocks, block size, 1, 656]`." }
             1 { value: tensor, Value, "value", "The same tensor as `key`." }
             1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
                 "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
-                 after the last." }
+         after the last." }
             1 { key_dequant_scale: tensor, KeyDequantScale, "keyDequantScale",
                 "Reserved: null. Rows have their scales." }
             1 { value_dequant_scale: tensor, ValueDequantScale, "valueDequantScale",
@@ -111,11 +111,8 @@ impl PackedRow {
 
 impl QuantSparseFlashCall<'_> {
     /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] = [
-        Parameter::ActualSeqLengthsQuery,
-        Parameter::ActualSeqLengthsKv,
-        Parameter::BlockTable,
-    ];
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKv, Parameter::BlockTable];
 
     /// Attention, as the inputs imply it; `None` without queries, or for shapes that no tensor can have.
     pub fn output(&self) -> Option<TensorDesc> {
@@ -128,12 +125,7 @@ impl QuantSparseFlashCall<'_> {
 }
 
 impl WalkedTensors<QuantSparseFlashCall<'_>> for SparseFlashProblem {
-    fn walked_shape(
-        &self,
-        _: &QuantSparseFlashCall<'_>,
-        parameter: Parameter,
-        desc: &TensorDesc,
-    ) -> Option<Dims> {
+    fn walked_shape(&self, _: &QuantSparseFlashCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         match parameter {
             _ if self.is_idle() => None,
             Parameter::KeyDequantScale | Parameter::ValueDequantScale => None,

@@ -4,9 +4,7 @@ use super::{PackedRow, Parameter, QuantSparseFlashCall, Version};
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
 use crate::allowed::{Checked, Named};
 use crate::contract::first_lint;
-use crate::ops::sparse_flash_attention::{
-    POWERS, SparseFlashProblem, latent_rules, resolved_problem,
-};
+use crate::ops::sparse_flash_attention::{POWERS, SparseFlashProblem, latent_rules, resolved_problem};
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, shaped};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
@@ -130,8 +128,7 @@ impl QuantSparseFlashCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, _: Target, allowed: &[&str]) -> Result<(), Violation> {
-        let (Some(key), Some(value), Some(indices)) = (self.key, self.value, self.sparse_indices)
-        else {
+        let (Some(key), Some(value), Some(indices)) = (self.key, self.value, self.sparse_indices) else {
             return Ok(());
         };
         if self.attention_out.is_none_or(|out| out.is_empty()) {
@@ -139,10 +136,9 @@ impl QuantSparseFlashCall<'_> {
         }
         first_lint(allowed, |report| {
             LATENT.value([&value, &key], report);
-            for (name, desc) in [
-                ("keyDequantScale", self.key_dequant_scale),
-                ("valueDequantScale", self.value_dequant_scale),
-            ] {
+            for (name, desc) in
+                [("keyDequantScale", self.key_dequant_scale), ("valueDequantScale", self.value_dequant_scale)]
+            {
                 lint!(report, desc.is_none(), SCALES_UNREAD, name, "null");
             }
             LATENT.scale_and_lists(self.scale, &indices, report);
@@ -180,11 +176,7 @@ impl QuantSparseFlashCall<'_> {
             ("valueQuantMode", self.value_quant_mode, 2),
             ("quantScaleRepoMode", self.quant_scale_repo_mode, 1),
             ("tileSize", self.tile_size, PackedRow::TILE as i64),
-            (
-                "ropeHeadDim",
-                self.rope_head_dim,
-                SparseFlashProblem::ROPE_DIM as i64,
-            ),
+            ("ropeHeadDim", self.rope_head_dim, SparseFlashProblem::ROPE_DIM as i64),
         ] {
             QUANTISATION.takes(Named(name, given), allowed)?;
         }
@@ -209,13 +201,7 @@ impl Given {
         }
         VALUE_ROWS.takes(Named("value", self.value.shape), self.key.shape)?;
         let entries = self.indices.shape.last().copied().unwrap_or(0);
-        shaped(
-            &INDICES,
-            "sparseIndices",
-            &self.indices,
-            rows,
-            &[1, entries],
-        )?;
+        shaped(&INDICES, "sparseIndices", &self.indices, rows, &[1, entries])?;
         if self.key.dtype == HiFloat8 {
             ENTRIES.takes_on(target, entries, HIFLOAT8_ENTRIES)?;
         }

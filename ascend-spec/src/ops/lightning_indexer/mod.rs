@@ -28,7 +28,7 @@ macro_rules! lightning_indexer_arguments {
             1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
             1 { key: tensor, Key, "key",
                 "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
-                 `[blocks, block size, 1, 128]`." }
+         `[blocks, block size, 1, 128]`." }
             1 { weights: tensor, Weights, "weights",
                 "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
@@ -49,7 +49,7 @@ macro_rules! lightning_indexer_arguments {
                 "Positions of the chosen keys in their sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 after the last." }
             1 { sparse_values: output, SparseValues, "sparseValues",
                 "Their scores in the dtype of `query`; -inf where there is no key. Null or \
-                 empty without `returnValues`." }
+         empty without `returnValues`." }
         }
     };
 }
@@ -101,11 +101,8 @@ pub struct IndexerProblem {
 
 impl IndexerProblem {
     /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] = [
-        Parameter::ActualSeqLengthsQuery,
-        Parameter::ActualSeqLengthsKey,
-        Parameter::BlockTable,
-    ];
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKey, Parameter::BlockTable];
 
     /// Whether nothing is written.
     pub fn is_idle(&self) -> bool {
@@ -114,12 +111,7 @@ impl IndexerProblem {
 }
 
 impl WalkedTensors<IndexerCall<'_>> for IndexerProblem {
-    fn walked_shape(
-        &self,
-        _: &IndexerCall<'_>,
-        parameter: Parameter,
-        desc: &TensorDesc,
-    ) -> Option<Dims> {
+    fn walked_shape(&self, _: &IndexerCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         let written = parameter != Parameter::SparseValues || self.values;
         (written && !self.is_idle()).then_some(desc.shape)
     }
@@ -130,9 +122,7 @@ impl WalkedTensors<IndexerCall<'_>> for IndexerProblem {
         for (argument, desc) in call.each_tensor() {
             let walked = self.walked(call, argument.parameter, desc);
             let range = walked.and_then(|walked| match argument.parameter {
-                Parameter::SparseValues if self.overruns => {
-                    Some(desc.first_bytes(written.saturating_mul(2)))
-                }
+                Parameter::SparseValues if self.overruns => Some(desc.first_bytes(written.saturating_mul(2))),
                 _ => walked.byte_range(),
             });
             if let Some(range) = range {
@@ -148,14 +138,9 @@ impl IndexerCall<'_> {
     pub fn outputs(&self) -> Option<[TensorDesc; 2]> {
         let query = self.query?;
         let indices = chosen_positions(&query, self.sparse_count)?;
-        let of_values = if self.return_values {
-            indices.shape
-        } else {
-            Dims::of([0])
-        };
+        let of_values = if self.return_values { indices.shape } else { Dims::of([0]) };
         let values = TensorDesc::packed(query.dtype, of_values);
-        (indices.byte_range().is_some() && values.byte_range().is_some())
-            .then_some([indices, values])
+        (indices.byte_range().is_some() && values.byte_range().is_some()).then_some([indices, values])
     }
 }
 

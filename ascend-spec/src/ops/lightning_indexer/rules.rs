@@ -5,9 +5,7 @@ use crate::Cann::{V9_0, V9_2};
 use crate::DType::{Bf16, Float, Float16, Int32};
 use crate::allowed::{Allowed, Checked, Named, Outcome};
 use crate::contract::first_lint;
-use crate::ops::sparse_sequences::{
-    SequenceTensors, SparseSequences, TokenLayout, sequence_rules, shaped,
-};
+use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, TokenLayout, sequence_rules, shaped};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Soc, Target, TensorDesc, Violation};
 
@@ -135,9 +133,7 @@ impl IndexerCall<'_> {
         FORMAT.plain(self)?;
         FORMAT.addressable(self)?;
         let layouts = SEQUENCES.layouts([self.layout_query, self.layout_key]);
-        let values_room = self
-            .sparse_values
-            .map_or(0, |values| values.elements().unwrap_or(0));
+        let values_room = self.sparse_values.map_or(0, |values| values.elements().unwrap_or(0));
         // A call whose outputs are all empty ends before the tiling looks at it.
         if indices.is_empty() && values_room == 0 {
             return Ok(IndexerProblem {
@@ -168,24 +164,9 @@ impl IndexerCall<'_> {
         let heads = head_axes[0];
         WEIGHTS_950.takes_on(target, weights.dtype, query.dtype)?;
         shaped(&WEIGHTS, "weights", &weights, rows, &[heads])?;
-        shaped(
-            &INDICES,
-            "sparseIndices",
-            &indices,
-            rows,
-            &[1, self.sparse_count],
-        )?;
-        if let Some(values) = self
-            .sparse_values
-            .filter(|_| self.return_values && !generated)
-        {
-            shaped(
-                &VALUES_SHAPE,
-                "sparseValues",
-                &values,
-                rows,
-                &[1, self.sparse_count],
-            )?;
+        shaped(&INDICES, "sparseIndices", &indices, rows, &[1, self.sparse_count])?;
+        if let Some(values) = self.sparse_values.filter(|_| self.return_values && !generated) {
+            shaped(&VALUES_SHAPE, "sparseValues", &values, rows, &[1, self.sparse_count])?;
         }
         require!(
             for target => sequences.query.total() > 0 && sequences.key.total() > 0 && sequences.batch > 0,
@@ -208,9 +189,7 @@ impl IndexerCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
-        let (Some(query), Some(weights), Some(indices)) =
-            (self.query, self.weights, self.sparse_indices)
-        else {
+        let (Some(query), Some(weights), Some(indices)) = (self.query, self.weights, self.sparse_indices) else {
             return Ok(());
         };
         let heads = match &query.shape[..] {
@@ -224,17 +203,11 @@ impl IndexerCall<'_> {
             if indices.is_empty() {
                 return report(NONE_CHOSEN.broken(indices.shape, "rows and keys"));
             }
-            HEADS_UNCHECKED
-                .takes_on(target, heads, ..=MOST_HEADS)
-                .report(report);
+            HEADS_UNCHECKED.takes_on(target, heads, ..=MOST_HEADS).report(report);
             if let Some(values) = values {
-                VALUES_ROOM
-                    .takes_on(target, values.shape, indices.shape)
-                    .report(report);
+                VALUES_ROOM.takes_on(target, values.shape, indices.shape).report(report);
             }
-            COUNT_UNCHECKED
-                .takes_on(target, count, ..=MOST_COUNT)
-                .report(report);
+            COUNT_UNCHECKED.takes_on(target, count, ..=MOST_COUNT).report(report);
             lint!(
                 report,
                 kernel_950 || !PRODUCT_UNCHECKED.scope.holds(target),
@@ -252,15 +225,9 @@ impl IndexerCall<'_> {
             false => &[own, Float],
         };
         DTYPE.takes(Named("weights", weights.dtype), of_weights)?;
-        let same = [
-            (self.key, Parameter::Key),
-            (self.sparse_values, Parameter::SparseValues),
-        ];
+        let same = [(self.key, Parameter::Key), (self.sparse_values, Parameter::SparseValues)];
         let integers = [
-            (
-                self.actual_seq_lengths_query,
-                Parameter::ActualSeqLengthsQuery,
-            ),
+            (self.actual_seq_lengths_query, Parameter::ActualSeqLengthsQuery),
             (self.actual_seq_lengths_key, Parameter::ActualSeqLengthsKey),
             (self.block_table, Parameter::BlockTable),
             (self.sparse_indices, Parameter::SparseIndices),
@@ -278,10 +245,7 @@ impl IndexerCall<'_> {
     fn judge_values(&self, layout_key: TokenLayout, target: Target) -> Checked {
         COUNT.takes(self.sparse_count, Counts(target))?;
         SEQUENCES.visibility(self.sparse_mode, [self.pre_tokens, self.next_tokens])?;
-        VALUES_PAGED.forbids([(
-            "returnValues with PA_BSND",
-            self.return_values && layout_key == TokenLayout::PaBsnd,
-        )])
+        VALUES_PAGED.forbids([("returnValues with PA_BSND", self.return_values && layout_key == TokenLayout::PaBsnd)])
     }
 
     fn heads(&self, query: &TensorDesc, key: &TensorDesc, target: Target) -> Checked {

@@ -103,25 +103,17 @@ impl PromptCall<'_> {
         self.dtypes(&required, target)?;
         let (heads, dims) = self.shapes(&required)?;
         for (desc, name) in required.tensors() {
-            FORMAT.takes(
-                Named(format_args!("{name} in format"), desc.format),
-                PlainFormat,
-            )?;
+            FORMAT.takes(Named(format_args!("{name} in format"), desc.format), PlainFormat)?;
         }
         let out = out_shape(&required, heads, dims.1);
         OUT_SHAPE.takes(required.out.shape, out)?;
         let Some(Layout::Bnsd | Layout::Bsnd | Layout::BnsdBsnd | Layout::Bsh | Layout::Tnd) =
             Layout::parse(required.layout)
         else {
-            return Err(Violation::unsupported(
-                "PromptFlashAttention in the layouts SH, NSD and NTD",
-            ));
+            return Err(Violation::unsupported("PromptFlashAttention in the layouts SH, NSD and NTD"));
         };
         let verdict = self.tiling(&required, dims)?;
-        if self
-            .atten_mask
-            .is_some_and(|mask| mask.dtype == DType::Float16)
-        {
+        if self.atten_mask.is_some_and(|mask| mask.dtype == DType::Float16) {
             return Err(Violation::unsupported("attenMask of FLOAT16"));
         }
         Ok(Some(verdict))
@@ -135,14 +127,9 @@ impl PromptCall<'_> {
         };
         let dtype = required.query.dtype;
         require!(
-            allowed.contains(&dtype)
-                && required.key.dtype == dtype
-                && required.value.dtype == dtype,
+            allowed.contains(&dtype) && required.key.dtype == dtype && required.value.dtype == dtype,
             DTYPE,
-            format_args!(
-                "query {dtype}, key {}, value {}",
-                required.key.dtype, required.value.dtype
-            ),
+            format_args!("query {dtype}, key {}, value {}", required.key.dtype, required.value.dtype),
             format_args!("all of {}", Names(allowed)),
         );
         let outputs: &[DType] = match dtype {
@@ -214,11 +201,7 @@ impl PromptCall<'_> {
 
     /// Applies the rules of the prefill path to the head dimensions as the operator pads them: except in TND, query
     /// and value are padded to one head dimension.
-    fn tiling(
-        &self,
-        required: &Required<'_>,
-        (dim, value_dim): (i64, i64),
-    ) -> Result<Verdict, Violation> {
+    fn tiling(&self, required: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<Verdict, Violation> {
         let int8 = [required.query.dtype, required.out.dtype].contains(&DType::Int8);
         let step = if int8 { 32 } else { 16 };
         let even = |dim: i64| dim.saturating_add(step - 1) / step * step;
@@ -243,26 +226,15 @@ impl PromptCall<'_> {
         require!(
             problem.batch <= Self::MOST_CARD_SEQUENCES as usize && rows.max(keys) <= MOST_ROWS,
             CARD_SIZE,
-            format_args!(
-                "{} sequences, {rows} query rows, {keys} keys",
-                problem.batch
-            ),
-            format_args!(
-                "up to {} sequences, up to {MOST_ROWS} query rows and keys",
-                Self::MOST_CARD_SEQUENCES
-            ),
+            format_args!("{} sequences, {rows} query rows, {keys} keys", problem.batch),
+            format_args!("up to {} sequences, up to {MOST_ROWS} query rows and keys", Self::MOST_CARD_SEQUENCES),
         );
         CARD_PSE.forbids([("pseShift", self.pse_shift.is_some())])?;
-        let at_least =
-            |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|problem| problem >= size);
+        let at_least = |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|problem| problem >= size);
         require!(
-            at_least(self.pre_tokens, rows)
-                && (self.next_tokens == 0 || at_least(self.next_tokens, keys)),
+            at_least(self.pre_tokens, rows) && (self.next_tokens == 0 || at_least(self.next_tokens, keys)),
             CARD_TOKENS,
-            format_args!(
-                "preTokens {}, nextTokens {}",
-                self.pre_tokens, self.next_tokens
-            ),
+            format_args!("preTokens {}, nextTokens {}", self.pre_tokens, self.next_tokens),
             format_args!("preTokens from {rows} on, nextTokens 0 or from {keys} on"),
         );
         if let Some(mask) = self.atten_mask.filter(|mask| !mask.is_empty()) {
@@ -304,11 +276,6 @@ fn out_shape(required: &Required<'_>, heads: i64, value_dim: i64) -> Dims {
 
 impl<'a> Required<'a> {
     fn tensors(&self) -> [(&'a TensorDesc, &'static str); 4] {
-        [
-            (self.query, "query"),
-            (self.key, "key"),
-            (self.value, "value"),
-            (self.out, "attentionOut"),
-        ]
+        [(self.query, "query"), (self.key, "key"), (self.value, "value"), (self.out, "attentionOut")]
     }
 }

@@ -25,7 +25,7 @@ macro_rules! quant_lightning_indexer_arguments {
             1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
             1 { key: tensor, Key, "key",
                 "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
-                 `[blocks, block size, 1, 128]`." }
+         `[blocks, block size, 1, 128]`." }
             1 { weights: tensor, Weights, "weights",
                 "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { query_dequant_scale: tensor, QueryDequantScale, "queryDequantScale",
@@ -81,11 +81,8 @@ impl CallContract for QuantLightningIndexer {
 
 impl QuantIndexerCall<'_> {
     /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] = [
-        Parameter::ActualSeqLengthsQuery,
-        Parameter::ActualSeqLengthsKey,
-        Parameter::BlockTable,
-    ];
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKey, Parameter::BlockTable];
 
     /// The positions, as the inputs imply them; `None` without queries, or for shapes that no tensor can have.
     pub fn output(&self) -> Option<TensorDesc> {
@@ -95,12 +92,7 @@ impl QuantIndexerCall<'_> {
 }
 
 impl WalkedTensors<QuantIndexerCall<'_>> for IndexerProblem {
-    fn walked_shape(
-        &self,
-        _: &QuantIndexerCall<'_>,
-        _: Parameter,
-        desc: &TensorDesc,
-    ) -> Option<Dims> {
+    fn walked_shape(&self, _: &QuantIndexerCall<'_>, _: Parameter, desc: &TensorDesc) -> Option<Dims> {
         (!self.is_idle()).then_some(desc.shape)
     }
 }

@@ -148,9 +148,7 @@ impl QuantIndexerCall<'_> {
                 return report(NONE_CHOSEN.broken(indices.shape, "rows and keys"));
             }
             if let [.., heads, _] = query.shape[..] {
-                HEADS_UNCHECKED
-                    .takes_on(target, heads, ..=MOST_HEADS)
-                    .report(report);
+                HEADS_UNCHECKED.takes_on(target, heads, ..=MOST_HEADS).report(report);
             }
         })
     }
@@ -212,19 +210,10 @@ impl Given {
             true => HEADS.takes(head[0], HEADS_950)?,
             false => HEADS.takes_on(target, head[0], 1..=MOST_HEADS)?,
         }
-        for (name, desc) in [
-            ("weights", &self.weights),
-            ("queryDequantScale", &self.query_scale),
-        ] {
+        for (name, desc) in [("weights", &self.weights), ("queryDequantScale", &self.query_scale)] {
             shaped(&WEIGHTS, name, desc, rows, &head[..1])?;
         }
-        shaped(
-            &KEY_SCALE,
-            "keyDequantScale",
-            &self.key_scale,
-            key_rows,
-            &[1],
-        )?;
+        shaped(&KEY_SCALE, "keyDequantScale", &self.key_scale, key_rows, &[1])?;
         shaped(&INDICES, "sparseIndices", &self.indices, rows, &[1, count])?;
         Ok(head[0])
     }

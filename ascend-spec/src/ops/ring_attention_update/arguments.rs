@@ -22,7 +22,7 @@ macro_rules! ring_attention_update_arguments {
             1 { input_layout: optional_text, InputLayout, "inputLayout", "`SBH` or `TND`." }
             2 { input_softmax_layout: optional_text, InputSoftmaxLayout, "inputSoftmaxLayout",
                 "Order of packed softmax tensors: `TND` as they read, otherwise a block `[N, Sq, 8]` for each \
-                 sequence." }
+         sequence." }
             1 { attn_out: output, AttnOut, "attnOut", "Merged attention." }
             1 { softmax_max: output, SoftmaxMax, "softmaxMax", "Merged maxima." }
             1 { softmax_sum: output, SoftmaxSum, "softmaxSum", "Merged sums." }

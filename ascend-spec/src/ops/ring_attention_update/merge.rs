@@ -14,10 +14,7 @@ pub struct Part {
 
 impl Part {
     /// Maximum and sum that FlashAttentionScore writes for a row without visible keys that it corrects.
-    pub const FULLY_MASKED: Part = Part {
-        max: f32::MIN,
-        sum: f32::MAX,
-    };
+    pub const FULLY_MASKED: Part = Part { max: f32::MIN, sum: f32::MAX };
 
     /// Maximum and sum that FlashAttentionScore writes for the rows of a sequence without keys.
     pub const EMPTY: Part = Part { max: 0.0, sum: 0.0 };
@@ -43,11 +40,7 @@ pub fn merge(prev: Part, cur: Part) -> Merged {
     let weight = |part: Part| part.sum * (part.max - max).exp();
     let (first, second) = (weight(prev), weight(cur));
     let sum = first + second;
-    Merged {
-        part: Part { max, sum },
-        prev: first / sum,
-        cur: second / sum,
-    }
+    Merged { part: Part { max, sum }, prev: first / sum, cur: second / sum }
 }
 
 /// Checks two parts of a row for values that the formula cannot merge.
@@ -61,13 +54,7 @@ pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
         (Part::EMPTY, other) | (other, Part::EMPTY) if other.max < 0.0 => &ONE_EMPTY,
         _ => return Ok(()),
     };
-    Err(rule.broken(
-        format_args!(
-            "maxima {} and {}, sums {} and {}",
-            prev.max, cur.max, prev.sum, cur.sum
-        ),
-        rule.holds,
-    ))
+    Err(rule.broken(format_args!("maxima {} and {}, sums {} and {}", prev.max, cur.max, prev.sum, cur.sum), rule.holds))
 }
 
 /// Checks packed sequences before their maxima are known: whether a sequence with rows has no keys in a part. Each
@@ -121,10 +108,7 @@ mod tests {
     #[test]
     fn a_fully_masked_part_leaves_the_other_as_it_is() {
         let live = part(&[1.0, 2.0]);
-        for merged in [
-            merge(Part::FULLY_MASKED, live),
-            merge(live, Part::FULLY_MASKED),
-        ] {
+        for merged in [merge(Part::FULLY_MASKED, live), merge(live, Part::FULLY_MASKED)] {
             assert_eq!(merged.part, live);
             assert_eq!(merged.prev + merged.cur, 1.0);
         }
@@ -135,14 +119,8 @@ mod tests {
     fn what_the_formula_has_no_answer_to_is_named() {
         let live = part(&[-1.0, -2.0]);
         let id = |prev, cur| admits(prev, cur).unwrap_err().rule.id;
-        assert_eq!(
-            id(Part::FULLY_MASKED, Part::FULLY_MASKED),
-            "ring.both_masked"
-        );
-        assert_eq!(
-            merge(Part::FULLY_MASKED, Part::FULLY_MASKED).part.sum,
-            f32::INFINITY
-        );
+        assert_eq!(id(Part::FULLY_MASKED, Part::FULLY_MASKED), "ring.both_masked");
+        assert_eq!(merge(Part::FULLY_MASKED, Part::FULLY_MASKED).part.sum, f32::INFINITY);
         assert_eq!(id(Part::EMPTY, Part::EMPTY), "ring.both_empty");
         assert!(merge(Part::EMPTY, Part::EMPTY).prev.is_nan());
         assert_eq!(id(live, Part::EMPTY), "ring.one_empty");
@@ -167,11 +145,6 @@ mod tests {
         assert_eq!(answer(&none, &second, one), Ok(()));
         assert_eq!(answer(&second, &second, one), Err("ring.both_empty"));
         let violation = admits_keyless(&second, &none, &[]).unwrap_err();
-        assert!(
-            violation
-                .to_string()
-                .contains("the first part for sequence 1"),
-            "{violation}"
-        );
+        assert!(violation.to_string().contains("the first part for sequence 1"), "{violation}");
     }
 }

@@ -38,9 +38,7 @@ impl CallContract for RingAttentionUpdate {
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let packed = |desc: TensorDesc, dtype| TensorDesc::packed(dtype, desc.shape);
         let attn = arguments.prev_attn_out.map(|desc| packed(desc, desc.dtype));
-        let softmax = arguments
-            .prev_softmax_max
-            .map(|desc| packed(desc, DType::Float));
+        let softmax = arguments.prev_softmax_max.map(|desc| packed(desc, DType::Float));
         arguments.attn_out = arguments.attn_out.or(attn);
         arguments.softmax_max = arguments.softmax_max.or(softmax);
         arguments.softmax_sum = arguments.softmax_sum.or(softmax);
@@ -92,12 +90,7 @@ impl RingUpdateProblem {
                 true => (end(index), end(index + 1).saturating_sub(end(index))),
                 false => (0, rows),
             };
-            Sequence {
-                index,
-                q_first: first,
-                q_len: len,
-                ..Sequence::default()
-            }
+            Sequence { index, q_first: first, q_len: len, ..Sequence::default() }
         })
     }
 
@@ -127,9 +120,7 @@ impl RingUpdateProblem {
     pub fn attention_element(&self, sequence: &Sequence, head: usize, row: usize) -> usize {
         let row = match self.layout.is_packed() {
             true => sequence.q_first.saturating_add(row),
-            false => row
-                .saturating_mul(self.batch)
-                .saturating_add(sequence.index),
+            false => row.saturating_mul(self.batch).saturating_add(sequence.index),
         };
         let row = row.saturating_mul(self.heads).saturating_add(head);
         row.saturating_mul(self.head_dim)

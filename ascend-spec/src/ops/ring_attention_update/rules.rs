@@ -100,12 +100,7 @@ impl RingUpdateProblem {
         }
         let from_to = [ends.first(), ends.last()].map(|end| end.copied().unwrap_or(0));
         Err(LENGTHS.broken(
-            format_args!(
-                "{} entries from {} to {}",
-                ends.len(),
-                from_to[0],
-                from_to[1]
-            ),
+            format_args!("{} entries from {} to {}", ends.len(), from_to[0], from_to[1]),
             format_args!("entries that ascend from 0 to {}", self.rows),
         ))
     }
@@ -146,9 +141,7 @@ impl RingUpdateCall<'_> {
         let same = out.attn.shape == prev.attn.shape;
         let softmax = [out.max, out.sum];
         require!(
-            same && softmax
-                .iter()
-                .all(|desc| desc.shape == prev.max.shape && desc.dtype == DType::Float),
+            same && softmax.iter().all(|desc| desc.shape == prev.max.shape && desc.dtype == DType::Float),
             OUT,
             format_args!("{}, {} and {}", out.attn, out.max, out.sum),
             format_args!("{}, FLOAT {} twice", prev.attn, prev.max.shape),
@@ -165,9 +158,7 @@ impl RingUpdateCall<'_> {
     pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
         let order = self.input_softmax_layout.unwrap_or_default();
         require!(
-            order.is_empty()
-                || self.input_layout == Some("TND")
-                || allowed.contains(&SOFTMAX_UNREAD.id),
+            order.is_empty() || self.input_layout == Some("TND") || allowed.contains(&SOFTMAX_UNREAD.id),
             SOFTMAX_UNREAD,
             format_args!("{order:?} with SBH"),
             "null",
@@ -196,26 +187,14 @@ impl RingUpdateCall<'_> {
 
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
         COUNTABLE.addressable(self)?;
-        let mut inputs = parts
-            .iter()
-            .flat_map(|part| [part.attn, part.max, part.sum]);
+        let mut inputs = parts.iter().flat_map(|part| [part.attn, part.max, part.sum]);
         let empty = inputs.find(|desc| desc.is_empty());
-        require!(
-            empty.is_none(),
-            COUNTABLE,
-            empty.map_or(Dims::of([]), |desc| desc.shape),
-            "dimensions of at least 1",
-        );
+        require!(empty.is_none(), COUNTABLE, empty.map_or(Dims::of([]), |desc| desc.shape), "dimensions of at least 1",);
         Ok(())
     }
 
     /// Resolves packed rows. The operator compares no shapes here.
-    fn packed(
-        &self,
-        version: Version,
-        target: Target,
-        prev: &Triple<'_>,
-    ) -> Result<RingUpdateProblem, Violation> {
+    fn packed(&self, version: Version, target: Target, prev: &Triple<'_>) -> Result<RingUpdateProblem, Violation> {
         let order = match version {
             Version::V1 => "",
             Version::V2 => self.input_softmax_layout.unwrap_or_default(),
@@ -224,9 +203,7 @@ impl RingUpdateCall<'_> {
             "" | "SBH" => SoftmaxOrder::SequenceBlocks,
             "TND" => SoftmaxOrder::SameAsInput,
             other => {
-                return Err(
-                    SOFTMAX_LAYOUT.broken(format_args!("{other:?}"), "null, \"\", SBH, TND")
-                );
+                return Err(SOFTMAX_LAYOUT.broken(format_args!("{other:?}"), "null, \"\", SBH, TND"));
             }
         };
         let &[rows, heads, dim] = &prev.attn.shape[..] else {
@@ -278,20 +255,11 @@ fn dtypes(prev: &Triple<'_>, cur: &Triple<'_>, out: &Triple<'_>) -> Result<(), V
         format_args!("all of {}", Names(ALLOWED)),
     );
     let softmax = [prev, cur, out].map(|part| [part.max.dtype, part.sum.dtype]);
-    require!(
-        softmax.as_flattened().contains(&DType::Float),
-        SOFTMAX_DTYPE,
-        prev.max.dtype,
-        DType::Float,
-    );
+    require!(softmax.as_flattened().contains(&DType::Float), SOFTMAX_DTYPE, prev.max.dtype, DType::Float,);
     Ok(())
 }
 
-fn layout(
-    name: Option<&str>,
-    prev: &Triple<'_>,
-    cur: &Triple<'_>,
-) -> Result<InputLayout, Violation> {
+fn layout(name: Option<&str>, prev: &Triple<'_>, cur: &Triple<'_>) -> Result<InputLayout, Violation> {
     let parts = [prev.max, prev.sum, cur.max, cur.sum];
     let all = |rank: usize| parts.iter().all(|desc| desc.shape.rank() == rank);
     let layout = match name {
@@ -299,12 +267,7 @@ fn layout(
         Some("TND") if all(3) => InputLayout::Tnd,
         _ => {
             return Err(LAYOUT.broken(
-                format_args!(
-                    "{:?} with maxima {} and {}",
-                    name.unwrap_or("null"),
-                    prev.max.shape,
-                    cur.max.shape
-                ),
+                format_args!("{:?} with maxima {} and {}", name.unwrap_or("null"), prev.max.shape, cur.max.shape),
                 "SBH with [B, N, S, 8], TND with [T, N, 8]",
             ));
         }
@@ -321,15 +284,11 @@ fn layout(
 
 #[cold]
 fn no_shapes(prev: &Triple<'_>, allowed: &str) -> Violation {
-    SHAPES.broken(
-        format_args!("{} with maxima {}", prev.attn.shape, prev.max.shape),
-        allowed,
-    )
+    SHAPES.broken(format_args!("{} with maxima {}", prev.attn.shape, prev.max.shape), allowed)
 }
 
 fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Violation> {
-    let (&[rows, batch, hidden], &[b, heads, s, _]) = (&prev.attn.shape[..], &prev.max.shape[..])
-    else {
+    let (&[rows, batch, hidden], &[b, heads, s, _]) = (&prev.attn.shape[..], &prev.max.shape[..]) else {
         return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]"));
     };
     let softmax = Dims::of([batch, heads, rows, SoftmaxOrder::COPIES as i64]);
@@ -341,12 +300,7 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Viola
         SHAPES,
         format_args!(
             "{} with {} and {}, {} with {} and {}",
-            prev.attn.shape,
-            prev.max.shape,
-            prev.sum.shape,
-            cur.attn.shape,
-            cur.max.shape,
-            cur.sum.shape
+            prev.attn.shape, prev.max.shape, prev.sum.shape, cur.attn.shape, cur.max.shape, cur.sum.shape
         ),
         format_args!("{} with {softmax}, twice", prev.attn.shape),
     );
@@ -362,11 +316,7 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Viola
 }
 
 /// Refuses tensors that the operator takes, and then reads beyond or leaves partly unmerged.
-fn computed(
-    prev: &Triple<'_>,
-    cur: &Triple<'_>,
-    problem: &RingUpdateProblem,
-) -> Result<(), Violation> {
+fn computed(prev: &Triple<'_>, cur: &Triple<'_>, problem: &RingUpdateProblem) -> Result<(), Violation> {
     let hidden = prev.attn.shape.last().copied().unwrap_or(0);
     if !problem.layout.is_packed() {
         let divides = problem.heads.saturating_mul(problem.head_dim) == size(hidden);

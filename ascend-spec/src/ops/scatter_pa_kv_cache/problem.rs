@@ -51,11 +51,7 @@ impl ScatterProblem {
     /// Offset of the byte of the cache at which a piece of the row in a slot begins. The slot is below
     /// [`ScatterProblem::slots`].
     pub const fn place(&self, pieces: &Pieces, slot: usize, piece: usize) -> usize {
-        let block_size = if self.block_size == 0 {
-            1
-        } else {
-            self.block_size
-        };
+        let block_size = if self.block_size == 0 { 1 } else { self.block_size };
         let (block, row) = (slot / block_size, slot % block_size);
         pieces.place(self.block_size, block, row, piece)
     }
@@ -66,36 +62,20 @@ impl ScatterProblem {
         if self.tokens == 0 {
             return;
         }
-        let slot_bytes = call
-            .slot_mapping
-            .and_then(|desc| desc.dtype.size())
-            .unwrap_or(0);
+        let slot_bytes = call.slot_mapping.and_then(|desc| desc.dtype.size()).unwrap_or(0);
         let mut rows_of = |count: u64, bytes: usize, parameter, desc: Option<TensorDesc>| {
             if let Some(desc) = desc {
-                visit(
-                    parameter,
-                    desc.first_bytes(count.saturating_mul(bytes as u64)),
-                );
+                visit(parameter, desc.first_bytes(count.saturating_mul(bytes as u64)));
             }
         };
         let (tokens, slots) = (self.tokens as u64, self.slots());
-        rows_of(
-            tokens,
-            slot_bytes,
-            Parameter::SlotMapping,
-            call.slot_mapping,
-        );
+        rows_of(tokens, slot_bytes, Parameter::SlotMapping, call.slot_mapping);
         let key = self.key.row_bytes();
         rows_of(tokens, key, Parameter::Key, call.key);
         rows_of(slots, key, Parameter::KeyCache, call.key_cache);
         if let Some(value) = self.value {
             rows_of(tokens, value.row_bytes(), Parameter::Value, call.value);
-            rows_of(
-                slots,
-                value.row_bytes(),
-                Parameter::ValueCache,
-                call.value_cache,
-            );
+            rows_of(slots, value.row_bytes(), Parameter::ValueCache, call.value_cache);
         }
     }
 }

@@ -101,28 +101,17 @@ impl ScatterCall<'_> {
         }
         SLOT_DTYPE.takes(slots.dtype, [DType::Int32, DType::Int64])?;
         let tokens = key_shape(key)?;
-        SLOT_SHAPE.takes(
-            Noted(slots.shape, format_args!("for a key {}", key.shape)),
-            Dims::of([tokens]),
-        )?;
+        SLOT_SHAPE.takes(Noted(slots.shape, format_args!("for a key {}", key.shape)), Dims::of([tokens]))?;
         if let Some((value, _)) = values {
             value_shape(value, key)?;
         }
         let (blocks, block_size, key_pieces) = cache(key, key_cache, nz, None)?;
         let value = match values {
             None => None,
-            Some((value, cache_of)) => {
-                Some(cache(value, cache_of, nz, Some((blocks, block_size)))?.2)
-            }
+            Some((value, cache_of)) => Some(cache(value, cache_of, nz, Some((blocks, block_size)))?.2),
         };
         self.supported()?;
-        Ok(ScatterProblem {
-            tokens: size(tokens),
-            blocks,
-            block_size,
-            key: key_pieces,
-            value,
-        })
+        Ok(ScatterProblem { tokens: size(tokens), blocks, block_size, key: key_pieces, value })
     }
 
     /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). The contents of the
@@ -168,12 +157,7 @@ impl ScatterCall<'_> {
     /// Checks the modes by their names, and returns whether the caches are in the NZ order.
     fn modes(&self) -> Result<bool, Violation> {
         let cache_mode = self.cache_mode.unwrap_or(NORM);
-        require!(
-            matches!(cache_mode, NORM | PA_NZ),
-            CACHE_MODE,
-            format_args!("{cache_mode:?}"),
-            "null, Norm or PA_NZ",
-        );
+        require!(matches!(cache_mode, NORM | PA_NZ), CACHE_MODE, format_args!("{cache_mode:?}"), "null, Norm or PA_NZ",);
         let scatter_mode = self.scatter_mode.unwrap_or("None");
         require!(
             matches!(scatter_mode, "None" | "Alibi" | "Rope" | "Omni" | "Nct"),
@@ -190,12 +174,8 @@ impl ScatterCall<'_> {
             Some("Rope") => "scatterModeOptional Rope (compressed keys and values)",
             Some("Omni") => "scatterModeOptional Omni (compressed keys and values)",
             Some("Nct") => "scatterModeOptional Nct",
-            _ if self.strides.is_some_and(|strides| strides != [1, 1]) => {
-                "stridesOptional other than 1 and 1"
-            }
-            _ if self.offsets.is_some_and(|offsets| offsets != [0, 0]) => {
-                "offsetsOptional other than 0 and 0"
-            }
+            _ if self.strides.is_some_and(|strides| strides != [1, 1]) => "stridesOptional other than 1 and 1",
+            _ if self.offsets.is_some_and(|offsets| offsets != [0, 0]) => "offsetsOptional other than 0 and 0",
             _ => return Ok(()),
         };
         Err(Violation::unsupported(feature))
@@ -203,12 +183,7 @@ impl ScatterCall<'_> {
 }
 
 fn product(soc: Soc) -> Result<(), Violation> {
-    require!(
-        Version::V1.runs_on(Target::snapshot(soc)),
-        PRODUCT,
-        soc,
-        "Atlas A2, Atlas A3 and Ascend 950",
-    );
+    require!(Version::V1.runs_on(Target::snapshot(soc)), PRODUCT, soc, "Atlas A2, Atlas A3 and Ascend 950",);
     Ok(())
 }
 
@@ -228,9 +203,7 @@ fn tensor(desc: &TensorDesc, parameter: Parameter, nz: bool) -> Result<(), Viola
         format_args!("{name} {} strides {}", desc.shape, desc.strides),
         "row-major strides",
         match (addressable, parameter.is_output()) {
-            (false, _) => Err(format!(
-                "give {name} dimensions whose bytes can be addressed"
-            )),
+            (false, _) => Err(format!("give {name} dimensions whose bytes can be addressed")),
             (true, true) => Err(format!(
                 "{name} is written in place, and a copy would be written in its stead: pass the contiguous cache that \
                  attention reads"
@@ -248,17 +221,9 @@ fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(
         Soc::Ascend950 => &[Float16, Bf16, Int8, Float, Int32, Float8E5M2, Float8E4M3Fn],
         _ => &[Float16, Bf16, Int8],
     };
-    DTYPE
-        .takes(Named(name, desc.dtype), allowed)
-        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    DTYPE.takes(Named(name, desc.dtype), allowed).fix(|| format!("convert {name} to one of the allowed dtypes"))?;
     SAME_DTYPE
-        .takes(
-            Shown(
-                format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype),
-                desc.dtype,
-            ),
-            cache.dtype,
-        )
+        .takes(Shown(format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype), desc.dtype), cache.dtype)
         .fix(|| format!("convert {name} to the cache's dtype"))
 }
 
@@ -299,14 +264,10 @@ fn cache(
     let unit = |c: i64| c == lanes;
     let held = |nz: bool| match cache.shape[..] {
         [blocks, block_size, n, d] if !nz && n == heads && d == dim => Some((blocks, block_size)),
-        [blocks, parts, block_size, c]
-            if nz && unit(c) && parts.checked_mul(c) == heads.checked_mul(dim) =>
-        {
+        [blocks, parts, block_size, c] if nz && unit(c) && parts.checked_mul(c) == heads.checked_mul(dim) => {
             Some((blocks, block_size))
         }
-        [blocks, n, parts, block_size, c]
-            if nz && unit(c) && n == heads && parts.checked_mul(c) == Some(dim) =>
-        {
+        [blocks, n, parts, block_size, c] if nz && unit(c) && n == heads && parts.checked_mul(c) == Some(dim) => {
             Some((blocks, block_size))
         }
         _ => None,
@@ -318,16 +279,10 @@ fn cache(
             .filter(|&found| like.is_none_or(|like| like == found))
     };
     let found = held(nz);
-    let rule = if like.is_some() {
-        &VALUE_CACHE
-    } else {
-        &KEY_CACHE
-    };
+    let rule = if like.is_some() { &VALUE_CACHE } else { &KEY_CACHE };
     let Some((blocks, block_size)) = found else {
         let order = if nz {
-            format!(
-                "[blocks, N * D / {lanes}, block size, {lanes}] or [blocks, N, D / {lanes}, block size, {lanes}]"
-            )
+            format!("[blocks, N * D / {lanes}, block size, {lanes}] or [blocks, N, D / {lanes}, block size, {lanes}]")
         } else {
             "[blocks, block size, N, D]".to_owned()
         };
@@ -347,20 +302,9 @@ fn cache(
         ));
     };
     // The bytes of a contiguous cache can be addressed, so those of its rows can.
-    let row_bytes = size(heads)
-        .saturating_mul(size(dim))
-        .saturating_mul(rows.dtype.size().unwrap_or(1));
-    let pieces = if nz {
-        Pieces {
-            count: row_bytes / UNIT,
-            bytes: UNIT,
-        }
-    } else {
-        Pieces {
-            count: 1,
-            bytes: row_bytes,
-        }
-    };
+    let row_bytes = size(heads).saturating_mul(size(dim)).saturating_mul(rows.dtype.size().unwrap_or(1));
+    let pieces =
+        if nz { Pieces { count: row_bytes / UNIT, bytes: UNIT } } else { Pieces { count: 1, bytes: row_bytes } };
     Ok((blocks, block_size, pieces))
 }
 

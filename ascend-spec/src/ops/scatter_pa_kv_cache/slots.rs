@@ -50,10 +50,7 @@ impl SlotFault {
         match self {
             SlotFault::OutOfRange { slots, .. } => {
                 let last = slots.saturating_sub(1);
-                rule.broken(
-                    self,
-                    format_args!("0 to {last}, as the cache has {slots} slots"),
-                )
+                rule.broken(self, format_args!("0 to {last}, as the cache has {slots} slots"))
             }
             SlotFault::Duplicate { .. } => rule.broken(self, "each slot once"),
             SlotFault::Negative { .. } => rule.broken(self, "0 and above"),
@@ -67,11 +64,9 @@ impl fmt::Display for SlotFault {
             SlotFault::OutOfRange { token, slot, slots } => {
                 write!(f, "token {token} goes to slot {slot} of {slots}")
             }
-            SlotFault::Duplicate {
-                token,
-                earlier,
-                slot,
-            } => write!(f, "tokens {earlier} and {token} go to slot {slot}"),
+            SlotFault::Duplicate { token, earlier, slot } => {
+                write!(f, "tokens {earlier} and {token} go to slot {slot}")
+            }
             SlotFault::Negative { token, slot } => write!(f, "token {token} goes to slot {slot}"),
         }
     }
@@ -79,11 +74,7 @@ impl fmt::Display for SlotFault {
 
 /// Calls `visit` with every fault of a slot mapping for a cache of `slots` slots: first the slots outside the cache, by
 /// token, then the duplicates, by slot. Allocates nothing for slots that ascend.
-pub fn slot_faults<S: Copy + Into<i64>>(
-    mapping: &[S],
-    slots: u64,
-    visit: &mut dyn FnMut(SlotFault),
-) {
+pub fn slot_faults<S: Copy + Into<i64>>(mapping: &[S], slots: u64, visit: &mut dyn FnMut(SlotFault)) {
     let mut ascending = true;
     let mut last = None;
     for (token, &slot) in mapping.iter().enumerate() {
@@ -110,11 +101,7 @@ pub fn slot_faults<S: Copy + Into<i64>>(
         if let &[(slot, earlier), (same, token)] = pair
             && slot == same
         {
-            visit(SlotFault::Duplicate {
-                token,
-                earlier,
-                slot,
-            });
+            visit(SlotFault::Duplicate { token, earlier, slot });
         }
     }
 }

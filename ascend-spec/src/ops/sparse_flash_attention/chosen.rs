@@ -34,10 +34,9 @@ impl fmt::Display for EntryFault {
         write!(f, "entry {place} names block {entry}")?;
         match kind {
             EntryFaultKind::Negative => f.write_str(", allowed: blocks, and -1 after the last"),
-            EntryFaultKind::Beyond(keys) => write!(
-                f,
-                ", which begins behind the {keys} keys that the row may read, and is left out"
-            ),
+            EntryFaultKind::Beyond(keys) => {
+                write!(f, ", which begins behind the {keys} keys that the row may read, and is left out")
+            }
             EntryFaultKind::Twice => f.write_str(" again, whose keys count twice"),
             EntryFaultKind::Unread => f.write_str(
                 ", which is not read: it is behind the first -1 or behind as many entries as there are blocks",
@@ -57,27 +56,17 @@ impl SparseFlashProblem {
 
     /// The keys that a row reads, in its order, of the first `keys` of its sequence: those of each block that begins
     /// among them.
-    pub fn chosen<'e>(
-        &self,
-        entries: &'e [i64],
-        keys: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone + 'e {
+    pub fn chosen<'e>(&self, entries: &'e [i64], keys: usize) -> impl Iterator<Item = Range<usize>> + Clone + 'e {
         let block = self.block;
         let entries = self.read(entries, keys).iter();
-        let first =
-            entries.filter_map(move |&entry| usize::try_from(entry).ok()?.checked_mul(block));
+        let first = entries.filter_map(move |&entry| usize::try_from(entry).ok()?.checked_mul(block));
         let first = first.filter(move |&first| first < keys);
         first.map(move |first| first..keys.min(first.saturating_add(block)))
     }
 
     /// The first entry of a row by which it reads other keys than the list seems to say. `seen` is memory for the
     /// search.
-    pub fn entry_fault(
-        &self,
-        entries: &[i64],
-        keys: usize,
-        seen: &mut Vec<bool>,
-    ) -> Option<EntryFault> {
+    pub fn entry_fault(&self, entries: &[i64], keys: usize, seen: &mut Vec<bool>) -> Option<EntryFault> {
         let blocks = keys.div_ceil(self.block);
         let read = self.read(entries, keys).len();
         seen.clear();

@@ -83,12 +83,7 @@ impl LatentRules {
     }
 
     /// Reports what is unusual about the factor of the scores and about the lists.
-    pub(crate) fn scale_and_lists(
-        &self,
-        scale: f64,
-        indices: &TensorDesc,
-        report: &mut dyn FnMut(Violation),
-    ) {
+    pub(crate) fn scale_and_lists(&self, scale: f64, indices: &TensorDesc, report: &mut dyn FnMut(Violation)) {
         lint_scale(scale, [DIM as usize, ROPE_DIM as usize], self.scale, report);
         if indices.shape.last() == Some(&0) {
             report(self.none_chosen.broken(indices.shape, "rows and entries"));

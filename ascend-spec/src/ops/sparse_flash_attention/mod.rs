@@ -35,11 +35,11 @@ macro_rules! sparse_flash_attention_arguments {
                 "Queries without their rotary part, `[B, S1, N1, 512]` or `[T1, N1, 512]`." }
             1 { key: tensor, Key, "key",
                 "Latent keys, which are the values too, with one head: `[B, S2, 1, 512]`, `[T2, 1, 512]` or \
-                 `[blocks, block size, 1, 512]`." }
+         `[blocks, block size, 1, 512]`." }
             1 { value: tensor, Value, "value", "The same tensor as `key`. From 9.1 on null is `key`." }
             1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
                 "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
-                 after the last." }
+         after the last." }
             1 { block_table: tensor, BlockTable, "blockTable",
                 "The blocks of each sequence in a paged cache, `[B, M]`." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
@@ -62,7 +62,7 @@ macro_rules! sparse_flash_attention_arguments {
             1 { attention_out: output, AttentionOut, "attentionOut", "Attention, with the shape of `query`." }
             1 { softmax_max: output, SoftmaxMax, "softmaxMax",
                 "The largest score of each row and head, `[B, 1, S1, N1]` or `[1, T1, N1]`; empty without \
-                 `returnSoftmaxLse`." }
+         `returnSoftmaxLse`." }
             1 { softmax_sum: output, SoftmaxSum, "softmaxSum",
                 "The sum of the exponentials of the scores, from which the largest is taken, in the same shape." }
         }
@@ -117,8 +117,6 @@ impl SparseFlashCall<'_> {
 /// Shape of the softmax outputs: that of the queries without their elements, with an axis for the key head before the
 /// rows.
 fn softmax_shape(query: &TensorDesc) -> Option<Vec<i64>> {
-    let (outer, inner) = query
-        .shape
-        .split_at_checked(query.shape.rank().checked_sub(3)?)?;
+    let (outer, inner) = query.shape.split_at_checked(query.shape.rank().checked_sub(3)?)?;
     Some([outer, &[1], &inner[..2]].concat())
 }

@@ -31,11 +31,8 @@ pub struct SparseFlashProblem {
 
 impl SparseFlashProblem {
     /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] = [
-        Parameter::ActualSeqLengthsQuery,
-        Parameter::ActualSeqLengthsKv,
-        Parameter::BlockTable,
-    ];
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKv, Parameter::BlockTable];
     /// Elements of a query, a key and a value without rotary part.
     pub const DIM: usize = DIM as usize;
     /// Elements of a rotary part.
@@ -48,21 +45,12 @@ impl SparseFlashProblem {
 }
 
 impl WalkedTensors<SparseFlashCall<'_>> for SparseFlashProblem {
-    fn walked_shape(
-        &self,
-        call: &SparseFlashCall<'_>,
-        parameter: Parameter,
-        desc: &TensorDesc,
-    ) -> Option<Dims> {
+    fn walked_shape(&self, call: &SparseFlashCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         match parameter {
             _ if self.is_idle() => None,
             Parameter::SoftmaxMax | Parameter::SoftmaxSum if !self.softmax => None,
-            Parameter::SoftmaxMax | Parameter::SoftmaxSum => {
-                Dims::new(&softmax_shape(call.query.as_ref()?)?)
-            }
-            Parameter::Key if self.sequences.key.layout == TokenLayout::PaBsnd => {
-                Some(desc.shape.with(3, DIM))
-            }
+            Parameter::SoftmaxMax | Parameter::SoftmaxSum => Dims::new(&softmax_shape(call.query.as_ref()?)?),
+            Parameter::Key if self.sequences.key.layout == TokenLayout::PaBsnd => Some(desc.shape.with(3, DIM)),
             _ => Some(desc.shape),
         }
     }

@@ -138,8 +138,7 @@ impl SparseFlashCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
-        let (Some(query), Some(key), Some(indices)) = (self.query, self.key, self.sparse_indices)
-        else {
+        let (Some(query), Some(key), Some(indices)) = (self.query, self.key, self.sparse_indices) else {
             return Ok(());
         };
         if self.attention_out.is_none_or(|out| out.is_empty()) {
@@ -149,20 +148,12 @@ impl SparseFlashCall<'_> {
             if let Some(value) = self.value.filter(|_| key.shape.last() == Some(&DIM)) {
                 LATENT.value([&value, &key], report);
             }
-            PAGED_DIM
-                .takes(key.shape.last().copied().unwrap_or(0), DIM)
-                .report(report);
+            PAGED_DIM.takes(key.shape.last().copied().unwrap_or(0), DIM).report(report);
             let room = softmax_shape(&query).filter(|_| self.return_softmax_lse);
             for (name, desc) in self.softmax() {
                 if let (Some(room), Some(desc)) = (&room, desc) {
                     let fits = desc.shape[..] == room[..] || !SOFTMAX_ROOM.scope.holds(target);
-                    lint!(
-                        report,
-                        fits,
-                        SOFTMAX_ROOM,
-                        format_args!("{name} {}", desc.shape),
-                        format_args!("{room:?}")
-                    );
+                    lint!(report, fits, SOFTMAX_ROOM, format_args!("{name} {}", desc.shape), format_args!("{room:?}"));
                 }
             }
             LATENT.scale_and_lists(self.scale, &indices, report);
@@ -175,17 +166,12 @@ impl SparseFlashCall<'_> {
         let divides = |power: &usize| block_size.is_multiple_of(*power);
         match target.is_950() {
             true => 1,
-            false => (POWERS.iter().rev().map(|power| *power as usize))
-                .find(divides)
-                .unwrap_or(1),
+            false => (POWERS.iter().rev().map(|power| *power as usize)).find(divides).unwrap_or(1),
         }
     }
 
     fn softmax(&self) -> [(&'static str, Option<TensorDesc>); 2] {
-        [
-            ("softmaxMax", self.softmax_max),
-            ("softmaxSum", self.softmax_sum),
-        ]
+        [("softmaxMax", self.softmax_max), ("softmaxSum", self.softmax_sum)]
     }
 
     fn required(&self, target: Target) -> Result<Given, Violation> {
@@ -210,26 +196,17 @@ impl SparseFlashCall<'_> {
                 false => REQUIRED.requires(desc, name)?,
             };
         }
-        Ok(Given {
-            query,
-            key,
-            value: self.value.unwrap_or(key),
-            indices,
-            out,
-        })
+        Ok(Given { query, key, value: self.value.unwrap_or(key), indices, out })
     }
 
     fn problem(&self, sequences: SparseSequences, given: &Given) -> SparseFlashProblem {
         let room = softmax_shape(&given.query).filter(|_| self.return_softmax_lse);
-        let short = |desc: Option<TensorDesc>| {
-            (desc.zip(room.as_ref())).is_some_and(|(desc, room)| desc.shape[..] != room[..])
-        };
+        let short =
+            |desc: Option<TensorDesc>| (desc.zip(room.as_ref())).is_some_and(|(desc, room)| desc.shape[..] != room[..]);
         let tensors = [&given.query, &given.indices];
         SparseFlashProblem {
             softmax: self.return_softmax_lse,
-            overruns: given.key.shape.last() != Some(&DIM)
-                || short(self.softmax_max)
-                || short(self.softmax_sum),
+            overruns: given.key.shape.last() != Some(&DIM) || short(self.softmax_max) || short(self.softmax_sum),
             ..resolved_problem(sequences, tensors, self.sparse_block_size, self.scale)
         }
     }
@@ -259,20 +236,12 @@ impl SparseFlashCall<'_> {
             true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1)?,
             false => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, POWERS)?,
         }
-        SOFTMAX_PAGED.forbids([(
-            "returnSoftmaxLse with PA_BSND",
-            self.return_softmax_lse && layout_kv == TokenLayout::PaBsnd,
-        )])
+        SOFTMAX_PAGED
+            .forbids([("returnSoftmaxLse with PA_BSND", self.return_softmax_lse && layout_kv == TokenLayout::PaBsnd)])
     }
 
     fn shapes(&self, given: &Given, layout_kv: TokenLayout, target: Target) -> Checked {
-        let Given {
-            query,
-            key,
-            value,
-            indices,
-            out,
-        } = given;
+        let Given { query, key, value, indices, out } = given;
         // The ranks are those of the layouts.
         let (rows, head) = query.shape.split_at(query.shape.rank() - 2);
         let (key_rows, key_head) = key.shape.split_at(key.shape.rank() - 2);
@@ -285,28 +254,9 @@ impl SparseFlashCall<'_> {
             true => HEADS.takes(head[0], 1..=MOST_HEADS)?,
             false => HEADS.takes(head[0], POWERS)?,
         }
-        shaped(
-            &KEY_ROWS,
-            "value",
-            value,
-            key_rows,
-            &[
-                1,
-                if self.value.is_some() {
-                    DIM
-                } else {
-                    key_head[1]
-                },
-            ],
-        )?;
+        shaped(&KEY_ROWS, "value", value, key_rows, &[1, if self.value.is_some() { DIM } else { key_head[1] }])?;
         if let (Some(query_rope), Some(key_rope)) = (&self.query_rope, &self.key_rope) {
-            shaped(
-                &QUERY_ROPE,
-                "queryRope",
-                query_rope,
-                rows,
-                &[head[0], ROPE_DIM],
-            )?;
+            shaped(&QUERY_ROPE, "queryRope", query_rope, rows, &[head[0], ROPE_DIM])?;
             shaped(&KEY_ROWS, "keyRope", key_rope, key_rows, &[1, ROPE_DIM])?;
         }
         let entries = indices.shape.last().copied().unwrap_or(0);

@@ -81,25 +81,12 @@ struct Probe {
 /// Layout, and batch, query heads, key heads, query rows, keys, head dimension.
 fn probe(layout: &'static str, sizes: [i64; 6]) -> Probe {
     let [batch, heads, kv_heads, rows, keys, dim] = sizes;
-    Probe {
-        layout,
-        dtype: DType::Float16,
-        batch,
-        heads,
-        kv_heads,
-        rows,
-        keys,
-        dim,
-        value_dim: dim,
-    }
+    Probe { layout, dtype: DType::Float16, batch, heads, kv_heads, rows, keys, dim, value_dim: dim }
 }
 
 impl Probe {
     fn bf16(self) -> Probe {
-        Probe {
-            dtype: DType::Bf16,
-            ..self
-        }
+        Probe { dtype: DType::Bf16, ..self }
     }
 
     fn value(self, value_dim: i64) -> Probe {
@@ -112,18 +99,8 @@ impl Probe {
 
     fn extents(self, heads: i64, rows: i64, dim: i64) -> Extents {
         match self.axes().is_packed() {
-            true => Extents {
-                batch: 1,
-                heads,
-                rows: self.batch * rows,
-                dim,
-            },
-            false => Extents {
-                batch: self.batch,
-                heads,
-                rows,
-                dim,
-            },
+            true => Extents { batch: 1, heads, rows: self.batch * rows, dim },
+            false => Extents { batch: self.batch, heads, rows, dim },
         }
     }
 
@@ -136,9 +113,7 @@ impl Probe {
     fn call(self) -> Call {
         let packed = self.axes().is_packed();
         let all = |len: i64| ends(&vec![len; self.batch as usize]);
-        let out = self
-            .axes()
-            .out_shape(self.extents(self.heads, self.rows, self.value_dim));
+        let out = self.axes().out_shape(self.extents(self.heads, self.rows, self.value_dim));
         FiaCall {
             query: Some(self.input(self.heads, self.rows, self.dim)),
             key: kept(vec![self.input(self.kv_heads, self.keys, self.dim)]),
@@ -179,17 +154,8 @@ impl Probe {
     /// A list of keys and values, one tensor a sequence.
     fn list(self) -> Call {
         let one = Probe { batch: 1, ..self };
-        let all = |dim| {
-            kept(vec![
-                one.input(self.kv_heads, self.keys, dim);
-                self.batch as usize
-            ])
-        };
-        FiaCall {
-            key: all(self.dim),
-            value: all(self.value_dim),
-            ..self.call()
-        }
+        let all = |dim| kept(vec![one.input(self.kv_heads, self.keys, dim); self.batch as usize]);
+        FiaCall { key: all(self.dim), value: all(self.value_dim), ..self.call() }
     }
 
     /// Rotary parts beside dense keys.
@@ -214,9 +180,7 @@ impl Probe {
 
     /// With a log-sum-exp.
     fn lse(self) -> Option<TensorDesc> {
-        let shape = self
-            .axes()
-            .lse_shape(self.extents(self.heads, self.rows, 1));
+        let shape = self.axes().lse_shape(self.extents(self.heads, self.rows, 1));
         Some(TensorDesc::packed(DType::Float, shape))
     }
 }
@@ -265,10 +229,7 @@ fn hold(facts: &[Fact]) {
             for soc in [Soc::AtlasA2, Soc::AtlasA3] {
                 let target = Target::new(soc, cann);
                 if verdict(call, target) != Ok(letter) {
-                    wrong.push(format!(
-                        "{about} ({cann} {letter}): {}",
-                        refusal(call, target)
-                    ));
+                    wrong.push(format!("{about} ({cann} {letter}): {}", refusal(call, target)));
                     break;
                 }
             }
@@ -281,10 +242,8 @@ fn hold(facts: &[Fact]) {
 #[track_caller]
 fn hold_for_both(facts: impl Fn(i64) -> Vec<(&'static str, [&'static str; 2], Call)>) {
     for (class, dim) in [64, 96].into_iter().enumerate() {
-        let facts: Vec<Fact> = facts(dim)
-            .into_iter()
-            .map(|(about, letters, call)| (about, letters[class], call))
-            .collect();
+        let facts: Vec<Fact> =
+            facts(dim).into_iter().map(|(about, letters, call)| (about, letters[class], call)).collect();
         hold(&facts);
     }
 }

@@ -7,15 +7,8 @@ use ascend_spec::{DType, TensorDesc};
 #[test]
 fn sinks() {
     let sink = |dtype, dim, q: DType, inner_precise| {
-        let p = Probe {
-            dtype: q,
-            ..probe("TND", [2, 8, 2, 16, 64, dim])
-        };
-        FiaCall {
-            learnable_sink: of(dtype, &[8]),
-            inner_precise,
-            ..p.call()
-        }
+        let p = Probe { dtype: q, ..probe("TND", [2, 8, 2, 16, 64, dim]) };
+        FiaCall { learnable_sink: of(dtype, &[8]), inner_precise, ..p.call() }
     };
     use DType::{Bf16, Float16};
     let plain = |layout, d, dtype| FiaCall {
@@ -26,51 +19,17 @@ fn sinks() {
     hold(&[
         ("BF16, 64", "aaaa", sink(Bf16, 64, Bf16, 0)),
         ("BF16, 128", "aaaa", sink(Bf16, 128, Bf16, 0)),
-        (
-            "FLOAT16 query, BF16 sink, 128",
-            "rarr",
-            sink(Bf16, 128, Float16, 0),
-        ),
-        (
-            "FLOAT16 query, BF16 sink, 64",
-            "raaa",
-            sink(Bf16, 64, Float16, 0),
-        ),
-        (
-            "FLOAT16 query and sink, 128",
-            "--aa",
-            sink(Float16, 128, Float16, 0),
-        ),
-        (
-            "FLOAT16 query and sink, 96",
-            "--aa",
-            sink(Float16, 96, Float16, 0),
-        ),
-        (
-            "FLOAT16 query and sink, precision 1",
-            "--rr",
-            sink(Float16, 128, Float16, 1),
-        ),
+        ("FLOAT16 query, BF16 sink, 128", "rarr", sink(Bf16, 128, Float16, 0)),
+        ("FLOAT16 query, BF16 sink, 64", "raaa", sink(Bf16, 64, Float16, 0)),
+        ("FLOAT16 query and sink, 128", "--aa", sink(Float16, 128, Float16, 0)),
+        ("FLOAT16 query and sink, 96", "--aa", sink(Float16, 96, Float16, 0)),
+        ("FLOAT16 query and sink, precision 1", "--rr", sink(Float16, 128, Float16, 1)),
         ("BSND", "raaa", plain("BSND", 64, Bf16)),
         ("BNSD, 96", "raaa", plain("BNSD", 96, Bf16)),
         ("BNSD, FLOAT16 sink", "--rr", plain("BNSD", 64, Float16)),
         ("NTD_TND", "aaaa", plain("NTD_TND", 64, Bf16)),
-        (
-            "of another size",
-            "rrrr",
-            FiaCall {
-                learnable_sink: one,
-                ..plain("BSND", 64, Bf16)
-            },
-        ),
-        (
-            "with rows of bias",
-            "raaa",
-            FiaCall {
-                pse_shift: of(Bf16, &[1, 4, 16, 64]),
-                ..plain("BNSD", 64, Bf16)
-            },
-        ),
+        ("of another size", "rrrr", FiaCall { learnable_sink: one, ..plain("BSND", 64, Bf16) }),
+        ("with rows of bias", "raaa", FiaCall { pse_shift: of(Bf16, &[1, 4, 16, 64]), ..plain("BNSD", 64, Bf16) }),
         (
             "with an INT8 output",
             "raaa",

@@ -4,9 +4,7 @@
 use super::Call;
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, FiaCall};
-use ascend_spec::{
-    Layout, MaskGeometry, Operator, SparseMode, TOKENS_UNBOUNDED, Target, TensorDesc, Violation,
-};
+use ascend_spec::{Layout, MaskGeometry, Operator, SparseMode, TOKENS_UNBOUNDED, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 /// Most sequences that are looked at.
@@ -32,9 +30,7 @@ fn sampled(rows: u64) -> impl Iterator<Item = u64> {
 /// The keys that rows see, an empty range where there are none.
 fn rows_of(geometry: &MaskGeometry) -> Vec<Range<u64>> {
     let row = |i| Some(geometry.row(i)).filter(|row| !row.is_empty());
-    sampled(geometry.q_len())
-        .map(|i| row(i).unwrap_or(0..0))
-        .collect()
+    sampled(geometry.q_len()).map(|i| row(i).unwrap_or(0..0)).collect()
 }
 
 /// Length of sequence `b`; `None` where the array does not say it.
@@ -67,11 +63,7 @@ impl Meaning {
         let axes = layout.input();
         let query = call.query?;
         let q = axes.extents(&query.shape, call.num_heads)?;
-        let elsewhere = [
-            &call.key_shared_prefix,
-            &call.query_padding_size,
-            &call.kv_padding_size,
-        ];
+        let elsewhere = [&call.key_shared_prefix, &call.query_padding_size, &call.kv_padding_size];
         let [key] = call.key else { return None };
         if elsewhere.into_iter().any(Option::is_some) {
             return None;
@@ -101,23 +93,13 @@ impl Meaning {
             // A window that no mask makes counts from the last key, as where it is one.
             (SparseMode::DefaultMask, None) if window => SparseMode::Band,
             // A causal window: 0 is what clients leave there.
-            (SparseMode::RightDownCausal, _)
-                if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) =>
-            {
-                SparseMode::Band
-            }
+            (SparseMode::RightDownCausal, _) if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => SparseMode::Band,
             (SparseMode::DefaultMask, Some(_)) if q.rows == 1 && !packed => SparseMode::AllMask,
             (mode, _) => mode,
         };
-        let total = |lengths: Option<&[i64]>, rows: i64| {
-            lengths
-                .and_then(<[i64]>::last)
-                .is_none_or(|&end| end == rows)
-        };
+        let total = |lengths: Option<&[i64]>, rows: i64| lengths.and_then(<[i64]>::last).is_none_or(|&end| end == rows);
         let dense = packed && paged.is_none();
-        if packed && !total(q_lengths, q.rows)
-            || dense && !total(call.actual_seq_lengths_kv, key_rows)
-        {
+        if packed && !total(q_lengths, q.rows) || dense && !total(call.actual_seq_lengths_kv, key_rows) {
             return None;
         }
         let visible = (0..batch.min(SEQUENCES)).map(|b| {

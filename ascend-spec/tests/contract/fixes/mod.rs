@@ -8,9 +8,7 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::ScatterCall;
-use ascend_spec::{
-    Cann, Change, DType, Dims, Level, NewArgument, Soc, Target, TensorDesc, Violation, every_rule,
-};
+use ascend_spec::{Cann, Change, DType, Dims, Level, NewArgument, Soc, Target, TensorDesc, Violation, every_rule};
 use meaning::Meaning;
 use std::collections::BTreeSet;
 
@@ -48,8 +46,7 @@ pub(crate) fn follow(call: &Call, version: u8, target: Target) -> (Vec<&'static 
         };
         let Some(of) = found.first().filter(|of| !of.changes.is_empty()) else {
             let taken = found.iter().all(|of| of.rule.level == Level::Lint);
-            if let (true, true, Some(meant)) = (taken && found.is_empty(), !said.is_empty(), &meant)
-            {
+            if let (true, true, Some(meant)) = (taken && found.is_empty(), !said.is_empty(), &meant) {
                 meant.is_computed_by(&call, version, target, &said);
             }
             return (said, call);
@@ -58,10 +55,7 @@ pub(crate) fn follow(call: &Call, version: u8, target: Target) -> (Vec<&'static 
         for change in &of.changes {
             assert!(of.fix.contains(&change.to_string()), "{of}");
         }
-        assert!(
-            !seen.contains(&next),
-            "{said:?} go in a circle: {of}\n{call:?}"
-        );
+        assert!(!seen.contains(&next), "{said:?} go in a circle: {of}\n{call:?}");
         let left = broken(&next, version, target).unwrap_or_default();
         let again = left.iter().find(|left| left.rule == of.rule);
         assert!(again.is_none(), "the fix does not mend {of}\n{call:?}");
@@ -87,11 +81,7 @@ fn tensor(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
 
 /// One row over a cache of 24 blocks of 128 tokens, in a layout.
 fn decode<'a>(layout: &'a str, cache: &'a [TensorDesc], keys: &'a [i64]) -> FiaCall<'a> {
-    let rows: &[i64] = if layout == "TND" {
-        &[1, 8, 128]
-    } else {
-        &[1, 1, 8, 128]
-    };
+    let rows: &[i64] = if layout == "TND" { &[1, 8, 128] } else { &[1, 1, 8, 128] };
     FiaCall {
         query: tensor(DType::Bf16, rows),
         key: cache,
@@ -124,10 +114,7 @@ fn the_window_of_a_single_row_becomes_a_full_mask() {
     let full = |end: &Call| end.tensors("atten_mask").first().map(|mask| mask.shape);
     for (call, rule) in [
         (window(&[2048, 2048], &[3000], 1023), "atten_mask.full"),
-        (
-            window(&[1, 1, 2048, 2048], &[300], 31),
-            "sparse_mode.single_row",
-        ),
+        (window(&[1, 1, 2048, 2048], &[300], 31), "sparse_mode.single_row"),
     ] {
         let (said, end) = follow(&fused(&call), 1, A2);
         assert_eq!(said, [rule]);
@@ -138,19 +125,13 @@ fn the_window_of_a_single_row_becomes_a_full_mask() {
     // A window of all keys, and a causal row, hide nothing.
     for call in [
         window(&[2048, 2048], &[3000], 2999),
-        FiaCall {
-            sparse_mode: 3,
-            ..window(&[2048, 2048], &[3000], 2_147_483_647)
-        },
+        FiaCall { sparse_mode: 3, ..window(&[2048, 2048], &[3000], 2_147_483_647) },
     ] {
         let (said, end) = follow(&fused(&call), 1, A2);
         assert_eq!((said, full(&end)), (vec!["atten_mask.full"], None));
     }
     // As packed rows they have mode 4 itself.
-    let packed = FiaCall {
-        input_layout: "TND",
-        ..window(&[2048, 2048], &[3000], 1023)
-    };
+    let packed = FiaCall { input_layout: "TND", ..window(&[2048, 2048], &[3000], 1023) };
     let packed = FiaCall {
         query: tensor(DType::Bf16, &[1, 8, 128]),
         attention_out: tensor(DType::Bf16, &[1, 8, 128]),
@@ -163,20 +144,12 @@ fn the_window_of_a_single_row_becomes_a_full_mask() {
 #[test]
 fn a_window_without_a_mask_is_told_apart() {
     let cache = cache();
-    let packed = FiaCall {
-        pre_tokens: 1023,
-        next_tokens: 0,
-        ..decode("TND", &cache, &[3000])
-    };
+    let packed = FiaCall { pre_tokens: 1023, next_tokens: 0, ..decode("TND", &cache, &[3000]) };
     let (said, end) = follow(&fused(&packed), 1, A2);
     assert_eq!(said, ["tokens.without_mask"]);
     let rows = Meaning::of(&end).unwrap();
     assert_eq!(rows.of_sequence(0).first(), Some(&(1976..3000)));
-    let single = FiaCall {
-        pre_tokens: 1023,
-        next_tokens: 0,
-        ..decode("BSND", &cache, &[3000])
-    };
+    let single = FiaCall { pre_tokens: 1023, next_tokens: 0, ..decode("BSND", &cache, &[3000]) };
     let (said, end) = follow(&fused(&single), 1, A2);
     assert_eq!(said, ["tokens.without_mask"]);
     assert_eq!(end.tensors("atten_mask")[0].shape[..3], [1, 1, 1]);
@@ -235,21 +208,14 @@ fn packed<'a>(dtype: DType, key: &'a [TensorDesc], heads: i64, dim: i64) -> FiaC
 
 #[test]
 fn heads_that_packed_rows_do_not_take_are_not_padded_down() {
-    for (dim, says) in [
-        (80, "with zeros to 128"),
-        (256, "use BSH, BSND or BNSD"),
-        (512, "BSH, BSND or BNSD"),
-    ] {
+    for (dim, says) in [(80, "with zeros to 128"), (256, "use BSH, BSND or BNSD"), (512, "BSH, BSND or BNSD")] {
         let key = [tensor(DType::Bf16, &[4, 8, dim]).unwrap()];
         let refused = said(&packed(DType::Bf16, &key, 8, dim), A2_8_1);
         assert!(refused.fix.contains(says), "{dim}: {refused}");
     }
     // The unified checker: more precision alone keeps heads of 256 from the split-fuse path.
     let key = [tensor(DType::Bf16, &[4, 2, 256]).unwrap()];
-    let call = FiaCall {
-        inner_precise: 1,
-        ..packed(DType::Bf16, &key, 8, 256)
-    };
+    let call = FiaCall { inner_precise: 1, ..packed(DType::Bf16, &key, 8, 256) };
     let (rules, end) = follow(&fused(&call), 1, A2);
     assert_eq!(rules, ["head_dim.packed"]);
     assert_eq!(broken(&end, 1, A2), Some(vec![]));
@@ -266,12 +232,7 @@ fn heads_that_packed_rows_do_not_take_are_not_padded_down() {
         attention_out: spread,
         actual_seq_lengths: None,
         actual_seq_lengths_kv: None,
-        ..FiaCall {
-            input_layout: "BSND",
-            num_heads: 8,
-            num_key_value_heads: 2,
-            ..FiaCall::new("BSND")
-        }
+        ..FiaCall { input_layout: "BSND", num_heads: 8, num_key_value_heads: 2, ..FiaCall::new("BSND") }
     };
     taken.check(Version::V1, A2).unwrap();
 }
@@ -293,14 +254,9 @@ fn packed_rows_that_are_called_bsh_are_named() {
 
 #[test]
 fn strided_tensors_are_named_and_copied() {
-    let strided = TensorDesc {
-        strides: Dims::of([8192, 2048, 64, 1]),
-        ..tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()
-    };
-    let (key, value) = (
-        [tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()],
-        [strided],
-    );
+    let strided =
+        TensorDesc { strides: Dims::of([8192, 2048, 64, 1]), ..tensor(DType::Float16, &[2, 4, 64, 32]).unwrap() };
+    let (key, value) = ([tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()], [strided]);
     let rows = tensor(DType::Float16, &[2, 8, 16, 32]);
     let call = FiaCall {
         query: rows,
@@ -320,16 +276,10 @@ fn strided_tensors_are_named_and_copied() {
 #[test]
 fn the_newest_entry_point_looks_at_strides_on_every_path() {
     // The split-fuse path, which innerPrecise 0 leads to, looks at none itself.
-    let strided = TensorDesc {
-        strides: Dims::of([512, 128, 1]),
-        ..tensor(DType::Bf16, &[4, 2, 128]).unwrap()
-    };
+    let strided = TensorDesc { strides: Dims::of([512, 128, 1]), ..tensor(DType::Bf16, &[4, 2, 128]).unwrap() };
     let key = [strided];
     for inner_precise in [0, 1] {
-        let call = FiaCall {
-            inner_precise,
-            ..packed(DType::Bf16, &key, 8, 128)
-        };
+        let call = FiaCall { inner_precise, ..packed(DType::Bf16, &key, 8, 128) };
         let refused = match call.check(Version::V5, A2) {
             Err(violation) => violation.rule.id,
             other => panic!("{other:?}"),
@@ -356,39 +306,20 @@ fn caches_are_written_where_they_are() {
         Err(violation) => violation,
         other => panic!("{other:?}"),
     };
-    let cache = refused(&ScatterCall {
-        key_cache: apart(call.key_cache, Dims::of([1024, 64, 32, 1])),
-        ..call
-    });
-    assert!(
-        cache.changes.is_empty() && cache.fix.contains("written in place"),
-        "{cache}"
-    );
-    let rows = refused(&ScatterCall {
-        key: apart(call.key, Dims::of([128, 32, 1])),
-        ..call
-    });
+    let cache = refused(&ScatterCall { key_cache: apart(call.key_cache, Dims::of([1024, 64, 32, 1])), ..call });
+    assert!(cache.changes.is_empty() && cache.fix.contains("written in place"), "{cache}");
+    let rows = refused(&ScatterCall { key: apart(call.key, Dims::of([128, 32, 1])), ..call });
     assert_eq!(rows.rule.id, "scatter.contiguous");
     assert_eq!(rows.fix, "copy key to a contiguous tensor");
-    for (mode, shape, other) in [
-        ("PA_NZ", &[3, 8, 2, 32][..], "Norm"),
-        ("Norm", &[3, 4, 8, 16], "PA_NZ"),
-    ] {
-        let wrong = ScatterCall {
-            cache_mode: Some(mode),
-            key_cache: half(shape),
-            ..call
-        };
+    for (mode, shape, other) in [("PA_NZ", &[3, 8, 2, 32][..], "Norm"), ("Norm", &[3, 4, 8, 16], "PA_NZ")] {
+        let wrong = ScatterCall { cache_mode: Some(mode), key_cache: half(shape), ..call };
         let refused = refused(&wrong);
         assert_eq!(refused.rule.id, "key_cache.shape");
         let [change] = &refused.changes[..] else {
             panic!("{refused}");
         };
         assert_eq!(change.to_string(), format!("set cacheMode to {other}"));
-        let mended = ScatterCall {
-            cache_mode: Some(other),
-            ..wrong
-        };
+        let mended = ScatterCall { cache_mode: Some(other), ..wrong };
         mended.check(Soc::AtlasA2).unwrap();
     }
 }
@@ -412,10 +343,7 @@ fn masks_of_training_attention_are_converted() {
     };
     let call = AnyArguments::FlashAttentionScore(call);
     let refused = broken(&call, 1, A2).unwrap().remove(0);
-    assert!(
-        !refused.fix.contains("::"),
-        "a name of one language: {refused}"
-    );
+    assert!(!refused.fix.contains("::"), "a name of one language: {refused}");
     assert_eq!(follow(&call, 1, A2).0, ["flash.atten_mask_dtype"]);
 }
 
@@ -453,24 +381,10 @@ fn more_calls() -> Vec<&'static str> {
         ),
         (cached("TND", 0), A2),
         (cached("TND", 1), A2),
-        (
-            FiaCall {
-                input_layout: "bsnd",
-                ..decode("BSND", &cache, &[3000])
-            },
-            A2,
-        ),
-        (
-            FiaCall {
-                sparse_mode: 1 << 32,
-                ..decode("BSND", &cache, &[3000])
-            },
-            A2,
-        ),
+        (FiaCall { input_layout: "bsnd", ..decode("BSND", &cache, &[3000]) }, A2),
+        (FiaCall { sparse_mode: 1 << 32, ..decode("BSND", &cache, &[3000]) }, A2),
     ];
-    let followed = calls
-        .into_iter()
-        .map(|(call, target)| follow(&fused(&call), 1, target).0);
+    let followed = calls.into_iter().map(|(call, target)| follow(&fused(&call), 1, target).0);
     followed.flatten().collect()
 }
 
@@ -479,19 +393,11 @@ fn followed() -> BTreeSet<&'static str> {
     let mut said: BTreeSet<_> = rules::broken_calls().into_iter().collect();
     said.extend(more_calls());
     for mut recorded in recorded::sample() {
-        let targets: Vec<_> = recorded
-            .verdicts
-            .iter()
-            .map(|&(target, _)| target)
-            .collect();
+        let targets: Vec<_> = recorded.verdicts.iter().map(|&(target, _)| target).collect();
         for target in targets {
-            said.extend(recorded.asked(target, |call, version| {
-                follow(&fused(call), version.number(), target).0
-            }));
+            said.extend(recorded.asked(target, |call, version| follow(&fused(call), version.number(), target).0));
             recorded.each_mutation(&[0, 1, 3, 100], &mut |mutated| {
-                said.extend(mutated.asked(target, |call, version| {
-                    follow(&fused(call), version.number(), target).0
-                }));
+                said.extend(mutated.asked(target, |call, version| follow(&fused(call), version.number(), target).0));
             });
         }
     }
@@ -501,11 +407,7 @@ fn followed() -> BTreeSet<&'static str> {
 #[test]
 fn every_fix_is_a_change_that_mends_or_is_listed_with_its_reason() {
     let mut said = followed();
-    said.extend([
-        "scatter.contiguous",
-        "key_cache.shape",
-        "flash.atten_mask_dtype",
-    ]);
+    said.extend(["scatter.contiguous", "key_cache.shape", "flash.atten_mask_dtype"]);
     let all: BTreeSet<_> = every_rule().map(|rule| rule.id).collect();
     let mut listed = BTreeSet::new();
     for (reason, ids) in words::WORDS {
@@ -514,18 +416,9 @@ fn every_fix_is_a_change_that_mends_or_is_listed_with_its_reason() {
         }
     }
     let both: Vec<_> = said.intersection(&listed).collect();
-    assert!(
-        both.is_empty(),
-        "listed, and changed by their fix: {both:?}"
-    );
-    let neither: Vec<_> = all
-        .iter()
-        .filter(|id| !said.contains(*id) && !listed.contains(*id))
-        .collect();
-    assert!(
-        neither.is_empty(),
-        "neither changed by their fix nor listed: {neither:?}"
-    );
+    assert!(both.is_empty(), "listed, and changed by their fix: {both:?}");
+    let neither: Vec<_> = all.iter().filter(|id| !said.contains(*id) && !listed.contains(*id)).collect();
+    assert!(neither.is_empty(), "neither changed by their fix nor listed: {neither:?}");
     let unknown: Vec<_> = listed.difference(&all).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
@@ -535,10 +428,7 @@ fn changes_are_made_in_the_order_that_the_text_says() {
     let cache = cache();
     let call = fused(&decode("BSND", &cache, &[3000]));
     let parameter = |name| call.operator().parameter_named(name).unwrap();
-    let change = |name, to| Change {
-        parameter: parameter(name),
-        to,
-    };
+    let change = |name, to| Change { parameter: parameter(name), to };
     let mask = tensor(DType::Bool, &[1, 1, 1, 3072]).unwrap();
     let changed = call
         .changed(&[

@@ -33,10 +33,7 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
         let parameter = Parameter::of_role(role).expect("a role of the operator");
         let desc = p.call.tensor(parameter).expect("a tensor of the call");
         let (range, all) = (range.expect("memory"), desc.byte_range().expect("memory"));
-        assert!(
-            all.start <= range.start && range.end <= all.end,
-            "{id}: {role:?}"
-        );
+        assert!(all.start <= range.start && range.end <= all.end, "{id}: {role:?}");
     });
     for of in p.sequences().take(64) {
         let terms = resolved.terms_of(of.index).expect("terms of each sequence");
@@ -44,11 +41,7 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
         for (head, i) in ends(p.heads).flat_map(|n| ends(of.q_len).map(move |i| (n, i))) {
             let softmax = terms.softmax;
             let row = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
-            assert_eq!(
-                row as usize,
-                p.softmax_order.element(&of, p.heads, head, i),
-                "{id}"
-            );
+            assert_eq!(row as usize, p.softmax_order.element(&of, p.heads, head, i), "{id}");
             for j in ends(of.kv_len) {
                 let heads = (head, p.heads);
                 if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
@@ -57,11 +50,7 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
                 }
                 if let (Bias::Tensor { form, .. }, Some(bias)) = (p.bias, terms.bias) {
                     let element = form.element(&of, heads, i, j);
-                    assert_eq!(
-                        bias.element(head, i, j),
-                        element.map(|at| at as i64),
-                        "{id}"
-                    );
+                    assert_eq!(bias.element(head, i, j), element.map(|at| at as i64), "{id}");
                 }
                 if let Some(dropped) = terms.dropped {
                     assert_eq!(dropped.bit(head, i, j), p.drop_bit(&of, head, i, j), "{id}");
@@ -83,10 +72,7 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
         assert!(of.q_first + of.q_len <= rows, "{id}: {of:?}");
         assert!(of.kv_first + of.kv_len <= keys, "{id}: {of:?}");
         let geometry = p.geometry(&of);
-        assert_eq!(
-            (geometry.q_len(), geometry.kv_len()),
-            (of.q_len as u64, of.kv_len as u64)
-        );
+        assert_eq!((geometry.q_len(), geometry.kv_len()), (of.q_len as u64, of.kv_len as u64));
         for head in ends(p.heads) {
             for i in ends(of.q_len) {
                 row_stays_within(p, &of, head, i, id);
@@ -104,10 +90,7 @@ fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i
     }
     for j in ends(of.kv_len) {
         if let MaskKind::Full(mask) = p.mask {
-            assert!(
-                mask.element(of, heads, i, j) < elements(p.call.atten_mask),
-                "{id}"
-            );
+            assert!(mask.element(of, heads, i, j) < elements(p.call.atten_mask), "{id}");
         }
         if let Bias::Tensor { form, .. } = p.bias
             && let Some(element) = form.element(of, heads, i, j)
@@ -153,9 +136,7 @@ fn recorded_calls_stay_within_their_tensors() {
     let mut calls = described::sample();
     if let Some(folder) = std::env::var_os("ASCEND_VECTORS") {
         let folder = Path::new(&folder);
-        calls.extend(described::lines(
-            &folder.join("params/targets/flash_attention_score.jsonl"),
-        ));
+        calls.extend(described::lines(&folder.join("params/targets/flash_attention_score.jsonl")));
         calls.extend(described::cases(&folder.join("train")));
     }
     let mut computed = 0;

@@ -76,11 +76,7 @@ impl Described {
             })
             .collect();
         if text("atten_mask_kind") == Some("compressed") {
-            let rows = if text("sparse_mode") == Some("6") {
-                3072
-            } else {
-                2048
-            };
+            let rows = if text("sparse_mode") == Some("6") { 3072 } else { 2048 };
             let mask = TensorDesc::packed(DType::Bool, Dims::of([rows, 2048]));
             tensors.insert("atten_mask".to_owned(), mask);
         }
@@ -106,8 +102,7 @@ impl Described {
         Some(Described {
             id: path.file_name().unwrap().to_string_lossy().into_owned(),
             version,
-            status: (text("expect") == Some("reject"))
-                .then(|| text("expect_status").unwrap().parse().unwrap()),
+            status: (text("expect") == Some("reject")).then(|| text("expect_status").unwrap().parse().unwrap()),
             corrects: None,
             as_batch: None,
             tensors,
@@ -156,16 +151,8 @@ impl Described {
         let list = |name: &str| self.lists.get(name).map(Vec::as_slice);
         let text = |name: &str| self.attrs.get(name).and_then(Value::as_str);
         let plain = FlashAttentionCall::new("");
-        let int = |name: &str, default| {
-            self.attrs
-                .get(name)
-                .map_or(default, |of| of.as_i64().unwrap())
-        };
-        let float = |name: &str, default| {
-            self.attrs
-                .get(name)
-                .map_or(default, |of| of.as_f64().unwrap())
-        };
+        let int = |name: &str, default| self.attrs.get(name).map_or(default, |of| of.as_i64().unwrap());
+        let float = |name: &str, default| self.attrs.get(name).map_or(default, |of| of.as_f64().unwrap());
         FlashAttentionCall {
             query: tensor("query"),
             key: tensor("key"),
@@ -224,10 +211,7 @@ pub(super) fn cases(folder: &Path) -> Vec<Described> {
         .filter(|path| path.extension().is_some_and(|of| of == "safetensors"))
         .collect();
     paths.sort();
-    paths
-        .iter()
-        .filter_map(|path| Described::case(path))
-        .collect()
+    paths.iter().filter_map(|path| Described::case(path)).collect()
 }
 
 /// The repo's own calls.

@@ -26,9 +26,7 @@ fn wrong(described: &Described) -> Option<String> {
         }
         (Ok(_), None) => None,
         (Ok(_), Some(_)) => Some(format!("{id}: accepted")),
-        (Err(violation), status) if violation.is_unsupported() => {
-            status.map(|_| format!("{id}: accepted"))
-        }
+        (Err(violation), status) if violation.is_unsupported() => status.map(|_| format!("{id}: accepted")),
         (Err(violation), status) => {
             assert!(violation.rule.scope.holds(TARGET), "{id}: {violation}");
             let same = status == Some(i64::from(violation.rule.status));
@@ -113,8 +111,7 @@ fn accepted_calls_have_the_outputs_that_their_inputs_imply() {
     for described in calls {
         let call = described.call();
         let accepted = call.check(described.version, TARGET);
-        if described.status.is_none() && accepted.is_ok_and(|problem| problem.work == Work::Attend)
-        {
+        if described.status.is_none() && accepted.is_ok_and(|problem| problem.work == Work::Attend) {
             let (attention_out, softmax) = call.implied_outputs().unzip();
             assert_eq!(softmax, call.softmax_max, "{}", described.id);
             assert_eq!(attention_out, call.attention_out, "{}", described.id);
@@ -134,11 +131,7 @@ fn the_oldest_version_that_can_express_a_call_takes_it() {
             _ => None,
         };
         if call.input_layout.is_some() && oldest.is_var_len() == as_described.is_var_len() {
-            assert!(
-                oldest <= as_described || described.status.is_some(),
-                "{}",
-                described.id
-            );
+            assert!(oldest <= as_described || described.status.is_some(), "{}", described.id);
             if described.status.is_none() {
                 assert_eq!(status(oldest), None, "{}: {oldest}", described.id);
             }

@@ -94,29 +94,15 @@ fn broken() -> Broken {
         attention_out: Some(half(&[2, 8, 16, 32])),
         ..FiaCall::new("BNSD")
     };
-    let decode = FiaCall {
-        query: Some(half(&[2, 8, 1, 32])),
-        attention_out: Some(half(&[2, 8, 1, 32])),
-        ..prefill.clone()
-    };
+    let decode =
+        FiaCall { query: Some(half(&[2, 8, 1, 32])), attention_out: Some(half(&[2, 8, 1, 32])), ..prefill.clone() };
     let elements = [half(&[1, 4, 64, 32]), half(&[1, 4, 60, 32])];
-    let list = FiaCall {
-        key: &elements,
-        value: &elements,
-        ..prefill.clone()
-    };
+    let list = FiaCall { key: &elements, value: &elements, ..prefill.clone() };
     for good in [&prefill, &decode, &list] {
-        good.check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        good.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
     }
 
-    let good = Good {
-        key: &key,
-        prefill,
-        decode,
-        elements: &elements,
-        list,
-    };
+    let good = Good { key: &key, prefill, decode, elements: &elements, list };
     let mut broken = Broken::default();
     for calls in [
         entry::calls,
@@ -156,14 +142,8 @@ fn every_rule_is_broken_by_some_call() {
         }
     }
 
-    let all: BTreeSet<_> = rules::all()
-        .filter(|rule| rule.status != 0)
-        .map(|rule| rule.id)
-        .collect();
-    assert_eq!(
-        seen, all,
-        "rules without a call that breaks them, or the reverse"
-    );
+    let all: BTreeSet<_> = rules::all().filter(|rule| rule.status != 0).map(|rule| rule.id).collect();
+    assert_eq!(seen, all, "rules without a call that breaks them, or the reverse");
 }
 
 #[test]
@@ -180,26 +160,9 @@ fn a_call_that_holds_every_rule_says_what_to_compute() {
         attention_out: Some(half(&[2, 16, 8, 32])),
         ..FiaCall::new("BNSD_BSND")
     };
-    let problem = call
-        .check(Version::V1, Target::snapshot(Soc::AtlasA3))
-        .unwrap()
-        .problem;
-    assert_eq!(
-        (
-            problem.batch,
-            problem.heads,
-            problem.kv_heads,
-            problem.group()
-        ),
-        (2, 8, 4, 2)
-    );
-    assert_eq!(
-        (problem.q_len(0), problem.q_len(1), problem.kv_len(1)),
-        (3, 3, 10)
-    );
+    let problem = call.check(Version::V1, Target::snapshot(Soc::AtlasA3)).unwrap().problem;
+    assert_eq!((problem.batch, problem.heads, problem.kv_heads, problem.group()), (2, 8, 4, 2));
+    assert_eq!((problem.q_len(0), problem.q_len(1), problem.kv_len(1)), (3, 3, 10));
     assert_eq!((problem.out.view.head, problem.out.view.row), (32, 8 * 32));
-    assert_eq!(
-        (problem.query.view.head, problem.query.view.row),
-        (16 * 32, 32)
-    );
+    assert_eq!((problem.query.view.head, problem.query.view.row), (16 * 32, 32));
 }

@@ -18,29 +18,11 @@ pub(super) fn calls(broken: &mut Broken, _: &Good<'_>) {
         actual_seq_lengths_kv: Some(&[4, 9]),
         ..FiaCall::new("TND")
     };
-    packed
-        .check(Version::V4, Target::snapshot(Soc::AtlasA2))
-        .unwrap();
+    packed.check(Version::V4, Target::snapshot(Soc::AtlasA2)).unwrap();
     let sink = desc(DType::Float, &[4]);
-    broken.by(
-        "learnable_sink.dtype",
-        FiaCall {
-            learnable_sink: sink,
-            ..packed.clone()
-        },
-    );
-    let banded = FiaCall {
-        sparse_mode: 4,
-        atten_mask: mask(&[2048, 2048]),
-        ..packed.clone()
-    };
-    broken.by(
-        "packed.band",
-        FiaCall {
-            pre_tokens: -3,
-            ..banded.clone()
-        },
-    );
+    broken.by("learnable_sink.dtype", FiaCall { learnable_sink: sink, ..packed.clone() });
+    let banded = FiaCall { sparse_mode: 4, atten_mask: mask(&[2048, 2048]), ..packed.clone() };
+    broken.by("packed.band", FiaCall { pre_tokens: -3, ..banded.clone() });
     let (wide, narrow) = ([bf16(&[9, 4, 192])], [bf16(&[9, 4, 192])]);
     broken.by(
         "packed.band_head_dim",
@@ -52,11 +34,5 @@ pub(super) fn calls(broken: &mut Broken, _: &Good<'_>) {
             ..banded.clone()
         },
     );
-    broken.by(
-        "packed.value_rows",
-        FiaCall {
-            value: &[bf16(&[8, 4, 64])],
-            ..packed.clone()
-        },
-    );
+    broken.by("packed.value_rows", FiaCall { value: &[bf16(&[8, 4, 64])], ..packed.clone() });
 }

@@ -30,13 +30,7 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
             ..paged.clone()
         },
     );
-    broken.by(
-        "cache.rank",
-        FiaCall {
-            key: &[half(&[4, 128])],
-            ..paged.clone()
-        },
-    );
+    broken.by("cache.rank", FiaCall { key: &[half(&[4, 128])], ..paged.clone() });
     let heads_first = [half(&[4, 4, 128, 32])];
     broken.by(
         "cache.layout",

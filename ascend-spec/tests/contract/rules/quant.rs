@@ -6,27 +6,15 @@ use ascend_spec::{DType, Soc};
 use super::{Broken, Good, bf16, desc, half, int8, mask};
 
 pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
-    let Good {
-        prefill, decode, ..
-    } = good;
+    let Good { prefill, decode, .. } = good;
     let nibbles = [desc(DType::Int4, &[2, 4, 64, 32]).unwrap()];
     broken.by(
         "antiquant.head_dim",
-        FiaCall {
-            key: &nibbles,
-            value: &nibbles,
-            antiquant_scale: Some(half(&[2])),
-            ..prefill.clone()
-        },
+        FiaCall { key: &nibbles, value: &nibbles, antiquant_scale: Some(half(&[2])), ..prefill.clone() },
     );
     broken.by(
         "antiquant.head_dim",
-        FiaCall {
-            key: &nibbles,
-            value: &nibbles,
-            antiquant_scale: Some(half(&[2])),
-            ..decode.clone()
-        },
+        FiaCall { key: &nibbles, value: &nibbles, antiquant_scale: Some(half(&[2])), ..decode.clone() },
     );
     let quantised = [int8(&[2, 4, 64, 32])];
     broken.by(
@@ -62,12 +50,7 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
         ..decode.clone()
     };
     let empty = [int8(&[2, 4, 0, 32])];
-    let without_keys = FiaCall {
-        query: Some(int8(&[2, 8, 16, 32])),
-        key: &empty,
-        value: &empty,
-        ..prefill.clone()
-    };
+    let without_keys = FiaCall { query: Some(int8(&[2, 8, 16, 32])), key: &empty, value: &empty, ..prefill.clone() };
     let latents = [int8(&[20, 128, 512])];
     let roped = FiaCall {
         query: Some(bf16(&[2, 1, 4, 512])),
@@ -85,11 +68,9 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
         value_antiquant_scale: Some(bf16(&[1])),
         ..FiaCall::new("BSND")
     };
-    for (id, call) in [
-        ("antiquant.mixed_modes", mixed),
-        ("mla.quantised_cache", roped),
-        ("quant.int8_query_empty", without_keys),
-    ] {
+    for (id, call) in
+        [("antiquant.mixed_modes", mixed), ("mla.quantised_cache", roped), ("quant.int8_query_empty", without_keys)]
+    {
         broken.on(Version::V4, Soc::AtlasA2, id, &call);
     }
 }

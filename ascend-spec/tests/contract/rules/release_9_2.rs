@@ -8,27 +8,16 @@ const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_2);
 const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_2);
 
 pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
-    let flagged = FiaCall {
-        softmax_lse_flag: true,
-        ..good.decode.clone()
-    };
+    let flagged = FiaCall { softmax_lse_flag: true, ..good.decode.clone() };
     broken.at(Version::V1, A2, "softmax_lse.null", &flagged);
-    let uneven = FiaCall {
-        value: &good.elements[..1],
-        ..good.list.clone()
-    };
+    let uneven = FiaCall { value: &good.elements[..1], ..good.list.clone() };
     broken.at(Version::V1, A2, "key.list_sizes", &uneven);
     let other_batch = FiaCall {
         attention_out: desc(DType::Float16, &[3, 16, 8, 32]),
         input_layout: "BNSD_BSND",
         ..good.prefill.clone()
     };
-    broken.at(
-        Version::V1,
-        A2,
-        "attention_out.inferred_shape",
-        &other_batch,
-    );
+    broken.at(Version::V1, A2, "attention_out.inferred_shape", &other_batch);
     assert!(other_batch.check(Version::V5, A2).is_ok());
     packed(broken);
     latent(broken);
@@ -49,16 +38,10 @@ fn packed(broken: &mut Broken) {
         ..FiaCall::new("TND")
     };
     assert!(packed.check(Version::V1, A2).is_ok());
-    let rows = FiaCall {
-        actual_seq_lengths: Some(&[33]),
-        ..packed.clone()
-    };
+    let rows = FiaCall { actual_seq_lengths: Some(&[33]), ..packed.clone() };
     broken.at(Version::V1, A2, "split_fuse.q_rows", &rows);
     let value = [bf16(&[99, 4, 64])];
-    let keys = FiaCall {
-        value: &value,
-        ..packed
-    };
+    let keys = FiaCall { value: &value, ..packed };
     broken.at(Version::V1, A2, "split_fuse.kv_rows", &keys);
 }
 
@@ -82,10 +65,7 @@ fn latent(broken: &mut Broken) {
         ..latent.clone()
     };
     broken.at(Version::V5, ASCEND_950, "mla.other_heads", &quantised);
-    let masked = FiaCall {
-        atten_mask: mask(&[1, 4, 64]),
-        ..latent.clone()
-    };
+    let masked = FiaCall { atten_mask: mask(&[1, 4, 64]), ..latent.clone() };
     broken.at(Version::V5, ASCEND_950, "mla.other_heads", &masked);
     let older = Target::new(Soc::Ascend950, Cann::V9_1);
     broken.at(Version::V5, older, "mla.heads", &latent);
@@ -116,13 +96,7 @@ fn fp8(broken: &mut Broken) {
     };
     assert!(call.check(Version::V5, ASCEND_950).is_ok());
     let mut refused = |id, call: FiaCall<'_>| broken.at(Version::V5, ASCEND_950, id, &call);
-    refused(
-        "fp8.form",
-        FiaCall {
-            inner_precise: 2,
-            ..call.clone()
-        },
-    );
+    refused("fp8.form", FiaCall { inner_precise: 2, ..call.clone() });
     refused(
         "fp8.cache",
         FiaCall {
@@ -133,24 +107,9 @@ fn fp8(broken: &mut Broken) {
             ..call.clone()
         },
     );
-    refused(
-        "fp8.scales",
-        FiaCall {
-            value_antiquant_scale: float(&[1]),
-            ..call.clone()
-        },
-    );
-    refused(
-        "fp8.quant_scale1",
-        FiaCall {
-            quant_scale1: float(&[2]),
-            ..call.clone()
-        },
-    );
-    let factor = FiaCall {
-        quant_scale1: float(&[1]),
-        ..call
-    };
+    refused("fp8.scales", FiaCall { value_antiquant_scale: float(&[1]), ..call.clone() });
+    refused("fp8.quant_scale1", FiaCall { quant_scale1: float(&[2]), ..call.clone() });
+    let factor = FiaCall { quant_scale1: float(&[1]), ..call };
     let checked = factor.check(Version::V5, ASCEND_950);
     assert!(checked.unwrap_err().is_unsupported());
 }

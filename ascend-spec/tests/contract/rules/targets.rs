@@ -12,20 +12,11 @@ const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_1);
 pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
     broken.at(Version::V4, ASCEND_950, "call.entry_point", &good.prefill);
 
-    let strided = TensorDesc {
-        strides: Dims::of([8192, 2048, 64, 1]),
-        ..good.key[0]
-    };
+    let strided = TensorDesc { strides: Dims::of([8192, 2048, 64, 1]), ..good.key[0] };
     let keys = [strided];
-    let call = FiaCall {
-        key: &keys,
-        ..good.prefill.clone()
-    };
+    let call = FiaCall { key: &keys, ..good.prefill.clone() };
     broken.at(Version::V1, A2_9_1, "tensor.contiguous", &call);
-    assert!(
-        call.check(Version::V1, A2_9_0).is_ok(),
-        "until 9.0 no one looks"
-    );
+    assert!(call.check(Version::V1, A2_9_0).is_ok(), "until 9.0 no one looks");
 
     let many = vec![bf16(&[1, 1, 16, 64]); 257];
     let list = FiaCall {
@@ -71,11 +62,8 @@ fn rotary(broken: &mut Broken) {
         ..FiaCall::new("BSND")
     };
     assert!(split.check(Version::V3, A2_9_1).is_ok());
-    let quantised = FiaCall {
-        attention_out: Some(int8(&[2, 4, 1, 128])),
-        quant_scale2: desc(DType::Float, &[1]),
-        ..split.clone()
-    };
+    let quantised =
+        FiaCall { attention_out: Some(int8(&[2, 4, 1, 128])), quant_scale2: desc(DType::Float, &[1]), ..split.clone() };
     broken.at(Version::V3, A2_9_1, "quant.output_rope", &quantised);
     let narrow = [bf16(&[2, 64, 1, 64])];
     let call = FiaCall {
@@ -158,19 +146,13 @@ fn crashes(broken: &mut Broken, good: &Good<'_>) {
     for target in [A2_8_5, A2_9_0, A2_9_1] {
         broken.at(Version::V1, target, ZERO, &flat);
     }
-    let packed = FiaCall {
-        input_layout: "TND_NTD",
-        ..flat.clone()
-    };
+    let packed = FiaCall { input_layout: "TND_NTD", ..flat.clone() };
     let ordinary = "num_heads.positive";
     broken.at(Version::V1, A2_9_0, ZERO, &packed);
     broken.at(Version::V1, A2_8_5, ordinary, &packed);
     broken.at(Version::V1, A2_8_1, ordinary, &flat);
     broken.at(Version::V5, ASCEND_950, ordinary, &flat);
-    let negative = FiaCall {
-        num_heads: -1,
-        ..flat
-    };
+    let negative = FiaCall { num_heads: -1, ..flat };
     broken.at(Version::V1, A2_9_1, ordinary, &negative);
 
     let three = [good.elements[0], good.elements[1], good.elements[0]];
@@ -212,21 +194,8 @@ fn ascend_950(broken: &mut Broken) {
         ..tensor
     };
     broken.at(Version::V5, ASCEND_950, "sparse_mode.one_row", &single);
-    let small = [TensorDesc {
-        dtype: DType::Int4,
-        ..key[0]
-    }];
-    let masked = FiaCall {
-        key: &small,
-        value: &small,
-        sparse_mode: 0,
-        atten_mask: desc(DType::UInt8, &[2, 1, 64]),
-        ..single
-    };
-    broken.at(
-        Version::V5,
-        ASCEND_950,
-        "atten_mask.dtype_registered",
-        &masked,
-    );
+    let small = [TensorDesc { dtype: DType::Int4, ..key[0] }];
+    let masked =
+        FiaCall { key: &small, value: &small, sparse_mode: 0, atten_mask: desc(DType::UInt8, &[2, 1, 64]), ..single };
+    broken.at(Version::V5, ASCEND_950, "atten_mask.dtype_registered", &masked);
 }

@@ -5,12 +5,11 @@ use super::calls::{Call, Random, ascend950, dense, desc, paths, quantised, relea
 use super::mutation::one_in;
 use ascend_spec::ops::fused_infer_attention_score::Cache;
 use ascend_spec::ops::{
-    batch_mat_mul, flash_attention_score, gather_pa_kv_cache, incre_flash_attention,
-    prompt_flash_attention, ring_attention_update,
+    batch_mat_mul, flash_attention_score, gather_pa_kv_cache, incre_flash_attention, prompt_flash_attention,
+    ring_attention_update,
 };
 use ascend_spec::{
-    Cann, DType, Soc, Target, TensorDesc, ops::attention_update as update,
-    ops::scatter_pa_kv_cache as scatter,
+    Cann, DType, Soc, Target, TensorDesc, ops::attention_update as update, ops::scatter_pa_kv_cache as scatter,
 };
 
 pub(super) const FUSED_SEEDS: u64 = 75;
@@ -19,8 +18,7 @@ pub(super) const NEWEST: Target = Target::new(Soc::AtlasA2, Cann::NEWEST);
 
 /// Contents of any tensor: small positions for integers, a mask that hides some, numbers near 1.
 pub(super) fn fill(name: &'static str, index: usize, desc: &TensorDesc, held: &mut [u8]) {
-    let random =
-        &mut Random(held.len() as u64 ^ ((name.len() as u64) << 20) ^ ((index as u64) << 30));
+    let random = &mut Random(held.len() as u64 ^ ((name.len() as u64) << 20) ^ ((index as u64) << 30));
     let size = match desc.dtype {
         DType::Int32 => 4,
         DType::Int64 => 8,
@@ -79,33 +77,14 @@ fn split_fused(seed: u64) -> Call {
     let batch = 1 + random.below(3);
     let q_lens: Vec<i64> = (0..batch).map(|_| 1 + random.below(5) as i64).collect();
     let kv_lens: Vec<i64> = q_lens.iter().map(|q| q + random.below(40) as i64).collect();
-    let of = ascend_spec::Extents {
-        batch: 1,
-        heads,
-        rows: q_lens.iter().sum(),
-        dim,
-    };
+    let of = ascend_spec::Extents { batch: 1, heads, rows: q_lens.iter().sum(), dim };
     let layout = ascend_spec::Layout::Tnd;
     let mut call = Call::new(layout, DType::Float16, of, seed);
     if one_in(2, random) {
-        call.pages(
-            Cache::BnBsH,
-            DType::Float16,
-            [kv_heads, 16, dim, dim],
-            &kv_lens,
-            random,
-        );
+        call.pages(Cache::BnBsH, DType::Float16, [kv_heads, 16, dim, dim], &kv_lens, random);
     } else {
         let rows = kv_lens.iter().sum();
-        call.keys(
-            DType::Float16,
-            ascend_spec::Extents {
-                heads: kv_heads,
-                rows,
-                ..of
-            },
-            dim,
-        );
+        call.keys(DType::Float16, ascend_spec::Extents { heads: kv_heads, rows, ..of }, dim);
         call.kv_lens = Some(ends(&kv_lens));
     }
     call.q_lens = Some(ends(&q_lens));
@@ -242,14 +221,7 @@ pub(super) fn score(seed: u64) -> (flash_attention_score::Arguments<TensorDesc>,
         call.drop_mask = Some(desc(DType::UInt8, &[(scores + 127) / 128 * 16]));
         call.keep_prob = 0.5;
     }
-    (
-        call,
-        if packed {
-            11 + (seed / 2 % 2) as u8
-        } else {
-            1 + (seed / 2 % 3) as u8
-        },
-    )
+    (call, if packed { 11 + (seed / 2 % 2) as u8 } else { 1 + (seed / 2 % 3) as u8 })
 }
 
 pub(super) fn ring(seed: u64) -> (ring_attention_update::Arguments<TensorDesc>, u8) {
@@ -287,11 +259,7 @@ fn rows_and_cache(nz: bool, tokens: i64, random: &mut Random) -> [TensorDesc; 3]
         true => desc(dtype, &[blocks, n * d / 16, size, 16]),
         false => desc(dtype, &[blocks, size, n, d]),
     };
-    [
-        desc(dtype, &[tokens, n, d]),
-        desc(dtype, &[tokens, n * d]),
-        cache,
-    ]
+    [desc(dtype, &[tokens, n, d]), desc(dtype, &[tokens, n * d]), cache]
 }
 
 pub(super) fn gather(seed: u64) -> gather_pa_kv_cache::Arguments<TensorDesc> {
@@ -334,10 +302,7 @@ pub(super) fn update(seed: u64) -> update::Arguments<TensorDesc> {
     let random = &mut Random(seed);
     let parts = pick(random, &[1, 2, 5]);
     let (rows, dim) = (pick(random, &[1, 7, 64]), pick(random, &[8, 32, 136]));
-    let (local, lse) = (
-        desc(DType::Float16, &[rows, dim]),
-        desc(DType::Float, &[rows]),
-    );
+    let (local, lse) = (desc(DType::Float16, &[rows, dim]), desc(DType::Float, &[rows]));
     let writes_lse = one_in(2, random);
     update::Arguments {
         lse: vec![lse; parts],

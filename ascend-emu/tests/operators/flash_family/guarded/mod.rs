@@ -49,12 +49,7 @@ impl Place {
         let functions = functions_of(&Machine::new(name, target.cann).unwrap()).unwrap();
         let mut context = null_mut();
         ok(unsafe { functions.aclrtCreateContext.unwrap()(&mut context, 0) });
-        Place {
-            target,
-            bench: Bench { context },
-            stream: stream(),
-            workspace: malloc(WORKSPACE),
-        }
+        Place { target, bench: Bench { context }, stream: stream(), workspace: malloc(WORKSPACE) }
     }
 
     fn end(self) {
@@ -80,13 +75,7 @@ impl Caller {
     fn new() -> Self {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let first = Place::new(Target::new(Soc::AtlasA2, Cann::NEWEST));
-        Caller {
-            _alone,
-            pages: Pages::new(REGIONS),
-            places: vec![first],
-            text: String::new(),
-            launched: 0,
-        }
+        Caller { _alone, pages: Pages::new(REGIONS), places: vec![first], text: String::new(), launched: 0 }
     }
 
     /// Enters the place for a target, or for the newest release that knows its product.
@@ -102,50 +91,31 @@ impl Caller {
     }
 
     /// Makes a call with every tensor at one edge of its memory, then at the other.
-    fn make<C: Call>(
-        &mut self,
-        call: &C,
-        version: u8,
-        target: Target,
-        contents: placed::Contents<'_>,
-    ) {
+    fn make<C: Call>(&mut self, call: &C, version: u8, target: Target, contents: placed::Contents<'_>) {
         let place = self.enter(target);
         for edge in [Edge::Last, Edge::First] {
             let text = format!("{edge:?} V{version} {target} {call:?}");
             pages::running(&text);
             self.text = text;
             self.pages.rewind();
-            let ((status, (bytes, executor)), two) =
-                call.prepared(version, &mut |name, index, desc| {
-                    let (at, held) = self.pages.place(desc.byte_range(), edge);
-                    contents(name, index, desc, held);
-                    at.cast()
-                });
-            assert!(
-                !INTERNAL.contains(&status),
-                "{status}: {}\n{}",
-                message(),
-                self.text
-            );
+            let ((status, (bytes, executor)), two) = call.prepared(version, &mut |name, index, desc| {
+                let (at, held) = self.pages.place(desc.byte_range(), edge);
+                contents(name, index, desc, held);
+                at.cast()
+            });
+            assert!(!INTERNAL.contains(&status), "{status}: {}\n{}", message(), self.text);
             if status != 0 {
                 continue;
             }
             assert!(bytes as usize <= WORKSPACE);
-            let Place {
-                stream, workspace, ..
-            } = self.places[place];
+            let Place { stream, workspace, .. } = self.places[place];
             let launched = unsafe { two(workspace, bytes, executor, stream) };
             if launched != 0 {
                 ok(unsafe { aclDestroyAclOpExecutor(executor) });
                 continue;
             }
             let synced = unsafe { aclrtSynchronizeStream(stream) };
-            assert!(
-                !INTERNAL.contains(&synced),
-                "{synced}: {}\n{}",
-                message(),
-                self.text
-            );
+            assert!(!INTERNAL.contains(&synced), "{synced}: {}\n{}", message(), self.text);
             self.launched += usize::from(synced == 0);
         }
     }
@@ -179,98 +149,78 @@ impl Caller {
 
 #[test]
 fn lints_that_stay_within_the_tensors_do() {
-    alone(
-        "flash_family::guarded::lints_that_stay_within_the_tensors_do",
-        || {
-            let mut caller = Caller::new();
-            let mut tried = std::collections::BTreeSet::new();
-            lints::each_broken(&mut |id, call, version, target| {
-                let rule = rules::lints::all().find(|rule| rule.id == id).unwrap();
-                let small = |desc: &TensorDesc| {
-                    desc.byte_range()
-                        .is_none_or(|of| of.end <= Pages::REGION as u64)
-                };
-                if rule.overruns || !call.each_tensor().all(|(_, desc)| small(desc)) {
-                    return;
-                }
-                tried.insert(id);
-                let target = Target::with_default(target.soc, target.cann);
-                let version = version.min(Version::newest_of(target.cann));
-                let arguments = call.to_arguments();
-                caller.make(&arguments, version.number(), target, &draws::fill);
-            });
-            // Some end before a launch.
-            let lints = rules::lints::all().filter(|rule| !rule.overruns);
-            let left: Vec<_> = lints
-                .map(|rule| rule.id)
-                .filter(|id| !tried.contains(id))
-                .collect();
-            assert_eq!(left, ["portable.refused", "portable.meaning"]);
-            caller.end(tried.len());
-        },
-    );
+    alone("flash_family::guarded::lints_that_stay_within_the_tensors_do", || {
+        let mut caller = Caller::new();
+        let mut tried = std::collections::BTreeSet::new();
+        lints::each_broken(&mut |id, call, version, target| {
+            let rule = rules::lints::all().find(|rule| rule.id == id).unwrap();
+            let small = |desc: &TensorDesc| desc.byte_range().is_none_or(|of| of.end <= Pages::REGION as u64);
+            if rule.overruns || !call.each_tensor().all(|(_, desc)| small(desc)) {
+                return;
+            }
+            tried.insert(id);
+            let target = Target::with_default(target.soc, target.cann);
+            let version = version.min(Version::newest_of(target.cann));
+            let arguments = call.to_arguments();
+            caller.make(&arguments, version.number(), target, &draws::fill);
+        });
+        // Some end before a launch.
+        let lints = rules::lints::all().filter(|rule| !rule.overruns);
+        let left: Vec<_> = lints.map(|rule| rule.id).filter(|id| !tried.contains(id)).collect();
+        assert_eq!(left, ["portable.refused", "portable.meaning"]);
+        caller.end(tried.len());
+    });
 }
 
 #[test]
 fn launches_of_inference_attention_stay_within_their_tensors() {
-    alone(
-        "flash_family::guarded::launches_of_inference_attention_stay_within_their_tensors",
-        || {
-            let mut caller = Caller::new();
-            let random = &mut Random(11);
-            for seed in 0..draws::FUSED_SEEDS {
-                let call = draws::fused(seed);
-                let described = call.describe().to_arguments();
-                let contents = |name: &'static str, index, desc: &TensorDesc, held: &mut [u8]| {
-                    let made = call
-                        .contents
-                        .iter()
-                        .find(|(of, _)| (of.name(), of.index) == (name, index));
-                    match made {
-                        Some((_, bytes)) if bytes.len() >= held.len() => {
-                            held.copy_from_slice(&bytes[..held.len()])
-                        }
-                        _ => draws::fill(name, index, desc, held),
-                    }
-                };
-                let target = Target::with_default(call.target.soc, call.target.cann);
-                let newest = Version::newest_of(target.cann);
-                let own = call.version.min(newest);
-                let version = if one_in(3, random) { newest } else { own };
-                let fused = (&described, version.number(), target);
-                caller.make_changed(fused, &contents, 5, random);
-                let prompt = (&draws::prompt(seed), 1 + (seed % 3) as u8, draws::NEWEST);
-                caller.make_changed(prompt, &draws::fill, 2, random);
-                let incre = (&draws::incre(seed), 1 + (seed % 4) as u8, draws::NEWEST);
-                caller.make_changed(incre, &draws::fill, 2, random);
-            }
-            caller.end(500);
-        },
-    );
+    alone("flash_family::guarded::launches_of_inference_attention_stay_within_their_tensors", || {
+        let mut caller = Caller::new();
+        let random = &mut Random(11);
+        for seed in 0..draws::FUSED_SEEDS {
+            let call = draws::fused(seed);
+            let described = call.describe().to_arguments();
+            let contents = |name: &'static str, index, desc: &TensorDesc, held: &mut [u8]| {
+                let made = call.contents.iter().find(|(of, _)| (of.name(), of.index) == (name, index));
+                match made {
+                    Some((_, bytes)) if bytes.len() >= held.len() => held.copy_from_slice(&bytes[..held.len()]),
+                    _ => draws::fill(name, index, desc, held),
+                }
+            };
+            let target = Target::with_default(call.target.soc, call.target.cann);
+            let newest = Version::newest_of(target.cann);
+            let own = call.version.min(newest);
+            let version = if one_in(3, random) { newest } else { own };
+            let fused = (&described, version.number(), target);
+            caller.make_changed(fused, &contents, 5, random);
+            let prompt = (&draws::prompt(seed), 1 + (seed % 3) as u8, draws::NEWEST);
+            caller.make_changed(prompt, &draws::fill, 2, random);
+            let incre = (&draws::incre(seed), 1 + (seed % 4) as u8, draws::NEWEST);
+            caller.make_changed(incre, &draws::fill, 2, random);
+        }
+        caller.end(500);
+    });
 }
 
 #[test]
 fn launches_of_the_other_operators_stay_within_their_tensors() {
-    alone(
-        "flash_family::guarded::launches_of_the_other_operators_stay_within_their_tensors",
-        || {
-            let mut caller = Caller::new();
-            let random = &mut Random(12);
-            let target = draws::NEWEST;
-            for seed in 0..draws::OTHER_SEEDS {
-                let fill = &draws::fill;
-                let (score, version) = draws::score(seed);
-                caller.make_changed((&score, version, target), fill, 4, random);
-                let (ring, version) = draws::ring(seed);
-                caller.make_changed((&ring, version, target), fill, 3, random);
-                caller.make_changed((&draws::gather(seed), 1, target), fill, 3, random);
-                caller.make_changed((&draws::scatter(seed), 1, target), fill, 3, random);
-                caller.make_changed((&draws::update(seed), 1, target), fill, 3, random);
-                caller.make_changed((&draws::products(seed), 1, target), fill, 3, random);
-            }
-            caller.end(1000);
-        },
-    );
+    alone("flash_family::guarded::launches_of_the_other_operators_stay_within_their_tensors", || {
+        let mut caller = Caller::new();
+        let random = &mut Random(12);
+        let target = draws::NEWEST;
+        for seed in 0..draws::OTHER_SEEDS {
+            let fill = &draws::fill;
+            let (score, version) = draws::score(seed);
+            caller.make_changed((&score, version, target), fill, 4, random);
+            let (ring, version) = draws::ring(seed);
+            caller.make_changed((&ring, version, target), fill, 3, random);
+            caller.make_changed((&draws::gather(seed), 1, target), fill, 3, random);
+            caller.make_changed((&draws::scatter(seed), 1, target), fill, 3, random);
+            caller.make_changed((&draws::update(seed), 1, target), fill, 3, random);
+            caller.make_changed((&draws::products(seed), 1, target), fill, 3, random);
+        }
+        caller.end(1000);
+    });
 }
 
 #[test]

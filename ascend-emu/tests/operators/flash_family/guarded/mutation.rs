@@ -4,35 +4,8 @@ use super::calls::{Random, paths::pick};
 use ascend_spec::operator::OwnedValue;
 use ascend_spec::{DType, Dims, TensorDesc};
 
-const SIZES: [i64; 15] = [
-    0,
-    1,
-    2,
-    3,
-    5,
-    8,
-    16,
-    17,
-    64,
-    128,
-    2048,
-    -1,
-    1 << 31,
-    1 << 40,
-    1 << 62,
-];
-const NUMBERS: [i64; 10] = [
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    i32::MAX as i64,
-    i32::MIN as i64,
-    1 << 62,
-    i64::MIN,
-];
+const SIZES: [i64; 15] = [0, 1, 2, 3, 5, 8, 16, 17, 64, 128, 2048, -1, 1 << 31, 1 << 40, 1 << 62];
+const NUMBERS: [i64; 10] = [0, 1, -1, 2, 3, 7, i32::MAX as i64, i32::MIN as i64, 1 << 62, i64::MIN];
 const TYPES: [DType; 10] = [
     DType::Float16,
     DType::Bf16,
@@ -84,22 +57,14 @@ pub(super) fn tensor(desc: &TensorDesc, random: &mut Random) -> TensorDesc {
             let other = random.below(rank);
             strides.swap(axis, other);
         }
-        10 => strides
-            .iter_mut()
-            .for_each(|stride| *stride = stride.saturating_mul(2)),
+        10 => strides.iter_mut().for_each(|stride| *stride = stride.saturating_mul(2)),
         _ => {
             strides[axis] = pick(random, &[1, 3, -1, 1 << 40, i64::MIN]);
             offset = pick(random, &[0, 1, 100, -1, 1 << 62]);
         }
     }
     let both = Dims::new(&shape).zip(Dims::new(&strides));
-    let other = both.map(|(shape, strides)| TensorDesc {
-        dtype,
-        shape,
-        strides,
-        offset,
-        ..*desc
-    });
+    let other = both.map(|(shape, strides)| TensorDesc { dtype, shape, strides, offset, ..*desc });
     // Others are refused before they get to an operator.
     let other = other.filter(|other| other.is_countable() && other.byte_range().is_some());
     other.unwrap_or(*desc)

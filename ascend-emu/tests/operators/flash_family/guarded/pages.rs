@@ -35,24 +35,14 @@ impl Pages {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let base = unsafe { libc::mmap(null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
-        let pages = Pages {
-            base: base.cast(),
-            page,
-            regions,
-            next: 0,
-        };
+        let pages = Pages { base: base.cast(), page, regions, next: 0 };
         for region in 0..regions {
             let (at, access) = (pages.region(region), libc::PROT_READ | libc::PROT_WRITE);
             let kind = aclrtHostRegisterType::ACL_HOST_REGISTER_MAPPED;
             let mut mapped = null_mut();
             unsafe {
                 assert_eq!(libc::mprotect(at.cast(), Self::REGION, access), 0);
-                ok(aclrtHostRegister(
-                    at.cast(),
-                    Self::REGION as u64,
-                    kind,
-                    &mut mapped,
-                ));
+                ok(aclrtHostRegister(at.cast(), Self::REGION as u64, kind, &mut mapped));
             }
             assert_eq!(mapped.cast(), at);
         }
@@ -71,11 +61,7 @@ impl Pages {
 
     /// The base address of a tensor that touches these bytes from it on and that meets an edge of the next region, and
     /// those bytes; none of a tensor that no region holds.
-    pub(super) fn place(
-        &mut self,
-        bytes: Option<std::ops::Range<u64>>,
-        edge: Edge,
-    ) -> (*mut u8, &mut [u8]) {
+    pub(super) fn place(&mut self, bytes: Option<std::ops::Range<u64>>, edge: Edge) -> (*mut u8, &mut [u8]) {
         let first = self.region(self.next % self.regions);
         self.next += 1;
         let held = |bytes: &std::ops::Range<u64>| bytes.end - bytes.start <= Self::REGION as u64;
@@ -88,9 +74,7 @@ impl Pages {
             Edge::Last => first.wrapping_add(Self::REGION - count),
         };
         // The region is this value's alone, and no launch runs while a call is made.
-        (at.wrapping_sub(start), unsafe {
-            std::slice::from_raw_parts_mut(at, count)
-        })
+        (at.wrapping_sub(start), unsafe { std::slice::from_raw_parts_mut(at, count) })
     }
 }
 

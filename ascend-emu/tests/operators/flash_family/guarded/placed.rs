@@ -6,14 +6,13 @@ use crate::flash_family::call::{OnDevice, PhaseTwo};
 use crate::flash_family::{incre, prompt, ring, score};
 use ascend_emu::abi::*;
 use ascend_spec::ops::{
-    batch_mat_mul, flash_attention_score, gather_pa_kv_cache, incre_flash_attention,
-    prompt_flash_attention, ring_attention_update,
+    batch_mat_mul, flash_attention_score, gather_pa_kv_cache, incre_flash_attention, prompt_flash_attention,
+    ring_attention_update,
 };
 use ascend_spec::{
     TensorDesc, arguments_of_version, attention_update_arguments, batch_mat_mul_arguments,
-    fused_infer_attention_score_arguments, gather_pa_kv_cache_arguments,
-    ops::attention_update as update, ops::fused_infer_attention_score as fia,
-    ops::scatter_pa_kv_cache as scatter, scatter_pa_kv_cache_arguments,
+    fused_infer_attention_score_arguments, gather_pa_kv_cache_arguments, ops::attention_update as update,
+    ops::fused_infer_attention_score as fia, ops::scatter_pa_kv_cache as scatter, scatter_pa_kv_cache_arguments,
 };
 use std::ffi::c_void;
 use std::fmt::Debug;
@@ -55,11 +54,7 @@ macro_rules! call {
                         let mut more = self.clone();
                         let all = self.parameters();
                         let added = all[random.below(all.len())];
-                        let added = if added.info().kind.is_tensor() {
-                            added
-                        } else {
-                            other
-                        };
+                        let added = if added.info().kind.is_tensor() { added } else { other };
                         let desc = match one_in(2, random) {
                             true => desc,
                             false => mutation::tensor(&desc, random),

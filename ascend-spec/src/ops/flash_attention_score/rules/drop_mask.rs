@@ -32,12 +32,7 @@ rules! {
 }
 
 pub(crate) fn keep_prob(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
-    require!(
-        call.keep_prob > 0.0 && call.keep_prob <= 1.0,
-        KEEP_PROB,
-        call.keep_prob,
-        "above 0 and at most 1",
-    );
+    require!(call.keep_prob > 0.0 && call.keep_prob <= 1.0, KEEP_PROB, call.keep_prob, "above 0 and at most 1",);
     Ok(())
 }
 
@@ -46,11 +41,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     };
     DTYPE.takes(mask.dtype, DType::UInt8)?;
-    let bytes = f
-        .scores()
-        .saturating_mul(i128::from(f.heads))
-        .saturating_add(7)
-        / 8;
+    let bytes = f.scores().saturating_mul(i128::from(f.heads)).saturating_add(7) / 8;
     let elements = i128::from(mask.elements().unwrap_or(0));
     SIZE.takes(Noted(elements, "bytes"), bytes..)
 }
@@ -75,19 +66,11 @@ impl FlashAttentionProblem<'_> {
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let drops = p.call.keep_prob < 1.0;
     let Some(mask) = p.call.drop_mask else {
-        lint!(
-            report,
-            !drops,
-            UNUSED,
-            format_args!("keepProb {} without a mask", p.call.keep_prob),
-            "1",
-        );
+        lint!(report, !drops, UNUSED, format_args!("keepProb {} without a mask", p.call.keep_prob), "1",);
         return;
     };
     lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
     let elements = mask.elements().unwrap_or(0);
     let bytes = FlashAttentionProblem::drop_mask_bytes(p.drop_bits());
-    SHORT
-        .takes(Noted(elements, "bytes"), bytes..)
-        .report(report);
+    SHORT.takes(Noted(elements, "bytes"), bytes..).report(report);
 }

@@ -111,10 +111,7 @@ pub(crate) fn computed(call: &FlashAttentionCall<'_>, target: Target) -> Result<
             "the dropout that FlashAttentionScore on Ascend 950 makes of seed and offset"
         }
         () if call.sinks().is_some() => "sink of FlashAttentionScore on Ascend 950",
-        () if call
-            .softmax_out_layout
-            .is_some_and(|order| !order.is_empty()) =>
-        {
+        () if call.softmax_out_layout.is_some_and(|order| !order.is_empty()) => {
             "softmaxOutLayout of FlashAttentionScore on Ascend 950"
         }
         () => return Ok(()),
@@ -124,9 +121,7 @@ pub(crate) fn computed(call: &FlashAttentionCall<'_>, target: Target) -> Result<
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    PADDING_MASK
-        .forbids([("paddingMask", call.padding_mask.is_some())])
-        .report(report);
+    PADDING_MASK.forbids([("paddingMask", call.padding_mask.is_some())]).report(report);
     lint!(
         report,
         call.softmax_out.is_none_or(|out| out.is_empty()),
@@ -134,11 +129,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         call.softmax_out.map_or(Dims::of([]), |out| out.shape),
         "[0]",
     );
-    for (desc, name) in [
-        (&call.atten_mask, "attenMask"),
-        (&call.real_shift, "realShift"),
-        (&call.sink, "sink"),
-    ] {
+    for (desc, name) in [(&call.atten_mask, "attenMask"), (&call.real_shift, "realShift"), (&call.sink, "sink")] {
         let empty = desc.filter(TensorDesc::is_empty);
         lint!(
             report,
@@ -148,15 +139,8 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
             "a tensor with elements, or none",
         );
     }
-    INNER_PRECISE
-        .takes(call.inner_precise, 0..=2)
-        .report(report);
-    lint_scale(
-        call.scale,
-        [p.head_dim, p.rope_dim],
-        [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
-        report,
-    );
+    INNER_PRECISE.takes(call.inner_precise, 0..=2).report(report);
+    lint_scale(call.scale, [p.head_dim, p.rope_dim], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
     let most_batch = match p.packed {
         Some(_) => MOST_PACKED,
         None => MOST_BATCH,
@@ -166,10 +150,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         report,
         p.batch <= most_batch && p.heads <= MOST_HEADS && rows <= MOST_ROWS && keys <= MOST_ROWS,
         LIMITS,
-        format_args!(
-            "{} sequences, {} heads, {rows} rows and {keys} keys",
-            p.batch, p.heads
-        ),
+        format_args!("{} sequences, {} heads, {rows} rows and {keys} keys", p.batch, p.heads),
         format_args!("at most {most_batch}, {MOST_HEADS}, {MOST_ROWS} and {MOST_ROWS}"),
     );
 }
@@ -182,10 +163,7 @@ pub(crate) fn inputs(required: &Required<'_>) -> Result<(), Violation> {
     require!(
         ALLOWED.contains(&dtype) && required.key.dtype == dtype && required.value.dtype == dtype,
         DTYPE,
-        format_args!(
-            "query {dtype}, key {}, value {}",
-            required.key.dtype, required.value.dtype
-        ),
+        format_args!("query {dtype}, key {}, value {}", required.key.dtype, required.value.dtype),
         format_args!("all of {}", Names(ALLOWED)),
     );
     Ok(())

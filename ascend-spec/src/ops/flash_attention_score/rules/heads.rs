@@ -80,11 +80,7 @@ impl HeadDims {
         let dim = size(query).checked_div(num_heads).unwrap_or(0);
         let kv_heads = size(key).checked_div(dim).unwrap_or(0);
         let each = |hidden: i64| hidden.checked_div(kv_heads).unwrap_or(dim);
-        let dims = HeadDims {
-            query: dim,
-            value: each(size(value)),
-            kv_heads,
-        };
+        let dims = HeadDims { query: dim, value: each(size(value)), kv_heads };
         (dims, each(size(key)))
     }
 }
@@ -95,16 +91,8 @@ pub(crate) fn head_num(num_heads: i64) -> Result<(), Violation> {
 }
 
 /// Checks the head dimensions of query, key and value. Key and value may have any rank here.
-pub(crate) fn dims(
-    layout: InputLayout,
-    num_heads: i64,
-    required: &Required<'_>,
-) -> Result<HeadDims, Violation> {
-    let (dims, key) = HeadDims::of(
-        layout,
-        num_heads,
-        [required.query, required.key, required.value],
-    );
+pub(crate) fn dims(layout: InputLayout, num_heads: i64, required: &Required<'_>) -> Result<HeadDims, Violation> {
+    let (dims, key) = HeadDims::of(layout, num_heads, [required.query, required.key, required.value]);
     require!(
         layout.head_axis().is_some()
             || dims.query == 0
@@ -128,10 +116,7 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     match f.layout.head_axis() {
         None => {
             let hidden = size(f.layout.last_axis());
-            HIDDEN.takes(
-                Noted(hidden, format_args!("for headNum {num_heads}")),
-                MultiplesOf(num_heads),
-            )?;
+            HIDDEN.takes(Noted(hidden, format_args!("for headNum {num_heads}")), MultiplesOf(num_heads))?;
         }
         // If packed sequences are run as a batch, the query is split into `headNum` heads.
         Some(axis) => require!(
@@ -147,10 +132,7 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{num_heads} and {}", f.kv_heads),
         "a number of key heads that divides that of query heads",
     );
-    let padded = matches!(
-        f.layout,
-        InputLayout::Bsh | InputLayout::Sbh | InputLayout::Bsnd
-    );
+    let padded = matches!(f.layout, InputLayout::Bsh | InputLayout::Sbh | InputLayout::Bsnd);
     let most_keys = match f.query.dtype {
         DType::Float => 1024,
         _ => 511,
@@ -173,10 +155,7 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
 /// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
 /// splits the query into `headNum` heads whatever its shape.
 pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
-    let heads = f
-        .layout
-        .head_axis()
-        .and_then(|axis| f.query.shape.get(axis));
+    let heads = f.layout.head_axis().and_then(|axis| f.query.shape.get(axis));
     match heads.is_none_or(|&heads| heads == f.heads) {
         true => Ok(()),
         false => Err(Violation::unsupported(

@@ -31,26 +31,16 @@ rules! {
 /// The layout of a call, if the query has its number of axes.
 pub(crate) fn layout(version: Version, required: &Required<'_>) -> Result<InputLayout, Violation> {
     let (known, allowed) = match version {
-        Version::V4 => (
-            InputLayout::parse(required.layout),
-            "BSH, SBH, BSND, BNSD, TND",
-        ),
+        Version::V4 => (InputLayout::parse(required.layout), "BSH, SBH, BSND, BNSD, TND"),
         // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
         _ if !version.is_var_len() => (InputLayout::parse(required.layout), "BSH, SBH, BSND, BNSD"),
-        _ => (
-            InputLayout::parse(required.layout)
-                .filter(|_| required.layout == InputLayout::Tnd.as_str()),
-            "TND",
-        ),
+        _ => (InputLayout::parse(required.layout).filter(|_| required.layout == InputLayout::Tnd.as_str()), "TND"),
     };
     let Some(layout) = known else {
         let given = format_args!("{:?} for {version}", required.layout);
         return Err(LAYOUT.broken(given, allowed));
     };
-    QUERY_RANK.takes(
-        Noted(required.query.shape, format_args!("in {layout}")),
-        Rank(layout.rank()),
-    )?;
+    QUERY_RANK.takes(Noted(required.query.shape, format_args!("in {layout}")), Rank(layout.rank()))?;
     Ok(layout)
 }
 
@@ -65,21 +55,11 @@ pub(crate) fn key_axes(layout: InputLayout, required: &Required<'_>) -> Result<(
 
 fn key_rank(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
-    KEY_RANK.takes(
-        Shown(
-            format_args!("key {} in {layout}", required.key.shape),
-            required.key.shape,
-        ),
-        Rank(rank),
-    )
+    KEY_RANK.takes(Shown(format_args!("key {} in {layout}", required.key.shape), required.key.shape), Rank(rank))
 }
 
 /// Checks the ranks of key and value, and that packed sequences come with their ends.
-pub(crate) fn ranks(
-    version: Version,
-    layout: InputLayout,
-    required: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn ranks(version: Version, layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
     if version == Version::V2 {
         key_rank(layout, required)?;
@@ -93,10 +73,7 @@ pub(crate) fn ranks(
     require!(
         required.key.shape.rank() == rank && required.value.shape.rank() == rank,
         KV_RANK,
-        format_args!(
-            "key {}, value {} in {layout}",
-            required.key.shape, required.value.shape
-        ),
+        format_args!("key {}, value {} in {layout}", required.key.shape, required.value.shape),
         format_args!("{rank} axes"),
     );
     Ok(())
@@ -108,10 +85,7 @@ pub(crate) fn batch(layout: InputLayout, required: &Required<'_>) -> Result<(), 
         require!(
             of_query == of_key,
             BATCH,
-            format_args!(
-                "query {}, key {} in {layout}",
-                required.query.shape, required.key.shape
-            ),
+            format_args!("query {}, key {} in {layout}", required.query.shape, required.key.shape),
             "the same batch",
         );
     }
@@ -133,12 +107,7 @@ pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Whether two tensors have the same axes except the last; of packed rows, `desc` must have at least those of the
 /// sequences.
-pub(super) fn lies_like(
-    layout: InputLayout,
-    desc: &TensorDesc,
-    other: &TensorDesc,
-    packed_rows: Option<i64>,
-) -> bool {
+pub(super) fn lies_like(layout: InputLayout, desc: &TensorDesc, other: &TensorDesc, packed_rows: Option<i64>) -> bool {
     let last = layout.last_axis();
     match (packed_rows, &desc.shape[..], &other.shape[..]) {
         (Some(rows), &[tokens, heads, _], &[_, heads_of, _]) => tokens >= rows && heads == heads_of,

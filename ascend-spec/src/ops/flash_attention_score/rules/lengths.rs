@@ -2,9 +2,7 @@
 
 use super::{Report, lint};
 use crate::ops::flash_attention_score::facts::Required;
-use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version,
-};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version};
 use crate::rule::{require, rules};
 use crate::{Dims, Violation};
 
@@ -54,12 +52,7 @@ pub(crate) fn packed<'a>(
         kv_ends: given(call.actual_seq_lengths_kv, "actualSeqKvLen")?,
     };
     let (of_query, of_key) = (lengths.q_ends.len(), lengths.kv_ends.len());
-    require!(
-        of_query == of_key,
-        COUNT,
-        format_args!("{of_query} and {of_key}"),
-        "as many of both",
-    );
+    require!(of_query == of_key, COUNT, format_args!("{of_query} and {of_key}"), "as many of both",);
     let rows = |shape: &Dims| shape.first().copied().unwrap_or(0);
     let (query, key) = (rows(&required.query.shape), rows(&required.key.shape));
     let (q_sum, kv_sum) = lengths.sums();
@@ -75,12 +68,7 @@ pub(crate) fn packed<'a>(
         format_args!("{query} rows for {q_sum}, {key} keys for {kv_sum}"),
         "a 0 at the end of both arrays",
     );
-    require!(
-        q_sum > 0 && kv_sum > 0,
-        SOME,
-        format_args!("{q_sum} rows and {kv_sum} keys"),
-        "1 and above of both",
-    );
+    require!(q_sum > 0 && kv_sum > 0, SOME, format_args!("{q_sum} rows and {kv_sum} keys"), "1 and above of both",);
     Ok(lengths)
 }
 
@@ -88,10 +76,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let Some(lengths) = p.packed else {
         return;
     };
-    for (ends, name) in [
-        (lengths.q_ends, "actualSeqQLen"),
-        (lengths.kv_ends, "actualSeqKvLen"),
-    ] {
+    for (ends, name) in [(lengths.q_ends, "actualSeqQLen"), (lengths.kv_ends, "actualSeqKvLen")] {
         let trailing = ends.iter().rev().take_while(|&&end| end == 0).count();
         let ends = ends.get(..ends.len() - trailing).unwrap_or(ends);
         let ascend = ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);

@@ -3,13 +3,9 @@
 use super::{Report, lint, prefix};
 use crate::allowed::Outcome;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{
-    FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version,
-};
+use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version};
 use crate::rule::{require, rules};
-use crate::{
-    Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation,
-};
+use crate::{Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -58,12 +54,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
             "INT8, which FusedInferAttentionScore takes, is refused here",
         )
     })?;
-    require!(
-        matches!(mask.shape.rank(), 2 | 4),
-        RANK,
-        mask.shape,
-        "two or four axes",
-    );
+    require!(matches!(mask.shape.rank(), 2 | 4), RANK, mask.shape, "two or four axes",);
     let (operator, modes) = match f.unequal() {
         Some(_) => (Operator::FlashAttentionVarLenScore, "0 to 4, 6, 7, 8"),
         None => (Operator::FlashAttentionScore, "0 to 6"),
@@ -81,12 +72,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
         MaskDemand::Compressed(template) => {
             let size = template.shape();
             let last = mask.shape.get(mask.shape.rank() - 2..);
-            require!(
-                last == Some(&size[..]),
-                COMPRESSED,
-                format_args!("{} in mode {mode}", mask.shape),
-                size,
-            );
+            require!(last == Some(&size[..]), COMPRESSED, format_args!("{} in mode {mode}", mask.shape), size,);
             MaskKind::Compressed
         }
         _ => shape.map_or(MaskKind::None, MaskKind::Full),
@@ -109,9 +95,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
             Some(_) if b == f.batch && n == 1 => Some(FullMask::Packed { heads: false }),
             Some(_) if b == f.batch && n == f.heads => Some(FullMask::Packed { heads: true }),
             None if b == f.batch && n == 1 => Some(batched(one, 0)),
-            None if b == f.batch && n == f.heads => {
-                Some(batched(one.saturating_mul(size(f.heads)), one))
-            }
+            None if b == f.batch && n == f.heads => Some(batched(one.saturating_mul(size(f.heads)), one)),
             _ => None,
         },
         _ => None,
@@ -121,14 +105,10 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
 #[cold]
 fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
     let (b, n, s, t) = (f.batch, f.heads, f.q_rows, f.kv_rows);
-    let of_all = f.sums().map_or(String::new(), |(rows, keys)| {
-        format!(", {}", Dims::of([rows, keys]))
-    });
+    let of_all = f.sums().map_or(String::new(), |(rows, keys)| format!(", {}", Dims::of([rows, keys])));
     SHAPE.broken(
         format_args!("{} in mode {}", mask.shape, f.call.sparse_mode),
-        format_args!(
-            "[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"
-        ),
+        format_args!("[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"),
     )
 }
 
@@ -194,11 +174,5 @@ impl FlashAttentionProblem<'_> {
 
 #[cold]
 fn loose(sequence: &Sequence, head: usize, i: usize, j: usize) -> Violation {
-    LOOSE.broken(
-        format_args!(
-            "key {j} for row {i} of sequence {}, head {head}",
-            sequence.index
-        ),
-        "1 in the mask",
-    )
+    LOOSE.broken(format_args!("key {j} for row {i} of sequence {}, head {head}", sequence.index), "1 in the mask")
 }

@@ -30,10 +30,7 @@ pub(crate) fn check(f: &Facts<'_>, required: &Required<'_>) -> Result<(), Violat
         format_args!("{} {out}", f.query.dtype),
     );
     let softmax = f.layout.softmax_shape(f.query.shape, f.heads);
-    for (desc, name) in [
-        (required.softmax_max, "softmaxMaxOut"),
-        (required.softmax_sum, "softmaxSumOut"),
-    ] {
+    for (desc, name) in [(required.softmax_max, "softmaxMaxOut"), (required.softmax_sum, "softmaxSumOut")] {
         require!(
             desc.shape == softmax && desc.dtype == DType::Float,
             SOFTMAX,

@@ -38,10 +38,7 @@ impl fmt::Display for Bounds {
 }
 
 fn bounds(rows: i64, keys: i64) -> Bounds {
-    Bounds {
-        least: keys.saturating_sub(rows).max(0),
-        most: keys,
-    }
+    Bounds { least: keys.saturating_sub(rows).max(0), most: keys }
 }
 
 /// Whether every sequence has a prefix within its bounds.
@@ -57,18 +54,12 @@ fn is_valid(f: &Facts<'_>) -> bool {
                 let mut each = prefix.iter().zip(lengths.each());
                 each.all(|(&prefix, (rows, keys))| within(prefix, bounds(rows, keys)))
             }
-            None => prefix
-                .iter()
-                .all(|&prefix| within(prefix, bounds(f.q_rows, f.kv_rows))),
+            None => prefix.iter().all(|&prefix| within(prefix, bounds(f.q_rows, f.kv_rows))),
         }
 }
 
 /// Checks the prefix of a call with a mask, and returns the mode in force.
-pub(crate) fn check(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: &TensorDesc,
-) -> Result<SparseMode, Violation> {
+pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: &TensorDesc) -> Result<SparseMode, Violation> {
     if !mode.reads_prefix() {
         return Ok(mode);
     }
@@ -81,12 +72,7 @@ pub(crate) fn check(
         return Ok(SparseMode::AllMask);
     }
     let for_each = mask.shape.rank() == 4 && mask.shape.first() == Some(&f.batch);
-    require!(
-        f.batch == 1 || for_each,
-        MASK_BATCH,
-        mask.shape,
-        format_args!("[{}, ..]", f.batch),
-    );
+    require!(f.batch == 1 || for_each, MASK_BATCH, mask.shape, format_args!("[{}, ..]", f.batch),);
     Ok(mode)
 }
 
@@ -120,12 +106,7 @@ impl fmt::Display for Given<'_> {
         match self.0 {
             None => f.write_str("no prefix"),
             Some(all) if all.len() <= SHOWN => write!(f, "{all:?}"),
-            Some(all) => write!(
-                f,
-                "{} entries from {:?} on",
-                all.len(),
-                all.get(..SHOWN).unwrap_or(all)
-            ),
+            Some(all) => write!(f, "{} entries from {:?} on", all.len(), all.get(..SHOWN).unwrap_or(all)),
         }
     }
 }
@@ -140,11 +121,5 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         format_args!("{} entries within each sequence's bounds", p.batch),
     );
     // PyTorch's extension passes an empty list where the caller gives none.
-    lint!(
-        report,
-        asked || p.call.prefix.is_none_or(<[i64]>::is_empty),
-        UNREAD,
-        Given(p.call.prefix),
-        "null",
-    );
+    lint!(report, asked || p.call.prefix.is_none_or(<[i64]>::is_empty), UNREAD, Given(p.call.prefix), "null",);
 }

@@ -3,9 +3,7 @@
 use super::{Report, lint};
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{
-    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version,
-};
+use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, SparseMode, TensorDesc, Violation};
 
@@ -75,10 +73,7 @@ fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
 
 /// Checks the types of bias and slopes. Returns whether sinks are checked too: for calls with slopes these checks end
 /// here.
-pub(crate) fn dtype(
-    call: &FlashAttentionCall<'_>,
-    required: &Required<'_>,
-) -> Result<bool, Violation> {
+pub(crate) fn dtype(call: &FlashAttentionCall<'_>, required: &Required<'_>) -> Result<bool, Violation> {
     let bias = call.real_shift.as_ref();
     if matches!(call.pse_type, 2 | 3) {
         require!(
@@ -124,10 +119,7 @@ pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<B
         None => dense(f, bias, causal)?,
         Some(_) => packed(f, bias, causal)?,
     };
-    Ok(Bias::Tensor {
-        before_scale: pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE,
-        form,
-    })
+    Ok(Bias::Tensor { before_scale: pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE, form })
 }
 
 /// Whether the host treats the mode as causal.
@@ -147,23 +139,15 @@ fn size(dim: i64) -> u64 {
 }
 
 fn last_rows(f: &Facts<'_>, batch: i64) -> BiasForm {
-    let one = size(f.heads)
-        .saturating_mul(BiasForm::LAST_ROWS as u64)
-        .saturating_mul(size(f.kv_rows));
-    BiasForm::LastRows {
-        batch: if batch == 1 { 0 } else { one },
-        width: size(f.kv_rows),
-    }
+    let one = size(f.heads).saturating_mul(BiasForm::LAST_ROWS as u64).saturating_mul(size(f.kv_rows));
+    BiasForm::LastRows { batch: if batch == 1 { 0 } else { one }, width: size(f.kv_rows) }
 }
 
 fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
     let shape = || {
         SHAPE.broken(
             bias.shape,
-            format_args!(
-                "[1 or {}, {}, {} or 1 or 1024, {}]",
-                f.batch, f.heads, f.q_rows, f.kv_rows
-            ),
+            format_args!("[1 or {}, {}, {} or 1 or 1024, {}]", f.batch, f.heads, f.q_rows, f.kv_rows),
         )
     };
     let &[b, n, rows, keys] = &bias.shape[..] else {
@@ -175,11 +159,7 @@ fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vio
     if rows == f.q_rows || rows == 1 {
         let head = size(rows).saturating_mul(size(keys));
         return Ok(BiasForm::Batched {
-            batch: if b == 1 {
-                0
-            } else {
-                head.saturating_mul(size(n))
-            },
+            batch: if b == 1 { 0 } else { head.saturating_mul(size(n)) },
             head,
             row: if rows == 1 { 0 } else { size(keys) },
         });
@@ -190,10 +170,7 @@ fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vio
     require!(
         f.q_rows > rows && f.q_rows == f.kv_rows && causal,
         LAST_ROWS,
-        format_args!(
-            "{} for {} rows and {} keys in mode {}",
-            bias.shape, f.q_rows, f.kv_rows, f.call.sparse_mode
-        ),
+        format_args!("{} for {} rows and {} keys in mode {}", bias.shape, f.q_rows, f.kv_rows, f.call.sparse_mode),
         "1024 rows and more, as many keys, and a causal mask",
     );
     Ok(last_rows(f, b))
@@ -213,8 +190,7 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
     }
     let batch = match bias.shape[..] {
         [b, n, rows, keys]
-            if (b == 1 || b == f.batch)
-                && (n, rows, keys) == (f.heads, BiasForm::LAST_ROWS, f.kv_rows) =>
+            if (b == 1 || b == f.batch) && (n, rows, keys) == (f.heads, BiasForm::LAST_ROWS, f.kv_rows) =>
         {
             b
         }
@@ -260,10 +236,7 @@ fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskKind) -> Result<Bias, Vi
         }
         Some(_) => cut(f, mask)?,
     }
-    Ok(Bias::Slopes {
-        root: f.call.pse_type == 3,
-        per_sequence: per_sequence.unwrap_or(false),
-    })
+    Ok(Bias::Slopes { root: f.call.pse_type == 3, per_sequence: per_sequence.unwrap_or(false) })
 }
 
 /// Whether each sequence has its own slopes; `None` for another shape than `[N]` and `[B, N]`.
@@ -278,12 +251,10 @@ fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
 /// Refuses slopes of packed sequences in another shape: the operator does not check it, and reads whatever there is.
 pub(crate) fn computed(f: &Facts<'_>, bias: Bias) -> Result<(), Violation> {
     match (bias, given(&f.call)) {
-        (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
-            Err(Violation::unsupported(
-                "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
+        (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => Err(Violation::unsupported(
+            "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
                           does not ask how many there are",
-            ))
-        }
+        )),
         _ => Ok(()),
     }
 }
@@ -300,9 +271,8 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
             let (rows, keys) = each.next().unwrap_or_default();
             // An array without its counterpart counts here, though not in the kernel.
             let [query, key] = [f.call.q_start_idx, f.call.kv_start_idx].map(Facts::start);
-            let distance = [rows, key.saturating_neg()]
-                .into_iter()
-                .fold(query.saturating_sub(keys), i64::saturating_add);
+            let distance =
+                [rows, key.saturating_neg()].into_iter().fold(query.saturating_sub(keys), i64::saturating_add);
             distance == 0 && each.all(|(rows, keys)| rows == keys)
         }
         _ => true,
@@ -318,9 +288,7 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
-        let empty = lengths
-            .each()
-            .filter(|&(rows, keys)| rows == 0 || keys == 0);
+        let empty = lengths.each().filter(|&(rows, keys)| rows == 0 || keys == 0);
         let empty = empty.count();
         lint!(
             report,
@@ -348,9 +316,7 @@ pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let entries = [query, key].map(|indices| indices.map_or(0, <[i64]>::len));
     lint!(
         report,
-        entries
-            .iter()
-            .all(|&entries| entries <= usize::from(slopes)),
+        entries.iter().all(|&entries| entries <= usize::from(slopes)),
         START_UNREAD,
         format_args!("{} and {} entries", entries[0], entries[1]),
         if slopes { "one of each" } else { "null" },
@@ -360,11 +326,7 @@ pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         report,
         !first_alone || p.key_offset() == 0,
         START_FIRST,
-        format_args!(
-            "start indices {} apart for {} sequences",
-            p.key_offset(),
-            p.batch
-        ),
+        format_args!("start indices {} apart for {} sequences", p.key_offset(), p.batch),
         "one sequence",
     );
 }

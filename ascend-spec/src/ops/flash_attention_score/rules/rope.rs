@@ -3,9 +3,7 @@
 use super::layouts::lies_like;
 use super::{Report, lint};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, InputLayout, Version,
-};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 
@@ -63,18 +61,8 @@ pub(crate) fn check(
     DIM.takes(dim(query), ..=most)?;
     let dtypes = [required.query, required.key, required.value, query, key].map(|desc| desc.dtype);
     let other = dtypes.into_iter().find(|&dtype| dtype != DType::Bf16);
-    require!(
-        other.is_none(),
-        DTYPE,
-        other.unwrap_or(DType::Bf16),
-        DType::Bf16,
-    );
-    require!(
-        call.sparse_mode != 6,
-        MODE,
-        call.sparse_mode,
-        "0 to 4, 7, 8",
-    );
+    require!(other.is_none(), DTYPE, other.unwrap_or(DType::Bf16), DType::Bf16,);
+    require!(call.sparse_mode != 6, MODE, call.sparse_mode, "0 to 4, 7, 8",);
     let masked = call.atten_mask.is_some_and(|mask| mask.shape.rank() > 0);
     require!(masked, MASK, "no mask", "a mask");
     require!(
@@ -99,10 +87,7 @@ pub(crate) fn check(
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    for (part, whole, name) in [
-        (&call.query_rope, &call.query, "queryRope"),
-        (&call.key_rope, &call.key, "keyRope"),
-    ] {
+    for (part, whole, name) in [(&call.query_rope, &call.query, "queryRope"), (&call.key_rope, &call.key, "keyRope")] {
         let (Some(part), Some(whole)) = (part, whole) else {
             continue;
         };

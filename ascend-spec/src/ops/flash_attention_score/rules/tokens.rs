@@ -2,9 +2,7 @@
 
 use super::{Report, lint};
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths, Version,
-};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths, Version};
 use crate::rule::{require, rules};
 use crate::{SparseMode, TOKENS_UNBOUNDED, Violation};
 use std::fmt;
@@ -96,21 +94,13 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
         pre >= 0 || (next >= pre.saturating_neg() && pre.saturating_neg() < f.kv_rows),
         PRE,
         tokens,
-        format_args!(
-            "preTokens of {} or more for {} keys",
-            next.saturating_neg().max(1 - f.kv_rows),
-            f.kv_rows
-        ),
+        format_args!("preTokens of {} or more for {} keys", next.saturating_neg().max(1 - f.kv_rows), f.kv_rows),
     );
     require!(
         next >= 0 || (next.saturating_neg() <= pre && next.saturating_neg() < f.q_rows),
         NEXT,
         tokens,
-        format_args!(
-            "nextTokens of {} or more for {} rows",
-            pre.saturating_neg().max(1 - f.q_rows),
-            f.q_rows
-        ),
+        format_args!("nextTokens of {} or more for {} rows", pre.saturating_neg().max(1 - f.q_rows), f.q_rows),
     );
     Ok(())
 }
@@ -120,8 +110,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
     let given = Tokens { pre, next };
     let cut_sequence = || {
         let cut = lengths.cut_sequence(mode);
-        cut.and_then(|cut| lengths.each().nth(cut))
-            .unwrap_or_default()
+        cut.and_then(|cut| lengths.each().nth(cut)).unwrap_or_default()
     };
     let reaches = |keys: i64, tokens: i64, rows: i64| keys.saturating_add(tokens) >= rows;
     let mut filled = lengths.each().filter(|&(rows, keys)| rows > 0 && keys > 0);
@@ -139,9 +128,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
             );
         }
         SparseMode::Band => require!(
-            pre >= 0
-                && pre.saturating_add(next) >= 0
-                && filled.all(|(rows, keys)| reaches(keys, next, rows)),
+            pre >= 0 && pre.saturating_add(next) >= 0 && filled.all(|(rows, keys)| reaches(keys, next, rows)),
             PACKED_BAND,
             given,
             "preTokens of at least 0 and -nextTokens, nextTokens of at least Sq - Skv",
@@ -152,11 +139,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
             // rows without keys, and mode 8 those of its cut sequence.
             fewer_rows(filled)?;
             let (rows, keys) = cut_sequence();
-            let least = if keys > 0 {
-                rows.saturating_sub(keys)
-            } else {
-                i64::MIN
-            };
+            let least = if keys > 0 { rows.saturating_sub(keys) } else { i64::MIN };
             require!(
                 pre >= keys && (least..=0).contains(&next),
                 CUT,
@@ -173,10 +156,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
                 pre >= keys && reaches(keys, next, rows),
                 CUT,
                 given,
-                format_args!(
-                    "preTokens of {keys} or more, nextTokens of {} or more",
-                    rows.saturating_sub(keys)
-                ),
+                format_args!("preTokens of {keys} or more, nextTokens of {} or more", rows.saturating_sub(keys)),
             );
         }
         _ => {}
@@ -188,12 +168,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
 fn fewer_rows(mut sequences: impl Iterator<Item = (i64, i64)>) -> Result<(), Violation> {
     let wide = sequences.find(|&(rows, keys)| rows > keys);
     let (rows, keys) = wide.unwrap_or_default();
-    require!(
-        wide.is_none(),
-        ROWS,
-        format_args!("{rows} rows and {keys} keys"),
-        format_args!("at most {keys} rows"),
-    );
+    require!(wide.is_none(), ROWS, format_args!("{rows} rows and {keys} keys"), format_args!("at most {keys} rows"),);
     Ok(())
 }
 
@@ -220,8 +195,7 @@ pub(crate) fn fully_masked_rows(f: &Facts<'_>, mode: SparseMode, mask: MaskKind)
             let batch = usize::try_from(f.batch).unwrap_or(usize::MAX);
             fewer_keys && prefix.iter().take(batch).any(|&prefix| prefix == 0)
         }
-        (None, _) => top_left(f, mode)
-            .is_some_and(|(pre, next)| pre < f.q_rows.saturating_sub(f.kv_rows) || next < 0),
+        (None, _) => top_left(f, mode).is_some_and(|(pre, next)| pre < f.q_rows.saturating_sub(f.kv_rows) || next < 0),
     }
 }
 
@@ -232,13 +206,9 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     if p.mask == MaskKind::None {
         lint!(
             report,
-            call.pre_tokens >= most(rows).min(TOKENS_UNBOUNDED)
-                && call.next_tokens >= most(keys).min(TOKENS_UNBOUNDED),
+            call.pre_tokens >= most(rows).min(TOKENS_UNBOUNDED) && call.next_tokens >= most(keys).min(TOKENS_UNBOUNDED),
             WINDOW_UNMASKED,
-            format_args!(
-                "preTokens {}, nextTokens {}",
-                call.pre_tokens, call.next_tokens
-            ),
+            format_args!("preTokens {}, nextTokens {}", call.pre_tokens, call.next_tokens),
             FlashAttentionCall::ALL_TOKENS,
         );
         return;

@@ -89,12 +89,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let step = if f.kv_dtype() == DType::Int4 { 64 } else { 32 };
     ALIGNED.takes(f.q.dim, MultiplesOf(step))?;
     let split = call.key_antiquant_scale.is_some() || call.value_antiquant_scale.is_some();
-    require!(
-        split || call.antiquant_scale.is_some(),
-        SCALE,
-        "none",
-        "scales",
-    );
+    require!(split || call.antiquant_scale.is_some(), SCALE, "none", "scales",);
     let few = f.q.rows <= FiaCall::MOST_DECODE_ROWS;
     if split && few {
         pairs(f)?;
@@ -123,13 +118,9 @@ fn split_few(f: &Facts<'_>) -> Result<(), Violation> {
         "use INT8 keys in one tensor",
     );
     require!(
-        call.key_antiquant_mode == call.value_antiquant_mode
-            && matches!(call.key_antiquant_mode, 0 | 1),
+        call.key_antiquant_mode == call.value_antiquant_mode && matches!(call.key_antiquant_mode, 0 | 1),
         MODES,
-        format_args!(
-            "{} and {}",
-            call.key_antiquant_mode, call.value_antiquant_mode
-        ),
+        format_args!("{} and {}", call.key_antiquant_mode, call.value_antiquant_mode),
         "0 twice or 1 twice",
         "use per-channel (0) or per-token (1) scales",
     );
@@ -177,10 +168,7 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
     );
     let (n, d) = (f.kv_heads, f.k.dim);
     for (scale, offset) in split_tensors(f) {
-        SHAPE.takes(
-            scale.shape,
-            [Dims::of([1, n.saturating_mul(d)]), Dims::of([1, n, d])],
-        )?;
+        SHAPE.takes(scale.shape, [Dims::of([1, n.saturating_mul(d)]), Dims::of([1, n, d])])?;
         if let Some(offset) = offset {
             OFFSET.takes(offset.shape, scale.shape)?;
         }
@@ -199,9 +187,7 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
         crate::Axes::Bsnd => Dims::of([2, n, d]),
         _ => Dims::of([2, n, 1, d]),
     };
-    SHAPE
-        .takes(scale.shape, [channel, Dims::of([2])])
-        .fix(|| "shape the scale by the layout")?;
+    SHAPE.takes(scale.shape, [channel, Dims::of([2])]).fix(|| "shape the scale by the layout")?;
     if let Some(offset) = &f.call.antiquant_offset {
         OFFSET.takes(offset.shape, scale.shape)?;
     }
@@ -209,9 +195,7 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// The split scales with their offsets, key first.
-fn split_tensors<'a>(
-    f: &Facts<'a>,
-) -> impl Iterator<Item = (&'a TensorDesc, Option<&'a TensorDesc>)> {
+fn split_tensors<'a>(f: &Facts<'a>) -> impl Iterator<Item = (&'a TensorDesc, Option<&'a TensorDesc>)> {
     let call = f.call;
     [
         (&call.key_antiquant_scale, &call.key_antiquant_offset),
@@ -268,13 +252,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let hidden = Of(f.kv_heads.saturating_mul(f.q.dim));
     let allowed: &[&[Axis]] = match call.antiquant_mode {
         1 => &[&[two, Of(f.batch), From(f.key_rows)]],
-        _ => &[
-            &[two],
-            &[two, n, Of(1), d],
-            &[two, Of(1), n, d],
-            &[two, n, d],
-            &[two, hidden],
-        ],
+        _ => &[&[two], &[two, n, Of(1), d], &[two, Of(1), n, d], &[two, n, d], &[two, hidden]],
     };
     SHAPE.takes(scale.shape, Shapes(allowed))?;
     offset_like(call.antiquant_offset.as_ref(), scale)?;
@@ -322,13 +300,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
                 crate::Axes::Bsnd | crate::Axes::Tnd => &[&[n, d]],
                 _ => &[&[n, one, d]],
             },
-            0 => &[
-                &[one],
-                &[one, n, one, d],
-                &[one, one, n, d],
-                &[one, n, d],
-                &[one, hidden],
-            ],
+            0 => &[&[one], &[one, n, one, d], &[one, one, n, d], &[one, n, d], &[one, hidden]],
             1 => &[&[b, s], &[one, b, s]],
             2 => &[&[n]],
             3 => &[&[b, n, s]],
@@ -353,9 +325,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
         && modes.0 == modes.1
         && (nz_cache || matches!(modes.0, 4 | 5))
     {
-        SHAPE
-            .takes(Named("value", value.shape), key.shape)
-            .fix(|| "give key and value scales of one shape")?;
+        SHAPE.takes(Named("value", value.shape), key.shape).fix(|| "give key and value scales of one shape")?;
     }
     nz(f)
 }
@@ -365,26 +335,15 @@ fn packed_lengths(f: &Facts<'_>) -> Result<(), Violation> {
     super::packed::lengths(f, FiaCall::MOST_SEQUENCES, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
     let rows = f.sequences().map(|b| f.q_len(b));
-    let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| {
-        (least.min(len), most.max(len))
-    });
+    let (least, most) = rows.fold((i64::MAX, 0), |(least, most), len| (least.min(len), most.max(len)));
     require!(
         modes == (0, 0) && least >= 1 && most <= FiaCall::MOST_DECODE_ROWS,
         PACKED_NZ,
         format_args!("modes {modes:?}, {least} to {most} rows"),
         "modes 0 and 0, 1 to 16 rows",
     );
-    let table = f
-        .call
-        .block_table
-        .as_ref()
-        .and_then(|table| table.shape.first());
-    require!(
-        table == Some(&f.batch),
-        super::paged::TABLE,
-        format_args!("{table:?} rows"),
-        f.batch,
-    );
+    let table = f.call.block_table.as_ref().and_then(|table| table.shape.first());
+    require!(table == Some(&f.batch), super::paged::TABLE, format_args!("{table:?} rows"), f.batch,);
     Ok(())
 }
 

@@ -23,9 +23,7 @@ rules! {
 
 /// Whether calls of `version` pass this layer on `target`.
 pub(crate) fn applies(version: Version, target: Target) -> bool {
-    version <= Version::V4
-        && matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3)
-        && target.cann >= Cann::V9_2
+    version <= Version::V4 && matches!(target.soc, Soc::AtlasA2 | Soc::AtlasA3) && target.cann >= Cann::V9_2
 }
 
 /// How a call goes on after the first checks of this layer.
@@ -52,21 +50,13 @@ pub(crate) fn arguments(call: &FiaCall<'_>) -> Result<Progress, Violation> {
     if main.out.is_empty() {
         return Ok(Progress::Ends);
     }
-    LISTS.takes(
-        Named(
-            format_args!("{} keys, values", call.key.len()),
-            call.value.len(),
-        ),
-        call.key.len(),
-    )?;
+    LISTS.takes(Named(format_args!("{} keys, values", call.key.len()), call.value.len()), call.key.len())?;
     Ok(Progress::GoesOn)
 }
 
 /// Checks the outputs against the inferred shapes, which the copies of the results demand.
 pub(crate) fn outputs(f: &Facts<'_>) -> Result<(), Violation> {
-    let inferred = f
-        .layout
-        .out_shape(output::expected(f.q, output::value_dim(f)));
+    let inferred = f.layout.out_shape(output::expected(f.q, output::value_dim(f)));
     OUT_SHAPE
         .takes(Named("attentionOut", f.out.shape), inferred)
         .fix(|| Change::to(Parameter::AttentionOut, NewArgument::Shape(inferred)))?;
@@ -74,12 +64,10 @@ pub(crate) fn outputs(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     };
     let inferred = f.layout.lse_shape(f.q);
-    OUT_SHAPE
-        .takes(Named("softmaxLse", lse.shape), inferred)
-        .fix(|| {
-            let shaped = TensorDesc::packed(lse.dtype, inferred);
-            Change::to(Parameter::SoftmaxLse, NewArgument::Given(shaped))
-        })
+    OUT_SHAPE.takes(Named("softmaxLse", lse.shape), inferred).fix(|| {
+        let shaped = TensorDesc::packed(lse.dtype, inferred);
+        Change::to(Parameter::SoftmaxLse, NewArgument::Given(shaped))
+    })
 }
 
 /// The refusal of a stage further in, as the layer returns it: with one status for all of them.

@@ -56,10 +56,9 @@ impl CheckedCall<'_> {
             return None;
         }
         let needed: Vec<usize> = match pages {
-            Some(pages) => problem
-                .distinct_sequences()
-                .map(|b| problem.kv_len(b).div_ceil(pages.block_size.max(1)))
-                .collect(),
+            Some(pages) => {
+                problem.distinct_sequences().map(|b| problem.kv_len(b).div_ceil(pages.block_size.max(1))).collect()
+            }
             None => Vec::new(),
         };
         let room = |rows: usize, longest: Option<usize>| {
@@ -71,21 +70,10 @@ impl CheckedCall<'_> {
             batch: if needed.is_empty() { 0 } else { problem.batch },
             most_needed: needed.iter().copied().max().unwrap_or(0),
             needed,
-            query_padding: query.map(|_| {
-                room(
-                    problem.query_rows,
-                    problem.distinct_sequences().map(|b| problem.q_len(b)).max(),
-                )
-            }),
-            key_padding: key.map(|_| {
-                room(
-                    problem.key_rows,
-                    problem
-                        .distinct_sequences()
-                        .map(|b| problem.kv_len(b))
-                        .max(),
-                )
-            }),
+            query_padding: query
+                .map(|_| room(problem.query_rows, problem.distinct_sequences().map(|b| problem.q_len(b)).max())),
+            key_padding: key
+                .map(|_| room(problem.key_rows, problem.distinct_sequences().map(|b| problem.kv_len(b)).max())),
         })
     }
 }
@@ -139,9 +127,7 @@ impl ContentBounds {
             let row = table.get(first..).unwrap_or(&[]);
             let row = row.get(..columns).unwrap_or(row);
             let Some(used) = row.get(..needed) else {
-                return self.admits_rows(
-                    (0..=sequence).map(|b| if b == sequence { row.len() } else { usize::MAX }),
-                );
+                return self.admits_rows((0..=sequence).map(|b| if b == sequence { row.len() } else { usize::MAX }));
             };
             if let Some(block) = used.iter().find(|&&block| !self.holds(i64::from(block))) {
                 return Err(self.no_block(format_args!("block {block} of sequence {sequence}")));
@@ -162,10 +148,9 @@ impl ContentBounds {
         };
         match most {
             // The operator treats a negative size as 0.
-            Some(most) if size > most => Err(PADDING.broken(
-                format_args!("{} {size}", parameter.acl_name()),
-                format_args!("at most {most}"),
-            )),
+            Some(most) if size > most => {
+                Err(PADDING.broken(format_args!("{} {size}", parameter.acl_name()), format_args!("at most {most}")))
+            }
             _ => Ok(()),
         }
     }
@@ -211,20 +196,14 @@ impl ContentBounds {
     fn no_block(&self, given: std::fmt::Arguments<'_>) -> Violation {
         let last = self.blocks.saturating_sub(1);
         let rule: &'static Rule = &BLOCK;
-        rule.broken(
-            given,
-            format_args!("0 to {last}, as the cache has {} blocks", self.blocks),
-        )
+        rule.broken(given, format_args!("0 to {last}, as the cache has {} blocks", self.blocks))
     }
 }
 
 impl ContentBounds {
     /// The tensors whose elements are positions in other tensors.
-    pub const PARAMETERS: [Parameter; 3] = [
-        Parameter::BlockTable,
-        Parameter::QueryPaddingSize,
-        Parameter::KvPaddingSize,
-    ];
+    pub const PARAMETERS: [Parameter; 3] =
+        [Parameter::BlockTable, Parameter::QueryPaddingSize, Parameter::KvPaddingSize];
 
     /// Whether the operator reads a tensor of positions in this form: a table `[B, M]` in INT32, or a size in INT64.
     pub fn reads(dtype: DType, shape: &[usize]) -> bool {
@@ -286,38 +265,23 @@ mod tests {
             num_heads: 1,
             ..FiaCall::new("BSH")
         };
-        let problem = call
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        let problem = call.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
         let bounds = problem.content_bounds().unwrap();
         assert_eq!((bounds.blocks(), bounds.most_needed()), (4, 3));
         // Entries after the blocks that are read may be anything.
         assert_eq!(bounds.admits_table(&[3, 0, 1, 2, -1, 1 << 30], 3), Ok(()));
-        for table in [
-            [3, 0, 4, 2, 0, 0],
-            [3, 0, -1, 2, 0, 0],
-            [0, 1, 2, i32::MAX, 0, 0],
-        ] {
-            assert_eq!(
-                broken_by(bounds.admits_table(&table, 3)),
-                Some("block_table.range")
-            );
+        for table in [[3, 0, 4, 2, 0, 0], [3, 0, -1, 2, 0, 0], [0, 1, 2, i32::MAX, 0, 0]] {
+            assert_eq!(broken_by(bounds.admits_table(&table, 3)), Some("block_table.range"));
         }
         for (table, columns) in [(&[0, 1, 2][..], 3), (&[0, 1, 2, 3], 2), (&[], 0)] {
-            assert_eq!(
-                broken_by(bounds.admits_table(table, columns)),
-                Some("block_table.row_short")
-            );
+            assert_eq!(broken_by(bounds.admits_table(table, columns)), Some("block_table.row_short"));
         }
         assert_eq!(bounds.admits_block(Some(3)), Ok(()));
         assert_eq!(bounds.admits_block(None), Ok(()));
         let text = bounds.admits_block(Some(1 << 20)).unwrap_err().to_string();
         assert!(text.contains("0 to 3"), "{text}");
         assert_eq!(bounds.admits_rows([3, 1].into_iter()), Ok(()));
-        let text = bounds
-            .admits_rows([3, 0].into_iter())
-            .unwrap_err()
-            .to_string();
+        let text = bounds.admits_rows([3, 0].into_iter()).unwrap_err().to_string();
         assert!(text.contains("0 blocks of sequence 1"), "{text}");
     }
 
@@ -336,32 +300,18 @@ mod tests {
             num_heads: 1,
             ..FiaCall::new("BNSD")
         };
-        let problem = call
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        let problem = call.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
         let bounds = problem.content_bounds().unwrap();
-        for (parameter, most) in [
-            (Parameter::QueryPaddingSize, 4),
-            (Parameter::KvPaddingSize, 0),
-        ] {
+        for (parameter, most) in [(Parameter::QueryPaddingSize, 4), (Parameter::KvPaddingSize, 0)] {
             for size in [i64::MIN, -1, 0, most] {
                 assert_eq!(bounds.admits_padding(parameter, size), Ok(()));
             }
             for size in [most + 1, i64::MAX] {
-                assert_eq!(
-                    broken_by(bounds.admits_padding(parameter, size)),
-                    Some("padding_size.range")
-                );
+                assert_eq!(broken_by(bounds.admits_padding(parameter, size)), Some("padding_size.range"));
             }
         }
-        let unpadded = FiaCall {
-            query_padding_size: None,
-            kv_padding_size: None,
-            ..call.clone()
-        };
-        let problem = unpadded
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
+        let unpadded = FiaCall { query_padding_size: None, kv_padding_size: None, ..call.clone() };
+        let problem = unpadded.check(Version::V1, Target::snapshot(Soc::AtlasA2)).unwrap();
         assert_eq!(problem.content_bounds(), None);
     }
 }

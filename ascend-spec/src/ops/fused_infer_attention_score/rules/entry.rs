@@ -106,11 +106,7 @@ pub(crate) fn product(version: Version, target: Target) -> Result<(), Violation>
 }
 
 /// Checks dtypes and formats of the tensors that the API layer looks at.
-pub(crate) fn types(
-    call: &FiaCall<'_>,
-    main: &MainTensors<'_>,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn types(call: &FiaCall<'_>, main: &MainTensors<'_>, target: Target) -> Result<(), Violation> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
     if target.is_950() {
         return types_950(call, main);
@@ -127,11 +123,7 @@ pub(crate) fn types(
     }
     if let Some(pse_shift) = &call.pse_shift {
         let slopes = super::pse::slopes(call, target);
-        let allowed: &[DType] = if slopes {
-            &[DType::Float]
-        } else {
-            &[Float16, Bf16]
-        };
+        let allowed: &[DType] = if slopes { &[DType::Float] } else { &[Float16, Bf16] };
         one(pse_shift, "pseShift", allowed)?;
     }
     if let Some(mask) = &call.atten_mask {
@@ -143,20 +135,9 @@ pub(crate) fn types(
 
 /// Checks dtypes and formats on Ascend 950.
 fn types_950(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
-    use DType::{
-        Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
-    };
+    use DType::{Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8};
     const LARGE: [DType; 5] = [Float16, Bf16, Int8, Float8E4M3Fn, HiFloat8];
-    const CACHED: [DType; 8] = [
-        Float16,
-        Bf16,
-        Int8,
-        Float8E4M3Fn,
-        HiFloat8,
-        Int4,
-        Int32,
-        Float4E2M1,
-    ];
+    const CACHED: [DType; 8] = [Float16, Bf16, Int8, Float8E4M3Fn, HiFloat8, Int4, Int32, Float4E2M1];
     one(main.query, "query", &LARGE)?;
     for key in call.key {
         one(key, "key", &CACHED)?;
@@ -181,10 +162,7 @@ fn small_floats(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violat
     use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
     let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
     let mut cached = call.key.iter().chain(call.value);
-    if newer(main.query)
-        || newer(main.out)
-        || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1)
-    {
+    if newer(main.query) || newer(main.out) || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1) {
         return Err(Violation::unsupported(
             "the types that Ascend 950 has beyond the other products' (HIFLOAT8, FLOAT8_E4M3FN, FLOAT4_E2M1)",
         ));
@@ -193,27 +171,18 @@ fn small_floats(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violat
 }
 
 fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation> {
-    DTYPE
-        .takes(Named(name, desc.dtype), allowed)
-        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    DTYPE.takes(Named(name, desc.dtype), allowed).fix(|| format!("convert {name} to one of the allowed dtypes"))?;
     FORMAT
-        .takes(
-            Named(format_args!("{name} in format"), desc.format),
-            PlainFormat,
-        )
+        .takes(Named(format_args!("{name} in format"), desc.format), PlainFormat)
         .fix(|| format!("describe {name} as ND"))
 }
 
 pub(crate) fn countable(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
-    let lists = (call.key.iter().map(|key| (key, "key")))
-        .chain(call.value.iter().map(|value| (value, "value")));
-    for (desc, name) in [(main.query, "query"), (main.out, "attentionOut")]
-        .into_iter()
-        .chain(lists)
-        .chain(mask)
-        .chain(lse)
+    let lists = (call.key.iter().map(|key| (key, "key"))).chain(call.value.iter().map(|value| (value, "value")));
+    for (desc, name) in
+        [(main.query, "query"), (main.out, "attentionOut")].into_iter().chain(lists).chain(mask).chain(lse)
     {
         require!(
             desc.is_countable(),
@@ -239,9 +208,7 @@ pub(crate) fn layout(call: &FiaCall<'_>, target: Target) -> Result<Layout, Viola
             format_args!("{:?}", call.input_layout),
             LayoutNames(target),
             match Layout::parse(&call.input_layout.to_ascii_uppercase()) {
-                Some(layout) if known(layout, target) => {
-                    Ok(Change::set(Parameter::InputLayout, layout.as_str()))
-                }
+                Some(layout) if known(layout, target) => Ok(Change::set(Parameter::InputLayout, layout.as_str())),
                 _ => Err(LAYOUT.fix),
             },
         )),
@@ -275,18 +242,11 @@ pub(crate) fn query(
         format_args!("0 with {layout}"),
         "at least 1",
     );
-    HEADS_POSITIVE
-        .takes(call.num_heads, 1..)
-        .fix(|| match axes.extents(&query.shape, 1) {
-            Some(own) if axes != Axes::Bsh && own.heads > 0 => {
-                Ok(Change::set(Parameter::NumHeads, own.heads))
-            }
-            _ => Err(HEADS_POSITIVE.fix),
-        })?;
-    QUERY_RANK.takes(
-        Noted(query.shape, format_args!("with {layout}")),
-        Rank(axes.rank()),
-    )?;
+    HEADS_POSITIVE.takes(call.num_heads, 1..).fix(|| match axes.extents(&query.shape, 1) {
+        Some(own) if axes != Axes::Bsh && own.heads > 0 => Ok(Change::set(Parameter::NumHeads, own.heads)),
+        _ => Err(HEADS_POSITIVE.fix),
+    })?;
+    QUERY_RANK.takes(Noted(query.shape, format_args!("with {layout}")), Rank(axes.rank()))?;
     let remainder = match target.cann >= Cann::V8_5 {
         true => Remainder::Forgotten,
         false => Remainder::Refused,
@@ -298,11 +258,7 @@ pub(crate) fn query(
 }
 
 /// Checks that the query's hidden size is a multiple of the number of heads.
-pub(crate) fn divides(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    query: &TensorDesc,
-) -> Result<(), Violation> {
+pub(crate) fn divides(call: &FiaCall<'_>, layout: Layout, query: &TensorDesc) -> Result<(), Violation> {
     match layout.input().extents(&query.shape, call.num_heads) {
         Some(_) => Ok(()),
         None => Err(indivisible(call, query)),
@@ -328,12 +284,7 @@ impl Remainder {
     pub(crate) fn extents(self, layout: Layout, desc: &TensorDesc, heads: i64) -> Option<Extents> {
         match (self, layout.input(), &desc.shape[..]) {
             (Remainder::Forgotten, Axes::Bsh, &[batch, rows, hidden]) if heads > 0 => {
-                Some(Extents {
-                    batch,
-                    heads,
-                    rows,
-                    dim: hidden / heads,
-                })
+                Some(Extents { batch, heads, rows, dim: hidden / heads })
             }
             (_, axes, shape) => axes.extents(shape, heads),
         }
@@ -357,10 +308,7 @@ pub(crate) fn old_layout(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         known(f.layout, target),
         LAYOUT,
-        format_args!(
-            "{} with {} keys under a {} query",
-            f.layout, f.key.dtype, f.query.dtype
-        ),
+        format_args!("{} with {} keys under a {} query", f.layout, f.key.dtype, f.query.dtype),
         LayoutNames(target),
     );
     Ok(())
@@ -385,19 +333,12 @@ pub(crate) fn several_rows(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// Whether the query is empty: the prefill path and the unified checker then do nothing.
-pub(crate) fn empty_query(
-    main: &MainTensors<'_>,
-    route: Route,
-    unified: bool,
-) -> Result<bool, Violation> {
+pub(crate) fn empty_query(main: &MainTensors<'_>, route: Route, unified: bool) -> Result<bool, Violation> {
     if !main.query.is_empty() {
         require!(
             !(main.out.is_empty() && unified),
             EMPTY_OUT,
-            format_args!(
-                "query {} with attentionOut {}",
-                main.query.shape, main.out.shape
-            ),
+            format_args!("query {} with attentionOut {}", main.query.shape, main.out.shape),
             "an attentionOut with elements",
         );
         return Ok(false);
@@ -405,18 +346,10 @@ pub(crate) fn empty_query(
     require!(
         main.out.is_empty(),
         EMPTY_OUT,
-        format_args!(
-            "query {} with attentionOut {}",
-            main.query.shape, main.out.shape
-        ),
+        format_args!("query {} with attentionOut {}", main.query.shape, main.out.shape),
         "an attentionOut without elements",
     );
-    require!(
-        route == Route::Prefill,
-        EMPTY_DECODE,
-        main.query.shape,
-        "at least one sequence",
-    );
+    require!(route == Route::Prefill, EMPTY_DECODE, main.query.shape, "at least one sequence",);
     Ok(true)
 }
 
@@ -428,10 +361,7 @@ pub(crate) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), V
         DEQUANT_QUERY,
         format_args!("queryQuantMode {}", call.query_quant_mode),
         "no dequantScaleQuery, queryQuantMode 0",
-        vec![
-            Change::to(Parameter::DequantScaleQuery, NewArgument::Nothing),
-            Change::set(Parameter::QueryQuantMode, 0),
-        ],
+        vec![Change::to(Parameter::DequantScaleQuery, NewArgument::Nothing), Change::set(Parameter::QueryQuantMode, 0),],
     );
     Ok(())
 }

@@ -50,13 +50,7 @@ pub(crate) fn kv_heads(call: &FiaCall<'_>) -> i64 {
 pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
     HEADS_QUERY
-        .takes(
-            Shown(
-                format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
-                heads,
-            ),
-            f.q.heads,
-        )
+        .takes(Shown(format_args!("numHeads {heads} with {} heads in the query", f.q.heads), heads), f.q.heads)
         .fix(|| Change::set(Parameter::NumHeads, f.q.heads))
 }
 
@@ -65,20 +59,9 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
-    KV_HEADS
-        .takes(
-            Shown(f.call.num_key_value_heads, kv_heads),
-            1..=heads.min(256),
-        )
-        .fix(|| own_heads(f, &KV_HEADS))?;
+    KV_HEADS.takes(Shown(f.call.num_key_value_heads, kv_heads), 1..=heads.min(256)).fix(|| own_heads(f, &KV_HEADS))?;
     HEADS_DIVIDE
-        .takes(
-            Shown(
-                format_args!("{heads} query heads over {kv_heads}"),
-                kv_heads,
-            ),
-            DivisorsOf(heads),
-        )
+        .takes(Shown(format_args!("{heads} query heads over {kv_heads}"), kv_heads), DivisorsOf(heads))
         .fix(|| own_heads(f, &HEADS_DIVIDE))?;
     require!(
         f.absorbed() || heads / kv_heads <= 64,

@@ -29,12 +29,7 @@ type OtherLengths = Result<(Change, &'static str), &'static str>;
 
 /// The fix for an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
 /// `rows`.
-pub(crate) fn summed(
-    parameter: Parameter,
-    lengths: &[i64],
-    rows: i64,
-    otherwise: &'static str,
-) -> OtherLengths {
+pub(crate) fn summed(parameter: Parameter, lengths: &[i64], rows: i64, otherwise: &'static str) -> OtherLengths {
     let mut sum = 0i64;
     let ends = lengths.iter().map(|&len| {
         sum = sum.checked_add(len).filter(|_| len >= 0)?;
@@ -81,9 +76,7 @@ pub(crate) fn kv_len(call: &FiaCall<'_>, layout: Layout, paged: bool, rows: i64,
 /// of their own in the arrays or the list of keys, are like the last of these. A batch axis may be of any size.
 pub(crate) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     let entries = |lengths: Option<&[i64]>| lengths.map_or(0, <[i64]>::len);
-    let most = entries(call.actual_seq_lengths)
-        .max(entries(call.actual_seq_lengths_kv))
-        .max(call.key.len());
+    let most = entries(call.actual_seq_lengths).max(entries(call.actual_seq_lengths_kv)).max(call.key.len());
     // After the last of cumulative ends, one more sequence may differ.
     batch.min(most.saturating_add(2))
 }
@@ -101,12 +94,7 @@ pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lengths) = f.call.actual_seq_lengths.filter(|_| f.prefill()) else {
         return Ok(());
     };
-    require!(
-        counted(lengths, f.batch()),
-        Q_COUNT,
-        format_args!("{} entries", lengths.len()),
-        OneOr(f.batch),
-    );
+    require!(counted(lengths, f.batch()), Q_COUNT, format_args!("{} entries", lengths.len()), OneOr(f.batch),);
     q_range(f, lengths)
 }
 
@@ -126,19 +114,10 @@ pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Violation> {
 }
 
 pub(crate) fn key(f: &Facts<'_>) -> Result<(), Violation> {
-    let Some(lengths) = f
-        .call
-        .actual_seq_lengths_kv
-        .filter(|lengths| !lengths.is_empty())
-    else {
+    let Some(lengths) = f.call.actual_seq_lengths_kv.filter(|lengths| !lengths.is_empty()) else {
         return Ok(());
     };
-    require!(
-        counted(lengths, f.batch()),
-        KV_COUNT,
-        format_args!("{} entries", lengths.len()),
-        OneOr(f.batch),
-    );
+    require!(counted(lengths, f.batch()), KV_COUNT, format_args!("{} entries", lengths.len()), OneOr(f.batch),);
     kv_range(f, lengths, f.prefill())
 }
 
@@ -149,11 +128,7 @@ pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<
         return Ok(());
     }
     for b in f.sequences() {
-        let rows = if lengths.len() == 1 && longest {
-            f.key_rows
-        } else {
-            f.rows_of(b)
-        };
+        let rows = if lengths.len() == 1 && longest { f.key_rows } else { f.rows_of(b) };
         let len = f.kv_len(b);
         if !(0..=rows).contains(&len) {
             return Err(broken(

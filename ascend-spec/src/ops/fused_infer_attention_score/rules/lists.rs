@@ -43,21 +43,11 @@ rules! {
 /// 1.
 pub(crate) fn nibbles(version: Version, main: &MainTensors<'_>) -> i64 {
     let words = main.key.dtype == DType::Int32 && main.value.dtype == DType::Int32;
-    if words && version != Version::V1 {
-        8
-    } else {
-        1
-    }
+    if words && version != Version::V1 { 8 } else { 1 }
 }
 
 /// Whether every batch entry has its own key and value tensor.
-pub(crate) fn is_list(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    batch: i64,
-    route: Route,
-    key: &TensorDesc,
-) -> bool {
+pub(crate) fn is_list(call: &FiaCall<'_>, layout: Layout, batch: i64, route: Route, key: &TensorDesc) -> bool {
     !layout.is_packed()
         && call.block_table.is_none()
         && key.shape.first() != Some(&batch)
@@ -67,34 +57,17 @@ pub(crate) fn is_list(
 /// Checks the dtypes of key and value against each other and the query.
 pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     // The prefill path checks only the first tensors of a list.
-    let used = if f.kv_list && !f.prefill() {
-        usize::MAX
-    } else {
-        1
-    };
+    let used = if f.kv_list && !f.prefill() { usize::MAX } else { 1 };
     let first = f.key.dtype;
-    let mut all = f
-        .call
-        .key
-        .iter()
-        .take(used)
-        .chain(f.call.value.iter().take(used));
+    let mut all = f.call.key.iter().take(used).chain(f.call.value.iter().take(used));
     if let Some(desc) = all.find(|desc| desc.dtype != first) {
-        return Err(KEY_VALUE_DTYPE.broken(
-            format_args!("{} beside {}", desc.dtype, f.key.dtype),
-            f.key.dtype,
-        ));
+        return Err(KEY_VALUE_DTYPE.broken(format_args!("{} beside {}", desc.dtype, f.key.dtype), f.key.dtype));
     }
     let fits = match (f.query.dtype, f.kv_dtype()) {
         (DType::Int8, key) => key == DType::Int8,
         (half, key) => key == half || matches!(key, DType::Int8 | DType::Int4),
     };
-    require!(
-        fits,
-        KEY_DTYPE,
-        format_args!("{} with a {} query", f.key.dtype, f.query.dtype),
-        f.query.dtype,
-    );
+    require!(fits, KEY_DTYPE, format_args!("{} with a {} query", f.key.dtype, f.query.dtype), f.query.dtype,);
     Ok(())
 }
 
@@ -119,13 +92,7 @@ pub(crate) fn rank(layout: Layout, key: &TensorDesc, value: &TensorDesc) -> Resu
     let rank = layout.input().rank();
     for (desc, name) in [(key, "key"), (value, "value")] {
         KEY_RANK
-            .takes(
-                Shown(
-                    format_args!("{name} {} with {layout}", desc.shape),
-                    desc.shape,
-                ),
-                Rank(rank),
-            )
+            .takes(Shown(format_args!("{name} {} with {layout}", desc.shape), desc.shape), Rank(rank))
             .fix(|| format!("reshape {name} or choose the layout that it has"))?;
     }
     Ok(())
@@ -183,16 +150,10 @@ pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
                 "batch 1, no axis of size 0",
             );
         }
-        VALUE_SHAPE.takes(
-            Named(
-                format_args!("key {index} is {}, value {index} is", key.shape),
-                value.shape,
-            ),
-            key.shape,
-        )?;
+        VALUE_SHAPE
+            .takes(Named(format_args!("key {index} is {}, value {index} is", key.shape), value.shape), key.shape)?;
         require!(
-            key.shape.rank() == f.key.shape.rank()
-                && key.shape.with(rows, 0) == f.key.shape.with(rows, 0),
+            key.shape.rank() == f.key.shape.rank() && key.shape.with(rows, 0) == f.key.shape.with(rows, 0),
             LIST_SHAPE,
             format_args!("key {index} is {}, key 0 is {}", key.shape, f.key.shape),
             "shapes that differ in the number of rows only",
@@ -209,10 +170,5 @@ pub(crate) fn longest(call: &FiaCall<'_>, layout: Layout, list: bool) -> i64 {
         let fits = key.shape.rank() == axes.rank();
         key.shape.get(axes.row_axis()).copied().filter(|_| fits)
     };
-    call.key
-        .iter()
-        .take(used)
-        .filter_map(rows)
-        .max()
-        .unwrap_or(0)
+    call.key.iter().take(used).filter_map(rows).max().unwrap_or(0)
 }

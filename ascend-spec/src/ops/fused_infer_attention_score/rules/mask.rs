@@ -8,9 +8,7 @@ use super::{Facts, packed, padding, prefix, quant};
 use crate::attention_problem::{MaskTensor, MaskUse};
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
-use crate::{
-    Change, DType, Dims, MaskGeometry, NewArgument, Operator, SparseMode, TensorDesc, Violation,
-};
+use crate::{Change, DType, Dims, MaskGeometry, NewArgument, Operator, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -75,29 +73,18 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
         Operator::FusedInferAttentionScore.sparse_mode(f.call.mode())
     {
-        COMPRESSED_DECODE
-            .takes(
-                Noted(mask.shape, format_args!("in mode {mode}")),
-                Dims::of([size, size]),
-            )
-            .fix(|| {
+        COMPRESSED_DECODE.takes(Noted(mask.shape, format_args!("in mode {mode}")), Dims::of([size, size])).fix(
+            || {
                 let square = Dims::of([size, size]).elements();
                 match mask.shape.ends_with(&[size, size]) && mask.elements() == square {
-                    true => Ok(Change::to(
-                        Parameter::AttenMask,
-                        NewArgument::Shape(Dims::of([size, size])),
-                    )),
+                    true => Ok(Change::to(Parameter::AttenMask, NewArgument::Shape(Dims::of([size, size])))),
                     false => Err(COMPRESSED_DECODE.fix),
                 }
-            })?;
-        let given = f
-            .call
-            .actual_shared_prefix_len
-            .is_some_and(|lengths| !lengths.is_empty());
+            },
+        )?;
+        let given = f.call.actual_shared_prefix_len.is_some_and(|lengths| !lengths.is_empty());
         require!(
-            f.call.key_shared_prefix.is_none()
-                || !given
-                || prefix::length(f) + f.longest_key() <= 0,
+            f.call.key_shared_prefix.is_none() || !given || prefix::length(f) + f.longest_key() <= 0,
             PREFIX_DECODE,
             "actualSharedPrefixLen",
             "none",
@@ -106,16 +93,12 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
         return Ok((mode, MaskUse::Compressed));
     }
     let shape = &mask.shape;
-    let covers =
-        shape.first() == Some(&f.batch) && shape.last().is_some_and(|&last| last >= longest);
+    let covers = shape.first() == Some(&f.batch) && shape.last().is_some_and(|&last| last >= longest);
     require!(
         covers,
         FULL_DECODE,
         shape,
-        format_args!(
-            "[{0}, S], [{0}, 1, S] or [{0}, 1, 1, S] with S at least {longest}",
-            f.batch
-        ),
+        format_args!("[{0}, S], [{0}, 1, S] or [{0}, 1, 1, S] with S at least {longest}", f.batch),
     );
     let key = mask.strides.last().copied().unwrap_or(0);
     // With a single axis the first axis is the last: there is no stride of rows.
@@ -123,12 +106,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
         [batch, _, ..] => batch,
         _ => 0,
     };
-    let tensor = MaskTensor {
-        offset: mask.offset,
-        batch,
-        row: 0,
-        key,
-    };
+    let tensor = MaskTensor { offset: mask.offset, batch, row: 0, key };
     Ok((SparseMode::AllMask, MaskUse::Full(tensor)))
 }
 
@@ -163,10 +141,7 @@ pub(crate) fn fix_of_one_row(
     if call.sparse_mode != 0 {
         changes.push(Change::set(Parameter::SparseMode, 0));
     }
-    for (parameter, given) in [
-        (Parameter::PreTokens, call.pre_tokens),
-        (Parameter::NextTokens, call.next_tokens),
-    ] {
+    for (parameter, given) in [(Parameter::PreTokens, call.pre_tokens), (Parameter::NextTokens, call.next_tokens)] {
         if given < TOKENS_UNBOUNDED {
             changes.push(Change::set(parameter, FiaCall::ALL_TOKENS));
         }
@@ -212,10 +187,9 @@ pub(crate) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
 
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
-        return Err(MODE.broken(
-            f.call.mode(),
-            "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
-        ));
+        return Err(
+            MODE.broken(f.call.mode(), "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)")
+        );
     };
     if f.packed() {
         packed::masked(f, mode)?;
@@ -245,11 +219,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 /// Checks the shape of a compressed mask.
 pub(crate) fn compressed(mask: &TensorDesc, mode: SparseMode) -> Result<(), Violation> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
-    let shapes = [
-        Dims::of([size, size]),
-        Dims::of([1, size, size]),
-        Dims::of([1, 1, size, size]),
-    ];
+    let shapes = [Dims::of([size, size]), Dims::of([1, size, size]), Dims::of([1, 1, size, size])];
     require!(
         shapes.contains(&mask.shape),
         COMPRESSED,
@@ -262,11 +232,7 @@ pub(crate) fn compressed(mask: &TensorDesc, mode: SparseMode) -> Result<(), Viol
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
 /// checked.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
-    let (b, i, j) = (
-        Axis::OneOr(f.batch),
-        Axis::From(f.q.rows),
-        Axis::From(f.mask_width()),
-    );
+    let (b, i, j) = (Axis::OneOr(f.batch), Axis::From(f.q.rows), Axis::From(f.mask_width()));
     let allowed: [&[Axis]; 3] = [&[i, j], &[b, i, j], &[b, Axis::Any, i, j]];
     FULL.takes(mask.shape, Shapes(&allowed))?;
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
@@ -274,12 +240,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
         _ => (0, 0, 0),
     };
-    Ok(MaskTensor {
-        offset: mask.offset,
-        batch: batch_stride,
-        row,
-        key,
-    })
+    Ok(MaskTensor { offset: mask.offset, batch: batch_stride, row, key })
 }
 
 /// The fix for a mode without its mask: the compressed mask, which is the same for all calls.
@@ -289,10 +250,7 @@ pub(crate) fn fix_of_missing(mode: SparseMode) -> Result<(Change, &'static str),
         true => {
             let mask = TensorDesc::packed(DType::Bool, Dims::of([size, size]));
             let given = Change::to(Parameter::AttenMask, NewArgument::Given(mask));
-            Ok((
-                given,
-                "1 above the diagonal; in mode 0 without a mask every row sees every key",
-            ))
+            Ok((given, "1 above the diagonal; in mode 0 without a mask every row sees every key"))
         }
         false => Err(REQUIRED.fix),
     }
@@ -302,9 +260,7 @@ pub(crate) fn fix_of_missing(mode: SparseMode) -> Result<(Change, &'static str),
 fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Violation> {
     let call = f.call;
     let (pre, next) = match mode {
-        SparseMode::DefaultMask if masked && !padding::given(f) => {
-            (call.pre_tokens, call.next_tokens)
-        }
+        SparseMode::DefaultMask if masked && !padding::given(f) => (call.pre_tokens, call.next_tokens),
         SparseMode::LeftUpCausal => (TOKENS_UNBOUNDED, 0),
         SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, call.next_tokens),
         SparseMode::Band => (call.pre_tokens, call.next_tokens),
@@ -316,10 +272,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), V
         SparseMode::Band if !f.packed() => (Limit::Keys, Limit::Rows),
         _ => return Ok((pre, next)),
     };
-    for (tokens, limit, rule) in [
-        (next, next_limit, &NEXT_REACH),
-        (pre, pre_limit, &PRE_REACH),
-    ] {
+    for (tokens, limit, rule) in [(next, next_limit, &NEXT_REACH), (pre, pre_limit, &PRE_REACH)] {
         if tokens < 0 {
             let shortest = limit.shortest(f, mode);
             if tokens <= shortest.saturating_neg() {
@@ -347,23 +300,9 @@ impl fmt::Display for Tokens<'_> {
 }
 
 /// Checks the token counts in force against each other.
-pub(crate) fn band(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    (pre, next): (i64, i64),
-) -> Result<(), Violation> {
-    require!(
-        pre >= 0 || next >= 0 || f.is_950(),
-        TOKENS_NEGATIVE,
-        Tokens(f, mode),
-        "at most one negative",
-    );
-    require!(
-        next.saturating_add(pre) >= 0,
-        TOKENS_EMPTY,
-        Tokens(f, mode),
-        "preTokens + nextTokens of at least 0",
-    );
+pub(crate) fn band(f: &Facts<'_>, mode: SparseMode, (pre, next): (i64, i64)) -> Result<(), Violation> {
+    require!(pre >= 0 || next >= 0 || f.is_950(), TOKENS_NEGATIVE, Tokens(f, mode), "at most one negative",);
+    require!(next.saturating_add(pre) >= 0, TOKENS_EMPTY, Tokens(f, mode), "preTokens + nextTokens of at least 0",);
     Ok(())
 }
 
@@ -385,10 +324,6 @@ impl Limit {
             }
         };
         let shortest = shortest.unwrap_or(all);
-        if mode == SparseMode::DefaultMask {
-            shortest.min(all)
-        } else {
-            shortest
-        }
+        if mode == SparseMode::DefaultMask { shortest.min(all) } else { shortest }
     }
 }

@@ -21,21 +21,10 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     dims(f)?;
     OUT.takes(f.out.dtype, DType::Bf16)?;
     // The checks of the quantised query accept it from 9.0 on.
-    require!(
-        !call.softmax_lse_flag || f.target.cann >= Cann::V9_0,
-        LSE,
-        "softmaxLseFlag true",
-        "false"
-    );
-    let precise = call.inner_precise == 0
-        || call.inner_precise == 1
-        || (call.inner_precise == 2 && f.layout == Layout::Tnd);
-    require!(
-        precise,
-        PRECISE,
-        call.inner_precise,
-        "0 or 1, and 2 with TND",
-    );
+    require!(!call.softmax_lse_flag || f.target.cann >= Cann::V9_0, LSE, "softmaxLseFlag true", "false");
+    let precise =
+        call.inner_precise == 0 || call.inner_precise == 1 || (call.inner_precise == 2 && f.layout == Layout::Tnd);
+    require!(precise, PRECISE, call.inner_precise, "0 or 1, and 2 with TND",);
     let none = [
         &call.deq_scale1,
         &call.quant_scale1,
@@ -60,9 +49,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
         _ => crate::Dims::of([f.q.rows, f.q.heads]),
     };
     let one = |scale: &Option<TensorDesc>| {
-        scale
-            .as_ref()
-            .is_some_and(|scale| scale.dtype == DType::Float && *scale.shape == [1])
+        scale.as_ref().is_some_and(|scale| scale.dtype == DType::Float && *scale.shape == [1])
     };
     require!(
         none.into_iter().all(Option::is_none)
@@ -81,10 +68,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
             && one(&call.key_antiquant_scale)
             && one(&call.value_antiquant_scale),
         FULL_QUANT,
-        format_args!(
-            "{} query {}, key {}, keyRope {}",
-            f.layout, f.query.shape, f.key.shape, k_rope.shape
-        ),
+        format_args!("{} query {}, key {}, keyRope {}", f.layout, f.query.shape, f.key.shape, k_rope.shape),
         format_args!(
             "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and \
              value scales FLOAT [1], queryQuantMode 3"
@@ -103,17 +87,13 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         alike(f.key, 512) && value_fits && alike(k_rope, 64),
         CACHE,
-        format_args!(
-            "key {}, value {}, keyRope {}",
-            f.key.shape, f.value.shape, k_rope.shape
-        ),
+        format_args!("key {}, value {}, keyRope {}", f.key.shape, f.value.shape, k_rope.shape),
         "NZ caches of one block count",
     );
     let table = call.block_table.as_ref();
     require!(
-        table.is_some_and(
-            |table| !table.is_empty() && (!packed || table.shape.first() == Some(&f.batch))
-        ) && call.actual_seq_lengths_kv.is_some(),
+        table.is_some_and(|table| !table.is_empty() && (!packed || table.shape.first() == Some(&f.batch)))
+            && call.actual_seq_lengths_kv.is_some(),
         super::paged::TABLE_EMPTY,
         "an empty table or no lengths",
         "a block table and key lengths",
@@ -159,10 +139,7 @@ fn tree_mask(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         rows > 1 && f.call.mask().is_some_and(|mask| mask.shape == want),
         TREE,
-        format_args!(
-            "{rows} rows, attenMask {}",
-            Given(f.call.mask(), "attenMask")
-        ),
+        format_args!("{rows} rows, attenMask {}", Given(f.call.mask(), "attenMask")),
         format_args!("several rows with {want}"),
     );
     Ok(())
@@ -172,10 +149,7 @@ fn tree_mask(f: &Facts<'_>) -> Result<(), Violation> {
 pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Violation> {
     let mode = f.call.mode();
     let size = SparseMode::COMPRESSED_MASK_SIZE;
-    let square = f
-        .call
-        .mask()
-        .is_some_and(|mask| *mask.shape == [size, size]);
+    let square = f.call.mask().is_some_and(|mask| *mask.shape == [size, size]);
     let fits = match (f.packed(), f.q.rows) {
         (true, _) => (mode == 0 && f.call.mask().is_none()) || (mode == 3 && square),
         (false, 1) => mode == 0 && f.call.mask().is_none(),

@@ -74,25 +74,15 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
 
 /// Parameters that rules name together.
 impl Parameter {
-    const SHARED_PREFIX: [Parameter; 2] =
-        [Parameter::KeySharedPrefix, Parameter::ValueSharedPrefix];
+    const SHARED_PREFIX: [Parameter; 2] = [Parameter::KeySharedPrefix, Parameter::ValueSharedPrefix];
     const LEFT_PADDING: [Parameter; 2] = [Parameter::QueryPaddingSize, Parameter::KvPaddingSize];
     /// Scales of an INT8 query: of Q K^T, of the probabilities, of P V.
-    const DEQUANTISATION: [Parameter; 3] = [
-        Parameter::DeqScale1,
-        Parameter::QuantScale1,
-        Parameter::DeqScale2,
-    ];
+    const DEQUANTISATION: [Parameter; 3] = [Parameter::DeqScale1, Parameter::QuantScale1, Parameter::DeqScale2];
     const OUTPUT_QUANTISATION: [Parameter; 2] = [Parameter::QuantScale2, Parameter::QuantOffset2];
     const ROTARY: [Parameter; 2] = [Parameter::QueryRope, Parameter::KeyRope];
-    const MERGED_ANTIQUANT: [Parameter; 2] =
-        [Parameter::AntiquantScale, Parameter::AntiquantOffset];
-    const SPLIT_SCALES: [Parameter; 2] =
-        [Parameter::KeyAntiquantScale, Parameter::ValueAntiquantScale];
-    const SPLIT_OFFSETS: [Parameter; 2] = [
-        Parameter::KeyAntiquantOffset,
-        Parameter::ValueAntiquantOffset,
-    ];
+    const MERGED_ANTIQUANT: [Parameter; 2] = [Parameter::AntiquantScale, Parameter::AntiquantOffset];
+    const SPLIT_SCALES: [Parameter; 2] = [Parameter::KeyAntiquantScale, Parameter::ValueAntiquantScale];
+    const SPLIT_OFFSETS: [Parameter; 2] = [Parameter::KeyAntiquantOffset, Parameter::ValueAntiquantOffset];
     const QUANTISATION_MODES: [Parameter; 4] = [
         Parameter::AntiquantMode,
         Parameter::KeyAntiquantMode,
@@ -209,11 +199,7 @@ impl Facts<'_> {
             return self.key_rows;
         }
         let extents = |key: &TensorDesc| self.layout.input().extents(&key.shape, self.kv_heads);
-        self.call
-            .key
-            .get(b)
-            .and_then(extents)
-            .map_or(0, |own| own.rows)
+        self.call.key.get(b).and_then(extents).map_or(0, |own| own.rows)
     }
 
     pub(crate) fn batch(&self) -> usize {
@@ -255,11 +241,7 @@ impl Facts<'_> {
 
 /// The dtype of the elements: `INT32` keys and values are eight packed `INT4` each.
 pub(crate) fn unpacked(dtype: DType) -> DType {
-    if dtype == DType::Int32 {
-        DType::Int4
-    } else {
-        dtype
-    }
+    if dtype == DType::Int32 { DType::Int4 } else { dtype }
 }
 
 /// `1 or 4`, and `1` where that is all.
@@ -288,28 +270,15 @@ mod tests {
         assert_eq!(ids.len(), count);
         for rule in all() {
             assert!(rule.id.contains('.'), "{}", rule.id);
-            assert!(
-                !rule.source.is_empty() && !rule.holds.ends_with('.'),
-                "{}",
-                rule.id
-            );
-            assert!(
-                !rule.fix.is_empty() && !rule.fix.ends_with('.') && rule.fix != rule.holds,
-                "{}",
-                rule.id
-            );
+            assert!(!rule.source.is_empty() && !rule.holds.ends_with('.'), "{}", rule.id);
+            assert!(!rule.fix.is_empty() && !rule.fix.ends_with('.') && rule.fix != rule.holds, "{}", rule.id);
             match rule.level {
                 Level::Rule => assert_ne!(rule.status, 0, "{}", rule.id),
                 Level::Lint => assert_eq!(rule.status, 0, "{}", rule.id),
                 Level::HostCrash => {}
                 Level::Library | Level::Unsupported => panic!("{} is no operator's", rule.id),
             }
-            assert_eq!(
-                rule.reach.is_empty(),
-                rule.level == Level::Rule,
-                "{}",
-                rule.id
-            );
+            assert_eq!(rule.reach.is_empty(), rule.level == Level::Rule, "{}", rule.id);
         }
     }
 }

@@ -40,36 +40,20 @@ pub(crate) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
         (DType::Bf16, _) => &[DType::Bf16, DType::Int8],
         _ => &[DType::Float16, DType::Int8],
     };
-    OUT_DTYPE
-        .takes(
-            Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)),
-            allowed,
-        )
-        .fix(|| {
-            Change::to(
-                Parameter::AttentionOut,
-                NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
-            )
-        })
+    OUT_DTYPE.takes(Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)), allowed).fix(|| {
+        Change::to(Parameter::AttentionOut, NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)))
+    })
 }
 
 /// The extents that the output should have.
 pub(crate) fn expected(query: Extents, value_dim: i64) -> Extents {
-    Extents {
-        dim: value_dim,
-        ..query
-    }
+    Extents { dim: value_dim, ..query }
 }
 
 /// Whether a single row in BSH over a paged cache has an output with the head dimension of the value, which the
 /// value's axes show.
 pub(crate) fn own_value_dim(f: &Facts<'_>) -> bool {
-    f.layout == Layout::Bsh
-        && f.paged()
-        && !f.prefill()
-        && !f.rope()
-        && f.q.rows == 1
-        && f.value.shape.rank() == 3
+    f.layout == Layout::Bsh && f.paged() && !f.prefill() && !f.rope() && f.q.rows == 1 && f.value.shape.rank() == 3
 }
 
 /// Head dimension of the output. Over a paged cache the older paths take a value dimension that differs from the
@@ -95,9 +79,7 @@ pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
         Layout::Bsh if own_value_dim(f) => implied,
         Layout::Bnsd if f.paged() => of_query,
         // From 8.5 on the prefill path drops a remainder of the query's hidden size.
-        Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => {
-            of_query
-        }
+        Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => of_query,
         _ => implied,
     };
     let holds = match (f.layout, f.route) {
@@ -143,12 +125,7 @@ pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     }
     let want = f.layout.lse_shape(f.q);
     let Some(lse) = &f.call.softmax_lse else {
-        return Err(crate::rule::broken(
-            &LSE_REQUIRED,
-            "no softmaxLse with softmaxLseFlag true",
-            want,
-            lse_of(want),
-        ));
+        return Err(crate::rule::broken(&LSE_REQUIRED, "no softmaxLse with softmaxLseFlag true", want, lse_of(want)));
     };
     lse_fits(lse, want)
 }
@@ -162,16 +139,12 @@ pub(crate) fn lse_of(shape: Dims) -> Change {
 /// Checks shape and dtype of the log-sum-exp.
 pub(crate) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Violation> {
     LSE_SHAPE.takes(lse.shape, want).fix(|| lse_of(want))?;
-    LSE_DTYPE
-        .takes(lse.dtype, DType::Float)
-        .fix(|| lse_of(want))
+    LSE_DTYPE.takes(lse.dtype, DType::Float).fix(|| lse_of(want))
 }
 
 /// The log-sum-exp tensor that is written; the decode path treats a null or empty one as none.
 pub(crate) fn written_lse<'a>(call: &'a FiaCall<'a>) -> Option<&'a TensorDesc> {
-    call.softmax_lse
-        .as_ref()
-        .filter(|lse| call.softmax_lse_flag && !lse.is_empty())
+    call.softmax_lse.as_ref().filter(|lse| call.softmax_lse_flag && !lse.is_empty())
 }
 
 pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {

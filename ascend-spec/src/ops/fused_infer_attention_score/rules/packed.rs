@@ -77,8 +77,7 @@ pub(crate) fn entries(lengths: &[i64]) -> i64 {
 pub(crate) fn lengths(f: &Facts<'_>, most: i64, rows: i64) -> Result<(), Violation> {
     let (q, kv) = arrays(f)?;
     require!(
-        (1..=most).contains(&entries(q))
-            && (kv.len() == q.len() || (f.paged() && !f.prefill() && kv.is_empty())),
+        (1..=most).contains(&entries(q)) && (kv.len() == q.len() || (f.paged() && !f.prefill() && kv.is_empty())),
         ARRAYS,
         format_args!("{} and {} entries", q.len(), kv.len()),
         format_args!("as many of each, 1 to {most}"),
@@ -92,10 +91,7 @@ pub(crate) fn lengths(f: &Facts<'_>, most: i64, rows: i64) -> Result<(), Violati
     }
     ends(kv, f.k.rows, &KV_ENDS, Parameter::ActualSeqLengthsKv)?;
     kv_total(kv, f.k.rows)?;
-    ROWS.takes(
-        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
-        f.k.rows,
-    )
+    ROWS.takes(Named(format_args!("key {}, value", f.k.rows), f.v.rows), f.k.rows)
 }
 
 /// The fix for arrays of different length.
@@ -139,12 +135,7 @@ pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Violation> {
 }
 
 /// Checks the ends of sequences: none may be below the one before it.
-pub(super) fn ends(
-    ends: &[i64],
-    rows: i64,
-    rule: &'static crate::Rule,
-    parameter: Parameter,
-) -> Result<(), Violation> {
+pub(super) fn ends(ends: &[i64], rows: i64, rule: &'static crate::Rule, parameter: Parameter) -> Result<(), Violation> {
     let mut before = 0;
     for (b, &end) in ends.iter().enumerate() {
         if end < before {
@@ -152,12 +143,7 @@ pub(super) fn ends(
                 rule,
                 format_args!("{} {b} is {end} after {before}", parameter.acl_name()),
                 "ends of sequences, each at least the one before",
-                lengths::summed(
-                    parameter,
-                    ends,
-                    rows,
-                    "pass cumulative sums, without a leading 0",
-                ),
+                lengths::summed(parameter, ends, rows, "pass cumulative sums, without a leading 0"),
             ));
         }
         before = end;
@@ -179,18 +165,12 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let reordered = f.layout == Layout::NtdTnd;
     ALONE.forbids([
-        (
-            "queryPaddingSize",
-            call.query_padding_size.is_some() && !reordered,
-        ),
+        ("queryPaddingSize", call.query_padding_size.is_some() && !reordered),
         ("kvPaddingSize", call.kv_padding_size.is_some()),
         ("an INT8 query", f.query.dtype == DType::Int8),
         ("an INT8 output", f.out.dtype == DType::Int8 && !reordered),
         ("quantised keys", f.antiquant()),
-        (
-            "a tensor list",
-            !f.paged() && call.key.len() > 1 && f.query.shape.first() != f.key.shape.first(),
-        ),
+        ("a tensor list", !f.paged() && call.key.len() > 1 && f.query.shape.first() != f.key.shape.first()),
     ])?;
     require!(
         f.query.dtype == DType::Bf16 && f.key.dtype == DType::Bf16 && f.value.dtype == DType::Bf16,
@@ -202,16 +182,13 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
                 use Parameter::{AttentionOut, Key, KeyRope, Query, QueryRope, Value};
                 let all = [Query, Key, Value, QueryRope, KeyRope, AttentionOut].into_iter();
                 let given = all.filter(|parameter| !call.tensors(*parameter).is_empty());
-                Ok(given
-                    .map(|parameter| Change::to(parameter, NewArgument::DType(DType::Bf16)))
-                    .collect::<Vec<_>>())
+                Ok(given.map(|parameter| Change::to(parameter, NewArgument::DType(DType::Bf16))).collect::<Vec<_>>())
             }
             false => Err(DTYPE.fix),
         },
     );
     require!(
-        f.cache != Some(crate::ops::fused_infer_attention_score::Cache::BnBsH)
-            || call.num_key_value_heads != 0,
+        f.cache != Some(crate::ops::fused_infer_attention_score::Cache::BnBsH) || call.num_key_value_heads != 0,
         KV_HEADS,
         0,
         "the number of key heads",
@@ -222,8 +199,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
         let dims = (f.q.dim, f.k.dim, f.v.dim);
         let alike = f.layout == Layout::Tnd && f.kv_heads == call.num_heads;
         require!(
-            matches!(dims, (64, 64, 64) | (128, 128, 128) | (192, 192, 128))
-                || (dims == (192, 192, 192) && alike),
+            matches!(dims, (64, 64, 64) | (128, 128, 128) | (192, 192, 128)) || (dims == (192, 192, 192) && alike),
             DIMS,
             format_args!("{}, {}, {}", dims.0, dims.1, dims.2),
             "64 or 128 three times; 192, 192, 128; 192 three times with TND and numHeads key heads",
@@ -244,9 +220,7 @@ pub(crate) fn longer_heads(dim: i64) -> String {
         Some(longer) => {
             format!("pad the heads of query, key and value with zeros to {longer}; the scale stays")
         }
-        None => {
-            "use BSH, BSND or BNSD, one sequence a batch entry: they take heads of up to 512".into()
-        }
+        None => "use BSH, BSND or BNSD, one sequence a batch entry: they take heads of up to 512".into(),
     }
 }
 
@@ -272,14 +246,10 @@ pub(crate) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     require!(
         matches!(
             (mode, unmasked),
-            (SparseMode::DefaultMask, true)
-                | (SparseMode::RightDownCausal | SparseMode::Band, false)
+            (SparseMode::DefaultMask, true) | (SparseMode::RightDownCausal | SparseMode::Band, false)
         ),
         MODE,
-        format_args!(
-            "mode {mode} {} a mask",
-            if unmasked { "without" } else { "with" }
-        ),
+        format_args!("mode {mode} {} a mask", if unmasked { "without" } else { "with" }),
         "mode 0 without a mask, modes 3 and 4 with the compressed one",
     );
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
@@ -294,20 +264,13 @@ pub(crate) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
             SparseMode::Band if q > 0 && kv > 0 => require!(
                 pre.saturating_add(next) >= 0 && pre >= -q && next >= -kv,
                 BAND,
-                format_args!(
-                    "preTokens {pre}, nextTokens {next}, sequence {b} of {q} rows and {kv} keys"
-                ),
+                format_args!("preTokens {pre}, nextTokens {next}, sequence {b} of {q} rows and {kv} keys"),
                 "preTokens from minus the rows, nextTokens from minus the keys",
             ),
             _ => {}
         }
     }
-    require!(
-        mode != SparseMode::Band || matches!(f.v.dim, 64 | 128),
-        BAND_DIM,
-        f.v.dim,
-        "64 or 128",
-    );
+    require!(mode != SparseMode::Band || matches!(f.v.dim, 64 | 128), BAND_DIM, f.v.dim, "64 or 128",);
     Ok(())
 }
 

@@ -34,33 +34,16 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
         return Ok(());
     }
-    ALONE.forbids([
-        ("a tensor list", f.kv_list),
-        ("blockTable", f.paged()),
-        ("a packed layout", f.packed()),
-    ])?;
+    ALONE.forbids([("a tensor list", f.kv_list), ("blockTable", f.paged()), ("a packed layout", f.packed())])?;
     ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes: [(&Option<TensorDesc>, _, _); 2] = [
-        (
-            &call.query_padding_size,
-            "queryPaddingSize",
-            call.actual_seq_lengths,
-        ),
-        (
-            &call.kv_padding_size,
-            "kvPaddingSize",
-            call.actual_seq_lengths_kv,
-        ),
+        (&call.query_padding_size, "queryPaddingSize", call.actual_seq_lengths),
+        (&call.kv_padding_size, "kvPaddingSize", call.actual_seq_lengths_kv),
     ];
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
         SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
-        require!(
-            lengths.is_some(),
-            LENGTHS,
-            format_args!("{name} without lengths"),
-            "the lengths of the sequences",
-        );
+        require!(lengths.is_some(), LENGTHS, format_args!("{name} without lengths"), "the lengths of the sequences",);
     }
     Ok(())
 }
@@ -77,10 +60,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     }
     DECODE.forbids([
-        (
-            "a shared prefix with lengths",
-            f.call.key_shared_prefix.is_some() && has_key_lengths(f),
-        ),
+        ("a shared prefix with lengths", f.call.key_shared_prefix.is_some() && has_key_lengths(f)),
         ("INT4 keys", f.kv_dtype() == DType::Int4),
         ("rotary parts", f.rope()),
     ])

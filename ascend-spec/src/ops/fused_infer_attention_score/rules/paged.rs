@@ -53,16 +53,11 @@ pub(crate) fn unchecked(call: &FiaCall<'_>, key: &TensorDesc) -> bool {
     call.block_table.is_some()
         && call.inner_precise == 2
         && key.dtype == DType::Int8
-        && call
-            .actual_seq_lengths
-            .is_some_and(|lengths| !lengths.is_empty())
+        && call.actual_seq_lengths.is_some_and(|lengths| !lengths.is_empty())
 }
 
 pub(crate) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Violation> {
-    UNCHECKED.takes(
-        f.layout,
-        [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::Tnd],
-    )
+    UNCHECKED.takes(f.layout, [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::Tnd])
 }
 
 /// The format of a cache by its number of axes.
@@ -77,11 +72,7 @@ pub(crate) fn of_rank(rank: usize) -> Option<Cache> {
 
 /// The memory layout of the cache, by the number of the key's axes. The decode path treats other numbers of axes as
 /// BnBsH.
-pub(crate) fn cache(
-    call: &FiaCall<'_>,
-    key: &TensorDesc,
-    route: Route,
-) -> Result<Option<Cache>, Violation> {
+pub(crate) fn cache(call: &FiaCall<'_>, key: &TensorDesc, route: Route) -> Result<Option<Cache>, Violation> {
     if call.block_table.is_none() {
         return Ok(None);
     }
@@ -93,18 +84,9 @@ pub(crate) fn cache(
 
 /// Extents of a cache: blocks, heads, tokens in a block, head dimension.
 pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
-    let shaped = |batch, heads, rows, dim| {
-        Some(Extents {
-            batch,
-            heads,
-            rows,
-            dim,
-        })
-    };
+    let shaped = |batch, heads, rows, dim| Some(Extents { batch, heads, rows, dim });
     match (cache, &desc.shape[..]) {
-        (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => {
-            shaped(bn, kv_heads, bs, h / kv_heads)
-        }
+        (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => shaped(bn, kv_heads, bs, h / kv_heads),
         (Cache::BnNBsD, &[bn, n, bs, d]) => shaped(bn, n, bs, d),
         (Cache::Nz, &[bn, n, d1, bs, d0]) => shaped(bn, n, bs, d1.saturating_mul(d0)),
         _ => None,
@@ -113,10 +95,7 @@ pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<
 
 /// Keys that a row of the block table can hold.
 pub(crate) fn capacity(call: &FiaCall<'_>) -> i64 {
-    let columns = call
-        .block_table
-        .as_ref()
-        .and_then(|table| table.shape.get(1).copied());
+    let columns = call.block_table.as_ref().and_then(|table| table.shape.get(1).copied());
     columns.unwrap_or(0).saturating_mul(call.block_size)
 }
 
@@ -131,9 +110,7 @@ fn all_blocks(lengths: &[i64], batch: i64, bs: i64) -> i64 {
     if let &[one] = lengths {
         return blocks(one, bs).saturating_mul(batch);
     }
-    let used = lengths
-        .iter()
-        .take(usize::try_from(batch).unwrap_or(usize::MAX));
+    let used = lengths.iter().take(usize::try_from(batch).unwrap_or(usize::MAX));
     used.fold(0, |sum: i64, &len| sum.saturating_add(blocks(len, bs)))
 }
 
@@ -142,14 +119,10 @@ fn all_blocks(lengths: &[i64], batch: i64, bs: i64) -> i64 {
 fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
     let keys = match lengths {
         &[one] => one.max(0).saturating_mul(f.batch),
-        several => several
-            .iter()
-            .take(f.batch())
-            .fold(0, |sum: i64, &len| sum.saturating_add(len.max(0))),
+        several => several.iter().take(f.batch()).fold(0, |sum: i64, &len| sum.saturating_add(len.max(0))),
     };
     let bs = f.call.block_size;
-    (keys / bs).saturating_add(f.batch) <= f.k.batch
-        || all_blocks(lengths, f.batch, bs) <= f.k.batch
+    (keys / bs).saturating_add(f.batch) <= f.k.batch || all_blocks(lengths, f.batch, bs) <= f.k.batch
 }
 
 /// Checks the rules of the prefill path.
@@ -159,16 +132,10 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let bs = f.call.block_size;
     BLOCK_SIZE.takes(bs, Multiples(128, ..=1024))?;
-    ALONE.forbids([
-        ("a tensor list", f.kv_list),
-        ("an INT8 query", f.query.dtype == DType::Int8),
-    ])?;
+    ALONE.forbids([("a tensor list", f.kv_list), ("an INT8 query", f.query.dtype == DType::Int8)])?;
     ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
     ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
-    let lengths = f
-        .call
-        .actual_seq_lengths_kv
-        .filter(|lengths| !lengths.is_empty());
+    let lengths = f.call.actual_seq_lengths_kv.filter(|lengths| !lengths.is_empty());
     let lengths = lengths.ok_or_else(|| LENGTHS.broken("none", "one length a sequence"))?;
     let longest = lengths.iter().take(f.batch()).copied().max().unwrap_or(0);
     let longest = blocks(longest, bs);
@@ -206,10 +173,7 @@ pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Viola
     }
     Err(broken(
         rule,
-        format_args!(
-            "a block table of {bs} tokens a block over a cache of {rows}, key {}",
-            f.key.shape
-        ),
+        format_args!("a block table of {bs} tokens a block over a cache of {rows}, key {}", f.key.shape),
         format_args!("one block size: the table says {bs}, the cache has {rows}"),
         "make the block table with the block size of the cache, and shape the cache as its format says",
     ))
@@ -217,12 +181,9 @@ pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Viola
 
 fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
-    let same = f.key.shape.rank() == f.value.shape.rank()
-        && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
+    let same = f.key.shape.rank() == f.value.shape.rank() && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
     let nz = cache != Cache::Nz
-        || (f.key.shape.last() == Some(&16)
-            && f.key.dtype.bits() == 16
-            && f.value.shape.last() == Some(&16));
+        || (f.key.shape.last() == Some(&16) && f.key.dtype.bits() == 16 && f.value.shape.last() == Some(&16));
     if same {
         cache_rows(f, &CACHE_SHAPE)?;
     }
@@ -230,10 +191,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
         same && nz && k.rows == bs && k.heads == f.kv_heads && k.dim == f.q.dim,
         CACHE_SHAPE,
         format_args!("key {}, value {}", f.key.shape, f.value.shape),
-        format_args!(
-            "{cache} with block size {bs}, {} heads of {}",
-            f.kv_heads, f.q.dim
-        ),
+        format_args!("{cache} with block size {bs}, {} heads of {}", f.kv_heads, f.q.dim),
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.q.dim);
@@ -250,22 +208,9 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let bs = f.call.block_size;
     let step = if f.kv_dtype() == DType::Int8 { 32 } else { 16 };
     BLOCK_SIZE_DECODE.takes(bs, Multiples(step, ..=512))?;
-    require!(
-        !table.is_empty() && table.elements().is_some(),
-        TABLE_EMPTY,
-        table.shape,
-        "[B, M]",
-    );
-    require!(
-        f.call.actual_seq_lengths_kv.is_some(),
-        LENGTHS,
-        "none",
-        "one length a sequence",
-    );
-    let heads_first = matches!(
-        f.layout,
-        Layout::Bnsd | Layout::BnsdNbsd | Layout::Tnd | Layout::TndNtd
-    );
+    require!(!table.is_empty() && table.elements().is_some(), TABLE_EMPTY, table.shape, "[B, M]",);
+    require!(f.call.actual_seq_lengths_kv.is_some(), LENGTHS, "none", "one length a sequence",);
+    let heads_first = matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd | Layout::Tnd | Layout::TndNtd);
     let fits = match cache {
         Cache::BnBsH => true,
         Cache::BnNBsD => heads_first,
@@ -286,15 +231,10 @@ fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let bs = f.call.block_size;
     require!(
         cache != Cache::Nz
-            || ((f.k.rows == bs || f.target.cann >= Cann::V8_5)
-                && f.k.heads == f.kv_heads
-                && f.k.dim == f.q.dim),
+            || ((f.k.rows == bs || f.target.cann >= Cann::V8_5) && f.k.heads == f.kv_heads && f.k.dim == f.q.dim),
         CACHE_SHAPE,
         format_args!("key {}", f.key.shape),
-        format_args!(
-            "{cache} with block size {bs}, {} heads of {}",
-            f.kv_heads, f.q.dim
-        ),
+        format_args!("{cache} with block size {bs}, {} heads of {}", f.kv_heads, f.q.dim),
     );
     Ok(())
 }

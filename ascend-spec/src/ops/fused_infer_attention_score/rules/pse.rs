@@ -83,8 +83,7 @@ fn sloped(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let heads = call.num_heads;
     require!(
-        call.pse_shift
-            .is_some_and(|pse| pse.dtype == DType::Float && *pse.shape == [heads]),
+        call.pse_shift.is_some_and(|pse| pse.dtype == DType::Float && *pse.shape == [heads]),
         SLOPES,
         Given(call.pse_shift.as_ref(), "pseShift"),
         format_args!("FLOAT [{heads}]"),
@@ -114,30 +113,14 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     if slopes(f.call, f.target) {
         return sloped(f);
     }
-    let Some(pse) = f
-        .call
-        .pse_shift
-        .as_ref()
-        .filter(|pse| !(f.prefill() && pse.is_empty()))
-    else {
+    let Some(pse) = f.call.pse_shift.as_ref().filter(|pse| !(f.prefill() && pse.is_empty())) else {
         return Ok(());
     };
-    let dtype = if f.query.dtype == DType::Int8 {
-        DType::Float16
-    } else {
-        f.query.dtype
-    };
+    let dtype = if f.query.dtype == DType::Int8 { DType::Float16 } else { f.query.dtype };
     DTYPE.takes(pse.dtype, dtype)?;
     let (rows, keys) = match (f.prefill(), f.paged()) {
         // The longest packed sequence counts.
-        (true, paged) if f.packed() => (
-            packed::longest_query(f),
-            if paged {
-                f.mask_width()
-            } else {
-                f.longest_key()
-            },
-        ),
+        (true, paged) if f.packed() => (packed::longest_query(f), if paged { f.mask_width() } else { f.longest_key() }),
         (true, true) => (f.q.rows, f.mask_width()),
         // A shared prefix is not counted here, though the operator reads the bias of its keys too.
         (true, false) => (f.q.rows, f.key_rows),

@@ -74,9 +74,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let int8_out = f.out.dtype == DType::Int8;
     if f.query.dtype == DType::Int8 {
         require!(
-            [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2]
-                .into_iter()
-                .all(|tensor| count(tensor) > 0),
+            [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2].into_iter().all(|tensor| count(tensor) > 0),
             INT8_IN,
             "not all of them",
             "three tensors",
@@ -104,10 +102,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         !negative,
         BAND,
-        format_args!(
-            "preTokens {}, nextTokens {}",
-            call.pre_tokens, call.next_tokens
-        ),
+        format_args!("preTokens {}, nextTokens {}", call.pre_tokens, call.next_tokens),
         "0 or more",
     );
     Ok(())
@@ -129,10 +124,7 @@ pub(crate) fn rows(f: &Facts<'_>, mode: SparseMode, pre: i64, next: i64) -> Resu
         let kv = read(f.call.actual_seq_lengths_kv, b, f.kv_len(b)).saturating_add(prefix);
         let (pre, next) = match mode {
             SparseMode::RightDownCausal => (pre, kv - q),
-            SparseMode::Band => (
-                pre.saturating_sub(kv).saturating_add(q),
-                next.saturating_add(kv).saturating_sub(q),
-            ),
+            SparseMode::Band => (pre.saturating_sub(kv).saturating_add(q), next.saturating_add(kv).saturating_sub(q)),
             _ => (pre, next),
         };
         require!(
@@ -158,14 +150,9 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let note = format_args!("with a {} query", f.query.dtype);
     OUT_DTYPE.takes(Noted(scale.dtype, note), allowed)?;
     let size = count(&call.quant_scale2);
-    let channels =
-        u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
+    let channels = u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
     OUT_SIZE.takes(size, [1, channels])?;
-    if let Some(offset) = call
-        .quant_offset2
-        .as_ref()
-        .filter(|offset| !(prefill && offset.is_empty()))
-    {
+    if let Some(offset) = call.quant_offset2.as_ref().filter(|offset| !(prefill && offset.is_empty())) {
         require!(
             offset.dtype == scale.dtype
                 && if prefill {
@@ -184,12 +171,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
 
 pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    require!(
-        f.query.dtype != DType::Int8 || f.rope(),
-        INT8_DECODE,
-        "INT8 without queryRope",
-        "FLOAT16 or BF16",
-    );
+    require!(f.query.dtype != DType::Int8 || f.rope(), INT8_DECODE, "INT8 without queryRope", "FLOAT16 or BF16",);
     FP_IN.leaves_out(call, &Parameter::DEQUANTISATION)?;
     if f.out.dtype != DType::Int8 {
         return OUT_UNUSED.leaves_out(call, &Parameter::OUTPUT_QUANTISATION);

@@ -37,10 +37,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     require!(
         f.query.dtype.is_half() && f.key.dtype == f.query.dtype && f.value.dtype == f.query.dtype,
         DTYPE,
-        format_args!(
-            "query {}, key {}, value {}",
-            f.query.dtype, f.key.dtype, f.value.dtype
-        ),
+        format_args!("query {}, key {}, value {}", f.query.dtype, f.key.dtype, f.value.dtype),
         "one of FLOAT16 and BF16",
     );
     require!(
@@ -83,10 +80,7 @@ fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     if padded {
         return KV_ROWS.takes(Named("last entry", last(kv)), ..=f.k.rows.min(f.v.rows));
     }
-    packed::ROWS.takes(
-        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
-        f.k.rows,
-    )?;
+    packed::ROWS.takes(Named(format_args!("key {}, value", f.k.rows), f.v.rows), f.k.rows)?;
     packed::kv_total(kv, f.k.rows)
 }
 
@@ -104,14 +98,7 @@ fn mask(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     require!(
         fits,
         MASK,
-        format_args!(
-            "mode {mode} {} a mask",
-            if f.call.mask().is_some() {
-                "with"
-            } else {
-                "without"
-            }
-        ),
+        format_args!("mode {mode} {} a mask", if f.call.mask().is_some() { "with" } else { "without" }),
         "mode 0 without a mask, modes 3 and 4 with [2048, 2048]",
     );
     if mode == SparseMode::Band {

@@ -24,9 +24,5 @@ fn hold(facts: &[(&str, char, Call)]) {
 }
 
 fn masked(call: Call, sparse_mode: i64, atten_mask: Option<TensorDesc>) -> Call {
-    FiaCall {
-        sparse_mode,
-        atten_mask,
-        ..call
-    }
+    FiaCall { sparse_mode, atten_mask, ..call }
 }

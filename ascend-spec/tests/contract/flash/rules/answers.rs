@@ -5,10 +5,7 @@ use super::*;
 #[test]
 fn calls_without_heads_imply_no_outputs_and_are_refused_for_it() {
     for call in [dense(), hidden(), packed()] {
-        let call = FlashAttentionCall {
-            num_heads: 0,
-            ..call
-        };
+        let call = FlashAttentionCall { num_heads: 0, ..call };
         assert_eq!(call.implied_outputs(), None);
         Broken::default().by("flash.head_num", 161_002, call);
     }
@@ -16,11 +13,7 @@ fn calls_without_heads_imply_no_outputs_and_are_refused_for_it() {
 
 #[test]
 fn slopes_in_a_lone_row_are_told_from_one_row_a_sequence() {
-    let with = |shape: &[i64]| FlashAttentionCall {
-        pse_type: 2,
-        real_shift: float(shape),
-        ..square(24)
-    };
+    let with = |shape: &[i64]| FlashAttentionCall { pse_type: 2, real_shift: float(shape), ..square(24) };
     for shape in [&[4][..], &[2, 4]] {
         assert!(with(shape).check(Version::V2, TARGET).is_ok());
     }
@@ -45,67 +38,29 @@ fn ascend_950_takes_its_own_version_and_computes_half_precision() {
     };
     for call in [
         float_call,
-        FlashAttentionCall {
-            d_scale_q: float(&[1]),
-            ..dense()
-        },
-        FlashAttentionCall {
-            sink: float(&[4]),
-            ..dense()
-        },
-        FlashAttentionCall {
-            keep_prob: 0.5,
-            ..dense()
-        },
+        FlashAttentionCall { d_scale_q: float(&[1]), ..dense() },
+        FlashAttentionCall { sink: float(&[4]), ..dense() },
+        FlashAttentionCall { keep_prob: 0.5, ..dense() },
     ] {
         let verdict = call.check(Version::V4, target);
-        assert!(
-            verdict.as_ref().is_err_and(Violation::is_unsupported),
-            "{verdict:?}"
-        );
+        assert!(verdict.as_ref().is_err_and(Violation::is_unsupported), "{verdict:?}");
     }
 }
 
 #[test]
 fn what_a_short_version_has_no_argument_for_has_its_default() {
-    let call = FlashAttentionCall {
-        pse_type: 2,
-        real_shift: float(&[4]),
-        sink: float(&[4]),
-        ..square(24)
-    };
+    let call = FlashAttentionCall { pse_type: 2, real_shift: float(&[4]), sink: float(&[4]), ..square(24) };
     assert_eq!(Version::oldest_for(&call), Version::V3);
     assert!(call.check(Version::V3, TARGET).is_ok());
     // Version 1 takes the slopes for a bias of type 1.
     let refusal = call.check(Version::V1, TARGET).unwrap_err();
-    assert!(
-        refusal.to_string().starts_with("flash.pse_dtype"),
-        "{refusal}"
-    );
+    assert!(refusal.to_string().starts_with("flash.pse_dtype"), "{refusal}");
     let ids = [
         (packed(), Version::VarLenV1),
         (roped(), Version::VarLenV3),
-        (
-            FlashAttentionCall {
-                softmax_out_layout: Some("same_as_input"),
-                ..packed()
-            },
-            Version::VarLenV4,
-        ),
-        (
-            FlashAttentionCall {
-                softmax_out_layout: Some("same_as_input"),
-                ..roped()
-            },
-            Version::VarLenV5,
-        ),
-        (
-            FlashAttentionCall {
-                scale: f64::NAN,
-                ..dense()
-            },
-            Version::V1,
-        ),
+        (FlashAttentionCall { softmax_out_layout: Some("same_as_input"), ..packed() }, Version::VarLenV4),
+        (FlashAttentionCall { softmax_out_layout: Some("same_as_input"), ..roped() }, Version::VarLenV5),
+        (FlashAttentionCall { scale: f64::NAN, ..dense() }, Version::V1),
         (FlashAttentionCall { seed: 1, ..dense() }, Version::V4),
     ];
     for (call, version) in ids {

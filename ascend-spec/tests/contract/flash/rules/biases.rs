@@ -3,16 +3,8 @@
 use super::*;
 
 pub(super) fn biases(broken: &mut Broken) {
-    let with = |call: Call, pse_type, real_shift| FlashAttentionCall {
-        pse_type,
-        real_shift,
-        ..call
-    };
-    broken.by(
-        "flash.pse_dtype",
-        161_002,
-        with(dense(), 1, float(&[2, 4, 24, 40])),
-    );
+    let with = |call: Call, pse_type, real_shift| FlashAttentionCall { pse_type, real_shift, ..call };
+    broken.by("flash.pse_dtype", 161_002, with(dense(), 1, float(&[2, 4, 24, 40])));
     for slopes in [None, half(&[4])] {
         broken.by("flash.pse_slopes", 161_002, with(square(24), 2, slopes));
     }
@@ -20,12 +12,7 @@ pub(super) fn biases(broken: &mut Broken) {
         broken.by("flash.pse_type", 161_001, with(dense(), pse_type, None));
     }
     broken.by("flash.pse_required", 161_001, with(dense(), 0, None));
-    for shape in [
-        &[2, 2, 24, 40][..],
-        &[2, 4, 24, 41],
-        &[2, 4, 1000, 40],
-        &[4, 24, 40],
-    ] {
+    for shape in [&[2, 2, 24, 40][..], &[2, 4, 24, 41], &[2, 4, 1000, 40], &[4, 24, 40]] {
         broken.by("flash.pse_shape", 161_001, with(dense(), 1, half(shape)));
     }
     let last_rows = |rows: i64| with(square(rows), 0, half(&[1, 4, 1024, rows]));
@@ -35,39 +22,16 @@ pub(super) fn biases(broken: &mut Broken) {
     for call in [last_rows(1024), masked(3, last_rows(1025))] {
         assert!(call.check(Version::V2, TARGET).is_ok());
     }
-    broken.by(
-        "flash.pse_packed_shape",
-        161_001,
-        with(packed(), 1, half(&[100])),
-    );
+    broken.by("flash.pse_packed_shape", 161_001, with(packed(), 1, half(&[100])));
     for count in [4 * 45, 4 * (10 * 12 + 20 * 33)] {
-        assert!(
-            with(packed(), 1, half(&[count]))
-                .check(Version::VarLenV1, TARGET)
-                .is_ok()
-        );
+        assert!(with(packed(), 1, half(&[count])).check(Version::VarLenV1, TARGET).is_ok());
     }
     let packed_last = with(packed(), 1, half(&[2, 4, 1024, 33]));
-    broken.by(
-        "flash.pse_packed_last_rows",
-        161_001,
-        masked(3, packed_last),
-    );
-    broken.by(
-        "flash.pse_slopes_shape",
-        161_001,
-        with(square(24), 2, float(&[3])),
-    );
-    broken.by(
-        "flash.pse_slopes_square",
-        161_001,
-        with(dense(), 3, float(&[4])),
-    );
-    let cut = |mode| FlashAttentionCall {
-        pre_tokens: 33,
-        next_tokens: 0,
-        ..masked(mode, with(packed(), 2, float(&[4])))
-    };
+    broken.by("flash.pse_packed_last_rows", 161_001, masked(3, packed_last));
+    broken.by("flash.pse_slopes_shape", 161_001, with(square(24), 2, float(&[3])));
+    broken.by("flash.pse_slopes_square", 161_001, with(dense(), 3, float(&[4])));
+    let cut =
+        |mode| FlashAttentionCall { pre_tokens: 33, next_tokens: 0, ..masked(mode, with(packed(), 2, float(&[4]))) };
     broken.by("flash.pse_slopes_cut", 161_001, cut(7));
     broken.by("flash.pse_slopes_cut", 161_001, cut(8));
     let empty = FlashAttentionCall {
@@ -79,25 +43,14 @@ pub(super) fn biases(broken: &mut Broken) {
 }
 
 pub(super) fn start_indices(broken: &mut Broken) {
-    let with =
-        |call: Call, q: Option<&'static [i64]>, kv: Option<&'static [i64]>| FlashAttentionCall {
-            q_start_idx: q,
-            kv_start_idx: kv,
-            ..call
-        };
-    let slopes = |call: Call| FlashAttentionCall {
-        pse_type: 2,
-        real_shift: float(&[4]),
+    let with = |call: Call, q: Option<&'static [i64]>, kv: Option<&'static [i64]>| FlashAttentionCall {
+        q_start_idx: q,
+        kv_start_idx: kv,
         ..call
     };
-    broken.lint(
-        "flash.start_index_lone",
-        with(slopes(square(24)), Some(&[3]), None),
-    );
-    broken.lint(
-        "flash.start_index_unread",
-        with(dense(), Some(&[3]), Some(&[0])),
-    );
+    let slopes = |call: Call| FlashAttentionCall { pse_type: 2, real_shift: float(&[4]), ..call };
+    broken.lint("flash.start_index_lone", with(slopes(square(24)), Some(&[3]), None));
+    broken.lint("flash.start_index_unread", with(dense(), Some(&[3]), Some(&[0])));
     let first = FlashAttentionCall {
         query: half(&[30, 4, 64]),
         key: half(&[32, 2, 64]),
@@ -107,36 +60,19 @@ pub(super) fn start_indices(broken: &mut Broken) {
         next_tokens: 0,
         ..masked(8, slopes(packed()))
     };
-    broken.lint(
-        "flash.start_index_first",
-        with(first, Some(&[2]), Some(&[0])),
-    );
+    broken.lint("flash.start_index_first", with(first, Some(&[2]), Some(&[0])));
 }
 
 pub(super) fn dropout(broken: &mut Broken) {
-    let with = |drop_mask, keep_prob| FlashAttentionCall {
-        drop_mask,
-        keep_prob,
-        ..dense()
-    };
+    let with = |drop_mask, keep_prob| FlashAttentionCall { drop_mask, keep_prob, ..dense() };
     let bytes = |count: i64| of(DType::UInt8, &[count]);
     for keep_prob in [0.0, -0.5, 1.01, f64::NAN] {
         broken.by("flash.keep_prob", 161_001, with(None, keep_prob));
     }
     broken.by("flash.drop_mask_dtype", 161_001, with(mask(&[960]), 0.5));
     let needed = 2 * 4 * 24 * 40 / 8;
-    broken.by(
-        "flash.drop_mask_size",
-        161_001,
-        with(bytes(needed - 1), 0.5),
-    );
-    assert_eq!(
-        with(bytes(needed), 0.5)
-            .check(Version::V1, TARGET)
-            .unwrap()
-            .lint(&[]),
-        Ok(())
-    );
+    broken.by("flash.drop_mask_size", 161_001, with(bytes(needed - 1), 0.5));
+    assert_eq!(with(bytes(needed), 0.5).check(Version::V1, TARGET).unwrap().lint(&[]), Ok(()));
     broken.lint("flash.drop_mask_unscaled", with(bytes(needed), 1.0));
     broken.lint("flash.keep_prob_unused", with(None, 0.5));
     let few = FlashAttentionCall {
@@ -152,22 +88,12 @@ pub(super) fn dropout(broken: &mut Broken) {
 pub(super) fn sinks(broken: &mut Broken) {
     let with = |call: Call, sink| FlashAttentionCall { sink, ..call };
     broken.by("flash.sink_dtype", 161_002, with(dense(), half(&[4])));
-    let slopes = FlashAttentionCall {
-        pse_type: 2,
-        real_shift: float(&[4]),
-        ..square(24)
-    };
+    let slopes = FlashAttentionCall { pse_type: 2, real_shift: float(&[4]), ..square(24) };
     broken.by("flash.sink_dtype_slopes", 161_001, with(slopes, half(&[4])));
     broken.by("flash.sink_shape", 161_001, with(dense(), float(&[2])));
     let empty = with(dense(), half(&[0]));
     assert!(empty.check(Version::V3, TARGET).is_ok());
     broken.lint("flash.tensor_empty", empty);
     let real_shift = half(&[2, 4, 24, 0]);
-    broken.lint(
-        "flash.tensor_empty",
-        FlashAttentionCall {
-            real_shift,
-            ..dense()
-        },
-    );
+    broken.lint("flash.tensor_empty", FlashAttentionCall { real_shift, ..dense() });
 }

@@ -23,86 +23,31 @@ pub(super) fn entry(broken: &mut Broken) {
     }
     let required = "flash.required";
     for call in [
-        FlashAttentionCall {
-            query: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            key: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            value: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            input_layout: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            softmax_max: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            softmax_sum: None,
-            ..dense()
-        },
-        FlashAttentionCall {
-            attention_out: None,
-            ..dense()
-        },
+        FlashAttentionCall { query: None, ..dense() },
+        FlashAttentionCall { key: None, ..dense() },
+        FlashAttentionCall { value: None, ..dense() },
+        FlashAttentionCall { input_layout: None, ..dense() },
+        FlashAttentionCall { softmax_max: None, ..dense() },
+        FlashAttentionCall { softmax_sum: None, ..dense() },
+        FlashAttentionCall { attention_out: None, ..dense() },
     ] {
         broken.by(required, 161_001, call);
     }
-    let negative = FlashAttentionCall {
-        sink: float(&[-1]),
-        ..dense()
-    };
+    let negative = FlashAttentionCall { sink: float(&[-1]), ..dense() };
     broken.by("flash.countable", 161_002, negative);
-    let value = TensorDesc {
-        format: Format::FractalNz,
-        ..half(&[2, 2, 40, 64]).unwrap()
-    };
-    broken.by(
-        "flash.format",
-        161_002,
-        FlashAttentionCall {
-            value: Some(value),
-            ..dense()
-        },
-    );
+    let value = TensorDesc { format: Format::FractalNz, ..half(&[2, 2, 40, 64]).unwrap() };
+    broken.by("flash.format", 161_002, FlashAttentionCall { value: Some(value), ..dense() });
     let padding_mask = mask(&[24, 40]);
-    broken.lint(
-        "flash.padding_mask_ignored",
-        FlashAttentionCall {
-            padding_mask,
-            ..dense()
-        },
-    );
+    broken.lint("flash.padding_mask_ignored", FlashAttentionCall { padding_mask, ..dense() });
     let softmax_out = float(&[2, 4, 24, 40]);
-    broken.lint(
-        "flash.softmax_out_ignored",
-        FlashAttentionCall {
-            softmax_out,
-            ..dense()
-        },
-    );
+    broken.lint("flash.softmax_out_ignored", FlashAttentionCall { softmax_out, ..dense() });
     for scale in [f64::NAN, f64::NEG_INFINITY, 1e39] {
-        broken.lint(
-            "flash.scale_finite",
-            FlashAttentionCall { scale, ..dense() },
-        );
+        broken.lint("flash.scale_finite", FlashAttentionCall { scale, ..dense() });
     }
     for (id, scale) in [("flash.scale_zero", 0.0), ("flash.scale_inverse", 8.0)] {
         broken.lint(id, FlashAttentionCall { scale, ..dense() });
     }
-    broken.lint(
-        "flash.inner_precise_known",
-        FlashAttentionCall {
-            inner_precise: 3,
-            ..dense()
-        },
-    );
+    broken.lint("flash.inner_precise_known", FlashAttentionCall { inner_precise: 3, ..dense() });
     let many = FlashAttentionCall {
         query: half(&[2, 260, 24, 64]),
         num_heads: 260,

@@ -87,11 +87,7 @@ fn packed() -> Call {
 }
 
 fn masked(sparse_mode: i64, call: Call) -> Call {
-    FlashAttentionCall {
-        sparse_mode,
-        atten_mask: mask(&[if sparse_mode == 6 { 3072 } else { 2048 }, 2048]),
-        ..call
-    }
+    FlashAttentionCall { sparse_mode, atten_mask: mask(&[if sparse_mode == 6 { 3072 } else { 2048 }, 2048]), ..call }
 }
 
 fn roped() -> Call {
@@ -156,14 +152,7 @@ impl Broken {
 
 #[test]
 fn every_rule_and_lint_is_broken_by_some_call() {
-    for call in [
-        dense(),
-        square(24),
-        hidden(),
-        packed(),
-        roped(),
-        masked(2, dense()),
-    ] {
+    for call in [dense(), square(24), hidden(), packed(), roped(), masked(2, dense())] {
         let version = Version::chosen_on(&call, TARGET);
         let problem = call.check(version, TARGET).unwrap();
         assert_eq!(problem.lint(&[]), Ok(()));
@@ -187,8 +176,5 @@ fn every_rule_and_lint_is_broken_by_some_call() {
         calls(&mut broken);
     }
     let all: BTreeSet<_> = rules::all().map(|rule| rule.id).collect();
-    assert_eq!(
-        broken.0, all,
-        "rules without a call that breaks them, or the reverse"
-    );
+    assert_eq!(broken.0, all, "rules without a call that breaks them, or the reverse");
 }

@@ -44,9 +44,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         ("learnableSink", call.learnable_sink.is_some()),
     ])?;
     require!(
-        call.antiquant_scale.is_none()
-            && call.antiquant_offset.is_none()
-            && call.antiquant_mode == 0,
+        call.antiquant_scale.is_none() && call.antiquant_offset.is_none() && call.antiquant_mode == 0,
         UNUSED,
         "antiquantScale, antiquantOffset or antiquantMode",
         "keyAntiquantScale and valueAntiquantScale",
@@ -77,8 +75,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Whether keys of this dtype take these modes.
 fn takes(f: &Facts<'_>, modes: (i64, i64)) -> bool {
-    let tensor =
-        |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
+    let tensor = |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
     // A single factor for all of the keys is for INT8 alone.
     let whole = tensor(&f.call.key_antiquant_scale) && modes.0 == 0 && !channel(f, &[1]);
     match (f.kv_dtype(), modes) {
@@ -152,9 +149,7 @@ fn offsets(f: &Facts<'_>, scales: [&TensorDesc; 2]) -> Result<(), Violation> {
     let integer = matches!(f.kv_dtype(), DType::Int8 | DType::Int4);
     let given = offsets.iter().filter(|offset| offset.is_some()).count();
     let alike = offsets.into_iter().zip(scales).all(|(offset, scale)| {
-        offset
-            .as_ref()
-            .is_none_or(|offset| offset.shape == scale.shape && offset.dtype == scale.dtype)
+        offset.as_ref().is_none_or(|offset| offset.shape == scale.shape && offset.dtype == scale.dtype)
     });
     require!(
         given == 0 || (given == 2 && integer && alike),
@@ -182,18 +177,10 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
                 ),
                 (bf16(f.query), "a query of another dtype", "a BF16 query"),
                 (bf16(f.out), "an output of another dtype", "a BF16 output"),
-                (
-                    rows <= FiaCall::MOST_DECODE_ROWS,
-                    "too many of them",
-                    "at most 16 rows",
-                ),
+                (rows <= FiaCall::MOST_DECODE_ROWS, "too many of them", "at most 16 rows"),
                 (!f.paged(), "a block table", "dense keys"),
                 (!f.kv_list, "a tensor list", "one key and one value"),
-                (
-                    !crate::ops::fused_infer_attention_score::rules::padding::given(f),
-                    "left padding",
-                    "no left padding",
-                ),
+                (!crate::ops::fused_infer_attention_score::rules::padding::given(f), "left padding", "no left padding"),
             ];
             let unmet = conditions.into_iter().find(|(holds, ..)| !holds);
             unmet.map(|(_, given, allowed)| (given, allowed))
@@ -204,10 +191,7 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
         return Ok(());
     };
     let keys = f.kv_dtype();
-    Err(ROWS.broken(
-        format_args!("{rows} rows over {keys} keys with {given}"),
-        allowed,
-    ))
+    Err(ROWS.broken(format_args!("{rows} rows over {keys} keys with {given}"), allowed))
 }
 
 fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
@@ -221,15 +205,7 @@ fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
         (DType::Int4, 1) => !(modes.0 == 0 && whole),
         _ => false,
     };
-    require!(
-        fits,
-        ALONE,
-        format_args!(
-            "a shared prefix with {} keys of modes {modes:?}",
-            f.kv_dtype()
-        ),
-        "none",
-    );
+    require!(fits, ALONE, format_args!("a shared prefix with {} keys of modes {modes:?}", f.kv_dtype()), "none",);
     Ok(())
 }
 

@@ -55,8 +55,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
     UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
     require!(
-        (call.quant_scale1.as_ref())
-            .is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),
+        (call.quant_scale1.as_ref()).is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),
         PROBABILITIES,
         "another tensor",
         "FLOAT [1]",

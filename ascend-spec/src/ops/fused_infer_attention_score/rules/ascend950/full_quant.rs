@@ -32,19 +32,12 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     mla::heads(f)?;
     OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let int8 = f.query.dtype == DType::Int8;
-    let bf16 =
-        |rope: &Option<TensorDesc>| rope.as_ref().is_some_and(|rope| rope.dtype == DType::Bf16);
-    let dtypes = matches!(
-        f.query.dtype,
-        DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8
-    );
+    let bf16 = |rope: &Option<TensorDesc>| rope.as_ref().is_some_and(|rope| rope.dtype == DType::Bf16);
+    let dtypes = matches!(f.query.dtype, DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8);
     let stored = match f.cache {
         None => !int8,
         Some(cache) => {
-            let split = !matches!(
-                f.layout,
-                Layout::Bsh | Layout::Bsnd | Layout::BshNbsd | Layout::BsndNbsd
-            );
+            let split = !matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::BshNbsd | Layout::BsndNbsd);
             call.block_size == 128
                 && match cache {
                     Cache::Nz => true,
@@ -62,13 +55,7 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
             && stored
             && (f.packed() || call.actual_seq_lengths.is_none()),
         ABSORBED,
-        format_args!(
-            "{} query {}, key {}, {} rows",
-            f.query.dtype,
-            f.query.shape,
-            f.key.shape,
-            f.most_rows()
-        ),
+        format_args!("{} query {}, key {}, {} rows", f.query.dtype, f.query.shape, f.key.shape, f.most_rows()),
         "the conditions",
     );
     let grid = match f.layout.input() {
@@ -108,11 +95,7 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
 pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     heads(f)?;
-    let modes = [
-        call.query_quant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-    ];
+    let modes = [call.query_quant_mode, call.key_antiquant_mode, call.value_antiquant_mode];
     require!(
         f.query.dtype == DType::Int8
             && modes == [0; 3]
@@ -121,31 +104,17 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
             && !f.rope()
             && f.q.dim == f.v.dim,
         TENSOR,
-        format_args!(
-            "{} query of {} rows, modes {modes:?}",
-            f.query.dtype, f.q.rows
-        ),
+        format_args!("{} query of {} rows, modes {modes:?}", f.query.dtype, f.q.rows),
         "INT8, 2 rows or more, modes 0",
     );
     OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let factors = [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2];
     let one = |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
-    require!(
-        factors.into_iter().all(one),
-        FACTORS,
-        "not all of them",
-        "three of shape [1]",
-    );
+    require!(factors.into_iter().all(one), FACTORS, "not all of them", "three of shape [1]",);
     UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
     UNUSED.leaves_out(call, &Parameter::SPLIT_SCALES)?;
     UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
-    UNUSED.leaves_out(
-        call,
-        &[
-            Parameter::DequantScaleQuery,
-            Parameter::KeyRopeAntiquantScale,
-        ],
-    )?;
+    UNUSED.leaves_out(call, &[Parameter::DequantScaleQuery, Parameter::KeyRopeAntiquantScale])?;
     ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     ALONE.leaves_out(call, &[Parameter::LearnableSink])
 }

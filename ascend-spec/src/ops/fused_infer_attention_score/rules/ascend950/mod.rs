@@ -72,11 +72,7 @@ impl Facts<'_> {
             };
         }
         let call = self.call;
-        let modes = (
-            call.query_quant_mode,
-            call.key_antiquant_mode,
-            call.value_antiquant_mode,
-        );
+        let modes = (call.query_quant_mode, call.key_antiquant_mode, call.value_antiquant_mode);
         if self.query.dtype != self.kv_dtype() {
             return QuantisationKind::Antiquant;
         }
@@ -102,21 +98,13 @@ fn mask_dtype(f: &Facts<'_>, kind: QuantisationKind) -> Result<(), Violation> {
             mask.dtype == Bool || (mask.dtype == UInt8 && f.query.dtype == Float16)
         }
         (
-            QuantisationKind::Absorbed
-            | QuantisationKind::MxFp8
-            | QuantisationKind::Fp8
-            | QuantisationKind::Tensor,
+            QuantisationKind::Absorbed | QuantisationKind::MxFp8 | QuantisationKind::Fp8 | QuantisationKind::Tensor,
             HiFloat8,
             Float16,
         ) => mask.dtype == Bool,
         _ => true,
     };
-    require!(
-        fits,
-        MASK_DTYPE,
-        format_args!("{} over {} keys", mask.dtype, f.kv_dtype()),
-        Bool,
-    );
+    require!(fits, MASK_DTYPE, format_args!("{} over {} keys", mask.dtype, f.kv_dtype()), Bool,);
     Ok(())
 }
 
@@ -138,11 +126,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
 /// Refuses quantisation by block, before anything else.
 pub(crate) fn by_block(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    let modes = [
-        call.query_quant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-    ];
+    let modes = [call.query_quant_mode, call.key_antiquant_mode, call.value_antiquant_mode];
     let full = !f.query.dtype.is_half() && f.query.dtype == f.kv_dtype();
     require!(
         for f.target => !full || modes != [7; 3],
@@ -172,11 +156,7 @@ fn layout(f: &Facts<'_>, kind: QuantisationKind) -> Result<(), Violation> {
     require!(
         fits,
         LAYOUT,
-        format_args!(
-            "{layout} with {} keys under a {} query",
-            f.kv_dtype(),
-            f.query.dtype
-        ),
+        format_args!("{layout} with {} keys under a {} query", f.kv_dtype(), f.query.dtype),
         "the layouts of the kind",
     );
     Ok(())
@@ -200,11 +180,7 @@ fn modes(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         matches!((f.call.mode(), masked), (0, false) | (3, true)),
         MODE,
-        format_args!(
-            "{} {} a mask",
-            f.call.mode(),
-            if masked { "with" } else { "without" }
-        ),
+        format_args!("{} {} a mask", f.call.mode(), if masked { "with" } else { "without" }),
         "0 without a mask, 3 with one",
     );
     Ok(())

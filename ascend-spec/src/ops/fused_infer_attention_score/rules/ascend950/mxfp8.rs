@@ -33,8 +33,7 @@ pub(crate) const LANES: i64 = 16;
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     heads(f)?;
-    let rope =
-        |rope: &Option<TensorDesc>| rope.as_ref().is_none_or(|rope| rope.dtype == DType::Bf16);
+    let rope = |rope: &Option<TensorDesc>| rope.as_ref().is_none_or(|rope| rope.dtype == DType::Bf16);
     require!(
         f.query.dtype == DType::Float8E4M3Fn
             && matches!((f.q.dim, f.v.dim), (64, 64) | (128, 128))
@@ -68,8 +67,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
     UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
     require!(
-        (call.quant_scale1.as_ref())
-            .is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),
+        (call.quant_scale1.as_ref()).is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),
         PROBABILITIES,
         "another tensor",
         "FLOAT [1]",
@@ -83,35 +81,23 @@ fn scales(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (t, n, nk) = (f.q.rows, f.call.num_heads, f.kv_heads);
     let (pairs, dim) = (f.q.dim / PAIR, f.v.dim);
-    let query = [
-        Dims::of([t, n, pairs, 2]),
-        Dims::of([nk, t, n / nk.max(1), pairs, 2]),
-    ];
+    let query = [Dims::of([t, n, pairs, 2]), Dims::of([nk, t, n / nk.max(1), pairs, 2])];
     let (bn, bs) = (f.k.batch, call.block_size);
     let (key, value) = match f.cache {
         None => {
-            let groups = crate::ops::fused_infer_attention_score::rules::lengths::total(
-                f.call,
-                f.batch(),
-                |b| blocks(f.kv_len(b), PAIR),
-            );
-            (
-                Dims::of([f.k.rows, nk, pairs, 2]),
-                Dims::of([groups, nk, dim, 2]),
-            )
+            let groups = crate::ops::fused_infer_attention_score::rules::lengths::total(f.call, f.batch(), |b| {
+                blocks(f.kv_len(b), PAIR)
+            });
+            (Dims::of([f.k.rows, nk, pairs, 2]), Dims::of([groups, nk, dim, 2]))
         }
         Some(Cache::Nz) => (
             Dims::of([bn, nk, blocks(bs, LANES), pairs, LANES, 2]),
             Dims::of([bn, nk, dim / LANES, blocks(bs, PAIR), LANES, 2]),
         ),
-        Some(_) => (
-            Dims::of([bn, nk, bs, pairs, 2]),
-            Dims::of([bn, nk, blocks(bs, PAIR), dim, 2]),
-        ),
+        Some(_) => (Dims::of([bn, nk, bs, pairs, 2]), Dims::of([bn, nk, blocks(bs, PAIR), dim, 2])),
     };
     let is = |scale: &Option<TensorDesc>, shapes: &[Dims]| {
-        (scale.as_ref())
-            .is_some_and(|scale| scale.dtype == DType::Float8E8M0 && shapes.contains(&scale.shape))
+        (scale.as_ref()).is_some_and(|scale| scale.dtype == DType::Float8E8M0 && shapes.contains(&scale.shape))
     };
     require!(
         is(&call.dequant_scale_query, &query)
@@ -119,10 +105,7 @@ fn scales(f: &Facts<'_>) -> Result<(), Violation> {
             && is(&call.value_antiquant_scale, &[value]),
         SCALES,
         "not all of them",
-        format_args!(
-            "FLOAT8_E8M0 {} or {}, {key} and {value}",
-            query[0], query[1]
-        ),
+        format_args!("FLOAT8_E8M0 {} or {}, {key} and {value}", query[0], query[1]),
     );
     Ok(())
 }

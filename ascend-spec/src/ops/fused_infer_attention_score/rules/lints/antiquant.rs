@@ -3,9 +3,7 @@
 use super::{Report, lint};
 use crate::allowed::Outcome;
 use crate::attention_problem::ScaleOffset;
-use crate::ops::fused_infer_attention_score::{
-    Argument, CheckedCall, Checker, Parameter, Route, Version,
-};
+use crate::ops::fused_infer_attention_score::{Argument, CheckedCall, Checker, Parameter, Route, Version};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -37,9 +35,7 @@ rules! {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    ROPE_SCALE
-        .forbids([("a tensor", call.key_rope_antiquant_scale.is_some())])
-        .report(report);
+    ROPE_SCALE.forbids([("a tensor", call.key_rope_antiquant_scale.is_some())]).report(report);
     let affines = [&p.problem.key_quantisation, &p.problem.value_quantisation];
     let mut used = affines.into_iter().flatten().flat_map(grids);
     for parameter in [
@@ -67,21 +63,9 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         (call.value_antiquant_mode, split, "valueAntiquantMode"),
         (call.query_quant_mode, query, "queryQuantMode"),
     ] {
-        lint!(
-            report,
-            counts || mode == 0,
-            MODE_IGNORED,
-            format_args!("{name} {mode}"),
-            0,
-        );
+        lint!(report, counts || mode == 0, MODE_IGNORED, format_args!("{name} {mode}"), 0,);
     }
-    lint!(
-        report,
-        !merged || matches!(call.antiquant_mode, 0 | 1),
-        MERGED_MODE,
-        call.antiquant_mode,
-        "0 or 1",
-    );
+    lint!(report, !merged || matches!(call.antiquant_mode, 0 | 1), MERGED_MODE, call.antiquant_mode, "0 or 1",);
     // Ascend 950 checks these dtypes itself.
     if !query && p.checker != Checker::Unified {
         dtypes(p, merged, report);
@@ -91,13 +75,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         let (batch, keys) = (size(p.problem.batch), size(p.problem.key_rows));
         if let Some(scale) = &call.value_antiquant_scale {
             let fits = matches!(scale.shape[..], [b, s] | [1, b, s] if b == batch && s >= keys);
-            lint!(
-                report,
-                fits,
-                VALUE_SCALE,
-                scale.shape,
-                format_args!("[{batch}, {keys}]"),
-            );
+            lint!(report, fits, VALUE_SCALE, scale.shape, format_args!("[{batch}, {keys}]"),);
         }
     }
 }
@@ -110,15 +88,8 @@ fn grids(scales: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
 
 fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
     let call = p.call;
-    let modes = if merged {
-        [call.antiquant_mode; 2]
-    } else {
-        [call.key_antiquant_mode, call.value_antiquant_mode]
-    };
-    for (affine, mode) in [&p.problem.key_quantisation, &p.problem.value_quantisation]
-        .into_iter()
-        .zip(modes)
-    {
+    let modes = if merged { [call.antiquant_mode; 2] } else { [call.key_antiquant_mode, call.value_antiquant_mode] };
+    for (affine, mode) in [&p.problem.key_quantisation, &p.problem.value_quantisation].into_iter().zip(modes) {
         // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule checks that.
         let own = matches!(mode, 0 | 2);
         let want = match (own, p.route) {
@@ -132,13 +103,7 @@ fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
             .filter_map(|parameter| Some((parameter, call.tensor(parameter)?)))
             .filter(|(_, desc): &(Parameter, &TensorDesc)| desc.dtype != want);
         for (parameter, desc) in others {
-            lint!(
-                report,
-                false,
-                SCALE_DTYPE,
-                format_args!("{} {}", parameter.acl_name(), desc.dtype),
-                want,
-            );
+            lint!(report, false, SCALE_DTYPE, format_args!("{} {}", parameter.acl_name(), desc.dtype), want,);
         }
         if merged {
             // Key and value share one tensor.

@@ -65,11 +65,7 @@ pub(super) fn filled(p: &CheckedCall<'_>, report: Report<'_>) {
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let most = CheckedCall::MOST_ROWS;
-    let used = if p.problem.list.is_some() {
-        p.problem.batch
-    } else {
-        1
-    };
+    let used = if p.problem.list.is_some() { p.problem.batch } else { 1 };
     lint!(
         report,
         call.key.len() <= used && call.value.len() <= used,
@@ -79,30 +75,18 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     );
     if p.problem.list.is_some() {
         let first = call.key.first().map(|key| key.dtype);
-        let other = call
-            .key
-            .iter()
-            .chain(call.value)
-            .find(|desc| Some(desc.dtype) != first);
+        let other = call.key.iter().chain(call.value).find(|desc| Some(desc.dtype) != first);
         if let Some(other) = other {
             lint!(report, false, LIST_DTYPE, other, "the first key's dtype");
         }
         if let (Route::Prefill, Some(&[len])) = (p.route, call.actual_seq_lengths_kv) {
-            let shortest = p
-                .problem
-                .distinct_sequences()
-                .map(|b| p.problem.key_axis_of(b))
-                .min()
-                .unwrap_or(0);
+            let shortest = p.problem.distinct_sequences().map(|b| p.problem.key_axis_of(b)).min().unwrap_or(0);
             lint!(
                 report,
                 usize::try_from(len).is_ok_and(|len| len <= shortest),
                 SINGLE_LENGTH,
                 len,
-                format_args!(
-                    "0 to {shortest}, or a length for each of {}",
-                    p.problem.batch
-                ),
+                format_args!("0 to {shortest}, or a length for each of {}", p.problem.batch),
             );
         }
         LIST_MAX.takes(p.problem.batch, ..=256).report(report);
@@ -111,18 +95,11 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         && !p.problem.packed
         && p.checker != Checker::Unified
     {
-        VALUE_SHAPE
-            .takes(
-                Named(format_args!("key {}, value", key.shape), value.shape),
-                key.shape,
-            )
-            .report(report);
+        VALUE_SHAPE.takes(Named(format_args!("key {}, value", key.shape), value.shape), key.shape).report(report);
     }
     lint!(
         report,
-        p.problem.packed
-            || (p.problem.query_rows <= most
-                && (p.problem.pages.is_some() || p.problem.key_rows <= most)),
+        p.problem.packed || (p.problem.query_rows <= most && (p.problem.pages.is_some() || p.problem.key_rows <= most)),
         ROWS_MAX,
         format_args!("{} rows, {} keys", p.problem.query_rows, p.problem.key_rows),
         format_args!("1 to {most}"),
@@ -133,10 +110,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             report,
             p.problem.head_dim.is_multiple_of(16) || p.problem.batch <= 128,
             UNALIGNED,
-            format_args!(
-                "batch {}, head dimension {}",
-                p.problem.batch, p.problem.head_dim
-            ),
+            format_args!("batch {}, head dimension {}", p.problem.batch, p.problem.head_dim),
             "1 to 128",
         );
     }
@@ -162,12 +136,8 @@ pub(super) fn rope(p: &CheckedCall<'_>, report: Report<'_>) {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    let grid = crate::ops::fused_infer_attention_score::rules::paged::extents(
-        cache,
-        rope,
-        size(p.problem.kv_heads),
-    )
-    .map(|extents| (extents.batch, extents.rows));
+    let grid = crate::ops::fused_infer_attention_score::rules::paged::extents(cache, rope, size(p.problem.kv_heads))
+        .map(|extents| (extents.batch, extents.rows));
     lint!(
         report,
         grid == Some((size(pages.blocks), size(pages.block_size))),

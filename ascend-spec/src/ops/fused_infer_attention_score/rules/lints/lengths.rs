@@ -49,10 +49,9 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     if p.problem.packed {
         return;
     }
-    for (lengths, name) in [
-        (call.actual_seq_lengths, "actualSeqLengths"),
-        (call.actual_seq_lengths_kv, "actualSeqLengthsKv"),
-    ] {
+    for (lengths, name) in
+        [(call.actual_seq_lengths, "actualSeqLengths"), (call.actual_seq_lengths_kv, "actualSeqLengthsKv")]
+    {
         let count = lengths.map_or(0, <[i64]>::len);
         lint!(
             report,
@@ -80,10 +79,9 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
 pub(super) fn padding(p: &CheckedCall<'_>, report: Report<'_>) {
     let query = p.problem.query_padding.is_some();
     let key = p.problem.key_padding.is_some();
-    for (size, in_force, name) in [
-        (&p.call.query_padding_size, query, "queryPaddingSize"),
-        (&p.call.kv_padding_size, key, "kvPaddingSize"),
-    ] {
+    for (size, in_force, name) in
+        [(&p.call.query_padding_size, query, "queryPaddingSize"), (&p.call.kv_padding_size, key, "kvPaddingSize")]
+    {
         let Some(size) = size else { continue };
         lint!(report, in_force, PADDING_IGNORED, name, "none");
         lint!(
@@ -105,8 +103,7 @@ pub(super) fn prefix(p: &CheckedCall<'_>, report: Report<'_>) {
     }
     lint!(
         report,
-        call.key_shared_prefix.is_some()
-            || call.actual_shared_prefix_len.is_none_or(<[i64]>::is_empty),
+        call.key_shared_prefix.is_some() || call.actual_shared_prefix_len.is_none_or(<[i64]>::is_empty),
         PREFIX_LENGTH,
         "a length without a prefix",
         "none",

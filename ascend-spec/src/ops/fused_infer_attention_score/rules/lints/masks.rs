@@ -69,19 +69,12 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
             MODE_UNKNOWN,
             call.sparse_mode,
             "0 to 4",
-            (
-                Change::set(Parameter::SparseMode, 0),
-                "the operator takes what it does not know for it",
-            ),
+            (Change::set(Parameter::SparseMode, 0), "the operator takes what it does not know for it",),
         );
         // A single row sees every key in mode 3, as it does without a mask.
         lint!(
             report,
-            !unmasked
-                || !matches!(
-                    mode,
-                    Some(SparseMode::AllMask | SparseMode::LeftUpCausal | SparseMode::Band)
-                ),
+            !unmasked || !matches!(mode, Some(SparseMode::AllMask | SparseMode::LeftUpCausal | SparseMode::Band)),
             MODE,
             format_args!("sparseMode {} without a mask", call.sparse_mode),
             "0 or 3 without a mask",
@@ -119,23 +112,16 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
 fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
     let call = p.call;
     let masked = p.problem.mask != MaskUse::None;
-    if matches!(
-        mode,
-        Some(SparseMode::LeftUpCausal | SparseMode::RightDownCausal)
-    ) {
+    if matches!(mode, Some(SparseMode::LeftUpCausal | SparseMode::RightDownCausal)) {
         // These modes imply their tokens. Clients leave 0 there, or the bound of another mode beyond every key.
         lint!(
             report,
-            call.pre_tokens <= 0
-                || call.pre_tokens >= TOKENS_UNBOUNDED
-                || call.pre_tokens >= most_keys(p) - 1,
+            call.pre_tokens <= 0 || call.pre_tokens >= TOKENS_UNBOUNDED || call.pre_tokens >= most_keys(p) - 1,
             PRE,
             call.pre_tokens,
             FiaCall::ALL_TOKENS,
             match mode {
-                Some(SparseMode::RightDownCausal)
-                    if p.route == Route::Decode && p.problem.query_rows == 1 =>
-                {
+                Some(SparseMode::RightDownCausal) if p.route == Route::Decode && p.problem.query_rows == 1 => {
                     Ok(fix_of_one_row(p, Some(SparseMode::Band)))
                 }
                 Some(SparseMode::RightDownCausal) => Err(Ok(vec![
@@ -150,8 +136,7 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
     let read = match p.route {
         Route::Prefill => {
             let padded = p.problem.query_padding.is_some() || p.problem.key_padding.is_some();
-            (mode == Some(SparseMode::DefaultMask) && masked && !padded)
-                || mode == Some(SparseMode::Band)
+            (mode == Some(SparseMode::DefaultMask) && masked && !padded) || mode == Some(SparseMode::Band)
         }
         Route::Decode => mode == Some(SparseMode::Band) && masked,
     };
@@ -167,10 +152,7 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
         report,
         read || hides_nothing(),
         WINDOW,
-        format_args!(
-            "preTokens {}, nextTokens {}",
-            call.pre_tokens, call.next_tokens
-        ),
+        format_args!("preTokens {}, nextTokens {}", call.pre_tokens, call.next_tokens),
         FiaCall::ALL_TOKENS,
         window(p, masked),
     );
@@ -226,13 +208,7 @@ pub(super) fn bias(p: &CheckedCall<'_>, report: Report<'_>) {
     let Some(pse) = call.pse_shift.as_ref().filter(|pse| !pse.is_empty()) else {
         return;
     };
-    lint!(
-        report,
-        !p.problem.packed || p.problem.bias.is_some(),
-        BIAS_IGNORED,
-        pse,
-        "none",
-    );
+    lint!(report, !p.problem.packed || p.problem.bias.is_some(), BIAS_IGNORED, pse, "none",);
     let axis = |desc: &crate::TensorDesc| desc.shape.get(p.layout.input().row_axis()).copied();
     if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
         && p.problem.prefix.is_some()

@@ -111,16 +111,8 @@ impl CheckedCall<'_> {
     /// The most keys that a sequence has, without a shared prefix.
     fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
-            Some(lengths)
-                if !lengths.is_empty()
-                    && (!self.problem.packed || self.problem.pages.is_some()) =>
-            {
-                lengths
-                    .iter()
-                    .take(self.problem.batch)
-                    .copied()
-                    .max()
-                    .unwrap_or(0)
+            Some(lengths) if !lengths.is_empty() && (!self.problem.packed || self.problem.pages.is_some()) => {
+                lengths.iter().take(self.problem.batch).copied().max().unwrap_or(0)
             }
             _ => i64::try_from(self.problem.key_rows).unwrap_or(i64::MAX),
         }

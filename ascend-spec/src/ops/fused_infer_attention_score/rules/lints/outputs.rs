@@ -38,13 +38,7 @@ rules! {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    lint!(
-        report,
-        p.layout.output() != Axes::Nbsd || call.query_rope.is_some(),
-        LAYOUT,
-        p.layout,
-        "BSH, BSND, BNSD",
-    );
+    lint!(report, p.layout.output() != Axes::Nbsd || call.query_rope.is_some(), LAYOUT, p.layout, "BSH, BSND, BNSD",);
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let mut extents = Extents {
         batch: size(p.problem.batch),
@@ -70,8 +64,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     } else {
         lint!(
             report,
-            lse.and_then(TensorDesc::elements)
-                .is_none_or(|count| count <= 1),
+            lse.and_then(TensorDesc::elements).is_none_or(|count| count <= 1),
             LSE_IGNORED,
             Given(lse, "softmaxLse"),
             "none",
@@ -84,22 +77,11 @@ pub(super) fn bypass(p: &CheckedCall<'_>, report: Report<'_>) -> bool {
     // The absorbed form with an INT8 query has checks of its own.
     let unchecked = p.route == Route::Decode
         && (p.call.query_rope.is_none() || p.problem.query.dtype != DType::Int8)
-        && p.call
-            .key
-            .first()
-            .is_some_and(|key| paged::unchecked(p.call, key));
-    lint!(
-        report,
-        !unchecked,
-        PRECISE_UNCHECKED,
-        "2 with query lengths",
-        "0 or 1"
-    );
+        && p.call.key.first().is_some_and(|key| paged::unchecked(p.call, key));
+    lint!(report, !unchecked, PRECISE_UNCHECKED, "2 with query lengths", "0 or 1");
     unchecked
 }
 
 pub(super) fn precision(p: &CheckedCall<'_>, report: Report<'_>) {
-    PRECISE_MEANING
-        .takes(p.call.inner_precise, 0..=3)
-        .report(report);
+    PRECISE_MEANING.takes(p.call.inner_precise, 0..=3).report(report);
 }

@@ -58,11 +58,7 @@ pub(super) fn is_cached(parameter: Parameter) -> bool {
 
 /// What becomes of a call's tensor that is not contiguous, if it is of a paged cache; `None` for other tensors, and
 /// where no source says it.
-pub(super) fn strided_cache(
-    p: &CheckedCall<'_>,
-    parameter: Parameter,
-    desc: &TensorDesc,
-) -> Option<StridedCache> {
+pub(super) fn strided_cache(p: &CheckedCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<StridedCache> {
     p.cache?;
     let axes = p.axes_in_place.filter(|_| is_cached(parameter))?;
     Some(match lists::is_read_in_place(desc, axes) {
@@ -112,14 +108,10 @@ fn is_block_shaped(key: &TensorDesc, block_size: i64) -> bool {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let (Some(pages), Some(cache), Some(table)) = (&p.problem.pages, p.cache, &call.block_table)
-    else {
+    let (Some(pages), Some(cache), Some(table)) = (&p.problem.pages, p.cache, &call.block_table) else {
         lint!(
             report,
-            !call
-                .key
-                .iter()
-                .any(|key| is_block_shaped(key, call.block_size)),
+            !call.key.iter().any(|key| is_block_shaped(key, call.block_size)),
             BLOCK_SIZE,
             format_args!("{} for keys of that many rows", call.block_size),
             "0 without a block table",
@@ -136,8 +128,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     lint!(
         report,
         looked_at
-            || table.dtype == DType::Int32
-                && matches!(table.shape[..], [rows, _] if rows == size(p.problem.batch)),
+            || table.dtype == DType::Int32 && matches!(table.shape[..], [rows, _] if rows == size(p.problem.batch)),
         TABLE,
         table,
         format_args!("INT32 [{}, M]", p.problem.batch),
@@ -157,31 +148,14 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     if unified {
         return;
     }
-    VALUE
-        .takes(
-            Named(format_args!("key {}, value", key.shape), value.shape),
-            key.shape,
-        )
-        .report(report);
+    VALUE.takes(Named(format_args!("key {}, value", key.shape), value.shape), key.shape).report(report);
     let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
     let (heads, dim) = (size(p.problem.kv_heads), size(p.problem.head_dim));
     if let Some(shape) = cache.shape(key.dtype, blocks, bs, heads, dim) {
         SHAPE
-            .takes(
-                Shown(
-                    format_args!("{}, read by a table of {bs} tokens a block", key.shape),
-                    key.shape,
-                ),
-                shape,
-            )
+            .takes(Shown(format_args!("{}, read by a table of {bs} tokens a block", key.shape), key.shape), shape)
             .report(report);
     }
     let hidden = key.shape.last().copied().unwrap_or(0);
-    lint!(
-        report,
-        cache != Cache::BnBsH || hidden <= 65_535,
-        HIDDEN,
-        hidden,
-        "65535 or less",
-    );
+    lint!(report, cache != Cache::BnBsH || hidden <= 65_535, HIDDEN, hidden, "65535 or less",);
 }

@@ -34,13 +34,8 @@ rules! {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let outputs = [
-        (&call.quant_scale2, "quantScale2"),
-        (&call.quant_offset2, "quantOffset2"),
-    ];
-    let out = outputs
-        .into_iter()
-        .filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
+    let outputs = [(&call.quant_scale2, "quantScale2"), (&call.quant_offset2, "quantOffset2")];
+    let out = outputs.into_iter().filter_map(|(desc, name)| Some((desc.as_ref()?, name)));
     let quantised = p.problem.out_quantisation.is_some();
     for (desc, name) in out {
         lint!(report, quantised, OUT_IGNORED, name, "none",);
@@ -56,10 +51,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             !quantised || channels(p, desc),
             SCALE_SHAPE,
             format_args!("{name} {}", desc.shape),
-            format_args!(
-                "one element, [{}, {}]",
-                p.problem.heads, p.problem.value_dim
-            ),
+            format_args!("one element, [{}, {}]", p.problem.heads, p.problem.value_dim),
         );
     }
     lint!(
@@ -78,8 +70,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         let Some(desc) = desc else { continue };
         lint!(
             report,
-            p.problem.query.dtype == DType::Int8
-                || (!wide && p.problem.probability_scale.is_some()),
+            p.problem.query.dtype == DType::Int8 || (!wide && p.problem.probability_scale.is_some()),
             IN_IGNORED,
             name,
             "none",
@@ -90,11 +81,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             p.problem.query.dtype != DType::Int8 || (dtype && desc.elements() == Some(1)),
             IN_UNCHECKED,
             format_args!("{name} {desc}"),
-            if wide {
-                "FLOAT or UINT64 [1]"
-            } else {
-                "FLOAT [1]"
-            },
+            if wide { "FLOAT or UINT64 [1]" } else { "FLOAT [1]" },
         );
     }
 }

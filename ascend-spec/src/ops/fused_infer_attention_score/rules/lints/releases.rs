@@ -184,10 +184,7 @@ fn single_mask(p: &CheckedCall<'_>) -> impl Fix {
     let square = SparseMode::COMPRESSED_MASK_SIZE;
     let mask = p.call.mask();
     match mask.is_some_and(|mask| mask.shape.ends_with(&[square, square])) {
-        true => Ok(fix_of_one_row(
-            p,
-            Operator::FusedInferAttentionScore.sparse_mode(p.call.mode()),
-        )),
+        true => Ok(fix_of_one_row(p, Operator::FusedInferAttentionScore.sparse_mode(p.call.mode()))),
         false => Err(Change::set(Parameter::SparseMode, 0)),
     }
 }
@@ -200,20 +197,10 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
     if let (MaskUse::Full(tensor), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
         let batch = size(p.problem.batch);
         let each = tensor.batch != 0 && p.checker == Checker::Unified;
-        lint!(
-            report,
-            !each || rows >= batch,
-            SINGLE_ROWS,
-            mask.shape,
-            format_args!("{batch} rows"),
-        );
+        lint!(report, !each || rows >= batch, SINGLE_ROWS, mask.shape, format_args!("{batch} rows"),);
     }
     if let (MaskUse::Full(_), true) = (p.problem.mask, p.problem.key_padding.is_some()) {
-        let keys = p
-            .problem
-            .distinct_sequences()
-            .map(|b| size(p.problem.key_rows_of(b)))
-            .max();
+        let keys = p.problem.distinct_sequences().map(|b| size(p.problem.key_rows_of(b))).max();
         let keys = keys.unwrap_or(0);
         lint!(
             report,
@@ -226,13 +213,7 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
     if p.problem.mode != SparseMode::Tree {
         return;
     }
-    lint!(
-        report,
-        p.problem.mask != MaskUse::None,
-        TREE_IGNORED,
-        mask.shape,
-        "one axis with the squares of the rows",
-    );
+    lint!(report, p.problem.mask != MaskUse::None, TREE_IGNORED, mask.shape, "one axis with the squares of the rows",);
     if !p.problem.mask.is_tensor() {
         return;
     }
@@ -244,8 +225,7 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         false => *mask.shape == [batch, rows, rows],
     };
     let inside = mask.byte_range().zip(p.problem.mask_bytes());
-    let inside =
-        inside.is_some_and(|(whole, read)| whole.start <= read.start && read.end <= whole.end);
+    let inside = inside.is_some_and(|(whole, read)| whole.start <= read.start && read.end <= whole.end);
     let documented_shapes = format_args!("[{batch}, {rows}, {rows}], packed [{squares}]");
     let lengths = |b| (p.problem.q_len(b), p.problem.kv_len(b));
     let mut sequences = p.problem.distinct_sequences().map(lengths);
@@ -259,21 +239,12 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         "at least as many keys as rows",
     );
     lint!(report, inside, TREE_SIZE, mask.shape, documented_shapes);
-    lint!(
-        report,
-        documented || !inside,
-        TREE_SHAPE,
-        mask.shape,
-        documented_shapes,
-    );
+    lint!(report, documented || !inside, TREE_SHAPE, mask.shape, documented_shapes,);
 }
 
 fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    let (q, kv) = (
-        call.actual_seq_lengths.unwrap_or(&[]),
-        call.actual_seq_lengths_kv.unwrap_or(&[]),
-    );
+    let (q, kv) = (call.actual_seq_lengths.unwrap_or(&[]), call.actual_seq_lengths_kv.unwrap_or(&[]));
     let rises = |ends: &[i64]| ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);
     let most = i64::try_from(p.problem.key_rows).unwrap_or(i64::MAX);
     let beyond = kv.iter().position(|len| !(0..=most).contains(len));
@@ -307,29 +278,19 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
             report,
             false,
             ENDS,
-            format_args!(
-                "actualSeqLengthsKv {b} is {}",
-                kv.get(b).copied().unwrap_or(0)
-            ),
+            format_args!("actualSeqLengthsKv {b} is {}", kv.get(b).copied().unwrap_or(0)),
             format_args!("0 to {most}"),
             lengths::apart(kv, most, ENDS.fix),
         );
     }
     if p.problem.mode == SparseMode::RightDownCausal
-        && let Some(b) = p
-            .problem
-            .distinct_sequences()
-            .find(|&b| p.problem.q_len(b) > p.problem.kv_len(b))
+        && let Some(b) = p.problem.distinct_sequences().find(|&b| p.problem.q_len(b) > p.problem.kv_len(b))
     {
         lint!(
             report,
             false,
             CAUSAL,
-            format_args!(
-                "sequence {b} has {} rows and {} keys",
-                p.problem.q_len(b),
-                p.problem.kv_len(b)
-            ),
+            format_args!("sequence {b} has {} rows and {} keys", p.problem.q_len(b), p.problem.kv_len(b)),
             "at least as many keys as rows",
         );
     }
@@ -368,20 +329,9 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         OUT_DTYPE,
         out.unwrap_or(p.problem.query.dtype),
         p.problem.query.dtype,
-        Change::to(
-            Parameter::AttentionOut,
-            NewArgument::DType(p.problem.query.dtype),
-        ),
+        Change::to(Parameter::AttentionOut, NewArgument::DType(p.problem.query.dtype),),
     );
-    use Parameter::{
-        KeySharedPrefix, KvPaddingSize, QuantScale2, QueryPaddingSize, ValueSharedPrefix,
-    };
-    let ignored = [
-        QueryPaddingSize,
-        KvPaddingSize,
-        KeySharedPrefix,
-        ValueSharedPrefix,
-        QuantScale2,
-    ];
+    use Parameter::{KeySharedPrefix, KvPaddingSize, QuantScale2, QueryPaddingSize, ValueSharedPrefix};
+    let ignored = [QueryPaddingSize, KvPaddingSize, KeySharedPrefix, ValueSharedPrefix, QuantScale2];
     IGNORED.leaves_out(call, &ignored).report(report);
 }

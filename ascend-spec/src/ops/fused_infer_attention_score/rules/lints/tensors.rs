@@ -75,8 +75,7 @@ fn is_optional(parameter: Parameter) -> bool {
 }
 
 fn countable(desc: &TensorDesc) -> bool {
-    desc.elements()
-        .is_some_and(|count| i64::try_from(count).is_ok())
+    desc.elements().is_some_and(|count| i64::try_from(count).is_ok())
 }
 
 pub(super) fn strided(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report<'_>) {
@@ -103,13 +102,7 @@ pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report
     if unusual.format {
         for (argument, desc) in p.call.each_tensor() {
             FORMAT
-                .takes(
-                    Named(
-                        format_args!("{} in format", argument.parameter.acl_name()),
-                        desc.format,
-                    ),
-                    PlainFormat,
-                )
+                .takes(Named(format_args!("{} in format", argument.parameter.acl_name()), desc.format), PlainFormat)
                 .report(report);
         }
     }
@@ -120,12 +113,7 @@ pub(super) fn check(p: &CheckedCall<'_>, unusual: UnusualTensors, report: Report
             }
         }
     }
-    lint_scale(
-        p.call.scale,
-        [p.problem.head_dim, p.problem.rope_dim],
-        [&SCALE, &SCALE_ZERO, &SCALE_INVERSE],
-        report,
-    );
+    lint_scale(p.call.scale, [p.problem.head_dim, p.problem.rope_dim], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
 }
 
 fn size(desc: &TensorDesc, name: &str, report: Report<'_>) {
@@ -136,11 +124,5 @@ fn size(desc: &TensorDesc, name: &str, report: Report<'_>) {
         format_args!("{name} {}", desc.shape),
         "dimensions of at least 0 with a product below 2^63",
     );
-    lint!(
-        report,
-        !desc.is_empty(),
-        EMPTY,
-        format_args!("{name} {}", desc.shape),
-        "a tensor with elements, or none",
-    );
+    lint!(report, !desc.is_empty(), EMPTY, format_args!("{name} {}", desc.shape), "a tensor with elements, or none",);
 }

@@ -103,10 +103,7 @@ pub(crate) fn decode_ropes(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         ropes.into_iter().flatten().all(|rope| rope.dtype.is_half()),
         DTYPE,
-        format_args!(
-            "{}",
-            f.call.key_rope.map_or(DType::Undefined, |rope| rope.dtype)
-        ),
+        format_args!("{}", f.call.key_rope.map_or(DType::Undefined, |rope| rope.dtype)),
         "FLOAT16, BF16",
     );
     require!(
@@ -141,16 +138,13 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
         "128 three times",
         "split the head dimension as 128 and 64",
     );
-    let wanted = |desc: &TensorDesc, extents: Extents| {
-        f.layout.input().shape(Extents { dim: 64, ..extents }) == desc.shape
-    };
+    let wanted =
+        |desc: &TensorDesc, extents: Extents| f.layout.input().shape(Extents { dim: 64, ..extents }) == desc.shape;
     let key_fits = match f.cache {
         None => wanted(k, f.k),
         // The number of blocks is not compared.
         Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|extents| {
-            extents.heads == f.k.heads
-                && extents.dim == 64
-                && (cache == Cache::Nz || extents.rows == f.k.rows)
+            extents.heads == f.k.heads && extents.dim == 64 && (cache == Cache::Nz || extents.rows == f.k.rows)
         }),
     };
     require!(
@@ -164,10 +158,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Whether the decode path passes the call to its newer checker: the call has rotary parts and no quantisation.
 pub(crate) fn is_for_newer_checker(f: &Facts<'_>) -> bool {
-    f.call.query_rope.is_some()
-        && f.call.key_rope.is_some()
-        && f.query.dtype.is_half()
-        && f.query.dtype == f.key.dtype
+    f.call.query_rope.is_some() && f.call.key_rope.is_some() && f.query.dtype.is_half() && f.query.dtype == f.key.dtype
 }
 
 /// Checks the absorbed form without quantisation.
@@ -194,26 +185,14 @@ pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     );
     dims(f)?;
     require!(
-        q_rope.dtype == f.query.dtype
-            && k_rope.dtype == f.key.dtype
-            && f.value.dtype == f.key.dtype,
+        q_rope.dtype == f.query.dtype && k_rope.dtype == f.key.dtype && f.value.dtype == f.key.dtype,
         DTYPE,
-        format_args!(
-            "queryRope {}, keyRope {}, value {}",
-            q_rope.dtype, k_rope.dtype, f.value.dtype
-        ),
+        format_args!("queryRope {}, keyRope {}, value {}", q_rope.dtype, k_rope.dtype, f.value.dtype),
         f.query.dtype,
     );
     let Some(cache) = f.cache else {
-        require!(
-            sliding && !f.packed(),
-            PAGED,
-            "no blockTable",
-            "a blockTable",
-        );
-        BLOCK_SIZE
-            .takes(call.block_size, 0..)
-            .fix(|| "set blockSize to 0")?;
+        require!(sliding && !f.packed(), PAGED, "no blockTable", "a blockTable",);
+        BLOCK_SIZE.takes(call.block_size, 0..).fix(|| "set blockSize to 0")?;
         return sliding::dense(f, k_rope);
     };
     block_size(f, cache, sliding)?;
@@ -241,54 +220,31 @@ fn alone(f: &Facts<'_>) -> Result<(), Violation> {
         &Parameter::SHARED_PREFIX,
         &Parameter::QUANTISATION_MODES,
     ];
-    all.into_iter()
-        .try_for_each(|parameters| ALONE.leaves_out(f.call, parameters))
+    all.into_iter().try_for_each(|parameters| ALONE.leaves_out(f.call, parameters))
 }
 
 pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
-    let rope = |desc: &Option<TensorDesc>| {
-        desc.as_ref()
-            .and_then(|desc| rope_extents(f, desc))
-            .map(|extents| extents.dim)
-    };
+    let rope =
+        |desc: &Option<TensorDesc>| desc.as_ref().and_then(|desc| rope_extents(f, desc)).map(|extents| extents.dim);
     let dims = (f.q.dim, f.k.dim, f.v.dim, rope(&f.call.query_rope));
     require!(
         dims == (512, 512, 512, Some(64)),
         ABSORBED_DIMS,
-        format_args!(
-            "query {}, key {}, value {}, queryRope {}",
-            dims.0,
-            dims.1,
-            dims.2,
-            dims.3.unwrap_or(0)
-        ),
+        format_args!("query {}, key {}, value {}, queryRope {}", dims.0, dims.1, dims.2, dims.3.unwrap_or(0)),
         "512 three times, 64",
     );
     KV_HEADS.takes(f.kv_heads, 1)?;
     heads(f)?;
     let sliding = f.call.mode() == SparseMode::Band.acl();
-    let rows = if f.packed() {
-        packed::longest_query(f)
-    } else {
-        f.q.rows
-    };
+    let rows = if f.packed() { packed::longest_query(f) } else { f.q.rows };
     if !sliding {
         ROWS.takes(rows, ..=FiaCall::most_decode_rows(f.target, f.query.dtype))?;
     }
-    let shaped = f
-        .call
-        .query_rope
-        .as_ref()
-        .and_then(|desc| rope_extents(f, desc));
+    let shaped = f.call.query_rope.as_ref().and_then(|desc| rope_extents(f, desc));
     require!(
         shaped == Some(Extents { dim: 64, ..f.q }),
         SHAPE,
-        format_args!(
-            "queryRope {}",
-            f.call
-                .query_rope
-                .map_or(crate::Dims::of([]), |desc| desc.shape)
-        ),
+        format_args!("queryRope {}", f.call.query_rope.map_or(crate::Dims::of([]), |desc| desc.shape)),
         f.layout.input().shape(Extents { dim: 64, ..f.q }),
     );
     Ok(())
@@ -299,12 +255,7 @@ fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
     let heads = f.call.num_heads;
     match (f.layout.input(), &desc.shape[..]) {
         (crate::Axes::Bsh, &[batch, rows, hidden]) if f.query.dtype == DType::Int8 => {
-            Some(Extents {
-                batch,
-                heads,
-                rows,
-                dim: hidden / heads.max(1),
-            })
+            Some(Extents { batch, heads, rows, dim: hidden / heads.max(1) })
         }
         (axes, _) => axes.extents(&desc.shape, heads),
     }
@@ -317,10 +268,7 @@ pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(
         (false, Cache::Nz) => &[128],
         (false, _) => &[16, 128],
     };
-    BLOCK_SIZE.takes(
-        Noted(f.call.block_size, format_args!("with {cache}")),
-        allowed,
-    )
+    BLOCK_SIZE.takes(Noted(f.call.block_size, format_args!("with {cache}")), allowed)
 }
 
 pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
@@ -328,18 +276,15 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
     let rope = super::paged::extents(cache, k_rope, 1);
     let grid = |extents: Extents| (extents.batch, extents.heads, extents.rows);
     let lanes = |desc: &TensorDesc| 256 / i64::from(desc.dtype.bits().max(1));
-    let nz = cache != Cache::Nz
-        || [f.key, f.value, k_rope]
-            .into_iter()
-            .all(|desc| desc.shape.last() == Some(&lanes(desc)));
+    let nz =
+        cache != Cache::Nz || [f.key, f.value, k_rope].into_iter().all(|desc| desc.shape.last() == Some(&lanes(desc)));
     let heads_first = match cache {
         Cache::BnBsH => true,
         Cache::BnNBsD => f.packed() || matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd),
         Cache::Nz => !matches!(f.layout, Layout::Bnsd | Layout::BnsdNbsd),
     };
-    let alike = grid(f.k) == grid(f.v)
-        && rope.map(grid) == Some(grid(f.k))
-        && rope.map(|extents| extents.dim) == Some(64);
+    let alike =
+        grid(f.k) == grid(f.v) && rope.map(grid) == Some(grid(f.k)) && rope.map(|extents| extents.dim) == Some(64);
     require!(
         alike
             && nz
@@ -349,10 +294,7 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
             && k_rope.shape.rank() == f.key.shape.rank()
             && f.value.shape.rank() == f.key.shape.rank(),
         CACHE,
-        format_args!(
-            "key {}, value {}, keyRope {} with {}",
-            f.key.shape, f.value.shape, k_rope.shape, f.layout
-        ),
+        format_args!("key {}, value {}, keyRope {} with {}", f.key.shape, f.value.shape, k_rope.shape, f.layout),
         format_args!("{cache} of block size {bs}, one head of 512, 512 and 64"),
     );
     Ok(())
@@ -409,10 +351,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
     require!(
         fits,
         MODE,
-        format_args!(
-            "mode {mode} {} a mask",
-            if mask.is_some() { "with" } else { "without" }
-        ),
+        format_args!("mode {mode} {} a mask", if mask.is_some() { "with" } else { "without" }),
         "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
         match mode == SparseMode::Tree.acl() {
             true => "the tree mask of mode 9 exists from CANN 9.1 on",
@@ -430,10 +369,8 @@ pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     if every && heads.count_ones() != 1 {
         HEADS.takes(heads, 1..=128)?;
         let masked = f.call.mode() == SparseMode::DefaultMask.acl() && f.call.mask().is_some();
-        return OTHER_HEADS.forbids([
-            ("a quantised output", !f.out.dtype.is_half()),
-            ("a mask of sparse mode 0", masked),
-        ]);
+        return OTHER_HEADS
+            .forbids([("a quantised output", !f.out.dtype.is_half()), ("a mask of sparse mode 0", masked)]);
     }
     HEADS.takes(f.call.num_heads, [1, 2, 4, 8, 16, 32, 64, 128])
 }

@@ -18,10 +18,7 @@ pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Violation>
             && f.k.batch == f.batch
             && extents == Some(Extents { dim: 64, ..f.k }),
         CACHE,
-        format_args!(
-            "key {}, value {}, keyRope {}",
-            f.key.shape, f.value.shape, k_rope.shape
-        ),
+        format_args!("key {}, value {}, keyRope {}", f.key.shape, f.value.shape, k_rope.shape),
         "one tensor each of the query's batch, one head of 512, 512 and 64",
         "shape key, value and keyRope alike",
     );

@@ -4,9 +4,7 @@ use super::masks;
 use crate::allowed::{Axis, Named, Shapes};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
-use crate::ops::fused_infer_attention_score::rules::{
-    Facts, heads, packed, padding, prefix, pse, sink,
-};
+use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed, padding, prefix, pse, sink};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
@@ -50,10 +48,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.classic_layout() && f.form() != super::Form::Combined && (!several || f.q.dim % 16 == 0),
         BIAS_LAYOUT,
-        format_args!(
-            "{} with head dimensions {} and {}",
-            f.layout, f.q.dim, f.v.dim
-        ),
+        format_args!("{} with head dimensions {} and {}", f.layout, f.q.dim, f.v.dim),
         "BSH, BSND, BNSD, BNSD_BSND",
     );
     let dtype = match f.query.dtype {
@@ -61,11 +56,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
         dtype => dtype,
     };
     pse::DTYPE.takes(bias.dtype, dtype)?;
-    let (b, n, j) = (
-        Axis::OneOr(f.batch),
-        Axis::Of(f.call.num_heads),
-        Axis::From(bias_width(f)),
-    );
+    let (b, n, j) = (Axis::OneOr(f.batch), Axis::Of(f.call.num_heads), Axis::From(bias_width(f)));
     let (each_row, one_row) = ([b, n, Axis::From(f.q.rows), j], [b, n, Axis::Of(1), j]);
     let allowed: &[&[Axis]] = match f.since(Cann::V9_1) {
         true => &[&each_row, &one_row],
@@ -92,30 +83,19 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let ignored = f.single || (f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
-    let key = call
-        .kv_padding_size
-        .as_ref()
-        .filter(|_| padding::checked_by_unified(f));
+    let key = call.kv_padding_size.as_ref().filter(|_| padding::checked_by_unified(f));
     if query.is_none() && key.is_none() {
         return Ok(());
     }
     PADDING_ALONE.forbids([
-        (
-            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
-            !f.classic_layout(),
-        ),
+        ("a layout other than BSH, BSND, BNSD and BNSD_BSND", !f.classic_layout()),
         ("a tensor list", f.kv_list && !f.since(Cann::V9_1)),
         ("the absorbed form", f.form() == super::Form::Absorbed),
-        (
-            "a value of another head dimension",
-            f.form() == super::Form::Combined && !f.since(Cann::V9_1),
-        ),
+        ("a value of another head dimension", f.form() == super::Form::Combined && !f.since(Cann::V9_1)),
     ])?;
     PADDING_ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
-    let sizes = [
-        (query, "queryPaddingSize", call.actual_seq_lengths),
-        (key, "kvPaddingSize", call.actual_seq_lengths_kv),
-    ];
+    let sizes =
+        [(query, "queryPaddingSize", call.actual_seq_lengths), (key, "kvPaddingSize", call.actual_seq_lengths_kv)];
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
         let checked = (!f.single || f.since(Cann::V9_1)) && f.kind() == QuantisationKind::Half;
@@ -139,41 +119,23 @@ pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
         return prefix::PAIR.pairs(call, Parameter::SHARED_PREFIX);
     };
     PREFIX_ALONE.forbids([
-        (
-            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
-            !f.classic_layout(),
-        ),
-        (
-            "a value of another head dimension",
-            f.form() == super::Form::Combined,
-        ),
+        ("a layout other than BSH, BSND, BNSD and BNSD_BSND", !f.classic_layout()),
+        ("a value of another head dimension", f.form() == super::Form::Combined),
         ("blockTable", f.paged()),
         ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),
     ])?;
     let extents = |desc: &TensorDesc| {
         let stored = f.layout.input().extents(&desc.shape, f.kv_heads)?;
         // Each INT32 holds eight INT4, as in the keys.
-        let packed = if desc.dtype == DType::Int32 {
-            f.nibbles
-        } else {
-            1
-        };
+        let packed = if desc.dtype == DType::Int32 { f.nibbles } else { 1 };
         let dim = stored.dim.saturating_mul(packed);
         Some(Extents { dim, ..stored })
     };
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
             k.rows > 0
-                && k == Extents {
-                    batch: 1,
-                    rows: k.rows,
-                    ..f.k
-                }
-                && v == Extents {
-                    batch: 1,
-                    rows: k.rows,
-                    ..f.v
-                }
+                && k == Extents { batch: 1, rows: k.rows, ..f.k }
+                && v == Extents { batch: 1, rows: k.rows, ..f.v }
         }
         _ => false,
     };
@@ -263,15 +225,9 @@ pub(crate) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("a hidden size that divides by {}", f.kv_heads),
         );
     }
+    require!(!(call.mode() == masks::TREE_MODE && call.mask().is_some()), masks::MODE, masks::TREE_MODE, "0 to 4",);
     require!(
-        !(call.mode() == masks::TREE_MODE && call.mask().is_some()),
-        masks::MODE,
-        masks::TREE_MODE,
-        "0 to 4",
-    );
-    require!(
-        call.actual_shared_prefix_len
-            .is_none_or(|all| all.len() == 1),
+        call.actual_shared_prefix_len.is_none_or(|all| all.len() == 1),
         prefix::LENGTH,
         format_args!("{:?}", call.actual_shared_prefix_len),
         "one entry",

@@ -67,10 +67,7 @@ impl Facts<'_> {
 
     /// The four layouts of plain attention with a batch axis.
     pub(crate) fn classic_layout(&self) -> bool {
-        matches!(
-            self.layout,
-            Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd
-        )
+        matches!(self.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd)
     }
 }
 
@@ -81,13 +78,7 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
         .takes(Shown(f.call.num_key_value_heads, kv_heads), 1..)
         .fix(|| heads::own_heads(f, &heads::KV_HEADS))?;
     heads::HEADS_DIVIDE
-        .takes(
-            Shown(
-                format_args!("{heads} query heads over {kv_heads}"),
-                kv_heads,
-            ),
-            DivisorsOf(heads),
-        )
+        .takes(Shown(format_args!("{heads} query heads over {kv_heads}"), kv_heads), DivisorsOf(heads))
         .fix(|| heads::own_heads(f, &heads::HEADS_DIVIDE))?;
     heads::query(f)
 }
@@ -105,10 +96,7 @@ pub(crate) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
             | Layout::BnsdNbsd
             | Layout::TndNtd
     );
-    let others = !matches!(
-        f.layout,
-        Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd
-    );
+    let others = !matches!(f.layout, Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd);
     require!(
         match f.form() {
             Form::Absorbed => absorbed,
@@ -128,9 +116,7 @@ pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     for dim in [q, v] {
         heads::DIM_MAX.takes(dim, 1..=512)?;
     }
-    KEY_DIM
-        .takes(Named(format_args!("query {q}, key"), k), q)
-        .fix(|| heads::packed_rows(f).unwrap_or(KEY_DIM.fix))?;
+    KEY_DIM.takes(Named(format_args!("query {q}, key"), k), q).fix(|| heads::packed_rows(f).unwrap_or(KEY_DIM.fix))?;
     let form = f.form();
     if f.is_950() && f.dims_differ() && f.kind() == QuantisationKind::Half {
         return different(f);
@@ -142,16 +128,8 @@ pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         "one head dimension, or 192 and 128",
     );
     if form == Form::Plain {
-        let reordered = matches!(
-            f.layout,
-            Layout::Ntd | Layout::NtdTnd | Layout::BshBnsd | Layout::BsndBnsd
-        );
-        require!(
-            !reordered || matches!(q, 64 | 128),
-            REORDERED_DIM,
-            format_args!("{q} with {}", f.layout),
-            "64, 128",
-        );
+        let reordered = matches!(f.layout, Layout::Ntd | Layout::NtdTnd | Layout::BshBnsd | Layout::BsndBnsd);
+        require!(!reordered || matches!(q, 64 | 128), REORDERED_DIM, format_args!("{q} with {}", f.layout), "64, 128",);
         require!(
             for f.target => f.layout != Layout::Tnd || matches!(q, 64 | 128 | 192),
             PACKED_DIM,
@@ -161,19 +139,13 @@ pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         );
     }
     let step = aligned(f);
-    ALIGNED.takes(
-        Noted(q, format_args!("with {}", f.layout)),
-        Multiples(step, ..=512),
-    )
+    ALIGNED.takes(Noted(q, format_args!("with {}", f.layout)), Multiples(step, ..=512))
 }
 
 /// The fix for a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it;
 /// padding with zeros, where a longer head is taken; otherwise another layout.
 fn packed_dim(f: &Facts<'_>) -> Result<(Change, &'static str), String> {
-    let split_fuse = crate::ops::fused_infer_attention_score::FiaCall {
-        inner_precise: 0,
-        ..f.call.clone()
-    };
+    let split_fuse = crate::ops::fused_infer_attention_score::FiaCall { inner_precise: 0, ..f.call.clone() };
     if f.call.inner_precise != 0 && split_fuse.check(Version::V1, f.target).is_ok() {
         let precise = Change::set(Parameter::InnerPrecise, 0);
         return Ok((precise, "the split-fuse path takes heads of up to 256"));
@@ -202,18 +174,13 @@ fn aligned(f: &Facts<'_>) -> i64 {
 /// Checks head dimensions of query and value that differ, on Ascend 950.
 fn different(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    let halves = [f.query, f.key, f.value, f.out]
-        .into_iter()
-        .all(|desc| desc.dtype.is_half());
+    let halves = [f.query, f.key, f.value, f.out].into_iter().all(|desc| desc.dtype.is_half());
     require!(
         f.form() == Form::Plain
             && f.q.dim <= 128
             && f.v.dim <= 128
             && halves
-            && matches!(
-                f.layout,
-                Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::Tnd
-            )
+            && matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::Tnd)
             && !f.paged()
             && !call.softmax_lse_flag
             && call.pse_shift.is_none()

@@ -10,23 +10,13 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         return packed_arrays(f);
     }
     if let Some(all) = f.call.actual_seq_lengths.filter(|_| !f.single) {
-        require!(
-            counted(f, all),
-            lengths::Q_COUNT,
-            format_args!("{} entries", all.len()),
-            OneOr(f.batch),
-        );
+        require!(counted(f, all), lengths::Q_COUNT, format_args!("{} entries", all.len()), OneOr(f.batch),);
         lengths::q_range(f, all)?;
     }
     let Some(all) = f.call.actual_seq_lengths_kv else {
         return Ok(());
     };
-    require!(
-        counted(f, all),
-        lengths::KV_COUNT,
-        format_args!("{} entries", all.len()),
-        OneOr(f.batch),
-    );
+    require!(counted(f, all), lengths::KV_COUNT, format_args!("{} entries", all.len()), OneOr(f.batch),);
     lengths::kv_range(f, all, true)
 }
 
@@ -56,12 +46,7 @@ fn packed_arrays(f: &Facts<'_>) -> Result<(), Violation> {
     if f.paged() {
         return packed::kv_range(f, kv);
     }
-    packed::ends(
-        kv,
-        f.k.rows,
-        &packed::KV_ENDS,
-        Parameter::ActualSeqLengthsKv,
-    )?;
+    packed::ends(kv, f.k.rows, &packed::KV_ENDS, Parameter::ActualSeqLengthsKv)?;
     if compared {
         packed::kv_total(kv, f.k.rows)?;
     }

@@ -42,16 +42,12 @@ rules! {
 }
 
 /// What mends a call over a strided cache.
-pub(crate) const CONTIGUOUS_CACHE: &str =
-    "give the cache contiguous memory: a copy of it misses what is written later";
+pub(crate) const CONTIGUOUS_CACHE: &str = "give the cache contiguous memory: a copy of it misses what is written later";
 
 /// Checks the numbers of tensors.
 pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
-    COUNT.takes(
-        Shown(format_args!("{keys} keys, {values} values"), values),
-        keys,
-    )?;
+    COUNT.takes(Shown(format_args!("{keys} keys, {values} values"), values), keys)?;
     if !f.paged() {
         rank(f, f.value, "value")?;
     }
@@ -60,13 +56,7 @@ pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
 
 fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Violation> {
     let rank = f.layout.input().rank();
-    lists::KEY_RANK.takes(
-        Shown(
-            format_args!("{name} {} with {}", desc.shape, f.layout),
-            desc.shape,
-        ),
-        Rank(rank),
-    )
+    lists::KEY_RANK.takes(Shown(format_args!("{name} {} with {}", desc.shape, f.layout), desc.shape), Rank(rank))
 }
 
 /// Checks the numbers of axes.
@@ -75,19 +65,11 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
         rank(f, f.key, "key")?;
     }
     RANK.takes(
-        Shown(
-            format_args!("key {}, value {}", f.key.shape, f.value.shape),
-            f.key.shape,
-        ),
+        Shown(format_args!("key {}, value {}", f.key.shape, f.value.shape), f.key.shape),
         Rank(f.value.shape.rank()),
     )?;
     if f.paged() {
-        require!(
-            paged::of_rank(f.key.shape.rank()).is_some(),
-            paged::CACHE_RANK,
-            f.key.shape,
-            "3, 4 or 5 axes",
-        );
+        require!(paged::of_rank(f.key.shape.rank()).is_some(), paged::CACHE_RANK, f.key.shape, "3, 4 or 5 axes",);
     }
     Ok(())
 }
@@ -180,16 +162,10 @@ pub(crate) fn is_read_in_place(desc: &TensorDesc, axes: usize) -> bool {
 pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
-        return Err(lists::KEY_VALUE_DTYPE.broken(
-            format_args!("{} beside {}", other.dtype, f.key.dtype),
-            f.key.dtype,
-        ));
+        return Err(lists::KEY_VALUE_DTYPE.broken(format_args!("{} beside {}", other.dtype, f.key.dtype), f.key.dtype));
     }
     let quantised = match f.is_950() {
-        true => matches!(
-            f.out.dtype,
-            DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8
-        ),
+        true => matches!(f.out.dtype, DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8),
         false => f.out.dtype == DType::Int8,
     };
     require!(
@@ -208,12 +184,7 @@ pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() && f.batch == 0 {
         packed::arrays(f)?;
     }
-    require!(
-        f.batch > 0 && (f.batch <= FiaCall::MOST_SEQUENCES || !bounded),
-        lists::BATCH_MAX,
-        f.batch,
-        "1 to 65536",
-    );
+    require!(f.batch > 0 && (f.batch <= FiaCall::MOST_SEQUENCES || !bounded), lists::BATCH_MAX, f.batch, "1 to 65536",);
     Ok(())
 }
 
@@ -268,24 +239,14 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} keys for {} sequences", call.key.len(), f.batch),
         f.batch,
     );
-    require!(
-        fits,
-        lists::LIST_LENGTH,
-        format_args!("{} keys for {} sequences", call.key.len(), f.batch),
-        f.batch,
-    );
+    require!(fits, lists::LIST_LENGTH, format_args!("{} keys for {} sequences", call.key.len(), f.batch), f.batch,);
     let axes = f.layout.input();
     let extents = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
     for (index, (key, value)) in call.key.iter().zip(call.value).enumerate() {
         let (k, v) = (extents(key), extents(value));
         let single = |own: Option<Extents>| own.is_some_and(|own| exact || own.batch == 1);
         for (desc, own, name) in [(key, k, "key"), (value, v, "value")] {
-            require!(
-                single(own),
-                lists::LIST_BATCH,
-                format_args!("{name} {index} is {}", desc.shape),
-                "batch 1",
-            );
+            require!(single(own), lists::LIST_BATCH, format_args!("{name} {index} is {}", desc.shape), "batch 1",);
         }
         let like = |own: Option<Extents>, first: Extents| {
             own.is_some_and(|own| (own.heads, own.dim) == (f.kv_heads, first.dim))
@@ -293,19 +254,13 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         require!(
             like(k, f.k) && like(v, f.v),
             lists::LIST_SHAPE,
-            format_args!(
-                "key {index} is {}, value {index} is {}",
-                key.shape, value.shape
-            ),
+            format_args!("key {index} is {}, value {index} is {}", key.shape, value.shape),
             format_args!("{} heads of {} and {}", f.kv_heads, f.k.dim, f.v.dim),
         );
         require!(
             k.map(|own| own.rows) == v.map(|own| own.rows),
             VALUE_ROWS,
-            format_args!(
-                "key {index} is {}, value {index} is {}",
-                key.shape, value.shape
-            ),
+            format_args!("key {index} is {}, value {index} is {}", key.shape, value.shape),
             "as many rows in both",
         );
     }

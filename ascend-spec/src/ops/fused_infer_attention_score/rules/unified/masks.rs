@@ -69,19 +69,10 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
         return Err(MODE.broken(f.mode(), "0 to 4"));
     };
     let one = f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;
-    require!(
-        !one || mode == SparseMode::DefaultMask,
-        ONE_ROW,
-        mode,
-        0,
-        mask::fix_of_rows(f, width(f)),
-    );
+    require!(!one || mode == SparseMode::DefaultMask, ONE_ROW, mode, 0, mask::fix_of_rows(f, width(f)),);
     require!(
         f.form() != Form::Absorbed
-            || matches!(
-                mode,
-                SparseMode::DefaultMask | SparseMode::RightDownCausal | SparseMode::Band
-            ),
+            || matches!(mode, SparseMode::DefaultMask | SparseMode::RightDownCausal | SparseMode::Band),
         FORM_MODE,
         mode,
         "0, 3, 4",
@@ -192,12 +183,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
         _ => (0, 0, 0),
     };
-    Ok(MaskTensor {
-        offset: mask.offset,
-        batch: batch_stride,
-        row,
-        key,
-    })
+    Ok(MaskTensor { offset: mask.offset, batch: batch_stride, row, key })
 }
 
 /// Whether a mask has the size of the compressed ones.
@@ -235,19 +221,9 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     TREE.leaves_out(call, &[Parameter::PseShift])?;
     TREE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(mask) = call.mask() else {
-        return Err(broken(
-            &mask::REQUIRED,
-            "no mask in mode 9",
-            "a tree mask",
-            "pass the mask of the tree",
-        ));
+        return Err(broken(&mask::REQUIRED, "no mask in mode 9", "a tree mask", "pass the mask of the tree"));
     };
-    require!(
-        matches!(mask.shape.rank(), 1 | 3),
-        TREE_RANK,
-        mask.shape,
-        "[B, S, S], or one axis",
-    );
+    require!(matches!(mask.shape.rank(), 1 | 3), TREE_RANK, mask.shape, "[B, S, S], or one axis",);
     tree_rows(f)?;
     Ok(drafts(f, mask))
 }
@@ -269,12 +245,7 @@ fn tree_rows(f: &Facts<'_>) -> Result<(), Violation> {
         true => longer(f).unwrap_or_default(),
         false => (f.q.rows, f.key_rows),
     };
-    require!(
-        rows <= keys,
-        TREE_ROWS,
-        format_args!("{rows} rows, {keys} keys"),
-        "at least as many keys as rows",
-    );
+    require!(rows <= keys, TREE_ROWS, format_args!("{rows} rows, {keys} keys"), "at least as many keys as rows",);
     Ok(())
 }
 
@@ -284,17 +255,7 @@ pub(crate) fn drafts(f: &Facts<'_>, mask: &TensorDesc) -> TreeMask {
     let offset = mask.offset;
     match mask.strides[..] {
         _ if f.packed() => TreeMask::Packed { offset },
-        [batch, row, key] => TreeMask::Square(MaskTensor {
-            offset,
-            batch,
-            row,
-            key,
-        }),
-        _ => TreeMask::Square(MaskTensor {
-            offset,
-            batch: f.q.rows.saturating_mul(f.q.rows),
-            row: f.q.rows,
-            key: 1,
-        }),
+        [batch, row, key] => TreeMask::Square(MaskTensor { offset, batch, row, key }),
+        _ => TreeMask::Square(MaskTensor { offset, batch: f.q.rows.saturating_mul(f.q.rows), row: f.q.rows, key: 1 }),
     }
 }

@@ -31,10 +31,6 @@ impl Facts<'_> {
 
     /// Query rows of the longest sequence.
     pub(crate) fn most_rows(&self) -> i64 {
-        if self.packed() {
-            super::packed::longest_query(self)
-        } else {
-            self.q.rows
-        }
+        if self.packed() { super::packed::longest_query(self) } else { self.q.rows }
     }
 }

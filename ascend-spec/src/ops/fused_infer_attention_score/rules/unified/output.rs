@@ -73,11 +73,7 @@ pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Checks that a log-sum-exp is given if the call writes one.
 pub(crate) fn lse_given(f: &Facts<'_>) -> Result<(), Violation> {
-    let given = f
-        .call
-        .softmax_lse
-        .as_ref()
-        .is_some_and(|lse| !lse.is_empty());
+    let given = f.call.softmax_lse.as_ref().is_some_and(|lse| !lse.is_empty());
     if f.call.softmax_lse_flag && !given {
         return Err(broken(
             &output::LSE_REQUIRED,

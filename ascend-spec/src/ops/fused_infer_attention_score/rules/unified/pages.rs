@@ -49,21 +49,13 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     };
     let call = f.call;
-    require!(
-        table.shape.rank() == 2 && !table.is_empty(),
-        TABLE_RANK,
-        table.shape,
-        "[B, M]",
-    );
+    require!(table.shape.rank() == 2 && !table.is_empty(), TABLE_RANK, table.shape, "[B, M]",);
     let padded = match f.single && !f.is_950() {
         // A single row has no padding of its query, and until 9.0 none of its cached keys.
         true => call.kv_padding_size.is_some() && f.since(crate::Cann::V9_1),
         false => call.query_padding_size.is_some() || call.kv_padding_size.is_some(),
     };
-    ALONE.forbids([
-        ("a tensor list", call.key.len() > 1),
-        ("left padding", padded),
-    ])?;
+    ALONE.forbids([("a tensor list", call.key.len() > 1), ("left padding", padded)])?;
     ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(lengths) = call.actual_seq_lengths_kv.filter(|all| !all.is_empty()) else {
         return Err(paged::LENGTHS.broken("none", "one length a sequence"));
@@ -106,12 +98,7 @@ fn block_size(f: &Facts<'_>) -> Result<(), Violation> {
         (false, 1) => (16, 512),
         (false, _) => (128, 1024),
     };
-    require!(
-        bs > 0 && bs % step == 0 && bs <= most,
-        BLOCK_SIZE,
-        bs,
-        format_args!("multiples of {step} up to {most}"),
-    );
+    require!(bs > 0 && bs % step == 0 && bs <= most, BLOCK_SIZE, bs, format_args!("multiples of {step} up to {most}"),);
     Ok(())
 }
 
@@ -122,10 +109,8 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
         QuantisationKind::Antiquant => 16,
         _ => i64::from(desc.dtype.bits().max(1)),
     };
-    let run =
-        |desc: &TensorDesc| cache != Cache::Nz || desc.shape.last() == Some(&(256 / bits(desc)));
-    let same = f.key.shape.rank() == f.value.shape.rank()
-        && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
+    let run = |desc: &TensorDesc| cache != Cache::Nz || desc.shape.last() == Some(&(256 / bits(desc)));
+    let same = f.key.shape.rank() == f.value.shape.rank() && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
     if same {
         paged::cache_rows(f, &SHAPE)?;
     }
@@ -133,10 +118,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
         same && run(f.key) && run(f.value) && k.rows == bs && k.heads == f.kv_heads,
         SHAPE,
         format_args!("key {}, value {}", f.key.shape, f.value.shape),
-        format_args!(
-            "{cache} with block size {bs}, {} heads of {} and {}",
-            f.kv_heads, f.q.dim, f.v.dim
-        ),
+        format_args!("{cache} with block size {bs}, {} heads of {} and {}", f.kv_heads, f.q.dim, f.v.dim),
     );
     require!(
         f.kind() != QuantisationKind::Antiquant

@@ -51,8 +51,7 @@ pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
             &Parameter::SPLIT_OFFSETS,
             &Parameter::DEQUANTISATION,
         ];
-        all.into_iter()
-            .try_for_each(|parameters| LEFT_OVER.leaves_out(call, parameters))?;
+        all.into_iter().try_for_each(|parameters| LEFT_OVER.leaves_out(call, parameters))?;
     }
     if MODES.scope.holds(f.target) {
         MODES.leaves_out(call, &Parameter::QUANTISATION_MODES)?;
@@ -60,10 +59,7 @@ pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
     if PLAIN.scope.holds(f.target) {
         PLAIN.forbids([
             ("a quantised output", !f.out.dtype.is_half()),
-            (
-                "a sink with the absorbed form",
-                call.learnable_sink.is_some() && f.form() == Form::Absorbed,
-            ),
+            ("a sink with the absorbed form", call.learnable_sink.is_some() && f.form() == Form::Absorbed),
         ])?;
         PLAIN.leaves_out(call, &[Parameter::PseShift])?;
         PLAIN.leaves_out(call, &Parameter::LEFT_PADDING)?;
@@ -87,17 +83,12 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
         // From 9.1 on scale and offset are ignored, but their dtype is checked all the same.
         let given = [&call.quant_scale2, &call.quant_offset2];
         let mut given = given.into_iter().flatten().filter(|_| f.since(Cann::V9_1));
-        return given.try_for_each(|unused| {
-            quant::OUT_DTYPE.takes(unused.dtype, [DType::Float, DType::Bf16])
-        });
+        return given.try_for_each(|unused| quant::OUT_DTYPE.takes(unused.dtype, [DType::Float, DType::Bf16]));
     }
     let Some(scale) = &call.quant_scale2 else {
         // 9.0 alone does not require a scale.
         if f.target.cann == Cann::V9_0 && !f.is_950() {
-            return call
-                .quant_offset2
-                .as_ref()
-                .map_or(Ok(()), |offset| dtype(f, offset));
+            return call.quant_offset2.as_ref().map_or(Ok(()), |offset| dtype(f, offset));
         }
         return Err(quant::OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
@@ -108,12 +99,7 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("INT8 output with {}", f.layout),
         "the query's dtype",
     );
-    require!(
-        f.is_950() || !f.rope(),
-        ROPE,
-        "INT8 output with queryRope",
-        "the query's dtype",
-    );
+    require!(f.is_950() || !f.rope(), ROPE, "INT8 output with queryRope", "the query's dtype",);
     dtype(f, scale)?;
     let (n, d) = (call.num_heads, f.v.dim);
     let count = i64::try_from(scale.elements().unwrap_or(0)).unwrap_or(i64::MAX);
@@ -126,8 +112,7 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     require!(fits, CHANNELS, scale.shape, format_args!("[1], [{n}, {d}]"),);
     let band = f.mode() == SparseMode::Band.acl();
     // On Ascend 950 only quantised keys require it.
-    let asked =
-        !f.is_950() || (f.kind() == QuantisationKind::Antiquant && f.out.dtype == DType::Int8);
+    let asked = !f.is_950() || (f.kind() == QuantisationKind::Antiquant && f.out.dtype == DType::Int8);
     require!(
         for f.target => !band || !asked || (call.pre_tokens >= 0 && call.next_tokens >= 0),
         BAND,

@@ -40,15 +40,13 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let kind = f.kind();
     require!(
-        kind != QuantisationKind::Half
-            || q_rope.dtype == f.query.dtype && k_rope.dtype == f.key.dtype,
+        kind != QuantisationKind::Half || q_rope.dtype == f.query.dtype && k_rope.dtype == f.key.dtype,
         mla::DTYPE,
         format_args!("queryRope {}, keyRope {}", q_rope.dtype, k_rope.dtype),
         f.query.dtype,
     );
     require!(
-        (matches!(f.q.dim, 128 | 512) || (f.q.dim == 64 && kind == QuantisationKind::MxFp8))
-            && f.q.dim == f.v.dim,
+        (matches!(f.q.dim, 128 | 512) || (f.q.dim == 64 && kind == QuantisationKind::MxFp8)) && f.q.dim == f.v.dim,
         DIMS,
         format_args!("query {}, value {}", f.q.dim, f.v.dim),
         "128 or 512 three times",
@@ -92,11 +90,7 @@ fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(),
     let fits = match f.cache {
         // Beside a list of keys the rotary part has the batch axis that the keys do not have.
         None if f.kv_list => {
-            let want = Extents {
-                batch: f.batch,
-                dim: 64,
-                ..f.k
-            };
+            let want = Extents { batch: f.batch, dim: 64, ..f.k };
             let rows = f.sequences().all(|b| f.rows_of(b) == f.k.rows);
             axes.extents(&k_rope.shape, f.kv_heads) == Some(want) && rows
         }
