@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use ascend_attention::memory::Element;
 use ascend_attention::quant_indexer::{QuantIndexerPlan, QuantLightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Number, Stream, bf16, f16};
+use ascend_attention::{Element, Error, Number, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;

@@ -23,9 +23,9 @@ pub(crate) struct Draw {
     pub(crate) entries: usize,
     pub(crate) block: usize,
     pub(crate) causal: bool,
-    softmax: bool,
+    pub(crate) softmax: bool,
     /// Whether lists name any blocks in any order, and not each of some blocks once.
-    wild: bool,
+    pub(crate) wild: bool,
     pub(crate) seed: u64,
 }
 
