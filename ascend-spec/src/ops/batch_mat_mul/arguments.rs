@@ -6,6 +6,7 @@
 /// Source: aclnnBatchMatMul, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! batch_mat_mul_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
@@ -15,7 +16,7 @@ macro_rules! batch_mat_mul_arguments {
             1 { out: output_mut, Out, "out", "Products, `[max(A, B), M, N]`." }
             1 { cube_math_type: int8 = 0, CubeMathType, "cubeMathType",
                 "What the cube units may make of FLOAT: 0 keeps it, 1 allows fewer digits, 2 takes FLOAT16, 3 takes \
-         HFLOAT32." }
+                 HFLOAT32." }
         }
     };
 }

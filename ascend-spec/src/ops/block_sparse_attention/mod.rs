@@ -25,6 +25,7 @@ const UNBOUNDED: i64 = i32::MAX as i64;
 /// Source: aclnnBlockSparseAttention, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! block_sparse_attention_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
@@ -34,7 +35,7 @@ macro_rules! block_sparse_attention_arguments {
             1 { value: tensor, Value, "value", "Values, with the shape of `key`." }
             1 { block_sparse_mask: tensor, BlockSparseMask, "blockSparseMask",
                 "For each sequence, query head, block of rows and block of keys 1 where the rows see the keys, 0 where \
-         they do not: `[B, N1, row blocks, key blocks]`." }
+                 they do not: `[B, N1, row blocks, key blocks]`." }
             1 { atten_mask: tensor, AttenMask, "attenMask", "Reserved: null." }
             1 { block_shape: ints, BlockShape, "blockShape",
                 "Rows and keys of a block, X and Y. From 9.2 on null is 128 and 128." }

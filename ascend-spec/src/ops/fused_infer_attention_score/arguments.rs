@@ -8,41 +8,42 @@ use crate::attention_problem::TensorRole;
 /// Source: aclnnFusedInferAttentionScore V1 to V5, parameter tables; defaults of the operator definition.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! fused_infer_attention_score_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
             1 { query: tensor, Query, "query",
                 "Queries, in the order of `input_layout`: FLOAT16, BF16 or INT8, on Ascend 950 also FLOAT8_E4M3FN \
-         and HIFLOAT8." }
+                 and HIFLOAT8." }
             1 { key: list, Key, "key",
                 "Keys: one tensor, or one for each batch entry; empty stands for a null or empty list. Their \
-         order is that of `input_layout`, that of a paged cache one of `Cache`. They have the query's \
-         dtype, or INT8, INT4 or INT32 (eight INT4 each), on Ascend 950 also FLOAT8_E4M3FN, HIFLOAT8 or \
-         FLOAT4_E2M1." }
+                 order is that of `input_layout`, that of a paged cache one of `Cache`. They have the query's \
+                 dtype, or INT8, INT4 or INT32 (eight INT4 each), on Ascend 950 also FLOAT8_E4M3FN, HIFLOAT8 or \
+                 FLOAT4_E2M1." }
             1 { value: list, Value, "value", "Values, as `key`." }
             1 { pse_shift: tensor, PseShift, "pseShift",
                 "Additive position bias, `[1 or B, N, rows, keys]` of the query's dtype, FLOAT16 for an INT8 \
-         query; with `pse_type` 2 and 3 slopes, FLOAT `[N]`." }
+                 query; with `pse_type` 2 and 3 slopes, FLOAT `[N]`." }
             1 { atten_mask: tensor, AttenMask, "attenMask",
                 "Mask of BOOL, INT8 or UINT8, in which 1 hides: `[2048, 2048]` in the sparse modes 2 to 4, \
-         otherwise a full one, such as `[B, 1, rows, keys]`." }
+                 otherwise a full one, such as `[B, 1, rows, keys]`." }
             1 { actual_seq_lengths: ints, ActualSeqLengths, "actualSeqLengths",
                 "Query lengths, one for all sequences or one for each; of packed queries the end of each \
-         sequence." }
+                 sequence." }
             1 { actual_seq_lengths_kv: ints, ActualSeqLengthsKv, "actualSeqLengthsKv",
                 "Key and value lengths, one for all sequences or one for each; of packed keys the end of each \
-         sequence, of a paged cache always lengths." }
+                 sequence, of a paged cache always lengths." }
             1 { deq_scale1: tensor, DeqScale1, "deqScale1", "Dequantisation after Q K^T, FLOAT or UINT64 `[1]`." }
             1 { quant_scale1: tensor, QuantScale1, "quantScale1", "Quantisation of the probabilities, FLOAT `[1]`." }
             1 { deq_scale2: tensor, DeqScale2, "deqScale2", "Dequantisation after P V, FLOAT or UINT64 `[1]`." }
             1 { quant_scale2: tensor, QuantScale2, "quantScale2",
                 "Quantisation scale of the output: one element, or one for each head and dimension; FLOAT, or the \
-         query's BF16 or FLOAT16 where the path takes it." }
+                 query's BF16 or FLOAT16 where the path takes it." }
             1 { quant_offset2: tensor, QuantOffset2, "quantOffset2",
                 "Quantisation offset of the output, of the scale's shape and dtype." }
             1 { antiquant_scale: tensor, AntiquantScale, "antiquantScale",
                 "Antiquantisation scale of key and value together, the key's first: per channel `[2]` or `[2, N, \
-         1, D]` of the query's dtype, per token FLOAT `[2, B, keys]`." }
+                 1, D]` of the query's dtype, per token FLOAT `[2, B, keys]`." }
             1 { antiquant_offset: tensor, AntiquantOffset, "antiquantOffset",
                 "Antiquantisation offset of key and value together, of the scale's shape and dtype." }
             1 { block_table: tensor, BlockTable, "blockTable",
@@ -52,7 +53,7 @@ macro_rules! fused_infer_attention_score_arguments {
             1 { kv_padding_size: tensor, KvPaddingSize, "kvPaddingSize", "Left padding of key and value, INT64 `[1]`." }
             2 { key_antiquant_scale: tensor, KeyAntiquantScale, "keyAntiquantScale",
                 "Antiquantisation scale of the key, in the shape and dtype of its mode: per channel `[1]` or \
-         `[N, D]` of the query's dtype, per token FLOAT `[B, keys]`." }
+                 `[N, D]` of the query's dtype, per token FLOAT `[B, keys]`." }
             2 { key_antiquant_offset: tensor, KeyAntiquantOffset, "keyAntiquantOffset",
                 "Antiquantisation offset of the key, of the scale's shape and dtype." }
             2 { value_antiquant_scale: tensor, ValueAntiquantScale, "valueAntiquantScale",
@@ -72,7 +73,7 @@ macro_rules! fused_infer_attention_score_arguments {
             3 { key_rope_antiquant_scale: tensor, KeyRopeAntiquantScale, "keyRopeAntiquantScale", "Reserved." }
             4 { dequant_scale_query: tensor, DequantScaleQuery, "dequantScaleQuery",
                 "Dequantisation scale of the query: FLOAT, one for each row and head; of MXFP8 FLOAT8_E8M0, one \
-         for each group of 32." }
+                 for each group of 32." }
             4 { learnable_sink: tensor, LearnableSink, "learnableSink",
                 "One extra logit a head, `[N]`: BF16, from CANN 9.0 on also FLOAT16." }
             5 { q_start_idx: ints, QStartIdx, "qStartIdx", "First position of the queries, one entry." }

@@ -6,12 +6,13 @@
 /// Source: aclnnGatherPaKvCache, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! gather_pa_kv_cache_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
             1 { key_cache: tensor, KeyCache, "keyCache",
                 "Cache of the keys: `[blocks, block size, N, D]`; with `PA_NZ` `[blocks, N * D / c, block size, c]`, \
-         where `c` elements are 32 bytes." }
+                 where `c` elements are 32 bytes." }
             1 { value_cache: tensor, ValueCache, "valueCache", "Cache of the values, as that of the keys." }
             1 { block_tables: tensor, BlockTables, "blockTables", "The blocks of each sequence, `[B, M]`." }
             1 { seq_lens: tensor, SeqLens, "seqLens",

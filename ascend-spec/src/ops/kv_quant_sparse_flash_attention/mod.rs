@@ -20,6 +20,7 @@ use std::ops::Range;
 /// Source: aclnnKvQuantSparseFlashAttention, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! kv_quant_sparse_flash_attention_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
@@ -27,11 +28,11 @@ macro_rules! kv_quant_sparse_flash_attention_arguments {
                 "Queries, 512 elements and then 64 rotary ones, `[B, S1, N1, 576]` or `[T1, N1, 576]`." }
             1 { key: tensor, Key, "key",
                 "Rows of 656 bytes, which are keys and values, with one head: `[B, S2, 1, 656]`, `[T2, 1, 656]` or \
-         `[blocks, block size, 1, 656]`." }
+                 `[blocks, block size, 1, 656]`." }
             1 { value: tensor, Value, "value", "The same tensor as `key`." }
             1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
                 "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
-         after the last." }
+                 after the last." }
             1 { key_dequant_scale: tensor, KeyDequantScale, "keyDequantScale",
                 "Reserved: null. Rows have their scales." }
             1 { value_dequant_scale: tensor, ValueDequantScale, "valueDequantScale",

@@ -22,13 +22,14 @@ use std::ops::Range;
 /// Source: aclnnLightningIndexer, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! lightning_indexer_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
             1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
             1 { key: tensor, Key, "key",
                 "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
-         `[blocks, block size, 1, 128]`." }
+                 `[blocks, block size, 1, 128]`." }
             1 { weights: tensor, Weights, "weights",
                 "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
@@ -49,7 +50,7 @@ macro_rules! lightning_indexer_arguments {
                 "Positions of the chosen keys in their sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 after the last." }
             1 { sparse_values: output, SparseValues, "sparseValues",
                 "Their scores in the dtype of `query`; -inf where there is no key. Null or \
-         empty without `returnValues`." }
+                 empty without `returnValues`." }
         }
     };
 }

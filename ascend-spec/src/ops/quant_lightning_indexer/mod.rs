@@ -19,13 +19,14 @@ use crate::{Dims, TensorDesc};
 /// Source: aclnnQuantLightningIndexer, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! quant_lightning_indexer_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
             1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
             1 { key: tensor, Key, "key",
                 "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
-         `[blocks, block size, 1, 128]`." }
+                 `[blocks, block size, 1, 128]`." }
             1 { weights: tensor, Weights, "weights",
                 "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { query_dequant_scale: tensor, QueryDequantScale, "queryDequantScale",

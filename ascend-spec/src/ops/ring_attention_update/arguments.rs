@@ -6,6 +6,7 @@
 /// Source: aclnnRingAttentionUpdate V1 and V2, parameter tables.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! ring_attention_update_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
@@ -22,7 +23,7 @@ macro_rules! ring_attention_update_arguments {
             1 { input_layout: optional_text, InputLayout, "inputLayout", "`SBH` or `TND`." }
             2 { input_softmax_layout: optional_text, InputSoftmaxLayout, "inputSoftmaxLayout",
                 "Order of packed softmax tensors: `TND` as they read, otherwise a block `[N, Sq, 8]` for each \
-         sequence." }
+                 sequence." }
             1 { attn_out: output, AttnOut, "attnOut", "Merged attention." }
             1 { softmax_max: output, SoftmaxMax, "softmaxMax", "Merged maxima." }
             1 { softmax_sum: output, SoftmaxSum, "softmaxSum", "Merged sums." }

@@ -6,13 +6,14 @@
 /// Source: aclnnScatterPaKvCache, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! scatter_pa_kv_cache_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
             1 { key: tensor, Key, "key", "New keys, `[tokens, N, D]`." }
             1 { key_cache: inout, KeyCache, "keyCacheRef",
                 "Cache of the keys, written in place: `[blocks, block size, N, D]`; with `PA_NZ` `[blocks, N * D / c, \
-         block size, c]` or `[blocks, N, D / c, block size, c]`, where `c` elements are 32 bytes." }
+                 block size, c]` or `[blocks, N, D / c, block size, c]`, where `c` elements are 32 bytes." }
             1 { slot_mapping: tensor, SlotMapping, "slotMapping", "The slot of each token." }
             1 { value: tensor, Value, "value", "New values, `[tokens, N, Dv]`; none to write keys alone." }
             1 { value_cache: inout, ValueCache, "valueCacheRef", "Cache of the values, as that of the keys." }

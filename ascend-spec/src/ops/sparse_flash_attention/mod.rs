@@ -28,6 +28,7 @@ use crate::{Dims, TensorDesc};
 /// Source: aclnnSparseFlashAttention, parameter table.
 #[doc(hidden)]
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! sparse_flash_attention_arguments {
     ($then:ident $with:tt) => {
         $then! { $with
@@ -35,11 +36,11 @@ macro_rules! sparse_flash_attention_arguments {
                 "Queries without their rotary part, `[B, S1, N1, 512]` or `[T1, N1, 512]`." }
             1 { key: tensor, Key, "key",
                 "Latent keys, which are the values too, with one head: `[B, S2, 1, 512]`, `[T2, 1, 512]` or \
-         `[blocks, block size, 1, 512]`." }
+                 `[blocks, block size, 1, 512]`." }
             1 { value: tensor, Value, "value", "The same tensor as `key`. From 9.1 on null is `key`." }
             1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
                 "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
-         after the last." }
+                 after the last." }
             1 { block_table: tensor, BlockTable, "blockTable",
                 "The blocks of each sequence in a paged cache, `[B, M]`." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
@@ -62,7 +63,7 @@ macro_rules! sparse_flash_attention_arguments {
             1 { attention_out: output, AttentionOut, "attentionOut", "Attention, with the shape of `query`." }
             1 { softmax_max: output, SoftmaxMax, "softmaxMax",
                 "The largest score of each row and head, `[B, 1, S1, N1]` or `[1, T1, N1]`; empty without \
-         `returnSoftmaxLse`." }
+                 `returnSoftmaxLse`." }
             1 { softmax_sum: output, SoftmaxSum, "softmaxSum",
                 "The sum of the exponentials of the scores, from which the largest is taken, in the same shape." }
         }
