@@ -144,8 +144,8 @@ impl DeclaredOperator for BlockSparseOperator {
                     });
                     rows.collect()
                 }
-                // SAFETY: the caller's promise. Without memory for the mask the launch fails with the same error.
                 Parameter::Key | Parameter::Value => {
+                    // SAFETY: the caller's promise. Without memory for the mask the launch fails with the same error.
                     unsafe { self.mask(addresses, memory) }.map(|mask| self.keys_read(&mask)).unwrap_or_default()
                 }
                 _ if reader.untouched(bytes.clone()) => {
