@@ -51,8 +51,9 @@ pub(super) struct GroupBuffers<T: Element> {
 /// What computes the captured layers with one mask.
 pub(super) struct CapturedProgram<T: Element> {
     pub(super) recorded: Recorded<T>,
-    /// Whether each request of a step has to add as many tokens as were declared.
-    pub(super) all_alike: bool,
+    /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
+    /// request has to add as many.
+    pub(super) dummy_rows: Option<usize>,
     /// The first of the layers, and its cache and sinks.
     pub(super) layer: usize,
     pub(super) cache: LayerCache<T>,
