@@ -338,6 +338,9 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     server.graphs.set_range_check(RangeCheck::always().limit(100.0)).unwrap();
     let rows = Rows::of(&stream, &[7], 0);
     let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
+    let of_rope = step.tensors(0).unwrap().query_rope.as_ref().unwrap().reshape([HEADS, 1, ROPE]).unwrap();
+    let of_rope = of_rope.narrow(0, 0..1).unwrap();
+    let absorbed = LatentTensors { query_rope: &rows.query_rope, form: LatentForm::Absorbed };
     let mut refused = |inputs: LayerInputs<'_, bf16>| -> Violation {
         match step.forward(0, inputs).map(drop).unwrap_err() {
             Error::Violation(violation) => violation,
@@ -357,6 +360,10 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let rope = LatentTensors { query_rope: &long_rope.query_rope, form: LatentForm::Absorbed };
     let why = refused(LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, rope));
     assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
+    // A place of another input would be overwritten before it is read.
+    let why = refused(LayerInputs::latent(&rows.query, &rows.latent, &of_rope, absorbed));
+    assert_eq!(why.rule, &rules::ARGUMENT_MEMORY, "{why}");
+    assert!(why.given.starts_with("key_rope: ") && why.given.ends_with("the graph's tensor `query_rope`"), "{why}");
     // What is read is looked at, rotary parts included.
     let mut numbers = rows.query_rope.download(&stream).unwrap();
     numbers[ROPE + 3] = bf16::from_f32(200.0);
