@@ -5,7 +5,7 @@ use std::iter;
 
 use ascend_attention::attention::CallLengths;
 use ascend_attention::merge::PartsOfRows;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::rules;
@@ -285,9 +285,14 @@ pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
     match layer.latent.map(|latent| latent.form) {
         None => [tokens, heads, size(layer.value, 2)],
-        Some(LatentForm::Absorbed) => [heads, tokens, dim],
+        Some(LatentForm::Absorbed) => heads_first(layer.query),
         Some(_) => [tokens, heads, dim],
     }
+}
+
+/// The shape of the output of absorbed queries: `[N, tokens, 512]`.
+pub(super) fn heads_first(absorbed: &AnyTensor) -> [usize; 3] {
+    [1, 0, 2].map(|axis| size(absorbed, axis))
 }
 
 #[cfg(test)]
