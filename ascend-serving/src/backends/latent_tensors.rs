@@ -61,20 +61,28 @@ impl<T: Element> Clone for LatentForm<'_, T> {
 
 impl<T: Element> Copy for LatentForm<'_, T> {}
 
+/// A form of queries without its tensors and projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LatentFormKind {
+    Absorbed,
+    Plain,
+    Mixed,
+}
+
 impl<T: Element> LatentForm<'_, T> {
-    /// The variant's name.
-    pub(super) fn name(&self) -> &'static str {
+    /// The kind of the form.
+    pub(super) fn kind(&self) -> LatentFormKind {
         match self {
-            Self::Absorbed => "Absorbed",
-            Self::Plain(_) => "Plain",
-            Self::Mixed { .. } => "Mixed",
+            Self::Absorbed => LatentFormKind::Absorbed,
+            Self::Plain(_) => LatentFormKind::Plain,
+            Self::Mixed { .. } => LatentFormKind::Mixed,
         }
     }
 }
 
 impl<T: Element> fmt::Debug for LatentForm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.kind().fmt(f)
     }
 }
 

@@ -5,7 +5,7 @@ use std::iter;
 
 use ascend_attention::attention::CallLengths;
 use ascend_attention::merge::PartsOfRows;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::rules;
@@ -140,7 +140,7 @@ impl<T: Element> StepProgram<T> {
             return Ok(());
         }
         self.check_rows(step.metadata.tokens())?;
-        self.check_merge(first)?;
+        self.check_latent(step, first)?;
         shown_keys::check(&self.calls, self.merge.as_deref(), self.leaves_keys_out, step)?;
         self.check_sinks(step, first)
     }
@@ -163,17 +163,32 @@ impl<T: Element> StepProgram<T> {
             .into())
     }
 
-    /// Refuses a merge over latents, whose calls return the heads first and their log-sum-exps the tokens.
-    fn check_merge(&self, first: &LayerTensors<'_, T>) -> Result<(), Violation> {
-        match self.merge.is_some() && first.latent.is_some() {
-            false => Ok(()),
-            true => Err(Violation::new(
-                &rules::BACKEND_LATENT,
-                "a merge of calls over latents",
-                "calls that each compute rows of their own",
-                "leave `StepProgram::merged` out, or merge in a `StepStage`",
-            )),
+    /// Refuses several calls over latents, and one of some rows. A call returns the heads first, so that its rows of an
+    /// output are not contiguous, and its log-sum-exps the tokens first, so that no merge takes both.
+    fn check_latent(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<(), Violation> {
+        if first.latent.is_none() {
+            return Ok(());
         }
+        let all = 0..step.metadata.tokens();
+        let absorbed = match first.mixed() {
+            Some(_) => 0..step.metadata.decode_tokens(),
+            None => all.clone(),
+        };
+        let given = match (&self.merge, &*self.calls) {
+            (None, []) => return Ok(()),
+            (None, [call]) => match call.rows.clone().unwrap_or(all) {
+                rows if rows == absorbed => return Ok(()),
+                rows => format!("a call of the rows {rows:?} over latents"),
+            },
+            (None, calls) => format!("{} calls over latents", calls.len()),
+            (Some(_), _) => "a merge of calls over latents".into(),
+        };
+        Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            given,
+            format_args!("one call of the rows {absorbed:?}, whose queries are absorbed"),
+            "make one call of these rows, or compute the layer in a `StepStage`",
+        ))
     }
 
     /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge
@@ -285,9 +300,14 @@ pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
     match layer.latent.map(|latent| latent.form) {
         None => [tokens, heads, size(layer.value, 2)],
-        Some(LatentForm::Absorbed) => [heads, tokens, dim],
+        Some(LatentForm::Absorbed) => heads_first(layer.query),
         Some(_) => [tokens, heads, dim],
     }
+}
+
+/// The shape of the output of absorbed queries: `[N, tokens, 512]`.
+pub(super) fn heads_first(absorbed: &AnyTensor) -> [usize; 3] {
+    [1, 0, 2].map(|axis| size(absorbed, axis))
 }
 
 #[cfg(test)]

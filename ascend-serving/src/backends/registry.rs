@@ -223,7 +223,10 @@ impl<T: Element> Backends<T> {
             let form = program(step)?;
             form.check_recordable(backend.name())?;
             for other in steps {
-                form.check_form(&program(other)?, backend.name())?;
+                let program = program(other)?;
+                form.check_form(&program, backend.name())?;
+                // Calls of other lengths may break rules of the operator.
+                StepPlan::of_program(program, other, first, Some(columns))?;
             }
             let program = program(step)?;
             form.check_form(&program, backend.name())?;

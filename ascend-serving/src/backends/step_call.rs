@@ -16,7 +16,8 @@ use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
 /// mask. It takes the layer's sinks, if there are any.
 ///
 /// In a layer of [latents](crate::LayerTensors::latent) its queries are absorbed ones with their rotary parts, latents
-/// are keys and values, and its output has the heads first.
+/// are keys and values, and its output has the heads first. A program has one such call at most, of all rows whose
+/// queries are absorbed.
 #[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is part of a program"]
 pub struct StepCall {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;
 
-use super::latent_tensors::LatentTensors;
+use super::latent_tensors::{LatentForm, LatentTensors};
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -198,6 +198,48 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         match self.learnable_sink {
             Some(sink) => inputs.learnable_sink_of_any(sink),
             None => inputs,
+        }
+    }
+
+    /// The queries, by name: over latents with their rotary parts, and apart those that are absorbed.
+    pub(super) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<T>)> + Clone + use<'a, T> {
+        let rope = self.latent.map(|latent| ("query_rope", latent.query_rope));
+        let absorbed = self.mixed().map(|(absorbed, _)| ("absorbed", absorbed));
+        [Some(("query", self.query)), rope, absorbed].into_iter().flatten()
+    }
+
+    /// The absorbed queries of a mixed step, and where their output goes.
+    pub(super) fn mixed(&self) -> Option<(&'a Tensor<T>, &'a Tensor<T>)> {
+        match self.latent?.form {
+            LatentForm::Mixed { absorbed, decoded, .. } => Some((absorbed, decoded)),
+            LatentForm::Absorbed | LatentForm::Plain(_) => None,
+        }
+    }
+
+    /// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,
+    /// the first would write what the second reads.
+    pub(crate) fn check_outputs(&self, into: Option<&Tensor<T>>) -> Result<()> {
+        let stored = self.quantised.map(|quantised| {
+            let [key_scale, value_scale] = quantised.scales();
+            [quantised.key(), quantised.value(), key_scale, value_scale]
+        });
+        let own = [
+            ("key", &**self.key),
+            ("value", &**self.value),
+            ("the cache", &*self.cache.key),
+            ("the cache", &*self.cache.value),
+        ];
+        let sink = self.learnable_sink.map(|sink| ("learnable_sink", sink));
+        let stored = stored.into_iter().flatten().map(|tensor| ("the cache", tensor));
+        let queries = self.queries().map(|(name, query)| (name, &**query));
+        let read = queries.chain(own).chain(sink).chain(stored);
+        let decoded = self.mixed().map(|(_, decoded)| ("decoded", &**decoded));
+        if let Some((name, decoded)) = decoded {
+            apart(name, decoded, read.clone())?;
+        }
+        match into {
+            Some(output) => apart("output", output, read.chain(decoded)),
+            None => Ok(()),
         }
     }
 

@@ -14,10 +14,11 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 
 use super::backend::{AttentionBackend, checked_program};
-use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, output_shape};
+use super::latent_tensors::LatentFormKind;
+use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, heads_first, output_shape};
 use super::refused_backend::refused_part;
 use super::step_call::{CallKeys, CallMask, StepCall};
-use super::step_context::{LayerTensors, StepContext, apart, size};
+use super::step_context::{LayerTensors, StepContext, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
@@ -26,10 +27,10 @@ pub struct StepPlan<T: Element> {
     merge: Option<PlannedMerge<T>>,
     stage: Option<Box<dyn StepStage<T>>>,
     by_layer: Option<LayerPrograms<StepPlan<T>>>,
-    /// Rows of the planned query.
-    rows: usize,
+    /// Shapes of the planned queries.
+    queries: Vec<Vec<usize>>,
     /// The form of the planned queries over latents.
-    form: Option<&'static str>,
+    form: Option<LatentFormKind>,
     stream: PlannedStream,
     block_table: BlockTable,
 }
@@ -141,7 +142,6 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<Self> {
-        let rows = size(first.query, 0);
         let by_layer = match program.by_layer {
             None => None,
             Some(programs) => Some(Self::divide(programs, step, first, columns)?),
@@ -178,7 +178,7 @@ impl<T: Element> StepPlan<T> {
             merge,
             stage: program.stage,
             by_layer,
-            rows,
+            queries: first.queries().map(|(_, query)| query.shape().to_vec()).collect(),
             form: form_of(first),
             stream: PlannedStream::of(step.stream),
             block_table: step.block_table.clone(),
@@ -239,15 +239,15 @@ impl<T: Element> StepPlan<T> {
     /// [`launch`](Self::launch) gives.
     ///
     /// # Errors
-    /// As for [`StepPlan::launch`], also for an output of another shape.
+    /// As for [`StepPlan::launch`], also for an output of another shape;
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with what the layer reads.
     pub fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         self.stream.check(stream)?;
         let plan = self.find_layer(layer.layer)?;
         plan.check_form(layer)?;
+        plan.check_tensors(layer, output)?;
         if let Some(stage) = &plan.stage {
             stage.launch_into(stream, layer, output)?;
-        } else {
-            plan.check_tensors(layer, output)?;
         }
         plan.queue(stream, layer, output, |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?))
     }
@@ -258,23 +258,33 @@ impl<T: Element> StepPlan<T> {
         if given == self.form {
             return Ok(());
         }
-        let name = |form: Option<&'static str>| form.unwrap_or("none, without latents");
+        let name = |form: Option<LatentFormKind>| match form {
+            Some(form) => format!("{form:?}"),
+            None => "none, without latents".into(),
+        };
         Err(Error::not_as_planned("form", name(given), name(self.form)))
     }
 
-    /// Refuses a query and an output of other rows than were planned, and an output that a later call would read as its
-    /// input.
+    /// Refuses queries of other shapes than were planned, outputs of other shapes than these have, and outputs over
+    /// memory that the layer reads. Nothing has run then.
     fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
-        let inputs = [("query", &**layer.query), ("key", &**layer.key), ("value", &**layer.value)];
-        let heads_first = usize::from(layer.latent.is_some());
-        let rows = [("query", size(layer.query, 0)), ("output", size(output, heads_first))];
-        for (name, given) in rows {
-            if given != self.rows {
-                let planned = format_args!("{} rows", self.rows);
-                return Err(Error::not_as_planned(name, format_args!("{given} rows"), planned));
-            }
+        let check = |name: &'static str, tensor: &Tensor<T>, planned: &[usize]| match tensor.shape() {
+            given if given == planned => Ok(()),
+            given => Err(Error::not_as_planned(name, format_args!("{given:?}"), format_args!("{planned:?}"))),
+        };
+        for ((name, query), planned) in layer.queries().zip(&self.queries) {
+            check(name, query, planned)?;
         }
-        apart("output", output, inputs)
+        let mut planned = output_shape(layer);
+        if layer.latent.is_none() {
+            // The dimension of the values may be the cache's alone; the calls check it.
+            planned[2] = size(output, 2);
+        }
+        check("output", output, &planned)?;
+        if let Some((absorbed, decoded)) = layer.mixed() {
+            check("decoded", decoded, &heads_first(absorbed))?;
+        }
+        layer.check_outputs(Some(output))
     }
 
     /// Queues the calls of a layer, each by `launch`, and the merge of their results.
@@ -370,8 +380,8 @@ impl<T: Element> StepPlan<T> {
 }
 
 /// The form of a layer's queries over latents.
-fn form_of<T: Element>(layer: &LayerTensors<'_, T>) -> Option<&'static str> {
-    layer.latent.map(|latent| latent.form.name())
+fn form_of<T: Element>(layer: &LayerTensors<'_, T>) -> Option<LatentFormKind> {
+    layer.latent.map(|latent| latent.form.kind())
 }
 
 /// The memory of plans of which each layer runs one.

@@ -18,7 +18,7 @@ pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_request::TreeRequest;
 pub(crate) use tree_request::{TreeForm, TreeLengths, begin_trees, check_nodes};
 pub use tree_step::TreeStep;
-pub(crate) use tree_step::{TREES_AGAIN, check_inputs, check_rows, names_of_keys};
+pub(crate) use tree_step::{TREES_AGAIN, check_inputs, check_rows};
 pub use tree_verification::TreeVerification;
 pub(crate) use tree_verification::{NodeAndContextCalls, TreeTensors, tree_mask, with_fewest_calls};
 

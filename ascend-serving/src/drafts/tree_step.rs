@@ -7,7 +7,7 @@ use ascend_attention::merge::{Part, PartsOfRows, RowMergePlan};
 use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
 use crate::backends::{RefusedBackend, size};
-use crate::engine::{LayerInputs, QueuedLayers};
+use crate::engine::{LayerInputs, QueuedLayers, names_of_keys};
 use crate::error::Result;
 use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
 use crate::rules;
@@ -265,14 +265,6 @@ impl<T: Element> fmt::Debug for TreeStep<'_, T> {
             .field("verification", &self.verification)
             .field("requests", &self.trees.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// The names of a layer's keys and values.
-pub(crate) fn names_of_keys(is_latent: bool) -> [&'static str; 2] {
-    match is_latent {
-        true => ["latent", "key_rope"],
-        false => ["key", "value"],
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ascend_attention::{Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LayerTensors, StepContext, apart, size};
+use crate::backends::{LayerTensors, StepContext, size};
 use crate::error::Result;
 use crate::rules;
 
@@ -71,43 +71,6 @@ pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTenso
         rows.check(name, tensor, Some(layer.layer), heads, dim)?;
     }
     Ok(())
-}
-
-/// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,
-/// the first would write what the second reads.
-pub(crate) fn check_outputs<T: Element>(layer: &LayerTensors<'_, T>, into: Option<&Tensor<T>>) -> Result<()> {
-    let rope = layer.latent.map(|latent| latent.query_rope);
-    let (absorbed, decoded) = match layer.latent.map(|latent| latent.form) {
-        Some(LatentForm::Mixed { absorbed, decoded, .. }) => (Some(absorbed), Some(decoded)),
-        _ => (None, None),
-    };
-    let stored = layer.quantised.map(|quantised| {
-        let [key_scale, value_scale] = quantised.scales();
-        [quantised.key(), quantised.value(), key_scale, value_scale]
-    });
-    let read = [
-        Some(("query", &**layer.query)),
-        Some(("key", &**layer.key)),
-        Some(("value", &**layer.value)),
-        Some(("the cache", &*layer.cache.key)),
-        Some(("the cache", &*layer.cache.value)),
-        layer.learnable_sink.map(|sink| ("learnable_sink", sink)),
-        rope.map(|rope| ("query_rope", &**rope)),
-        absorbed.map(|query| ("absorbed", &**query)),
-    ];
-    let stored = stored.into_iter().flatten();
-    let stored = stored.map(|tensor| ("the cache", tensor));
-    let read = || read.iter().flatten().copied().chain(stored.clone());
-    if let Some(decoded) = decoded {
-        apart("decoded", decoded, read())?;
-    }
-    match into {
-        Some(output) => {
-            let decoded = decoded.map(|output| ("decoded", &**output));
-            apart("output", output, read().chain(decoded))
-        }
-        None => Ok(()),
-    }
 }
 
 /// How to bring the heads of a layer of a step.

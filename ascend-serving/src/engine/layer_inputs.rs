@@ -132,3 +132,11 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         ))
     }
 }
+
+/// The names of a layer's keys and values.
+pub(crate) fn names_of_keys(is_latent: bool) -> [&'static str; 2] {
+    match is_latent {
+        true => ["latent", "key_rope"],
+        false => ["key", "value"],
+    }
+}

@@ -34,6 +34,7 @@ pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub use key_choice::KeyChoice;
 pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
 pub use layer_inputs::LayerInputs;
+pub(crate) use layer_inputs::names_of_keys;
 pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub(crate) use range_check::{RangeChecker, latent_tensors, packed_tensors, take_findings};

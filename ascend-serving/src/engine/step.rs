@@ -10,7 +10,7 @@ use crate::kv::{CacheWrite, CopiesIn, StepLease};
 use crate::rules;
 
 use super::attention::Attention;
-use super::layer_check::{InputKinds, check_layer, check_outputs};
+use super::layer_check::{InputKinds, check_layer};
 use super::layer_inputs::LayerInputs;
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
@@ -198,7 +198,7 @@ impl<T: Element> Step<'_, T> {
             latent,
         };
         check_layer(&context, &tensors)?;
-        check_outputs(&tensors, into)?;
+        tensors.check_outputs(into)?;
         let mut planned = self.planned.iter();
         let known = planned.position(|planned| planned.mask == *mask);
         let at = match known {

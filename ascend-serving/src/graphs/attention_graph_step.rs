@@ -4,7 +4,7 @@ use std::fmt;
 
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{apart, size};
+use crate::backends::size;
 use crate::engine::{LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
@@ -12,8 +12,7 @@ use crate::rules;
 
 use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_pool::GraphStep;
-use super::graph_tensors::GraphTensors;
-use super::graph_tensors::GroupBuffers;
+use super::graph_tensors::{GraphTensors, GroupBuffers};
 
 /// A step whose layers are replayed from graphs. From [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end
 /// it when the last layer is queued, as a [`Step`](crate::Step).
@@ -138,8 +137,10 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
     /// other shapes; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask and
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other sinks than those of the capture, for queries over latents
-    /// that are not absorbed, and for latents exactly where the cache has none;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an input that is the graph's tensor for
+    /// that are not absorbed, for inputs without latents over a cache that has them, and for latents over another;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with the graph's tensor of
     /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
@@ -155,26 +156,9 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             padding: false,
             fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
         };
-        let rope = query_rope.zip(tensors.query_rope.as_ref());
-        let copies = [
-            Some(("query", inputs.query, &tensors.query)),
-            Some(("key", inputs.key, &tensors.key)),
-            Some(("value", inputs.value, &tensors.value)),
-            rope.map(|(from, to)| ("query_rope", from, to)),
-        ];
-        let copies = || copies.into_iter().flatten();
-        for (name, from, to) in copies() {
-            let (heads, dim) = (size(to, 1), size(to, 2));
-            rows.check(name, from, Some(layer), heads, Some(dim))?;
-        }
-        // An input in another input's place would be overwritten before it is copied.
-        for (at, (name, from, _)) in copies().enumerate() {
-            let others = copies().enumerate().filter(|(other, _)| *other != at);
-            apart(name, from, others.map(|(_, (_, _, to))| ("another of the graph's tensors", &**to)))?;
-        }
-        for (_, from, to) in copies() {
-            to.narrow(0, 0..size(from, 0))?.copy_from(self.stream, from)?;
-        }
+        tensors.copy_in(self.stream, &inputs, query_rope, |name, from, to| {
+            rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)))
+        })?;
         self.launch(layer)
     }
 

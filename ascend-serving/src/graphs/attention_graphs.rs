@@ -86,7 +86,8 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND));
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
+    /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is not above 0 or not finite;
@@ -285,15 +286,20 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows.
+    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows, or dummies of
+    /// more rows than the captured calls take.
     fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Violation> {
-        let mut both = self.groups.iter().zip(step);
-        both.try_for_each(|(group, metadata)| {
-            let dummies = metadata.missing(self.each.requests(rows), rows)?;
+        let requests = self.each.requests(rows);
+        let buffers = self.graphs.buffers(rows).into_iter().flat_map(|buffers| &**buffers);
+        let mut all = self.groups.iter().zip(step).zip(buffers);
+        all.try_for_each(|((group, metadata), buffers)| {
+            let dummies = metadata.missing(requests, rows)?;
+            let longest = dummies.clone().max().unwrap_or(0);
             let keys = metadata.kv_lengths().lengths().iter().copied();
             // A dummy request has as many keys as tokens, in blocks.
             let keys: Vec<usize> = keys.chain(dummies).collect();
-            group.limits().admits(&keys)
+            group.limits().admits(&keys)?;
+            group.admits_dummies((longest, requests), &buffers.programs)
         })
     }
 
@@ -320,8 +326,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// longest request that was declared.
     ///
     /// # Errors
-    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens
-    /// than were declared (with a named mask also of fewer); the refusal of a captured backend, and
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, with a request of more tokens than
+    /// were declared (with a named mask also of fewer), or with longer dummies than the captured calls take; the refusal of a captured backend, and
     /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys or blocks than were declared;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_POOL`](crate::rules::TABLE_POOL) and

@@ -7,7 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
-use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest};
+use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest, StatePolicy};
 use crate::engine::Attention;
 use crate::error::Result;
 use crate::kv::{
@@ -137,7 +137,7 @@ impl CapturedGroup {
     ) -> Result<(), Violation> {
         let each = self.each.0;
         let mut alike = self.seen.iter().zip(programs);
-        let alike = alike.find(|(mask, program)| program.all_alike || mask.named().is_some());
+        let alike = alike.find(|(mask, program)| program.dummy_rows.is_none() || mask.named().is_some());
         let mut requests = metadata.masked_requests();
         let other = requests.find(|request| match (request.place, alike) {
             (_, Some(_)) => request.new != each,
@@ -169,9 +169,29 @@ impl CapturedGroup {
         ))
     }
 
+    /// Refuses dummy requests of a size whose longest has more rows than the calls of a layer take.
+    pub(super) fn admits_dummies<T: Element>(
+        &self,
+        (longest, requests): (usize, usize),
+        programs: &[CapturedProgram<T>],
+    ) -> Result<(), Violation> {
+        let taken = |program: &CapturedProgram<T>| program.dummy_rows.unwrap_or(self.each.0);
+        match programs.iter().find(|program| longest > taken(program)) {
+            None => Ok(()),
+            Some(program) => Err(rules::GRAPH_SIZE.broken(
+                format_args!("a dummy request of {longest} tokens, in the size of {requests} requests"),
+                format_args!(
+                    "at most {} a dummy, as was captured with the backend `{}`",
+                    taken(program),
+                    program.recorded.backend.name()
+                ),
+            )),
+        }
+    }
+
     /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and last,
-    /// where requests may add fewer tokens, with most tokens in one request.
-    fn examples(&self, requests: usize) -> Result<Vec<AttentionMetadata>> {
+    /// where requests may add fewer tokens, with most tokens in few requests, at most `most_rows` in each.
+    fn examples(&self, requests: usize, most_rows: usize) -> Result<Vec<AttentionMetadata>> {
         let each = self.each.0;
         let ends = (1..=requests).map(|request| self.each.rows(request));
         let ends = Cumulative::new(ends.collect())?;
@@ -181,7 +201,11 @@ impl CapturedGroup {
         }
         examples.push((ends.clone(), ends.per_request()));
         if each > 1 && requests > 1 {
-            let ends = (1..requests).chain([self.each.rows(requests)]);
+            let rows = self.each.rows(requests);
+            let ends = (1..=requests).map(|request| {
+                let behind = (requests - request).saturating_mul(most_rows);
+                request.max(rows.saturating_sub(behind))
+            });
             let ends = Cumulative::new(ends.collect())?;
             let keys = ends.per_request();
             if self.limits.admits(keys.lengths()).is_ok() {
@@ -240,28 +264,44 @@ impl CapturedGroup {
             }
         };
         let table = BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?;
-        let examples = self.examples(requests)?;
+        // Absorbed queries may have no more rows than a decode.
+        let most = self.limits.keys.max(self.each.0);
+        let few = Some(StatePolicy::MAX_VERIFIED).filter(|few| (2..*few).contains(&self.each.0) && *few < most);
+        let examples = [Some(most), few].into_iter().flatten();
+        let examples = examples.map(|rows| Ok((rows, self.examples(requests, rows)?)));
+        let examples: Vec<_> = examples.collect::<Result<_>>()?;
         let programs = self.seen.iter().enumerate().map(|(at, mask)| {
             let mut layers = self.program_of.iter();
             let layer = layers.position(|program| *program == at).unwrap_or(0);
             let (cache, quantised) = attention.cache().tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
-            let steps = examples.iter();
-            let steps = steps.map(|metadata| self.context(stream, metadata, mask, &table));
-            let steps: Vec<_> = steps.collect();
-            let record = |steps: &[StepContext<'_>]| (attention.backends()).record(steps, &tensors, self.columns());
-            let alike = |step: &StepContext<'_>| step.metadata.longest_rows() == self.each.0;
-            let alike: Vec<_> = steps.iter().copied().filter(alike).collect();
-            // Where no backend serves requests with fewer tokens, all have to add as many.
-            let recorded = match record(&steps) {
-                Err(_) if alike.len() < steps.len() => (record(&alike)?, true),
-                recorded => (recorded?, false),
+            let record = |steps: &[&AttentionMetadata]| {
+                let steps = steps.iter().map(|metadata| self.context(stream, metadata, mask, &table));
+                attention.backends().record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
-            let (recorded, all_alike) = recorded;
-            Ok(CapturedProgram { recorded, all_alike, layer, cache, quantised, sink: sink.cloned() })
+            let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
+            Ok(CapturedProgram { recorded, dummy_rows, layer, cache, quantised, sink: sink.cloned() })
         });
         Ok(GroupBuffers { programs: programs.collect::<Result<_>>()?, table, slots, quantisers, write, tensors })
+    }
+
+    /// Records steps whose dummies have as many rows as possible, of examples for several numbers of rows. Where no
+    /// backend serves requests with fewer tokens, all have to add as many.
+    fn record_examples<R>(
+        &self,
+        examples: &[(usize, Vec<AttentionMetadata>)],
+        record: impl Fn(&[&AttentionMetadata]) -> Result<R>,
+    ) -> Result<(R, Option<usize>)> {
+        let mut alike = Vec::new();
+        for (rows, steps) in examples {
+            alike = steps.iter().filter(|step| step.longest_rows() == self.each.0).collect();
+            match record(&steps.iter().collect::<Vec<_>>()) {
+                Err(_) if alike.len() < steps.len() => {}
+                recorded => return Ok((recorded?, Some(*rows))),
+            }
+        }
+        Ok((record(&alike)?, None))
     }
 
     fn context<'a>(

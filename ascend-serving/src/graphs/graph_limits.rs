@@ -58,7 +58,8 @@ impl GraphLimits {
     ///
     /// The rows of a size are its requests times these tokens. Each request of a step may add fewer: the rows left
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
-    /// So capture one request more than ever run.
+    /// So capture one request more than ever run. Absorbed queries over latents have at most 16 rows a request on CANN
+    /// 8.1: a step whose dummies would have more takes a larger size, or is computed without a graph.
     ///
     /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and
     /// needs no larger size.

@@ -3,9 +3,11 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
-use ascend_attention::{AnyTensor, Element, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram};
+use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram, size};
+use crate::engine::{LayerInputs, names_of_keys};
+use crate::error::{Error, Result};
 use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
@@ -22,7 +24,7 @@ pub struct GraphTensors<T: Element> {
     pub key: Tensor<T>,
     /// Values of the step.
     pub value: Tensor<T>,
-    /// The attention, `[rows, N, Dv]`.
+    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`.
     pub output: Tensor<T>,
 }
 
@@ -32,6 +34,44 @@ impl<T: Element> GraphTensors<T> {
         let query_rope = self.query_rope.as_ref()?;
         let form = LatentForm::Absorbed;
         Some(LatentTensors { query_rope, form })
+    }
+}
+
+impl<T: Element> GraphTensors<T> {
+    /// Copies the inputs of a layer, over latents with the rotary parts of the queries, to the first places of these
+    /// tensors. `check` refuses an input that does not fit its tensor.
+    pub(super) fn copy_in(
+        &self,
+        stream: &Stream,
+        inputs: &LayerInputs<'_, T>,
+        query_rope: Option<&Tensor<T>>,
+        check: impl Fn(&'static str, &Tensor<T>, &Tensor<T>) -> Result<(), Violation>,
+    ) -> Result<()> {
+        let rope = query_rope.zip(self.query_rope.as_ref());
+        let [key, value] = names_of_keys(rope.is_some());
+        let copies = [
+            Some(("query", inputs.query, &self.query)),
+            Some((key, inputs.key, &self.key)),
+            Some((value, inputs.value, &self.value)),
+            rope.map(|(from, to)| ("query_rope", from, to)),
+        ];
+        let copies = || copies.iter().copied().flatten();
+        for (name, from, to) in copies() {
+            check(name, from, to)?;
+        }
+        // An input in another input's place would be overwritten before it is copied.
+        for (name, from, _) in copies() {
+            let mut others = copies().filter(|(other, ..)| *other != name);
+            if let Some((other, ..)) = others.find(|(_, _, to)| from.overlaps(to)) {
+                let given = format_args!("memory that is shared with the graph's tensor `{other}`");
+                let allowed = format_args!("the graph's tensor `{name}`, or memory of its own");
+                return Err(Error::shared(name, given, allowed));
+            }
+        }
+        for (_, from, to) in copies() {
+            to.narrow(0, 0..size(from, 0))?.copy_from(stream, from)?;
+        }
+        Ok(())
     }
 }
 
@@ -51,8 +91,9 @@ pub(super) struct GroupBuffers<T: Element> {
 /// What computes the captured layers with one mask.
 pub(super) struct CapturedProgram<T: Element> {
     pub(super) recorded: Recorded<T>,
-    /// Whether each request of a step has to add as many tokens as were declared.
-    pub(super) all_alike: bool,
+    /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
+    /// request has to add as many.
+    pub(super) dummy_rows: Option<usize>,
     /// The first of the layers, and its cache and sinks.
     pub(super) layer: usize,
     pub(super) cache: LayerCache<T>,

@@ -5,8 +5,8 @@ use std::fmt;
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
-use crate::backends::{apart, size};
-use crate::drafts::{NodeWrites, check_inputs, check_rows, names_of_keys};
+use crate::backends::size;
+use crate::drafts::{NodeWrites, check_inputs, check_rows};
 use crate::engine::LayerInputs;
 use crate::error::Result;
 use crate::kv::{LayerCache, StepLease};
@@ -82,43 +82,20 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
-    /// [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are not absorbed, and latents
-    /// where the cache has none; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that is another of the
-    /// graph's tensors; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are not absorbed, inputs without
+    /// latents over a cache that has them, and latents over another;
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with the graph's tensor of
+    /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`TreeGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let tensors = self.tensors();
         let query_rope = check_inputs(layer, &inputs, tensors.query_rope.is_some())?;
-        let [key, value] = names_of_keys(query_rope.is_some());
-        let rope = query_rope.zip(tensors.query_rope.as_ref());
-        let copies = [
-            ("query", inputs.query, &tensors.query),
-            (key, inputs.key, &tensors.key),
-            (value, inputs.value, &tensors.value),
-        ];
-        let copies = copies.into_iter().chain(rope.map(|(from, to)| ("query_rope", from, to)));
-        self.copy_in(layer, &copies.collect::<Vec<_>>())?;
-        self.launch(layer)
-    }
-
-    /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, to the first requests in the graph's tensors.
-    fn copy_in(&self, layer: usize, copies: &[(&'static str, &Tensor<T>, &Tensor<T>)]) -> Result<()> {
         self.step.admits(layer)?;
-        for (name, from, to) in copies {
-            let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
-            check_rows(name, layer, from, wanted)?;
-        }
-        // An input in another input's place would be overwritten before it is copied.
-        for (at, (name, from, _)) in copies.iter().enumerate() {
-            let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
-            apart(name, from, others.map(|(_, (_, _, to))| ("another of the graph's tensors", &***to)))?;
-        }
-        for (_, from, to) in copies {
-            let place = to.narrow(0, 0..self.requests)?;
-            place.copy_from(self.stream, from)?;
-        }
-        Ok(())
+        tensors.copy_in(self.stream, &inputs, query_rope, |name, from, to| {
+            check_rows(name, layer, from, [self.requests, size(to, 1), size(to, 2), size(to, 3)])
+        })?;
+        self.launch(layer)
     }
 
     /// Ends the step, and checks that all its layers were queued.

@@ -10,7 +10,7 @@ use crate::kv::LayerCache;
 use crate::rules;
 
 use super::prefill::MlaPrefill;
-use super::refusals::{check_step, latent};
+use super::refusals::{check_step, latent_inputs};
 
 /// Multi-head latent attention over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), for causal layers.
@@ -80,7 +80,7 @@ impl<T: Element> AttentionBackend<T> for Mla {
     }
 
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let latent = latent(first)?;
+        let latent = latent_inputs(first)?;
         check_step(step)?;
         let rope = latent.query_rope;
         let metadata = step.metadata;

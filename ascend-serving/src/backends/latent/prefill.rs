@@ -19,7 +19,7 @@ use crate::kv::CachedRows;
 use crate::sharing::lock;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
-use super::refusals::latent;
+use super::refusals::latent_inputs;
 
 /// The calls of plain queries.
 ///
@@ -356,10 +356,9 @@ impl<T: Element> StepStage<T> for MlaPrefill<T> {
     }
 
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
-        let latent = latent(layer)?;
+        let latent = latent_inputs(layer)?;
         let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form else {
-            let given = latent.form.name();
-            return Err(Error::not_as_planned("form", given, "plain queries"));
+            return Err(Error::not_as_planned("form", format_args!("{:?}", latent.form), "plain queries"));
         };
         let free = lock(&self.free).pop();
         let workspace = match free {

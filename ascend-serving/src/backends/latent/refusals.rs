@@ -1,4 +1,4 @@
-//! The layers and steps that no call of latent attention computes.
+//! The inputs of latent attention, and the layers and steps that no call of it computes.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ fn refused(given: impl fmt::Display, fix: &'static str) -> Violation {
     )
 }
 
-/// The latent inputs of a layer.
-pub(super) fn latent<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<LatentTensors<'a, T>, Violation> {
+/// The latent inputs of a layer; layers that no call computes are refused.
+pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<LatentTensors<'a, T>, Violation> {
     match (layer.latent, layer.learnable_sink) {
         (None, _) => Err(refused(
             "a layer without rotary parts",

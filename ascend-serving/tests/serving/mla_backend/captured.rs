@@ -1,6 +1,7 @@
 //! Steps over latents replayed from graphs: bit by bit those without a graph, and the definition's.
 
 use approx::abs_diff_eq;
+use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
@@ -75,10 +76,9 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn new(stream: &'a Stream, format: Cache, each: usize) -> Self {
+    fn new(stream: &'a Stream, format: Cache, limits: &GraphLimits) -> Self {
         let attention = attention(stream, format, LAYERS, backends());
-        let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
-        let graphs = attention.capture(stream, Causality::Causal, &limits);
+        let graphs = attention.capture(stream, Causality::Causal, limits);
         Self { stream, graphs: graphs.unwrap(), attention, requests: Vec::new(), named: 0, replays: 0 }
     }
 
@@ -165,7 +165,8 @@ impl<'a> Server<'a> {
 /// Replays of steps in which requests come, share prefixes, are preempted and go on.
 fn replays(format: Cache, each: usize, steps: &[&[usize]]) -> usize {
     let stream = harness::stream();
-    let mut server = Server::new(&stream, format, each);
+    let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
+    let mut server = Server::new(&stream, format, &limits);
     assert_eq!(server.graphs.backend(LAYERS - 1), Some("mla"));
     server.step(&[126, 30]);
     for news in steps {
@@ -194,6 +195,45 @@ fn drafts_over_latents_are_replayed() {
     let steps: [&[usize]; 4] = [&[3, 1], &[2, 3], &[1, 0], &[3, 3]];
     for format in [Cache::BnBsH, Cache::Nz] {
         assert_eq!(replays(format, 3, &steps), 7);
+    }
+}
+
+/// On CANN 8.1 absorbed queries have at most 16 rows a request, and steps that leave a longer dummy are computed without
+/// a graph. All others are replayed, though a size has more rows than those of its other requests.
+#[test]
+fn dummies_have_as_many_rows_as_absorbed_queries_may() {
+    for (stream, limited) in [(Some(harness::stream()), false), (harness::stream_of(Cann::V8_1), true)] {
+        let Some(stream) = stream else {
+            continue;
+        };
+        let limits = GraphLimits::new([1, 5, 9], 300).tokens_each(4);
+        let mut server = Server::new(&stream, Cache::BnBsH, &limits);
+        server.step(&[16, 5, 5, 5, 5, 5, 5, 5]);
+        // Dummies of 10 and 9 rows, of 12, of 8 at most in four, and of 4 and 3.
+        let replayed: [&[usize]; 4] = [&[3, 1, 2, 3, 4, 3, 1], &[3; 8], &[1; 5], &[4, 3, 1]];
+        for (before, news) in replayed.into_iter().enumerate() {
+            server.step(news);
+            assert_eq!(server.replays, before + 1, "{news:?}");
+        }
+        let mut batch = Vec::new();
+        for (sequence, _) in &mut server.requests {
+            server.attention.grow(&stream, sequence, 1).unwrap();
+            batch.push(BatchRequest::of(sequence, 1));
+        }
+        let settings = BatchSettings::of(server.attention.cache(), Causality::Causal);
+        let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let before = metadata.clone();
+        assert_eq!(server.graphs.serves(&metadata), !limited);
+        match server.graphs.begin(&stream, &mut metadata).map(drop) {
+            Ok(()) => assert!(!limited),
+            Err(Error::Violation(why)) => {
+                assert_eq!(why.rule, &rules::GRAPH_SIZE, "{why}");
+                assert_eq!(why.given, "a dummy request of 28 tokens, in the size of 9 requests");
+                assert!(why.allowed.starts_with("at most 16 a dummy"), "{why}");
+                assert_eq!(metadata, before);
+            }
+            Err(other) => panic!("{other}"),
+        }
     }
 }
 
@@ -288,7 +328,7 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
 #[test]
 fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let stream = harness::stream();
-    let mut server = Server::new(&stream, Cache::BnBsH, 1);
+    let mut server = Server::new(&stream, Cache::BnBsH, &GraphLimits::new([1, 2, 4], 300));
     server.step(&[3]);
     let (sequence, _) = &mut server.requests[0];
     server.attention.grow(&stream, sequence, 1).unwrap();
@@ -298,6 +338,9 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     server.graphs.set_range_check(RangeCheck::always().limit(100.0)).unwrap();
     let rows = Rows::of(&stream, &[7], 0);
     let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
+    let of_rope = step.tensors(0).unwrap().query_rope.as_ref().unwrap().reshape([HEADS, 1, ROPE]).unwrap();
+    let of_rope = of_rope.narrow(0, 0..1).unwrap();
+    let absorbed = LatentTensors { query_rope: &rows.query_rope, form: LatentForm::Absorbed };
     let mut refused = |inputs: LayerInputs<'_, bf16>| -> Violation {
         match step.forward(0, inputs).map(drop).unwrap_err() {
             Error::Violation(violation) => violation,
@@ -317,6 +360,10 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let rope = LatentTensors { query_rope: &long_rope.query_rope, form: LatentForm::Absorbed };
     let why = refused(LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, rope));
     assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
+    // A place of another input would be overwritten before it is read.
+    let why = refused(LayerInputs::latent(&rows.query, &rows.latent, &of_rope, absorbed));
+    assert_eq!(why.rule, &rules::ARGUMENT_MEMORY, "{why}");
+    assert!(why.given.starts_with("key_rope: ") && why.given.ends_with("the graph's tensor `query_rope`"), "{why}");
     // What is read is looked at, rotary parts included.
     let mut numbers = rows.query_rope.download(&stream).unwrap();
     numbers[ROPE + 3] = bf16::from_f32(200.0);

@@ -7,6 +7,7 @@ mod engine;
 use crate::harness;
 mod refusals;
 mod schedules;
+mod tensors;
 
 pub const LATENT: usize = 512;
 pub const ROPE: usize = 64;

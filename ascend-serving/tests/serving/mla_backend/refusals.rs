@@ -1,5 +1,8 @@
 //! Steps that cannot be served, and what is said of them.
 
+use std::ops::Range;
+
+use ascend_attention::attention::{Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
 use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -7,7 +10,8 @@ use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, FusedAttention, GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
     LayerGroup, LayerInputs, LayerMask, LayerSet, LayerTensors, Mla, NamedMask, NamedMaskAttention, PagedDecode, Phase,
-    Result, StatePolicy, StepCall, StepContext, StepPlan, StepProgram, TwoFusedCalls, UpProjected, rules,
+    Result, StatePolicy, StepCall, StepContext, StepMemory, StepPlan, StepProgram, StepStage, TwoFusedCalls,
+    UpProjected, rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -155,12 +159,14 @@ impl AttentionBackend<bf16> for KeysAndValues {
     }
 }
 
-/// A backend of the caller that merges calls over latents.
-struct MergedLatents;
+type Program = fn(&StepContext<'_>) -> Result<StepProgram<bf16>>;
 
-impl AttentionBackend<bf16> for MergedLatents {
+/// A backend of the caller with a program over latents.
+struct OwnLatents(Program);
+
+impl AttentionBackend<bf16> for OwnLatents {
     fn name(&self) -> &'static str {
-        "merged_latents"
+        "own_latents"
     }
 
     fn reads_latents(&self) -> bool {
@@ -168,18 +174,58 @@ impl AttentionBackend<bf16> for MergedLatents {
     }
 
     fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
-        let call = || StepCall::of_step(step);
-        Ok(StepProgram::new([call()?, call()?]).merged(Vec::new()))
+        (self.0)(step)
+    }
+}
+
+/// Work of a step that never begins.
+#[derive(Debug)]
+struct Never;
+
+impl StepStage<bf16> for Never {
+    fn memory(&self) -> StepMemory {
+        StepMemory::default()
+    }
+
+    fn launch_into(&self, _: &Stream, _: &LayerTensors<'_, bf16>, _: &mut Tensor<bf16>) -> Result<()> {
+        panic!("nothing is planned")
     }
 }
 
 #[test]
-fn calls_over_latents_are_not_merged() {
+fn one_call_over_latents_computes_all_rows() {
     let stream = harness::stream();
-    let backends = Backends::none().with(MergedLatents);
-    let step = (Cache::BnBsH, 1, 5);
-    let why = refused(&stream, backends, Causality::Causal, step, "absorbed");
-    assert!(why.breaks(&rules::BACKEND_LATENT), "{why}");
+    let tried = |program: Program| {
+        let backends = Backends::none().with(OwnLatents(program));
+        tried(&stream, backends, Causality::Causal, (Cache::BnBsH, 5, 5), "absorbed", (None, None))
+    };
+    tried(|step| Ok(StepCall::of_step(step)?.into())).unwrap();
+    tried(|step| Ok(StepCall::of_step(step)?.rows(0..5).into())).unwrap();
+    stream.synchronize().unwrap();
+    let wrong: [(Program, &str); 3] = [
+        (|step| Ok(StepProgram::new([part(step, 0..2)?, part(step, 2..5)?])), "2 calls over latents"),
+        (|step| Ok(StepProgram::from(part(step, 0..2)?).stage(Never)), "a call of the rows 0..2 over latents"),
+        (
+            |step| Ok(StepProgram::new([StepCall::of_step(step)?, StepCall::of_step(step)?]).merged(Vec::new())),
+            "a merge of calls over latents",
+        ),
+    ];
+    for (program, given) in wrong {
+        match tried(program) {
+            Err(Error::NoBackend { reasons, .. }) => {
+                assert!(reasons.starts_with("own_latents: backend.latent"), "{reasons}");
+                assert!(reasons.contains(given) && reasons.contains("one call of the rows 0..5"), "{reasons}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A causal call of some rows of a step of one request.
+fn part(step: &StepContext<'_>, rows: Range<usize>) -> Result<StepCall> {
+    let keys = step.metadata.kv_lengths().lengths()[0] - step.metadata.tokens() + rows.end;
+    let call = StepCall::packed(Cumulative::new(vec![rows.len()])?, PerRequest::new(vec![keys])?);
+    Ok(call.mask(Causality::Causal.mask(&step.stream.device().masks())?).rows(rows))
 }
 
 /// Absorbed queries of mixed steps are those of the decodes, no more and no fewer, and so is their output.
