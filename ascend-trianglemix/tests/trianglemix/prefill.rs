@@ -5,7 +5,7 @@ use approx::abs_diff_eq;
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{FusedInferAttention, Layout, Machine, Mask, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
 use ascend_trianglemix::{BlockSparseUse, TriangleMasks, TrianglePrefill, TriangleThresholds};
 use harness::reference::{Half, Logical, row};
@@ -224,11 +224,6 @@ proptest! {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(20) })]
 
@@ -250,7 +245,7 @@ proptest! {
             cuts: case.cuts.iter().map(|cut| cut * prompt / case.prompt).collect(),
             ..case
         };
-        let (sparse, block_sparse) = check_on(&stream_of(soc, cann), &case)?;
+        let (sparse, block_sparse) = check_on(&harness::emulated_stream(soc, cann), &case)?;
         prop_assert_eq!(block_sparse > 0, takes && sparse > 0);
     }
 }
@@ -258,7 +253,7 @@ proptest! {
 /// The operator takes heads of 64 and 128 elements; 96 are left to the stock operator, and so are caches.
 #[test]
 fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let plan = |dim: usize, rows: usize, block_sparse| {
         let data = vec![bf16::ONE; rows * dim];
         let tensor = stream.upload(&data, [rows, 1, dim]).unwrap();
