@@ -186,7 +186,8 @@ fn block_sparse_calls_are_compared_or_it_is_said_why_not() {
         ("120", "64", "block-sparse calls: none, since 120 keys fill no page of 128"),
         ("90", "64", "block-sparse calls: none, since nothing is left out"),
     ] {
-        let said = text(&triangle(&of(tokens, dim)).stdout);
+        let output = triangle(&of(tokens, dim));
+        let said = text(&output.stdout);
         assert!(said.contains(why), "{why}: {said}");
     }
 }
