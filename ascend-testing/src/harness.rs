@@ -139,6 +139,14 @@ pub fn stream_of(cann: Cann) -> Option<Stream> {
     Some(runtime.device(0).unwrap().stream().unwrap())
 }
 
+/// A stream of an emulated product with a release.
+#[cfg(feature = "emulation")]
+#[must_use]
+pub fn emulated_stream(soc: Soc, cann: Cann) -> Stream {
+    let runtime = Runtime::emulated_as(&ascend_attention::Machine::new(soc, cann)).unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
 /// The functions of [`runtime_of`].
 #[must_use]
 pub fn functions_of(cann: Cann) -> Option<Functions> {

@@ -23,8 +23,10 @@ pub struct LayerComparison {
     pub block_sparse_seconds: Option<f64>,
     /// Runs of each layer.
     pub runs: usize,
-    /// How far the outputs differ.
+    /// How far the outputs of the dense layer and of the one that leaves out the middle differ.
     pub difference: OutputDifference,
+    /// How far the outputs that leave out the middle differ between stock and block-sparse calls, which is by rounding.
+    pub block_sparse_difference: Option<OutputDifference>,
 }
 
 /// How far the outputs of two layers differ.
@@ -37,17 +39,17 @@ pub struct OutputDifference {
     pub place: [usize; 3],
     /// The mean difference.
     pub mean: f64,
-    /// The root of the sum of squared differences, relative to that of the dense outputs.
+    /// The root of the sum of squared differences, relative to that of the first outputs.
     pub relative: f64,
     /// Number of elements that are not finite in one of the outputs.
     pub not_finite: usize,
 }
 
 impl OutputDifference {
-    fn new<T: Number>(dense: &[T], triangle: &[T], heads: usize, dim: usize) -> Self {
+    fn new<T: Number>(first: &[T], second: &[T], heads: usize, dim: usize) -> Self {
         let mut all = Self::default();
         let (mut sum, mut squares, mut size, mut count) = (0.0, 0.0, 0.0, 0usize);
-        for (at, (a, b)) in dense.iter().zip(triangle).enumerate() {
+        for (at, (a, b)) in first.iter().zip(second).enumerate() {
             let (a, b) = (a.to_f64(), b.to_f64());
             let difference = (a - b).abs();
             if !difference.is_finite() {
@@ -100,10 +102,8 @@ impl TrianglePrefill {
             stream.synchronize()?;
             Ok((start.elapsed().as_secs_f64(), output))
         };
-        let outputs = (timed(&dense)?.1, timed(&triangle)?.1);
-        if let Some(block_sparse) = &block_sparse {
-            timed(block_sparse)?;
-        }
+        let outputs = [timed(&dense)?.1, timed(&triangle)?.1];
+        let block_sparse_output = block_sparse.as_ref().map(&timed).transpose()?;
         let (mut dense_seconds, mut triangle_seconds) = (Vec::new(), Vec::new());
         let mut block_sparse_seconds = Vec::new();
         for _ in 0..runs {
@@ -113,7 +113,8 @@ impl TrianglePrefill {
             dense_seconds.push(timed(&dense)?.0);
             triangle_seconds.push(timed(&triangle)?.0);
         }
-        let (dense, triangle) = (outputs.0.download(stream)?, outputs.1.download(stream)?);
+        let [dense, triangle] = [outputs[0].download(stream)?, outputs[1].download(stream)?];
+        let block_sparse_output = block_sparse_output.map(|(_, output)| output.download(stream)).transpose()?;
         let (heads, dim) = (self.shape.heads, self.shape.head_dim);
         Ok(LayerComparison {
             dense_seconds: median(dense_seconds),
@@ -121,6 +122,8 @@ impl TrianglePrefill {
             block_sparse_seconds: block_sparse.map(|_| median(block_sparse_seconds)),
             runs,
             difference: OutputDifference::new(&dense, &triangle, heads, dim),
+            block_sparse_difference: block_sparse_output
+                .map(|output| OutputDifference::new(&triangle, &output, heads, dim)),
         })
     }
 }

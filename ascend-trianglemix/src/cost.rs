@@ -1,9 +1,7 @@
 //! What the ways to compute rows that leave keys out cost, as predicted before anything runs.
 
-use std::num::NonZeroU64;
-
-use ascend_attention::blockwise::SIDE;
-use ascend_attention::spec::geometry::{BlockCounts, BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::blockwise::{SIDE, SIDE_BLOCK};
+use ascend_attention::spec::geometry::{BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
 
 use crate::rows::{RowSpan, TriangleChoice, TriangleThresholds};
 
@@ -12,18 +10,20 @@ use crate::rows::{RowSpan, TriangleChoice, TriangleThresholds};
 ///
 /// Both ways compute the same blocks whole. Where the triangle ends within a block, calls of the stock operator mask
 /// it, and block-sparse calls compute it row by row ([`ascend_attention::blockwise`]), at
-/// [`ROW_PAIR`](Self::ROW_PAIR) for each pair. Each call and merge costs [`CALL`](Self::CALL).
+/// [`ROW_PAIR`](Self::ROW_PAIR) for each pair. Each call and merge costs [`CALL`](Self::CALL). What the second way costs
+/// on an NPU is not known, so that [`BlockSparseUse::Never`](crate::BlockSparseUse::Never) is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TriangleCost {
     /// Of calls of the stock operator with its own masks.
     pub stock: u128,
-    /// Of one block-sparse call, and calls for the rows of partial blocks.
+    /// Of one block-sparse call, if a block is full, and calls for the rows of partial blocks.
     pub block_sparse: u128,
 }
 
 impl TriangleCost {
-    /// Cost of a pair in a call whose sequences are single rows: 1.5 as measured on the emulation, rounded up.
+    /// Cost of a pair in a call whose sequences are single rows: 1.5 as measured on the emulation, rounded up. On an NPU,
+    /// where each such row reads its pages alone, it was never measured.
     pub const ROW_PAIR: u128 = 2;
 
     /// Cost of a call or merge: [`TriangleThresholds::MEASURED`] pays for four more of them than a dense prompt has.
@@ -31,30 +31,33 @@ impl TriangleCost {
 
     /// Predicts for rows with these masks, of which the stock operator computes these spans.
     pub(crate) fn new(sizes: TriangleMix, masks: &[MaskGeometry], spans: &[RowSpan]) -> Self {
-        const SIDE_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(SIDE as u64 - 1);
-        let counts = masks.iter().map(|mask| BlockMap::new(mask, SIDE_BLOCK).counts());
-        let counts = counts.fold(BlockCounts::default(), |all, counts| BlockCounts {
-            full: all.full.saturating_add(counts.full),
-            partial: all.partial.saturating_add(counts.partial),
-            empty: all.empty.saturating_add(counts.empty),
-        });
         let pairs = |blocks: u128| blocks.saturating_mul(SIDE as u128).saturating_mul(SIDE as u128);
         let calls = |span: &RowSpan| match span {
             RowSpan::Middle(_) if sizes.num_sink_tokens > 0 => 3,
             RowSpan::Middle(_) | RowSpan::Causal(_) => 1,
         };
         let stock_calls: u128 = spans.iter().map(calls).sum();
-        // One call for all full blocks. For each request one call for partial blocks, one more where the last page is
-        // not whole; and as many merges as that, beside the copies of the first rows, which have no full block.
-        let of_request = |mask: &MaskGeometry| match mask.kv_len().is_multiple_of(SIDE as u64) {
-            true => 3,
-            false => 5,
+        let [mut full, mut partial, mut filled, mut block_calls] = [0u128; 4];
+        for mask in masks {
+            let map = BlockMap::new(mask, SIDE_BLOCK);
+            let counts = map.counts();
+            full = full.saturating_add(counts.full);
+            partial = partial.saturating_add(counts.partial);
+            filled = filled.saturating_add(map.rows_without_full().into());
+            // A call for partial blocks, one more where the last page is not whole, and as many merges as that; beside
+            // the copies of the first rows, which have no full block, where others have.
+            let pages = if mask.kv_len().is_multiple_of(SIDE as u64) { 2 } else { 4 };
+            block_calls = block_calls.saturating_add(pages).saturating_add(u128::from(counts.full > 0));
+        }
+        let blocks = match full {
+            0 => 0,
+            // One call for all full blocks, and a block for rows that have none.
+            _ => pairs(full.saturating_add(filled)).saturating_add(Self::CALL),
         };
-        let block_calls = masks.iter().map(of_request).fold(1, u128::saturating_add);
         Self {
-            stock: pairs(counts.computed()).saturating_add(stock_calls.saturating_mul(Self::CALL)),
-            block_sparse: pairs(counts.full)
-                .saturating_add(pairs(counts.partial).saturating_mul(Self::ROW_PAIR))
+            stock: pairs(full.saturating_add(partial)).saturating_add(stock_calls.saturating_mul(Self::CALL)),
+            block_sparse: blocks
+                .saturating_add(pairs(partial).saturating_mul(Self::ROW_PAIR))
                 .saturating_add(block_calls.saturating_mul(Self::CALL)),
         }
     }

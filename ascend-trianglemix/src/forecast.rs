@@ -52,7 +52,8 @@ pub struct TriangleForecast {
     pub whole_mask_bytes: u128,
     /// Bytes of the compressed mask.
     pub mask_bytes: u128,
-    /// Bytes of the outputs of a layer that are merged ([`TrianglePrefill::part_bytes`]), in half precision.
+    /// Bytes of the outputs of a layer that are merged where stock calls compute it ([`TrianglePrefill::part_bytes`]),
+    /// in half precision.
     pub part_bytes: u128,
 }
 

@@ -116,8 +116,8 @@ impl TrianglePrefill {
         usize::try_from(self.sizes.sliding_window_size).unwrap_or(usize::MAX)
     }
 
-    /// Bytes of the outputs that one launch over a whole prompt merges, of windows and of sinks, and of their
-    /// log-sum-exps and those over both. Elements have `element_bytes`. The memory belongs to the device until the
+    /// Bytes of the outputs that one launch over a whole prompt by stock calls merges, of windows and of sinks, and of
+    /// their log-sum-exps and those over both; [`TrianglePlan::memory`] has those of the chosen calls. Elements have `element_bytes`. The memory belongs to the device until the
     /// launch is done.
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
@@ -232,15 +232,22 @@ struct Parts<'a, T: Element> {
 
 impl<T: Element> Parts<'_, T> {
     /// Prepares one block-sparse call for all rows, and those for partial blocks; `None` where the operators do not
-    /// take them, which calls of the stock operator then have to.
+    /// take them, which calls of the stock operator then have to. Operator and heads are asked for before the masks are
+    /// cut into blocks.
     fn block_sparse(&self, masks: &[MaskGeometry]) -> Result<Option<BlockwisePlan>> {
         let shape = self.prefill.shape;
         shape.check()?;
-        let attention = BlockwiseAttention::new(shape.heads, shape.kv_heads, shape.scale);
+        let attention = BlockwiseAttention::new(shape.scale);
+        let [query, key, _] = self.tensors;
+        let heads = [query, key].map(|tensor| tensor.shape().get(1).copied());
+        // What is wrong with other heads than those of the shape, calls of the stock operator say.
+        if heads != [Some(shape.heads), Some(shape.kv_heads)] || !attention.takes(self.stream, self.tensors)? {
+            return Ok(None);
+        }
         let plan = BlockCover::new(masks).and_then(|cover| attention.plan(self.stream, &cover, self.tensors));
         match plan {
             Ok(plan) => Ok(Some(plan)),
-            Err(Error::Violation(_) | Error::MissingOperator { .. }) => Ok(None),
+            Err(Error::Violation(_) | Error::MissingOperator { .. } | Error::Aclnn { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -383,7 +390,7 @@ impl TrianglePlan {
         self.cost
     }
 
-    /// Whether a launch computes the full blocks by a block-sparse call.
+    /// Whether a launch computes full blocks, if there are any, by a block-sparse call, and partial ones row by row.
     pub fn is_block_sparse(&self) -> bool {
         matches!(self.calls, Calls::BlockSparse(_))
     }

@@ -19,12 +19,15 @@ pub struct TriangleThresholds {
 /// When BlockSparseAttention computes the rows of a step, with the rows of partial blocks by further calls
 /// ([`ascend_attention::blockwise`]). The other steps, those over a paged cache, and those that the operator does not
 /// take (before CANN 9.0, or for heads of other sizes) are calls of the stock operator with its own masks.
+///
+/// The default is [`Never`](Self::Never), since the cost of rows by themselves is known on the emulation alone
+/// ([`TriangleCost::ROW_PAIR`](crate::TriangleCost::ROW_PAIR)): on an NPU, measure both before choosing another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BlockSparseUse {
     /// Never.
+    #[default]
     Never,
     /// Where [`TriangleCost`](crate::TriangleCost) predicts that it is cheaper.
-    #[default]
     WhereCheaper,
     /// Wherever the operator takes the call.
     Always,
@@ -33,11 +36,10 @@ pub enum BlockSparseUse {
 impl TriangleThresholds {
     /// As measured by a port to the 910B3 with heads of 128 elements: dense attention is faster below these bounds.
     pub const MEASURED: Self =
-        Self { min_sparse_rows: 128, min_saved_pairs: 913_152, block_sparse: BlockSparseUse::WhereCheaper };
+        Self { min_sparse_rows: 128, min_saved_pairs: 913_152, block_sparse: BlockSparseUse::Never };
 
     /// Leaves keys out always, even where it saves nothing.
-    pub const ALWAYS: Self =
-        Self { min_sparse_rows: 1, min_saved_pairs: 1, block_sparse: BlockSparseUse::WhereCheaper };
+    pub const ALWAYS: Self = Self { min_sparse_rows: 1, min_saved_pairs: 1, block_sparse: BlockSparseUse::Never };
 }
 
 /// How the rows of a request in a step are computed.

@@ -12,14 +12,15 @@ use crate::ops::block_sparse_attention::FullBlocks;
 
 /// Rows and keys of a block, and keys of a page.
 pub const SIDE: usize = 128;
-const SIDE_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(SIDE as u64 - 1);
+/// [`SIDE`], as the side of a [`BlockMap`].
+pub const SIDE_BLOCK: NonZeroU64 = NonZeroU64::MIN.saturating_add(SIDE as u64 - 1);
 
-/// Part of the merge that the full blocks are.
+/// Part of the merge that the full blocks are, where there is one: parts that no row has are left out.
 pub(super) const BLOCKS: usize = 0;
 /// Part of the merge that the keys of pages are, which are whole.
-pub(super) const PAGES: usize = 1;
+const PAGES: usize = 1;
 /// Part of the merge that the keys behind the last whole page of a sequence are.
-pub(super) const TAIL: usize = 2;
+const TAIL: usize = 2;
 
 /// Which keys of the masks of packed sequences are computed by blocks, and which row by row.
 ///
@@ -28,10 +29,15 @@ pub(super) const TAIL: usize = 2;
 #[derive(Clone, Debug)]
 pub struct BlockCover {
     pub(super) sequences: Vec<CoveredSequence>,
+    /// What a call over full blocks is given, if there is one.
     pub(super) blocks: FullBlocks,
     /// Rows by the parts that have keys for them.
     pub(super) rows: Vec<PartsOfRows>,
+    /// Number of parts that some row has.
+    pub(super) parts: usize,
     full: u128,
+    /// Blocks that a call over full ones computes for rows that have none, of which nothing is read.
+    filled: u128,
     row_pairs: u128,
 }
 
@@ -55,6 +61,13 @@ pub(super) struct RowsCover {
     /// The keys of the pages among those of all sequences.
     pub(super) keys: Range<usize>,
     pub(super) pages: Vec<RowPages>,
+}
+
+impl RowsCover {
+    /// Pages of the row with the most.
+    pub(super) fn columns(&self) -> usize {
+        self.pages.iter().map(|row| row.pages.len()).max().unwrap_or(0)
+    }
 }
 
 /// The pages in which a row sees keys, as a mask over the keys of these pages.
@@ -123,11 +136,16 @@ impl BlockCover {
             sequences: Vec::with_capacity(masks.len()),
             blocks: FullBlocks::new(&maps)?,
             rows: Vec::new(),
+            parts: 0,
             full: maps.iter().map(|map| map.counts().full).fold(0, u128::saturating_add),
+            filled: 0,
             row_pairs: 0,
         };
-        // Every row of the call is written: the merge leaves out those that are not asked for.
-        cover.blocks.fill_empty_rows();
+        if cover.full > 0 {
+            // Every row of the call is written: the merge leaves out those that are not asked for.
+            cover.blocks.fill_empty_rows(&maps);
+            cover.filled = maps.iter().map(|map| u128::from(map.rows_without_full())).sum();
+        }
         let mut start = [0; 2];
         for ((mask, map), end) in masks.iter().zip(&maps).zip(ends) {
             let (rows, keys) = (start[0]..end[0], start[1]..end[1]);
@@ -138,7 +156,22 @@ impl BlockCover {
             cover.row_pairs = cover.row_pairs.saturating_add(pairs);
             cover.sequences.push(CoveredSequence { rows, keys, calls });
         }
+        cover.leave_out_parts();
         Ok(cover)
+    }
+
+    /// Renumbers the parts, without those that no row has.
+    fn leave_out_parts(&mut self) {
+        let used = self.rows.iter().fold(0, |used, run| used | run.parts);
+        let place = |part: usize| (used & ((1 << part) - 1)).count_ones() as usize;
+        for run in &mut self.rows {
+            let named = [BLOCKS, PAGES, TAIL].into_iter().filter(|part| run.parts >> part & 1 == 1);
+            run.parts = named.map(|part| 1 << place(part)).sum();
+        }
+        for call in self.sequences.iter_mut().flat_map(|sequence| &mut sequence.calls) {
+            call.part = place(call.part);
+        }
+        self.parts = used.count_ones() as usize;
     }
 
     /// Notes the parts of each row of a sequence, and returns the calls over its partial blocks.
@@ -196,14 +229,20 @@ impl BlockCover {
         Ok(pages.chain(tail).collect())
     }
 
+    /// Rows and keys of all sequences.
+    pub(super) fn lengths(&self) -> [usize; 2] {
+        self.sequences.last().map_or([0; 2], |last| [last.rows.end, last.keys.end])
+    }
+
     /// Number of full blocks, which each head computes.
     pub fn full_blocks(&self) -> u128 {
         self.full
     }
 
-    /// Pairs of row and key that each head computes in full blocks, those at the ends of sequences as whole ones.
+    /// Pairs of row and key that each head computes in blocks, those at the ends of sequences as whole ones: in the full
+    /// blocks and, if there is one, in another for every 128 rows that have none, since the operator writes no others.
     pub fn block_pairs(&self) -> u128 {
-        self.full.saturating_mul((SIDE * SIDE) as u128)
+        self.full.saturating_add(self.filled).saturating_mul((SIDE * SIDE) as u128)
     }
 
     /// Pairs of row and key that each head computes row by row, hidden keys of the rows' pages among them.
@@ -211,10 +250,21 @@ impl BlockCover {
         self.row_pairs
     }
 
+    /// Bytes of the masks of the calls over rows, which a plan keeps on the device: a byte for each key of the widest
+    /// row's pages, for each row of a call. At most twice [`row_pairs`](Self::row_pairs), and 512 KiB for each call.
+    pub fn row_mask_bytes(&self) -> u128 {
+        let calls = self.sequences.iter().flat_map(|sequence| &sequence.calls);
+        let bytes = calls.map(|call| (call.pages.len() as u128).saturating_mul((call.columns() * SIDE) as u128));
+        bytes.fold(0, u128::saturating_add)
+    }
+
     /// Number of calls that a launch queues: of blocks, of rows, and merges and copies of their results.
+    ///
+    /// Consecutive rows with keys in the same kinds of calls (blocks, pages, the last page) are one merge or copy: a
+    /// mask whose rows change from one to the next needs as many as it has rows.
     pub fn calls(&self) -> usize {
         let rows = self.sequences.iter().map(|sequence| sequence.calls.len());
-        rows.fold(1usize, usize::saturating_add).saturating_add(self.rows.len())
+        rows.fold(usize::from(self.full > 0), usize::saturating_add).saturating_add(self.rows.len())
     }
 }
 
@@ -241,19 +291,34 @@ impl PartRows {
         true
     }
 
-    /// The calls for these rows of a sequence whose rows begin at `start`.
+    /// The calls for these rows of a sequence whose rows begin at `start`. Mask and table of a call have the columns of
+    /// its widest row: where rows of other widths would be mostly empty columns, another call begins.
     fn calls(self, part: usize, start: usize, keys: Range<usize>) -> impl Iterator<Item = RowsCover> {
         /// Most rows of a call: as many sequences as the operator takes.
         const ROWS: usize = 1 << 16;
-        let first = start + self.first;
-        let chunks: Vec<Vec<RowPages>> = self.pages.chunks(ROWS).map(<[_]>::to_vec).collect();
-        let starts = (first..).step_by(ROWS);
-        chunks.into_iter().zip(starts).map(move |(pages, start)| RowsCover {
-            part,
-            rows: start..start + pages.len(),
-            keys: keys.clone(),
-            pages,
-        })
+        /// Pages that the rows of a call may lack against as many wide ones, beside as many as they have.
+        const SPARE: usize = 1 << 12;
+        let mut calls: Vec<RowsCover> = Vec::new();
+        let [mut widest, mut sum] = [0usize; 2];
+        for (row, of_row) in (start + self.first..).zip(self.pages) {
+            let width = of_row.pages.len();
+            let of_call = calls.last_mut().filter(|call| {
+                let area = (call.pages.len() + 1).saturating_mul(widest.max(width));
+                call.pages.len() < ROWS && area <= 2 * (sum + width) + SPARE
+            });
+            match of_call {
+                Some(call) => {
+                    call.rows.end = row + 1;
+                    call.pages.push(of_row);
+                    (widest, sum) = (widest.max(width), sum + width);
+                }
+                None => {
+                    calls.push(RowsCover { part, rows: row..row + 1, keys: keys.clone(), pages: vec![of_row] });
+                    (widest, sum) = (width, width);
+                }
+            }
+        }
+        calls.into_iter()
     }
 }
 

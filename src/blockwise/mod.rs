@@ -11,7 +11,13 @@
 //! entry of a [`HostMask`](crate::mask::HostMask), which is made from a bitmap or a closure.
 //!
 //! It pays where a mask shows few blocks and no sparse mode expresses it. Where sparse modes do, their calls compute
-//! the same blocks and need no borders: prefer those.
+//! the same blocks and need no borders: prefer those. A mask whose rows are unlike their neighbours costs a merge or
+//! copy for each row ([`BlockCover::calls`]), and one that shows each row some keys of many blocks costs a mask of its
+//! own size ([`BlockCover::row_mask_bytes`]).
+//!
+//! A page holds 128 keys also at the end of a sequence, where some are those of the sequences beside it. They are hidden,
+//! with weights of 0; but 0 times an infinite number or NaN is NaN, so that values that are not finite in one sequence
+//! can make rows of its neighbours NaN.
 //!
 //! ```
 //! use ascend_attention::blockwise::{BlockCover, BlockwiseAttention};
@@ -26,7 +32,7 @@
 //! let shown = HostMask::from_fn(300, 300, MaskForm::INT8, |row, key| key < 140 || key == row)?;
 //! let cover = BlockCover::new(&[shown.entry(0)])?;
 //! assert_eq!(cover.full_blocks(), 3);
-//! let attention = BlockwiseAttention::new(1, 1, 0.125);
+//! let attention = BlockwiseAttention::new(0.125);
 //! let plan = attention.plan(&stream, &cover, [&ones, &ones, &ones])?;
 //! let rows = plan.launch(&stream, [&ones, &ones, &ones])?.download(&stream)?;
 //! assert_eq!(rows, [f16::ONE; 300 * 64]);
@@ -40,5 +46,5 @@
 mod cover;
 mod plan;
 
-pub use cover::{BlockCover, SIDE};
+pub use cover::{BlockCover, SIDE, SIDE_BLOCK};
 pub use plan::{BlockwiseAttention, BlockwisePlan};

@@ -1,6 +1,6 @@
 //! The calls that compute a cover, and their merge.
 
-use ascend_spec::Layout;
+use ascend_spec::{DType, Layout, TensorDesc};
 
 use super::cover::{BLOCKS, BlockCover, RowsCover, SIDE};
 use crate::error::{Error, Result};
@@ -16,8 +16,6 @@ use crate::tensor::Tensor;
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a description does nothing until planned"]
 pub struct BlockwiseAttention {
-    heads: usize,
-    kv_heads: usize,
     scale: f64,
 }
 
@@ -33,8 +31,8 @@ struct RowsCall {
 /// layers of a step.
 #[derive(Debug)]
 pub struct BlockwisePlan {
-    blocks: BlockSparsePlan,
-    mask: BlockMask,
+    /// The call over full blocks and its mask, where there are any.
+    blocks: Option<(BlockSparsePlan, BlockMask)>,
     calls: Vec<RowsCall>,
     merge: RowMergePlan,
     /// Shapes of query, key and value.
@@ -45,17 +43,44 @@ pub struct BlockwisePlan {
 }
 
 impl BlockwiseAttention {
-    /// Attention of so many query heads over so many key heads, with this factor of the scores.
-    pub fn new(heads: usize, kv_heads: usize, scale: f64) -> Self {
-        Self { heads, kv_heads, scale }
+    /// Attention with this factor of the scores.
+    pub fn new(scale: f64) -> Self {
+        Self { scale }
+    }
+
+    /// Whether BlockSparseAttention is installed and takes query `[T1, N1, D]`, key and value `[T2, N2, D]` like these,
+    /// as covers with full blocks need it. Asked before a cover is made: nothing is planned.
+    ///
+    /// # Errors
+    /// [`Error::UnknownProduct`].
+    pub fn takes<T: Element>(&self, stream: &Stream, [query, key, value]: [&Tensor<T>; 3]) -> Result<bool> {
+        let length = |tensor: &Tensor<T>| tensor.desc().shape.first().copied().unwrap_or(0);
+        let (rows, keys) = (length(query), length(key));
+        let heads = query.desc().shape.get(1).copied().unwrap_or(0);
+        let blocks = |length: i64| length.unsigned_abs().div_ceil(SIDE as u64).cast_signed();
+        // One sequence stands for all: what the operator takes does not depend on how many there are.
+        let Some(mask) = TensorDesc::contiguous(DType::Int8, &[1, heads, blocks(rows), blocks(keys)]) else {
+            return Ok(false);
+        };
+        let context = stream.device().context();
+        self.blocks(&[rows], &[keys]).takes(context, [*query.desc(), *key.desc(), *value.desc(), mask])
+    }
+
+    /// The call over the full blocks of sequences of these lengths.
+    fn blocks(&self, queries: &[i64], keys: &[i64]) -> BlockSparseAttention {
+        BlockSparseAttention::new(Layout::Tnd, self.scale)
+            .block_shape(SIDE, SIDE)
+            .actual_seq_lengths(queries, keys)
+            .softmax_lse(true)
     }
 
     /// Checks the calls for query `[T1, N1, D]`, key and value `[T2, N2, D]` and prepares them. Nothing is launched,
-    /// and the tensors are not kept.
+    /// and the tensors are not kept. Without full blocks BlockSparseAttention is not needed.
     ///
     /// # Errors
-    /// As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among others;
-    /// [`FusedInferAttention::plan`] and [`RowMerge::plan`](crate::merge::RowMerge::plan).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of other axes, or of other rows and keys than the
+    /// cover has. As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among
+    /// others; [`FusedInferAttention::plan`] and [`RowMerge::plan`](crate::merge::RowMerge::plan).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -63,22 +88,20 @@ impl BlockwiseAttention {
         tensors: [&Tensor<T>; 3],
     ) -> Result<BlockwisePlan> {
         let [query, key, value] = tensors;
-        let length = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
-        let sequences = cover.sequences.iter();
-        let (queries, keys): (Vec<i64>, Vec<i64>) =
-            sequences.map(|sequence| (length(sequence.rows.len()), length(sequence.keys.len()))).unzip();
-        let mask = cover.blocks.upload(stream, self.heads)?;
-        let blocks = BlockSparseAttention::new(Layout::Tnd, self.scale)
-            .block_shape(SIDE, SIDE)
-            .actual_seq_lengths(&queries, &keys)
-            .softmax_lse(true)
-            .plan((query, key, value, &mask))?;
+        let [rows, keys] = cover.lengths();
+        let heads = heads_of("query", query, rows)?;
+        let kv_heads = heads_of("key", key, keys)?;
+        heads_of("value", value, keys)?;
+        let blocks = match cover.full_blocks() {
+            0 => None,
+            _ => Some(self.blocks_call(stream, cover, heads, tensors)?),
+        };
         let rows = cover.sequences.iter().flat_map(|sequence| &sequence.calls);
-        let calls = rows.map(|rows| self.rows_call(stream, rows, tensors));
+        let calls = rows.map(|rows| self.rows_call(stream, rows, [heads, kv_heads], tensors));
         let calls: Vec<RowsCall> = calls.collect::<Result<_>>()?;
-        let last = calls.iter().map(|call| call.rows.part).max();
-        let parts = last.unwrap_or(BLOCKS) + 1;
-        let outputs = (0..parts).map(|_| output(stream.device(), query.shape(), self.heads));
+        // The merge takes its shapes from a part, also where no row sees a key.
+        let parts = cover.parts.max(1);
+        let outputs = (0..parts).map(|_| output(stream.device(), query.shape(), heads));
         let outputs: Vec<Output<T>> = outputs.collect::<Result<_>>()?;
         let merge = MergeState::new(Layout::Tnd).rows(&cover.rows).plan(&parts_of(&outputs)?)?;
         let bytes = query.len().saturating_mul(size_of::<T>());
@@ -88,34 +111,68 @@ impl BlockwiseAttention {
         let part = bytes.saturating_add(lse);
         Ok(BlockwisePlan {
             blocks,
-            mask,
             calls,
             merge,
             planned: tensors.map(|tensor| tensor.shape().to_vec()),
-            heads: self.heads,
+            heads,
             parts,
             part_bytes: part.saturating_mul(parts).saturating_add(lse),
         })
     }
 
+    /// Prepares the call over the full blocks of a cover.
+    fn blocks_call<T: Element>(
+        &self,
+        stream: &Stream,
+        cover: &BlockCover,
+        heads: usize,
+        [query, key, value]: [&Tensor<T>; 3],
+    ) -> Result<(BlockSparsePlan, BlockMask)> {
+        let length = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
+        let sequences = cover.sequences.iter();
+        let (queries, keys): (Vec<i64>, Vec<i64>) =
+            sequences.map(|sequence| (length(sequence.rows.len()), length(sequence.keys.len()))).unzip();
+        let mask = cover.blocks.upload(stream, heads)?;
+        let plan = self.blocks(&queries, &keys).plan((query, key, value, &mask))?;
+        Ok((plan, mask))
+    }
+
     /// Prepares the call over some rows.
-    fn rows_call<T: Element>(&self, stream: &Stream, rows: &RowsCover, tensors: [&Tensor<T>; 3]) -> Result<RowsCall> {
+    fn rows_call<T: Element>(
+        &self,
+        stream: &Stream,
+        rows: &RowsCover,
+        [heads, kv_heads]: [usize; 2],
+        tensors: [&Tensor<T>; 3],
+    ) -> Result<RowsCall> {
         let pages: Vec<&[usize]> = rows.pages.iter().map(|row| &row.pages[..]).collect();
-        let columns = pages.iter().map(|pages| pages.len()).max().unwrap_or(0);
-        let mask = HostMask::stack(&rows.pages, 1, columns * SIDE, MaskForm::INT8)?;
+        let mask = HostMask::stack(&rows.pages, 1, rows.columns() * SIDE, MaskForm::INT8)?;
         let mask = Mask::all_mask(stream.device().masks().custom_matrix(&mask)?);
         let table = BlockTable::from_rows(stream, &pages, SIDE)?;
         let lengths: Vec<usize> = pages.iter().map(|pages| pages.len() * SIDE).collect();
         let [query, key, value] = rows_of(rows, tensors)?;
         let plan = FusedInferAttention::new(Layout::Bsh)
-            .heads(self.heads)
-            .kv_heads(self.kv_heads)
+            .heads(heads)
+            .kv_heads(kv_heads)
             .scale(self.scale)
             .mask(mask)
             .softmax_lse(true)
             .actual_seq_lengths_kv(lengths)
             .plan(Inputs::new(&query, &key, &value).paged(&table))?;
         Ok(RowsCall { rows: rows.clone(), plan, table })
+    }
+}
+
+/// Number of heads of a tensor `[rows, N, D]` with so many rows.
+fn heads_of<T: Element>(argument: &'static str, tensor: &Tensor<T>, rows: usize) -> Result<usize> {
+    match *tensor.shape() {
+        [given, heads, _] if given == rows => Ok(heads),
+        _ => Err(Error::invalid(
+            argument,
+            format_args!("{:?}", tensor.shape()),
+            format_args!("[{rows}, heads, elements], as many rows as the cover has"),
+        )
+        .fix("cover the masks of the sequences that query, key and value hold, packed as [rows, heads, elements]")),
     }
 }
 
@@ -168,8 +225,8 @@ impl BlockwisePlan {
     /// Scratch memory that a launch needs, in bytes, besides the parts.
     pub fn workspace_bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.plan.workspace_bytes());
-        let others = [self.blocks.workspace_bytes(), self.merge.workspace_bytes()];
-        calls.chain(others).max().unwrap_or(0)
+        let blocks = self.blocks.as_ref().map(|(plan, _)| plan.workspace_bytes());
+        calls.chain(blocks).fold(self.merge.workspace_bytes(), usize::max)
     }
 
     /// Bytes of the parts that a launch merges, and of the log-sum-exps of the result. They belong to the device until
@@ -178,13 +235,14 @@ impl BlockwisePlan {
         self.part_bytes
     }
 
-    /// Bytes that the plan keeps on the device: the tables and masks of its calls.
+    /// Bytes that the plan keeps on the device: the tables and masks of its calls, and what rows without keys become.
     pub fn kept_bytes(&self) -> usize {
         let tables = self.calls.iter().map(|call| {
             let entries = call.table.sequences().saturating_mul(call.table.columns());
             entries.saturating_mul(size_of::<i32>()).saturating_add(call.plan.mask_bytes())
         });
-        tables.fold(self.mask.tensor_bytes(), usize::saturating_add)
+        let mask = self.blocks.as_ref().map(|(_, mask)| mask.tensor_bytes());
+        tables.chain(mask).fold(self.merge.kept_bytes(), usize::saturating_add)
     }
 
     /// Queues the calls and their merge: attention with the shape of the query. Rows that see no key become 0. Returns
@@ -224,11 +282,10 @@ impl BlockwisePlan {
         let [query, key, value] = tensors;
         let device = stream.device();
         let parts = (0..self.parts).map(|_| output(device, query.shape(), self.heads));
-        let mut parts: Vec<Output<T>> = parts.collect::<Result<_>>()?;
-        if let Some(part) = parts.get_mut(BLOCKS) {
+        let parts: Vec<Output<T>> = parts.collect::<Result<_>>()?;
+        if let (Some((plan, mask)), Some(part)) = (&self.blocks, parts.get(BLOCKS)) {
             let mut output = BlockSparseOutput { out: part.attention.clone(), softmax_lse: part.softmax_lse.clone() };
-            let inputs = (query, key, value, &self.mask);
-            self.blocks.launch_into(stream, inputs, &mut output)?;
+            plan.launch_into(stream, (query, key, value, mask), &mut output)?;
         }
         for call in &self.calls {
             if let Some(part) = parts.get(call.rows.part) {

@@ -143,6 +143,22 @@ impl RowMerge<'_> {
     }
 }
 
+impl RowMergePlan {
+    /// Bytes that the plan keeps on the device: what launches copy into rows without keys.
+    pub fn kept_bytes(&self) -> usize {
+        let kept = |run: &Run| match &run.how {
+            How::Merge(..) | How::Copy(_) => 0,
+            How::Fill(filled) => filled.iter().map(bytes_of).fold(0, usize::saturating_add),
+        };
+        self.operation().runs.iter().map(kept).fold(0, usize::saturating_add)
+    }
+}
+
+/// Bytes of the elements of a tensor.
+fn bytes_of(tensor: &AnyTensor) -> usize {
+    tensor.len().saturating_mul(tensor.desc().dtype.size().unwrap_or(0))
+}
+
 /// Plans the merge of rows that have keys in the parts that bits name.
 fn plan_run<T: Element>(
     merge: &MergeState,
@@ -184,8 +200,7 @@ fn fill(context: &Arc<Context>, out: &TensorDesc, lse_out: &TensorDesc, rows: us
         AnyTensor::empty(context, TensorDesc::packed(like.dtype, like.shape.with(0, rows)))
     };
     let (zeros, lse) = (tensor(out)?, tensor(lse_out)?);
-    let bytes = zeros.len() * out.dtype.size().unwrap_or(0);
-    zeros.write_part(0, &vec![0; bytes])?;
+    zeros.write_part(0, &vec![0; bytes_of(&zeros)])?;
     let empty = f32::NEG_INFINITY.to_ne_bytes();
     lse.write_part(0, &empty.repeat(lse.len()))?;
     Ok(How::Fill(Box::new([zeros, lse])))

@@ -4,6 +4,7 @@
 //! [`BlockMask`] is its mask.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
@@ -121,6 +122,8 @@ impl BlockSparseAttention {
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
     /// `block_sparse.contents` for a mask that names blocks behind the keys of a sequence, whose rows the device would
     /// read, or that is made on the device and could, since some sequence has fewer blocks of keys than the mask;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask of maps whose blocks are not those of
+    /// [`block_shape`](Self::block_shape);
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
@@ -133,14 +136,24 @@ impl BlockSparseAttention {
         for (parameter, input) in inputs.each() {
             input.on(parameter.name(), context)?;
         }
-        let key = inputs.key.desc();
+        let given = self.call(context, inputs.each().map(|(_, input)| *input.desc()))?;
+        let (out, lse) = given.outputs().unzip();
+        let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
+        let tensors = LaunchTensors { inputs: &inputs, outputs: None };
+        let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
+        let planned = self.prepare(context, &call, &inputs);
+        BlockSparsePlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// The call with queries, keys, values and a mask, without outputs.
+    fn call(&self, context: &Context, [query, key, value, mask]: [TensorDesc; 4]) -> Result<BlockSparseCall<'_>> {
         let sizes = self.layout.input().extents(&key.shape, 0);
         let lengths = lengths_of(self.lengths.as_ref());
-        let given = BlockSparseCall {
-            query: Some(*inputs.query.desc()),
-            key: Some(*key),
-            value: Some(*inputs.value.desc()),
-            block_sparse_mask: Some(*inputs.mask.tensor.desc()),
+        Ok(BlockSparseCall {
+            query: Some(query),
+            key: Some(key),
+            value: Some(value),
+            block_sparse_mask: Some(mask),
             block_shape: Some(&self.block_shape),
             actual_seq_lengths: lengths[0],
             actual_seq_lengths_kv: lengths[1],
@@ -155,13 +168,19 @@ impl BlockSparseAttention {
             },
             softmax_lse_flag: self.softmax_lse.into(),
             ..BlockSparseCall::default()
-        };
-        let (out, lse) = given.outputs().unzip();
-        let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
-        let tensors = LaunchTensors { inputs: &inputs, outputs: None };
-        let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
-        let planned = self.prepare(context, &call, &inputs);
-        BlockSparsePlan::recorded(planned, context, recorded, &tensors)
+        })
+    }
+
+    /// Whether the operator is installed and takes a call with queries, keys, values and a mask like these. Nothing is
+    /// made, and a refusal is not recorded.
+    pub(crate) fn takes(&self, context: &Context, tensors: [TensorDesc; 4]) -> Result<bool> {
+        if !phases_of(Version::V1).are_installed(context.runtime().api()) {
+            return Ok(false);
+        }
+        let given = self.call(context, tensors)?;
+        let (attention_out, lse) = given.outputs().unzip();
+        let call = BlockSparseCall { attention_out, softmax_lse: lse.flatten(), ..given };
+        Ok(call.check(context.target()?).is_ok())
     }
 
     /// Checks a call and prepares it, with one placeholder address for all tensors.
@@ -177,8 +196,13 @@ impl BlockSparseAttention {
         let Some(out) = call.attention_out else {
             return Err(operation::no_elements(stand_in));
         };
-        let operation =
-            BlockSparseOperation { problem, lengths: self.lengths.clone(), out, softmax_lse: call.softmax_lse };
+        let operation = BlockSparseOperation {
+            problem,
+            block_shape: self.block_shape,
+            lengths: self.lengths.clone(),
+            out,
+            softmax_lse: call.softmax_lse,
+        };
         operation.check(inputs.mask)?;
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
@@ -196,6 +220,8 @@ impl BlockSparseAttention {
 pub struct BlockMask {
     tensor: Tensor<i8>,
     bytes: Option<Arc<[u8]>>,
+    /// Rows and keys of a block of the maps that the mask is made from.
+    sides: Option<[NonZeroU64; 2]>,
 }
 
 impl BlockMask {
@@ -207,11 +233,12 @@ impl BlockMask {
         Ok(Self {
             tensor: stream.upload(bytes, shape)?,
             bytes: Some(bytes.iter().map(|byte| byte.cast_unsigned()).collect()),
+            sides: None,
         })
     }
 
     /// Marks the full blocks of a mask for each sequence, in which every row sees every key, alike for all heads. The
-    /// sides of the maps are those of [`BlockSparseAttention::block_shape`].
+    /// maps have the same sides, which are those of [`BlockSparseAttention::block_shape`].
     ///
     /// Partial blocks, in which some rows see some keys, are not marked, since the operator would show the others too:
     /// they are the [runs](BlockMap::runs) of [`Tile::Mixed`], and
@@ -221,7 +248,8 @@ impl BlockMask {
     /// [`HostMask::from_bitmap`](crate::mask::HostMask::from_bitmap).
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than 4 GiB of blocks; as for [`Stream::upload`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for maps of different sides, and for more than 4 GiB of blocks;
+    /// as for [`Stream::upload`].
     pub fn full_blocks<V: Visibility>(stream: &Stream, maps: &[BlockMap<'_, V>], heads: usize) -> Result<Self> {
         FullBlocks::new(maps)?.upload(stream, heads)
     }
@@ -240,6 +268,8 @@ pub(crate) struct FullBlocks {
     sequences: usize,
     /// Blocks of rows and of keys of the longest sequence.
     blocks: [usize; 2],
+    /// Rows and keys of a block, where there is a sequence.
+    sides: Option<[NonZeroU64; 2]>,
 }
 
 impl FullBlocks {
@@ -248,6 +278,16 @@ impl FullBlocks {
 
     /// Marks the full blocks of a mask for each sequence.
     pub(crate) fn new<V: Visibility>(maps: &[BlockMap<'_, V>]) -> Result<Self> {
+        let sides = maps.first().map(BlockMap::sides);
+        if let Some((other, first)) = maps.iter().map(BlockMap::sides).zip(sides.iter().cycle()).find(|(a, b)| a != *b)
+        {
+            return Err(Error::invalid(
+                "maps",
+                format_args!("blocks of {} rows and {} keys beside others", other[0], other[1]),
+                format_args!("blocks of {} rows and {} keys, as of the first map", first[0], first[1]),
+            )
+            .fix("cut the masks of all sequences into blocks of the same sides"));
+        }
         let longest =
             |lengths: &mut dyn Iterator<Item = u64>| usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX);
         let rows = longest(&mut maps.iter().map(|map| map.rows()));
@@ -267,7 +307,7 @@ impl FullBlocks {
                 }
             }
         }
-        Ok(Self { bytes, sequences, blocks })
+        Ok(Self { bytes, sequences, blocks, sides })
     }
 
     /// Number of bytes for so many sequences and heads of these blocks.
@@ -283,12 +323,16 @@ impl FullBlocks {
         })
     }
 
-    /// Also marks the first block of keys where none is marked, so that every row of a call is written.
-    pub(crate) fn fill_empty_rows(&mut self) {
-        for row in self.bytes.chunks_mut(self.blocks[1].max(1)) {
-            let is_empty = row.iter().all(|byte| *byte == 0);
-            if let Some(first) = row.first_mut().filter(|_| is_empty) {
-                *first = 1;
+    /// Also marks the first block of keys where none is marked, in the blocks of rows that each sequence has, so that
+    /// every row of a call is written.
+    pub(crate) fn fill_empty_rows<V: Visibility>(&mut self, maps: &[BlockMap<'_, V>]) {
+        let [rows, columns] = self.blocks.map(|blocks| blocks.max(1));
+        for (sequence, map) in self.bytes.chunks_mut(rows.saturating_mul(columns)).zip(maps) {
+            for row in sequence.chunks_mut(columns).take(map.rows() as usize) {
+                let is_empty = row.iter().all(|byte| *byte == 0);
+                if let Some(first) = row.first_mut().filter(|_| is_empty) {
+                    *first = 1;
+                }
             }
         }
     }
@@ -303,14 +347,15 @@ impl FullBlocks {
         for sequence in self.bytes.chunks(of_sequence.max(1)) {
             (0..heads).for_each(|_| bytes.extend_from_slice(sequence));
         }
-        BlockMask::upload(stream, &bytes, [self.sequences, heads, rows, columns])
+        let mask = BlockMask::upload(stream, &bytes, [self.sequences, heads, rows, columns])?;
+        Ok(BlockMask { sides: self.sides, ..mask })
     }
 }
 
 impl From<Tensor<i8>> for BlockMask {
     /// A mask that the host does not know.
     fn from(tensor: Tensor<i8>) -> Self {
-        Self { tensor, bytes: None }
+        Self { tensor, bytes: None, sides: None }
     }
 }
 
@@ -367,14 +412,26 @@ pub type BlockSparsePlan = operation::Plan<BlockSparseOperation>;
 #[derive(Debug)]
 pub struct BlockSparseOperation {
     problem: BlockSparseProblem,
+    block_shape: [i64; 2],
     lengths: Option<[Vec<i64>; 2]>,
     out: TensorDesc,
     softmax_lse: Option<TensorDesc>,
 }
 
 impl BlockSparseOperation {
-    /// Refuses a mask by which the device would read keys of other sequences or other memory.
+    /// Refuses a mask of other blocks, and one by which the device would read keys of other sequences or other memory.
     fn check(&self, mask: &BlockMask) -> Result<()> {
+        let [rows, keys] = self.block_shape;
+        let differ =
+            |sides: &[NonZeroU64; 2]| sides.map(|side| i64::try_from(side.get()).ok()) != [Some(rows), Some(keys)];
+        if let Some([height, width]) = mask.sides.filter(differ) {
+            return Err(Error::invalid(
+                "mask",
+                format_args!("blocks of {height} rows and {width} keys"),
+                format_args!("blocks of {rows} rows and {keys} keys, as `block_shape` says"),
+            )
+            .fix(format_args!("make the maps by `BlockMap::of_sides` with {rows} rows and {keys} keys")));
+        }
         let [queries, keys] = lengths_of(self.lengths.as_ref());
         let call =
             BlockSparseCall { actual_seq_lengths: queries, actual_seq_lengths_kv: keys, ..BlockSparseCall::default() };
@@ -435,5 +492,23 @@ impl Operation for BlockSparseOperation {
 
     fn describe(&self, _: &BlockSparsePlan, text: &mut fmt::DebugStruct<'_, '_>) {
         text.field("out", &self.out.shape);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ascend_spec::geometry::MaskGeometry;
+
+    use super::*;
+
+    #[test]
+    fn rows_behind_a_short_sequence_name_no_block() {
+        let masks = [MaskGeometry::prefix(300, 300, 0), MaskGeometry::prefix(100, 100, 0)];
+        let maps = masks.each_ref().map(|mask| BlockMap::new(mask, NonZeroU64::MIN.saturating_add(127)));
+        let mut full = FullBlocks::new(&maps).unwrap();
+        full.fill_empty_rows(&maps);
+        let long = [[1, 0, 0], [1, 0, 0], [1, 1, 0]];
+        let short = [[1, 0, 0], [0, 0, 0], [0, 0, 0]];
+        assert_eq!(full.bytes, [long, short].as_flattened().as_flattened());
     }
 }

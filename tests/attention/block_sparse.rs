@@ -2,7 +2,7 @@
 
 use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention, BlockSparsePlan};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Layout, Machine, Number, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error, Layout, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -143,11 +143,6 @@ impl Draw {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20))]
 
@@ -160,7 +155,7 @@ proptest! {
             3 => (Soc::Ascend950, Cann::V9_1),
             _ => (Soc::Ascend950, Cann::V9_2),
         };
-        let stream = stream_of(soc, cann);
+        let stream = harness::emulated_stream(soc, cann);
         let draw = match (soc, draw.layout) {
             (Soc::Ascend950, _) | (_, Layout::Tnd) => draw,
             _ => Draw { layout: Layout::Bnsd, ..draw },
@@ -174,7 +169,7 @@ proptest! {
 
 #[test]
 fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let half = |shape: &[usize]| {
         let elements = vec![f16::ONE; shape.iter().product()];
         stream.upload(&elements, shape).unwrap()
@@ -218,7 +213,7 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let swapped = BlockSparseAttention::new(Layout::Bsh, SCALE);
     assert_eq!(broken(swapped.plan(inputs)), "block_sparse.layout");
     // A release without the operator.
-    let older = stream_of(Soc::AtlasA2, Cann::V8_5);
+    let older = harness::emulated_stream(Soc::AtlasA2, Cann::V8_5);
     let old = older.upload(&[f16::ONE; DIM], [1, 1, DIM]).unwrap();
     let mask = BlockMask::upload(&older, &[1], [1, 1, 1, 1]).unwrap();
     let plan = attention.actual_seq_lengths(&[1], &[1]).plan((&old, &old, &old, &mask));

@@ -4,11 +4,11 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention};
-use ascend_attention::blockwise::{BlockCover, BlockwiseAttention, SIDE};
+use ascend_attention::blockwise::{BlockCover, BlockwiseAttention, SIDE, SIDE_BLOCK};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::geometry::{BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc, SparseMode, Visibility};
-use ascend_attention::{Error, Layout, Machine, Runtime, Stream, bf16, f16};
+use ascend_attention::{Error, Layout, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -157,7 +157,7 @@ fn follows<T: Half + std::fmt::Debug>(
     });
     let given = tensors.each_ref();
     let cover = BlockCover::new(&masks).unwrap();
-    let plan = BlockwiseAttention::new(heads, kv_heads, SCALE).plan(stream, &cover, given).unwrap();
+    let plan = BlockwiseAttention::new(SCALE).plan(stream, &cover, given).unwrap();
     let mut out = stream.upload(&vec![T::NAN; tensors[0].len()], tensors[0].shape()).unwrap();
     plan.launch_into(stream, given, &mut out).unwrap();
     let out = out.download(stream).unwrap();
@@ -182,11 +182,6 @@ fn follows<T: Half + std::fmt::Debug>(
     Ok(())
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) })]
 
@@ -203,7 +198,7 @@ proptest! {
             (Soc::Ascend950, Cann::V9_1),
             (Soc::Ascend950, Cann::V9_2),
         ][target];
-        let stream = stream_of(soc, cann);
+        let stream = harness::emulated_stream(soc, cann);
         let shape = (heads.into(), if wide { 128 } else { 64 });
         match half {
             true => follows::<f16>(&stream, &sequences, shape, seed)?,
@@ -215,45 +210,58 @@ proptest! {
     fn covers_count_what_they_compute(sequences in sequences()) {
         let masks: Vec<AnyMask> = sequences.iter().map(Sequence::mask).collect();
         let cover = BlockCover::new(&masks).unwrap();
-        let (mut full, mut pages) = (0u128, 0u128);
+        let (mut full, mut pages, mut filled, mut row_calls) = (0u128, 0u128, 0u128, 0usize);
+        // Whether each row sees full blocks, whole pages, and a last page in part.
+        let mut parts = Vec::new();
         for (sequence, mask) in sequences.iter().zip(&masks) {
             let shown = |row: usize, keys: Range<usize>| {
                 let keys = keys.start..keys.end.min(sequence.keys);
                 let seen = keys.clone().filter(|&key| mask.sees(row as u64, key as u64)).count();
                 (seen, keys.len())
             };
+            let begin = parts.len();
             for rows in (0..sequence.rows).step_by(SIDE) {
                 let rows = rows..sequence.rows.min(rows + SIDE);
+                let mut of_rows = vec![[false; 3]; rows.len()];
                 for keys in (0..sequence.keys).step_by(SIDE) {
                     let seen = rows.clone().map(|row| shown(row, keys..keys + SIDE));
                     let seen: Vec<_> = seen.collect();
                     if seen.iter().all(|(seen, of)| seen == of) {
                         full += 1;
+                        of_rows.iter_mut().for_each(|parts| parts[0] = true);
                     } else {
                         pages += seen.iter().filter(|(seen, _)| *seen > 0).count() as u128;
+                        let part = if keys + SIDE <= sequence.keys { 1 } else { 2 };
+                        of_rows.iter_mut().zip(&seen).for_each(|(parts, (seen, _))| parts[part] |= *seen > 0);
                     }
                 }
+                filled += u128::from(!of_rows[0][0]);
+                parts.extend(of_rows);
             }
+            // Sequences are too short for a second call of the same pages.
+            row_calls += [1, 2].into_iter().filter(|part| parts[begin..].iter().any(|row| row[*part])).count();
         }
         prop_assert_eq!(cover.full_blocks(), full);
-        prop_assert_eq!(cover.block_pairs(), full * (SIDE * SIDE) as u128);
+        let blocks = if full > 0 { full + filled } else { 0 };
+        prop_assert_eq!(cover.block_pairs(), blocks * (SIDE * SIDE) as u128);
         // Rows between two that see keys of a part take a page that nobody reads.
         let side = SIDE as u128;
         prop_assert!(cover.row_pairs() >= pages * side);
         let rows: usize = sequences.iter().map(|sequence| sequence.rows).sum();
         prop_assert!(cover.row_pairs() <= (pages + 2 * rows as u128) * side);
-        prop_assert!(cover.calls() >= 2);
+        prop_assert!(cover.row_mask_bytes() >= cover.row_pairs());
+        let merges = parts.chunk_by(|one, next| one == next).count();
+        prop_assert_eq!(cover.calls(), usize::from(full > 0) + row_calls + merges);
     }
 }
 
 /// The operator alone, with the full blocks of a mask, sees no hidden key.
 #[test]
 fn masks_of_full_blocks_show_no_hidden_key() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     // Each block of rows sees the first block of keys whole.
     let masks = [MaskGeometry::prefix(300, 300, 128), MaskGeometry::prefix(200, 150, 128)];
-    let side = NonZeroU64::new(128).unwrap();
-    let maps = masks.each_ref().map(|mask| BlockMap::new(mask, side));
+    let maps = masks.each_ref().map(|mask| BlockMap::new(mask, SIDE_BLOCK));
     let mask = BlockMask::full_blocks(&stream, &maps, 2).unwrap();
     let ones = |rows: usize| stream.upload(&vec![f16::ONE; rows * 2 * 64], [rows, 2, 64]).unwrap();
     // The value of a key is the number of its block.
@@ -278,6 +286,95 @@ fn masks_of_full_blocks_show_no_hidden_key() {
     assert!(refused.breaks(&ascend_attention::rules::ARGUMENT_VALUE), "{refused}");
 }
 
+/// The keys of maps with other sides than the mask's would be other keys to the operator.
+#[test]
+fn maps_of_other_sides_are_refused() {
+    let invalid = &ascend_attention::rules::ARGUMENT_VALUE;
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let [whole, half, odd] = [128, 64, 129].map(|side| NonZeroU64::new(side).unwrap());
+    let (long, short) = (MaskGeometry::full(128, 512), MaskGeometry::full(128, 256));
+    let maps = [BlockMap::of_sides(&long, whole, whole), BlockMap::of_sides(&short, whole, half)];
+    let mixed = BlockMask::full_blocks(&stream, &maps, 1).unwrap_err();
+    assert!(mixed.breaks(invalid) && mixed.to_string().contains("blocks of 128 rows and 64 keys"), "{mixed}");
+
+    // Causal blocks of 129 and of 128 keys are as many.
+    let mask = MaskGeometry::prefix(130, 130, 129);
+    let [wide, narrow] = [odd, whole].map(|side| BlockMap::of_sides(&mask, whole, side));
+    let [wide, narrow] = [wide, narrow].map(|map| BlockMask::full_blocks(&stream, &[map], 1).unwrap());
+    let ones = stream.upload(&[f16::ONE; 130 * 64], [130, 1, 64]).unwrap();
+    let call = BlockSparseAttention::new(Layout::Tnd, 0.125).actual_seq_lengths(&[130], &[130]);
+    let refused = call.plan((&ones, &ones, &ones, &wide)).unwrap_err();
+    assert!(refused.breaks(invalid), "{refused}");
+    let plan = call.plan((&ones, &ones, &ones, &narrow)).unwrap();
+    assert!(plan.launch(&stream, (&ones, &ones, &ones, &wide)).unwrap_err().breaks(invalid));
+    plan.launch(&stream, (&ones, &ones, &ones, &narrow)).unwrap();
+    stream.synchronize().unwrap();
+}
+
+/// Without full blocks FusedInferAttentionScore is enough, and takes heads and releases that the other operator refuses.
+#[test]
+fn masks_without_full_blocks_need_no_operator_of_blocks() {
+    let window = |rows| Sequence { rows, keys: rows, shown: Shown::Band { keys_before: 20 } };
+    let sequences = [window(200), Sequence { shown: Shown::Nothing, ..window(40) }, window(100)];
+    let masks: Vec<AnyMask> = sequences.iter().map(Sequence::mask).collect();
+    let cover = BlockCover::new(&masks).unwrap();
+    assert_eq!((cover.full_blocks(), cover.block_pairs()), (0, 0));
+    for (cann, dim) in [(Cann::V8_5, 128), (Cann::V9_1, 96), (Cann::V8_5, 96)] {
+        let stream = harness::emulated_stream(Soc::AtlasA2, cann);
+        follows::<bf16>(&stream, &sequences, ([2, 1], dim), 7).unwrap();
+        follows::<bf16>(&stream, &sequences[1..2], ([2, 1], dim), 7).unwrap();
+    }
+}
+
+/// A plan keeps the masks and tables of its calls, and what rows without keys become.
+#[test]
+fn plans_count_what_they_keep() {
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    // Each fifth row sees one key, the others none.
+    let shown = HostMask::from_fn(20, 128, MaskForm::INT8, |row, key| row % 5 == 0 && key == row).unwrap();
+    let cover = BlockCover::new(&[shown.entry(0)]).unwrap();
+    let query = stream.upload(&[f16::ONE; 20 * 2 * 64], [20, 2, 64]).unwrap();
+    let key = stream.upload(&[f16::ONE; 128 * 64], [128, 1, 64]).unwrap();
+    let plan = BlockwiseAttention::new(SCALE).plan(&stream, &cover, [&query, &key, &key]).unwrap();
+    // 16 rows of a page, and 16 that see nothing: elements and a log-sum-exp of each head.
+    let kept = 16 * (128 + size_of::<i32>()) + 16 * 2 * (64 * size_of::<f16>() + size_of::<f32>());
+    assert_eq!(plan.kept_bytes(), kept);
+    assert_eq!(cover.row_mask_bytes(), 16 * 128);
+}
+
+/// One row that sees every page does not give its columns to all others.
+#[test]
+fn rows_of_many_pages_have_calls_of_their_own() {
+    let pages = 200;
+    let keys = pages * SIDE;
+    let rows = 600;
+    let wide = |row: usize| row == 300;
+    let shown = HostMask::from_fn(rows, keys, MaskForm::INT8, |row, key| match wide(row) {
+        true => key % SIDE == 5,
+        false => key == row,
+    });
+    let shown = shown.unwrap();
+    let cover = BlockCover::new(&[shown.entry(0)]).unwrap();
+    let side = SIDE as u128;
+    assert_eq!(cover.row_pairs(), (rows - 1 + pages) as u128 * side);
+    // Not the 120,000 pages of as many columns as the widest row has.
+    let spare = cover.row_mask_bytes() - cover.row_pairs();
+    assert!(spare <= cover.row_pairs() + 3 * 4096 * side, "{spare}");
+    assert_eq!(cover.calls(), 3 + 1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let query = stream.upload(&vec![f16::ONE; rows * 64], [rows, 1, 64]).unwrap();
+    let values: Vec<f16> = (0..keys).flat_map(|key| [f16::from_f32((key / SIDE) as f32); 64]).collect();
+    let value = stream.upload(&values, [keys, 1, 64]).unwrap();
+    let plan = BlockwiseAttention::new(SCALE).plan(&stream, &cover, [&query, &value, &value]).unwrap();
+    assert!(plan.kept_bytes() as u128 >= cover.row_mask_bytes());
+    let out = plan.launch(&stream, [&query, &value, &value]).unwrap().download(&stream).unwrap();
+    for row in (0..rows).filter(|row| !wide(*row)) {
+        assert_eq!(out[row * 64].to_f32(), (row / SIDE) as f32, "row {row}");
+    }
+    // All scores but the largest vanish beside it.
+    assert_eq!(out[300 * 64].to_f32(), (pages - 1) as f32);
+}
+
 #[test]
 fn what_no_call_computes_is_refused() {
     let invalid = &ascend_attention::rules::ARGUMENT_VALUE;
@@ -293,26 +390,31 @@ fn what_no_call_computes_is_refused() {
     let cover = BlockCover::new(&[full]).unwrap();
     assert_eq!((cover.full_blocks(), cover.row_pairs()), (1, 0));
 
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let half =
         |stream: &Stream, rows: usize, dim: usize| stream.upload(&vec![f16::ONE; rows * dim], [rows, 1, dim]).unwrap();
-    let attention = BlockwiseAttention::new(1, 1, SCALE);
+    let attention = BlockwiseAttention::new(SCALE);
     let ones = half(&stream, 100, 64);
     let plan = attention.plan(&stream, &cover, [&ones; 3]).unwrap();
-    assert!(plan.part_bytes() > 0 && plan.kept_bytes() == 1);
+    assert!(plan.part_bytes() > 0);
+    assert_eq!(plan.kept_bytes(), 1);
     assert_eq!(plan.launch(&stream, [&ones; 3]).unwrap().download(&stream).unwrap(), [f16::ONE; 6400]);
     let fewer = half(&stream, 99, 64);
     let planned = &ascend_attention::rules::PLAN_TENSORS;
     for given in [[&fewer, &ones, &ones], [&ones, &ones, &fewer]] {
         assert!(plan.launch(&stream, given).unwrap_err().breaks(planned));
     }
-    let uncovered = attention.plan(&stream, &cover, [&fewer, &ones, &ones]);
-    assert!(uncovered.unwrap_err().breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::LENGTH_SUM));
+    let flat = stream.upload(&[f16::ONE; 6400], [100, 64]).unwrap();
+    for given in [[&fewer, &ones, &ones], [&ones, &fewer, &ones], [&ones, &ones, &fewer], [&flat, &ones, &ones]] {
+        assert!(attention.plan(&stream, &cover, given).unwrap_err().breaks(invalid));
+    }
     let wide = half(&stream, 100, 96);
+    assert!(attention.takes(&stream, [&ones; 3]).unwrap() && !attention.takes(&stream, [&wide; 3]).unwrap());
     let wide = attention.plan(&stream, &cover, [&wide; 3]).unwrap_err();
     assert!(wide.breaks(&ascend_attention::spec::ops::block_sparse_attention::rules::HEAD_DIM), "{wide}");
-    let older = stream_of(Soc::AtlasA2, Cann::V8_5);
+    let older = harness::emulated_stream(Soc::AtlasA2, Cann::V8_5);
     let old = half(&older, 100, 64);
+    assert!(!attention.takes(&older, [&old; 3]).unwrap());
     let missing = attention.plan(&older, &cover, [&old; 3]);
     assert!(matches!(missing, Err(Error::MissingOperator { .. })), "{missing:?}");
 }

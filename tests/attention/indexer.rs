@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Machine, Number, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -149,11 +149,6 @@ impl Draw {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -166,7 +161,7 @@ proptest! {
             3 => (Soc::Ascend950, Cann::V9_1),
             _ => (Soc::Ascend950, Cann::V9_2),
         };
-        let stream = stream_of(soc, cann);
+        let stream = harness::emulated_stream(soc, cann);
         let best_first = soc != Soc::Ascend950;
         let single: fn(f32) -> f32 = |value| value;
         let takes_single = cann > Cann::V8_5 && best_first;
@@ -181,7 +176,7 @@ proptest! {
 
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let half = |shape: &[usize]| {
         let elements = vec![f16::ONE; shape.iter().product()];
         stream.upload(&elements, shape).unwrap()

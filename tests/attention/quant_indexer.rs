@@ -11,7 +11,6 @@ use ascend_attention::{Error, Number, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
-use crate::sparse::stream_of;
 use crate::sparse_batches::{Batch, batches};
 use harness::numbers;
 
@@ -136,27 +135,27 @@ proptest! {
     fn rows_choose_by_quantised_scores_on_every_product_and_release(draw in draws(), target in 0..6) {
         let e4m3 = |rounding| (Float8E4M3Fn::from_f32 as fn(f32) -> _, Float8E4M3Fn::to_f32 as fn(_) -> f32, rounding);
         match target {
-            0 => draw.run(&stream_of(Soc::AtlasA2, Cann::V8_5), &INT8, true),
-            1 => draw.run(&stream_of(Soc::AtlasA3, Cann::V9_1), &INT8, true),
-            2 => draw.run(&stream_of(Soc::Ascend950, Cann::V9_0), &INT8, false),
+            0 => draw.run(&harness::emulated_stream(Soc::AtlasA2, Cann::V8_5), &INT8, true),
+            1 => draw.run(&harness::emulated_stream(Soc::AtlasA3, Cann::V9_1), &INT8, true),
+            2 => draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_0), &INT8, false),
             3 => {
                 let (element, value, rounding) = e4m3(1e-5);
                 let (weight, scale) = (bf16::from_f32, |number| number);
                 let types = Types { element, value, weight, scale, rounding };
-                draw.run(&stream_of(Soc::Ascend950, Cann::V9_1), &types, false);
+                draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_1), &types, false);
             }
             4 => {
                 let (element, value, rounding) = e4m3(1e-5);
                 let (weight, scale) = (f16::from_f32, f16::from_f32);
                 let types = Types { element, value, weight, scale, rounding };
-                draw.run(&stream_of(Soc::Ascend950, Cann::V9_2), &types, false);
+                draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &types, false);
             }
             _ => {
                 let (element, value) = (HiFloat8::from_f32, HiFloat8::to_f32);
                 let (weight, scale) = (bf16::from_f32, |number| number);
                 let types = Types { element, value, weight, scale, rounding: 1e-5 };
                 let draw = Draw { count: 2048, ..draw };
-                draw.run(&stream_of(Soc::Ascend950, Cann::V9_2), &types, false);
+                draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &types, false);
             }
         }
     }
@@ -164,7 +163,7 @@ proptest! {
 
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let broken = |plan: Result<QuantIndexerPlan, Error>| match plan {
         Err(Error::Violation(violation)) => violation.rule.id,
         other => panic!("{other:?}"),

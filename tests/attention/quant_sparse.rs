@@ -11,7 +11,7 @@ use ascend_attention::{Error, Number, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
-use crate::sparse::{Draw, draws, stream_of};
+use crate::sparse::{Draw, draws};
 use harness::numbers;
 
 const DIM: usize = 512;
@@ -107,17 +107,17 @@ proptest! {
     #[test]
     fn rows_attend_to_packed_keys_on_every_product_and_release(draw in draws(), half: bool, target in 0..6) {
         match target {
-            0 => run_half(&draw, &stream_of(Soc::AtlasA2, Cann::V8_5), half, INT8),
-            1 => run_half(&draw, &stream_of(Soc::AtlasA3, Cann::V9_0), half, INT8),
-            2 => run_half(&draw, &stream_of(Soc::AtlasA2, Cann::V9_2), half, INT8),
+            0 => run_half(&draw, &harness::emulated_stream(Soc::AtlasA2, Cann::V8_5), half, INT8),
+            1 => run_half(&draw, &harness::emulated_stream(Soc::AtlasA3, Cann::V9_0), half, INT8),
+            2 => run_half(&draw, &harness::emulated_stream(Soc::AtlasA2, Cann::V9_2), half, INT8),
             product => {
                 let draw = Draw { block: 1, ..draw };
                 match product {
-                    3 => run_half(&draw, &stream_of(Soc::Ascend950, Cann::V9_0), half, INT8),
-                    4 => run_half(&draw, &stream_of(Soc::Ascend950, Cann::V9_1), half, E4M3),
+                    3 => run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_0), half, INT8),
+                    4 => run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_1), half, E4M3),
                     _ => {
                         let draw = Draw { heads: 2, entries: 2048, ..draw };
-                        run_half(&draw, &stream_of(Soc::Ascend950, Cann::V9_2), half, HIFLOAT8);
+                        run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_2), half, HIFLOAT8);
                     }
                 }
             }
@@ -164,7 +164,7 @@ fn packed_elements_are_the_nearest_to_those_of_keys() {
 
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let broken = |plan: Result<QuantSparseFlashPlan, Error>| match plan {
         Err(Error::Violation(violation)) => violation.rule.id,
         other => panic!("{other:?}"),

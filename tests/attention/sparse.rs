@@ -4,7 +4,7 @@ use ascend_attention::indexer::LightningIndexer;
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Machine, Number, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -185,11 +185,6 @@ impl Draw {
     }
 }
 
-pub(crate) fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -202,7 +197,7 @@ proptest! {
             3 => (Soc::Ascend950, Cann::V9_1),
             _ => (Soc::Ascend950, Cann::V9_2),
         };
-        let stream = stream_of(soc, cann);
+        let stream = harness::emulated_stream(soc, cann);
         let draw = match soc {
             // Any number of heads, and single keys.
             Soc::Ascend950 => Draw { heads: draw.heads + 1, block: 1, ..draw },
@@ -217,7 +212,7 @@ proptest! {
 
 #[test]
 fn rows_attend_to_the_keys_that_the_indexer_chooses() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let upload = |seed, shape: &[usize]| {
         let elements = numbers(seed, shape.iter().product());
         let elements: Vec<f16> = elements.into_iter().map(f16::from_f32).collect();
@@ -249,7 +244,7 @@ fn rows_attend_to_the_keys_that_the_indexer_chooses() {
 
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let half = |shape: &[usize]| {
         let elements = vec![f16::ONE; shape.iter().product()];
         stream.upload(&elements, shape).unwrap()

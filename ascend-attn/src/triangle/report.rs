@@ -1,8 +1,9 @@
 //! The findings as text and as JSON.
 
 use ascend_attention::Platform;
+use ascend_attention::blockwise::SIDE;
 use ascend_attention::spec::geometry::BlockCounts;
-use ascend_trianglemix::{PresetSource, TrianglePreset};
+use ascend_trianglemix::{OutputDifference, PresetSource, TriangleForecast, TrianglePreset};
 use serde_json::{Value, json};
 
 use super::Findings;
@@ -69,7 +70,7 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             let all = forecast.model(dense, dense);
             match layers.block_sparse_seconds {
                 Some(seconds) => lines.push(times("ms, measured", sparse, seconds)),
-                None => lines.push("block-sparse calls: not taken by the operator here".to_owned()),
+                None => lines.push(format!("block-sparse calls: {}", why_not_block_sparse(forecast))),
             }
             lines.push(row("", ["dense", "triangle", "share"]));
             lines.push(times("ms, a layer, predicted", dense, predicted));
@@ -91,6 +92,12 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             if difference.not_finite > 0 {
                 lines.push(format!("{} elements are not finite", difference.not_finite));
             }
+            if let Some(difference) = &layers.block_sparse_difference {
+                lines.push(format!(
+                    "outputs of stock and block-sparse calls differ by at most {:.3e}, {:.3e} in the mean",
+                    difference.largest, difference.mean
+                ));
+            }
             if let Some(mass) = measured.mass {
                 lines.push(format!(
                     "attention: {} to sinks and window, {} to the other keys of the last rows, {} to the middle",
@@ -105,13 +112,24 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
     let mib = |bytes: u128| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     lines.push(format!(
         "memory: keys and values of all layers {}, dense or not; the mask {} for any length ({} as a tensor of every \
-         row and key); outputs to merge, a layer at a time, {}",
+         row and key); outputs to merge by stock calls, a layer at a time, {}",
         mib(forecast.cache_bytes),
         mib(forecast.mask_bytes),
         mib(forecast.whole_mask_bytes),
         mib(forecast.part_bytes)
     ));
     lines
+}
+
+/// Why no block-sparse calls were measured.
+fn why_not_block_sparse(forecast: &TriangleForecast) -> String {
+    if forecast.triangle_pairs == forecast.dense_pairs {
+        return "none, since nothing is left out".to_owned();
+    }
+    match forecast.tokens < SIDE {
+        true => format!("none, since {} keys fill no page of {SIDE}", forecast.tokens),
+        false => "not taken by the operator here".to_owned(),
+    }
 }
 
 fn row(name: &str, [a, b, c]: [&str; 3]) -> String {
@@ -146,6 +164,17 @@ pub(super) fn json(findings: &Findings) -> String {
             "full": exact(counts.full),
             "partial": exact(counts.partial),
             "empty": exact(counts.empty),
+        })
+    };
+    let differs = |difference: &OutputDifference| {
+        json!({
+            "largest": difference.largest,
+            "row": difference.place[0],
+            "head": difference.place[1],
+            "element": difference.place[2],
+            "mean": difference.mean,
+            "relative": difference.relative,
+            "not_finite": difference.not_finite,
         })
     };
     let mut object = json!({
@@ -193,15 +222,8 @@ pub(super) fn json(findings: &Findings) -> String {
                     "model_predicted": forecast.model(dense, predicted),
                 },
                 "runs": layers.runs,
-                "difference": {
-                    "largest": difference.largest,
-                    "row": difference.place[0],
-                    "head": difference.place[1],
-                    "element": difference.place[2],
-                    "mean": difference.mean,
-                    "relative": difference.relative,
-                    "not_finite": difference.not_finite,
-                },
+                "difference": differs(difference),
+                "block_sparse_difference": layers.block_sparse_difference.as_ref().map(differs),
                 "attention_mass": measured.mass.map(|mass| json!({
                     "streaming": mass.streaming,
                     "last": mass.last,

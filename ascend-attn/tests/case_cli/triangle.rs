@@ -100,8 +100,9 @@ fn counts_of_pairs_and_blocks_are_those_of_the_definition() {
     let want = json!({ "full": full, "partial": partial, "empty": empty });
     assert_eq!(found["blocks"]["triangle"], want);
     assert_eq!(found["not_measured"], "--measure never");
-    let cost = |calls: &str| found["cost"][calls].as_u64().unwrap();
-    assert!(0 < cost("stock") && cost("stock") < cost("block_sparse"));
+    // Six partial blocks of 128: five stock calls and merges, or two calls over rows and two copies or merges.
+    let cost = |pairs: u64, calls: u64| 6 * pairs * 128 * 128 + calls * 228_288;
+    assert_eq!(found["cost"], json!({ "stock": cost(1, 5), "block_sparse": cost(2, 4) }));
     // Rows 45 to 269 leave keys out: windows and sinks, each with a log-sum-exp, and those over both.
     assert_eq!(found["bytes"]["parts"], 225 * 32 * (2 * 128 * 2 + 3 * 4));
     assert_eq!(found["bytes"]["cache"], 10 * 2 * n * 8 * 128 * 2);
@@ -167,7 +168,28 @@ fn outputs_differ_as_much_as_a_reference_says() {
     assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
     // No page has 128 keys.
     assert_eq!(found["seconds"]["block_sparse"], json!(null));
+    assert_eq!(found["block_sparse_difference"], json!(null));
     assert_eq!((&found["tokens"], &found["heads"]), (&json!(96), &json!(1)));
+}
+
+#[test]
+fn block_sparse_calls_are_compared_or_it_is_said_why_not() {
+    let sizes = ["--sink", "4", "--window", "33", "--last", "64", "--layers", "2", "--heads", "1", "--kv-heads", "1"];
+    let of = |tokens, dim| [&["--tokens", tokens, "--dim", dim, "--runs", "1"], &sizes[..]].concat();
+    let found = found(&of("300", "64"));
+    assert!(found["seconds"]["block_sparse"].as_f64().unwrap() > 0.0);
+    let [by_blocks, dense] = ["block_sparse_difference", "difference"].map(|of| found[of]["largest"].as_f64().unwrap());
+    assert!(by_blocks < 0.02 && by_blocks < dense / 4.0, "{by_blocks}, {dense}");
+    for (tokens, dim, why) in [
+        ("300", "64", "outputs of stock and block-sparse calls differ by at most"),
+        ("300", "96", "block-sparse calls: not taken by the operator here"),
+        ("120", "64", "block-sparse calls: none, since 120 keys fill no page of 128"),
+        ("90", "64", "block-sparse calls: none, since nothing is left out"),
+    ] {
+        let output = triangle(&of(tokens, dim));
+        let said = text(&output.stdout);
+        assert!(said.contains(why), "{why}: {said}");
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ use std::ops::Range;
 /// assert_eq!(lines, ["+....", "#+...", "+#+..", "++#+.", "####+"]);
 /// let counts = map.counts();
 /// assert_eq!((counts.full, counts.partial, counts.empty), (7, 8, 10));
+/// assert_eq!(map.rows_without_full(), 1);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BlockMap<'a, V: ?Sized> {
@@ -85,6 +86,11 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
         Self { mask, height, width }
     }
 
+    /// Rows and keys of a block.
+    pub const fn sides(&self) -> [NonZeroU64; 2] {
+        [self.height, self.width]
+    }
+
     /// Number of rows of blocks.
     pub fn rows(&self) -> u64 {
         self.mask.q_len().div_ceil(self.height.get())
@@ -123,6 +129,17 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
     /// All blocks, one row of blocks after another, with neighbours of the same kind as one run.
     pub fn runs(&self) -> impl Iterator<Item = BlockRun> + '_ {
         (0..self.rows()).flat_map(|row| self.row(row))
+    }
+
+    /// Number of rows of blocks that have no full block.
+    pub fn rows_without_full(&self) -> u64 {
+        let has_full = |row: &u64| {
+            let mut has_full = false;
+            self.each_run(*row, &mut |_, tile| has_full |= tile == Tile::All);
+            has_full
+        };
+        let without = (0..self.rows()).filter(|row| !has_full(row));
+        without.count() as u64
     }
 
     /// Counts the blocks. Takes a step for each row of blocks, and for sparse modes and TriangleMix no more than that.
@@ -196,6 +213,8 @@ mod tests {
             text.push('\n');
         }
         prop_assert_eq!(map.counts(), counts);
+        let without = text.lines().filter(|line| !line.contains('#')).count();
+        prop_assert_eq!(map.rows_without_full(), without as u64);
         prop_assert_eq!(map.to_string(), text);
         let total: u64 = map.runs().map(|run| run.blocks.end - run.blocks.start).sum();
         prop_assert_eq!(u128::from(total), counts.total());

@@ -1,13 +1,21 @@
 //! TriangleMix by calls of the stock operator is attention over exactly the keys of the triangle.
 
+use std::ffi::c_char;
+use std::sync::Arc;
+
 use crate::harness;
 use approx::abs_diff_eq;
 
+use ascend_attention::blockwise::{BlockCover, SIDE};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{FusedInferAttention, Layout, Machine, Mask, Runtime, Stream, Tensor, bf16};
+use ascend_attention::sys::Api;
+use ascend_attention::sys::bindings::{aclIntArray, aclOpExecutor, aclTensor, aclnnStatus};
+use ascend_attention::{FusedInferAttention, Layout, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
-use ascend_trianglemix::{BlockSparseUse, TriangleMasks, TrianglePrefill, TriangleThresholds};
+use ascend_trianglemix::{
+    BlockSparseUse, TriangleCost, TriangleMasks, TrianglePlan, TrianglePrefill, TriangleThresholds,
+};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -224,11 +232,6 @@ proptest! {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(20) })]
 
@@ -250,38 +253,133 @@ proptest! {
             cuts: case.cuts.iter().map(|cut| cut * prompt / case.prompt).collect(),
             ..case
         };
-        let (sparse, block_sparse) = check_on(&stream_of(soc, cann), &case)?;
+        let (sparse, block_sparse) = check_on(&harness::emulated_stream(soc, cann), &case)?;
         prop_assert_eq!(block_sparse > 0, takes && sparse > 0);
     }
 }
 
-/// The operator takes heads of 64 and 128 elements; 96 are left to the stock operator, and so are caches.
+/// A prompt whose last rows of [`TriangleMix::GUIDE`] are a row of blocks, which are full.
+const FULL: usize = 4 * SIDE + 64;
+
+/// Plans a whole prompt by the GUIDE's sizes, and compares each row with the triangle by its definition.
+fn guide(stream: &Stream, dim: usize, rows: usize, block_sparse: BlockSparseUse) -> TrianglePlan {
+    let [q, k, v] = [1, 2, 3].map(|seed| Logical::<bf16>::random(seed, [1, 1, rows, dim]));
+    let [query, key, value] = [&q, &k, &v].map(|of| stream.upload(&of.packed(0..rows), [rows, 1, dim]).unwrap());
+    let (shape, sizes) = (AttentionShape::new(1, 1, dim), TriangleMix::GUIDE);
+    let thresholds = TriangleThresholds { block_sparse, ..TriangleThresholds::ALWAYS };
+    let prefill = TrianglePrefill { shape, sizes, thresholds };
+    let tensors = (&query, &key, &value);
+    let plan = prefill.plan(stream, (0, Some(rows)), tensors).unwrap();
+    let out = plan.launch(stream, tensors).unwrap().download(stream).unwrap();
+    let triangle = sizes.geometry(TrianglePart::Triangle, TriangleRows::whole(rows as u64));
+    let (q, k, v) = (q.exact(), k.exact(), v.exact());
+    for (at, got) in out.chunks(dim).enumerate() {
+        let visible = |key: usize| triangle.sees(at as u64, key as u64);
+        let want = row(&q, &k, &v, (0, 0), 0, at, shape.scale, visible).unwrap().0;
+        for (got, want) in got.iter().zip(&want) {
+            assert!(abs_diff_eq!(got.to_f64(), *want, epsilon = 2.0 * bf16::TOLERANCE), "row {at}: {got}, not {want}");
+        }
+    }
+    plan
+}
+
+/// The operator takes heads of 64 and 128 elements, and pages have 128 keys: others are left to the stock operator.
 #[test]
 fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
-    let plan = |dim: usize, rows: usize, block_sparse| {
-        let data = vec![bf16::ONE; rows * dim];
-        let tensor = stream.upload(&data, [rows, 1, dim]).unwrap();
-        let prefill = TrianglePrefill {
-            shape: AttentionShape::new(1, 1, dim),
-            sizes: TriangleMix::GUIDE,
-            thresholds: TriangleThresholds { block_sparse, ..TriangleThresholds::ALWAYS },
-        };
-        let tensors = (&tensor, &tensor, &tensor);
-        let plan = prefill.plan(&stream, (0, Some(rows)), tensors).unwrap();
-        let memory = plan.memory();
-        let out = plan.launch(&stream, tensors).unwrap();
-        assert_eq!(out.download(&stream).unwrap(), data);
-        (plan.is_block_sparse(), plan.cost(), memory)
-    };
-    let (taken, cost, memory) = plan(128, 1000, BlockSparseUse::Always);
-    assert!(taken && memory.held > 0 && memory.layer > 0);
-    // Each way computes the same blocks whole; only one computes rows of the others by themselves.
-    assert!(cost.stock < cost.block_sparse);
-    assert!(!plan(128, 1000, BlockSparseUse::WhereCheaper).0);
-    assert!(!plan(128, 1000, BlockSparseUse::Never).0);
-    assert!(!plan(128, 120, BlockSparseUse::Always).0);
-    assert!(!plan(256, 1000, BlockSparseUse::Always).0);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let taken = guide(&stream, 128, FULL, BlockSparseUse::Always);
+    assert!(taken.is_block_sparse() && taken.memory().held > 0 && taken.memory().layer > 0);
+    assert!(!guide(&stream, 128, 120, BlockSparseUse::Always).is_block_sparse());
+    assert!(!guide(&stream, 96, FULL, BlockSparseUse::Always).is_block_sparse());
+}
+
+/// Prompts of few blocks need fewer block-sparse calls than stock ones. In longer ones, whose blocks are the same in both
+/// ways, those at the borders cost more row by row.
+#[test]
+fn the_cheaper_calls_are_chosen_where_that_is_asked_for() {
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let side = (SIDE * SIDE) as u128;
+    let (row_pair, call) = (TriangleCost::ROW_PAIR, TriangleCost::CALL);
+    // Three partial blocks: two causal calls, a band, sinks and their merge; or a call of rows and a copy.
+    let short = guide(&stream, 128, 256, BlockSparseUse::WhereCheaper);
+    assert!(short.is_block_sparse());
+    let cost = short.cost();
+    assert_eq!((cost.stock, cost.block_sparse), (3 * side + 5 * call, 3 * side * row_pair + 2 * call));
+    let long = guide(&stream, 128, 1000, BlockSparseUse::WhereCheaper);
+    assert!(!long.is_block_sparse() && long.cost().stock < long.cost().block_sparse);
+    for thresholds in [TriangleThresholds::ALWAYS, TriangleThresholds::MEASURED] {
+        assert_eq!(thresholds.block_sparse, BlockSparseUse::default());
+    }
+    assert!(!guide(&stream, 128, 256, BlockSparseUse::default()).is_block_sparse());
+}
+
+/// Predictions are made from numbers of blocks alone, and are those of the calls but for the rows of partial blocks
+/// that see nothing of them.
+#[test]
+fn predicted_costs_are_those_of_the_calls() {
+    for (sizes, prompt) in [
+        (TriangleMix::GUIDE, 256),
+        (TriangleMix::GUIDE, 1000),
+        (TriangleMix::GUIDE, 2048),
+        (TriangleMix::GUIDE_LONG_CONTEXT, 3000),
+        (TriangleMix::PAPER, 4096),
+        (TriangleMix::PAPER, 5001),
+        (TriangleMix::new(0, 127, 0), 1300),
+        (TriangleMix::new(300, 5, 1), 1300),
+    ] {
+        let shape = AttentionShape::new(1, 1, DIM);
+        let cost = TrianglePrefill { shape, sizes, thresholds: TriangleThresholds::ALWAYS }.cost(prompt);
+        let triangle = sizes.geometry(TrianglePart::Triangle, TriangleRows::whole(prompt as u64));
+        let cover = BlockCover::new(&[triangle]).unwrap();
+        let of_calls = cover.block_pairs() + cover.row_pairs() * TriangleCost::ROW_PAIR;
+        let of_calls = of_calls + cover.calls() as u128 * TriangleCost::CALL;
+        let predicted = cost.block_sparse;
+        assert!(of_calls <= predicted + TriangleCost::CALL, "{sizes:?}, {prompt}: {predicted}, {of_calls}");
+        assert!(predicted <= of_calls * 5 / 4, "{sizes:?}, {prompt}: {predicted}, {of_calls}");
+    }
+}
+
+/// Phase one of an operator that refuses every call.
+unsafe extern "C" fn refuses(
+    _: *const aclTensor,
+    _: *const aclTensor,
+    _: *const aclTensor,
+    _: *const aclTensor,
+    _: *const aclTensor,
+    _: *const aclIntArray,
+    _: *const aclIntArray,
+    _: *const aclIntArray,
+    _: *const aclTensor,
+    _: *mut c_char,
+    _: *mut c_char,
+    _: i64,
+    _: i64,
+    _: f64,
+    _: i64,
+    _: i64,
+    _: i64,
+    _: i64,
+    _: i64,
+    _: *const aclTensor,
+    _: *const aclTensor,
+    _: *mut u64,
+    _: *mut *mut aclOpExecutor,
+) -> aclnnStatus {
+    561_002
+}
+
+#[test]
+fn what_the_installed_operator_refuses_is_left_to_the_stock_operator() {
+    if harness::not_on_npu("the operator of an NPU is not replaced") {
+        return;
+    }
+    let mut functions = harness::functions();
+    functions.aclnnBlockSparseAttentionGetWorkspaceSize = Some(refuses);
+    let api = Arc::new(Api::from_functions(functions, "emulation, with an operator that refuses"));
+    // SAFETY: the functions are the emulation's, and one that touches no argument.
+    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    assert!(!guide(&stream, 128, FULL, BlockSparseUse::Always).is_block_sparse());
 }
 
 /// Prompts that end around the first row that leaves a key out, and around the last rows.
