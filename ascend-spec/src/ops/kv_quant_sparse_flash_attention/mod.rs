@@ -129,7 +129,8 @@ impl WalkedTensors<QuantSparseFlashCall<'_>> for SparseFlashProblem {
     fn walked_shape(&self, _: &QuantSparseFlashCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         match parameter {
             _ if self.is_idle() => None,
-            Parameter::KeyDequantScale | Parameter::ValueDequantScale => None,
+            // The values are elements of the keys.
+            Parameter::Value | Parameter::KeyDequantScale | Parameter::ValueDequantScale => None,
             _ => Some(desc.shape),
         }
     }
