@@ -2,7 +2,7 @@
 //! they are packed, and refusals.
 
 use ascend_attention::quant_sparse_flash::{
-    KvQuantSparseFlashAttention, QuantSparseFlashPlan, RowElement, packed_rows,
+    KvQuantSparseFlashAttention, QuantSparseFlashPlan, RowElement, quantised_rows,
 };
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
@@ -49,7 +49,7 @@ fn run<T: Number, Q: RowElement>(draw: &Draw, stream: &Stream, (of, rounding): (
     let (rows, keys) = (placed.query_rows.iter().product::<usize>(), placed.key_rows.iter().product::<usize>());
     let query = elements(1, rows * draw.heads * (DIM + ROPE));
     let ropes = elements(4, keys * ROPE);
-    let packed: Vec<Q> = packed_rows(&elements(3, keys * DIM), &ropes).unwrap();
+    let packed: Vec<Q> = quantised_rows(&elements(3, keys * DIM), &ropes).unwrap();
     let lists = draw.lists(&placed);
     let shaped = |rows: &[usize], last: [usize; 2]| [rows, &last].concat();
     let of_queries = shaped(&placed.query_rows, [draw.heads, DIM + ROPE]);
@@ -129,7 +129,7 @@ proptest! {
 fn packs_within<Q: RowElement>(format: Format<Q>, of_own: f64, of_largest: f64) {
     let latents: Vec<bf16> = numbers(5, 3 * DIM).into_iter().map(bf16::from_f32).collect();
     let ropes: Vec<bf16> = numbers(6, 3 * ROPE).into_iter().map(bf16::from_f32).collect();
-    let rows: Vec<Q> = packed_rows(&latents, &ropes).unwrap();
+    let rows: Vec<Q> = quantised_rows(&latents, &ropes).unwrap();
     assert_eq!(rows.len(), 3 * ROW);
     for (row, (latent, rope)) in rows.chunks(ROW).zip(latents.chunks(DIM).zip(ropes.chunks(ROPE))) {
         let got = unpacked(row, format, |number| number);
@@ -144,7 +144,7 @@ fn packs_within<Q: RowElement>(format: Format<Q>, of_own: f64, of_largest: f64) 
         let raw: Vec<u8> = rope.iter().flat_map(|element| element.to_bits().to_ne_bytes()).collect();
         assert_eq!(bytes, raw);
     }
-    let zeros: Vec<Q> = packed_rows(&[f16::ZERO; DIM], &[f16::ZERO; ROPE]).unwrap();
+    let zeros: Vec<Q> = quantised_rows(&[f16::ZERO; DIM], &[f16::ZERO; ROPE]).unwrap();
     assert!(zeros.iter().all(|&element| (format.byte)(element) == 0));
 }
 
@@ -153,13 +153,16 @@ fn packed_elements_are_the_nearest_to_those_of_keys() {
     packs_within(INT8, 1e-6, 0.5 / 127.0);
     packs_within(E4M3, 1.0 / 16.0, 2f64.powi(-10) / 448.0);
     packs_within(HIFLOAT8, 0.25, 2f64.powi(-22));
-    let refused = |latents: &[f16], ropes: &[f16]| packed_rows::<_, i8>(latents, ropes).unwrap_err();
+    let refused = |latents: &[f16], ropes: &[f16]| quantised_rows::<_, i8>(latents, ropes).unwrap_err();
     for (latents, ropes) in [(511, 64), (512, 63), (1024, 64)] {
         let error = refused(&vec![f16::ONE; latents], &vec![f16::ONE; ropes]);
         assert!(error.breaks(&ascend_attention::rules::ARGUMENT_VALUE), "{error}");
     }
-    assert!(refused(&[f16::INFINITY; DIM], &[f16::ONE; ROPE]).to_string().contains("inf"));
-    assert!(packed_rows::<_, i8>(&[1f32; DIM], &[1f32; ROPE]).is_err());
+    for (latent, rope, name) in [(f16::INFINITY, f16::ONE, "latents"), (f16::ONE, f16::NAN, "ropes")] {
+        let text = refused(&[latent; DIM], &[rope; ROPE]).to_string();
+        assert!(text.contains(name) && text.contains("finite"), "{text}");
+    }
+    assert!(quantised_rows::<_, i8>(&[1f32; DIM], &[1f32; ROPE]).is_err());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The rules of KvQuantSparseFlashAttention.
 
-use super::{PackedRow, Parameter, QuantSparseFlashCall, Version};
+use super::{QuantisedRow, Parameter, QuantSparseFlashCall, Version};
 use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
 use crate::allowed::{Checked, Named};
@@ -173,7 +173,7 @@ impl QuantSparseFlashCall<'_> {
             ("keyQuantMode", self.key_quant_mode, 2),
             ("valueQuantMode", self.value_quant_mode, 2),
             ("quantScaleRepoMode", self.quant_scale_repo_mode, 1),
-            ("tileSize", self.tile_size, PackedRow::TILE as i64),
+            ("tileSize", self.tile_size, QuantisedRow::TILE as i64),
             ("ropeHeadDim", self.rope_head_dim, SparseFlashProblem::ROPE_DIM as i64),
         ] {
             QUANTISATION.takes(Named(name, given), allowed)?;
@@ -192,9 +192,9 @@ impl Given {
     fn shapes(&self, target: Target) -> Checked {
         let (rows, head) = self.query.shape.split_at(self.query.shape.rank() - 2);
         let (_, key_head) = self.key.shape.split_at(self.key.shape.rank() - 2);
-        HEAD_DIM.takes(Named("query", head[1]), PackedRow::DIM as i64)?;
+        HEAD_DIM.takes(Named("query", head[1]), QuantisedRow::DIM as i64)?;
         HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
-        HEAD_DIM.takes(Named("key", key_head[1]), PackedRow::BYTES as i64)?;
+        HEAD_DIM.takes(Named("key", key_head[1]), QuantisedRow::BYTES as i64)?;
         match target.is_950() {
             true => HEADS.takes(head[0], HEADS_950)?,
             false => HEADS.takes(head[0], POWERS)?,
