@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -156,14 +156,13 @@ impl LightningIndexer {
         stand_in: &AnyTensor,
     ) -> Result<IndexerPlan> {
         let target = context.target()?;
+        let outputs = call.sparse_indices.zip(call.sparse_values);
+        let (indices, values) = implied(outputs, stand_in, || too_many_keys(self.count))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
-            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
-        };
         let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
@@ -230,7 +229,7 @@ impl Tensors<Parameter> for LaunchTensors<'_> {
         for (parameter, input) in inputs.into_iter().zip(self.inputs) {
             visit(parameter.into(), input)?;
         }
-        for (parameter, tensor) in self.sequences.each(IndexerProblem::CONTENTS) {
+        for (parameter, tensor) in self.sequences.each(IndexerCall::CONTENTS) {
             visit(parameter.into(), tensor)?;
         }
         Ok(())

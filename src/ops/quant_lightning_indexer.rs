@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -28,14 +28,14 @@ entry_points! {
 const INSTEAD: &str = "keep the indexer's keys in 16 bits, and choose by LightningIndexer";
 
 /// A call of QuantLightningIndexer: as [`LightningIndexer`](crate::indexer::LightningIndexer), with queries and keys of
-/// one byte an element, a scale for each head of a query and one for each key.
+/// one byte an element, and scales of at least 0: one for each head of a query, one for each key.
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`QuantIndexerPlan`] once a layer.
 ///
 /// | products | queries and keys | weights | scales |
 /// |---|---|---|---|
-/// | Atlas A2 and A3, Ascend 950 | `i8` | `f16` | `f16` |
-/// | Ascend 950 | `Float8E4M3Fn` | `f16` | `f16` |
+/// | Atlas A2 and A3, Ascend 950 from CANN 9.1 on | `i8` | `f16` | `f16` |
+/// | Ascend 950 from CANN 9.1 on | `Float8E4M3Fn` | `f16` | `f16` |
 /// | Ascend 950 | `Float8E4M3Fn`, or `HiFloat8` with a count of 2048 | `bf16` | `f32` |
 ///
 /// Source: aclnnQuantLightningIndexer, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
@@ -147,14 +147,12 @@ impl QuantLightningIndexer {
         stand_in: &AnyTensor,
     ) -> Result<QuantIndexerPlan> {
         let target = context.target()?;
+        let indices = implied(call.sparse_indices, stand_in, || too_many_keys(self.count))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let Some(indices) = call.sparse_indices else {
-            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
-        };
         let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;

@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
@@ -165,14 +165,12 @@ impl KvQuantSparseFlashAttention {
         stand_in: &AnyTensor,
     ) -> Result<QuantSparseFlashPlan> {
         let target = context.target()?;
+        let out = implied(call.attention_out, stand_in, || too_many_rows(stand_in))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let Some(out) = call.attention_out else {
-            return Err(operation::no_elements(stand_in));
-        };
         let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;

@@ -105,9 +105,7 @@ pub fn quantised_rows<T: Number, Q: RowElement>(latents: &[T], ropes: &[T]) -> R
 /// Refuses numbers that are not finite.
 fn finite<T: Number>(name: &'static str, elements: &[T]) -> Result<()> {
     match elements.iter().map(|element| element.to_f64()).find(|number| !number.is_finite()) {
-        Some(number) => {
-            Err(Error::invalid(name, number, "finite numbers").fix("find out where the model overflows"))
-        }
+        Some(number) => Err(Error::invalid(name, number, "finite numbers").fix("find out where the model overflows")),
         None => Ok(()),
     }
 }

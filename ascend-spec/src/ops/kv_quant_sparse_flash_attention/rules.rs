@@ -1,6 +1,6 @@
 //! The rules of KvQuantSparseFlashAttention.
 
-use super::{QuantisedRow, Parameter, QuantSparseFlashCall, Version};
+use super::{Parameter, QuantSparseFlashCall, QuantisedRow, Version};
 use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
 use crate::allowed::{Checked, Named};
