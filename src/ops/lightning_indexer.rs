@@ -7,12 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::lightning_indexer::{
-    Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version, rules,
-};
+use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
@@ -34,7 +32,7 @@ const INSTEAD: &str = "attend to all keys, or choose them on the host";
 /// Describe it, plan it for tensors of certain shapes, and launch the [`IndexerPlan`] once a layer.
 ///
 /// Source: aclnnLightningIndexer, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
-/// [`Error::MissingOperator`] or an [`Error::Violation`].
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
 ///
 /// ```
 /// use ascend_attention::indexer::LightningIndexer;
@@ -103,10 +101,12 @@ impl LightningIndexer {
     /// shapes and strides. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], by `indexer.contents` for lengths and
-    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `indexer.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
-    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnLightningIndexerGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,

@@ -11,7 +11,7 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
@@ -39,7 +39,7 @@ const INSTEAD: &str = "keep the indexer's keys in 16 bits, and choose by Lightni
 /// | Ascend 950 | `Float8E4M3Fn`, or `HiFloat8` with a count of 2048 | `bf16` | `f32` |
 ///
 /// Source: aclnnQuantLightningIndexer, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
-/// [`Error::MissingOperator`] or an [`Error::Violation`].
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
 ///
 /// ```
 /// use ascend_attention::quant_indexer::QuantLightningIndexer;
@@ -97,10 +97,12 @@ impl QuantLightningIndexer {
     /// of these shapes and strides. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], by `quant_indexer.contents` for lengths and
-    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `quant_indexer.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
-    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnQuantLightningIndexerGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,

@@ -7,9 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::sparse_flash_attention::{
-    Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
-};
+use ascend_spec::ops::sparse_flash_attention::{Argument, Arguments, Parameter, SparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
 use crate::error::Result;
