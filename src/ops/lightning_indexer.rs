@@ -7,16 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::lightning_indexer::{
-    Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version, rules,
-};
+use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -34,7 +32,7 @@ const INSTEAD: &str = "attend to all keys, or choose them on the host";
 /// Describe it, plan it for tensors of certain shapes, and launch the [`IndexerPlan`] once a layer.
 ///
 /// Source: aclnnLightningIndexer, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
-/// [`Error::MissingOperator`] or an [`Error::Violation`].
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
 ///
 /// ```
 /// use ascend_attention::indexer::LightningIndexer;
@@ -103,10 +101,12 @@ impl LightningIndexer {
     /// shapes and strides. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], by `indexer.contents` for lengths and
-    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `indexer.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
-    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnLightningIndexerGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,
@@ -156,14 +156,13 @@ impl LightningIndexer {
         stand_in: &AnyTensor,
     ) -> Result<IndexerPlan> {
         let target = context.target()?;
+        let outputs = call.sparse_indices.zip(call.sparse_values);
+        let (indices, values) = implied(outputs, stand_in, || too_many_keys(self.count))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let (Some(indices), Some(values)) = (call.sparse_indices, call.sparse_values) else {
-            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
-        };
         let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
@@ -230,7 +229,7 @@ impl Tensors<Parameter> for LaunchTensors<'_> {
         for (parameter, input) in inputs.into_iter().zip(self.inputs) {
             visit(parameter.into(), input)?;
         }
-        for (parameter, tensor) in self.sequences.each(IndexerProblem::CONTENTS) {
+        for (parameter, tensor) in self.sequences.each(IndexerCall::CONTENTS) {
             visit(parameter.into(), tensor)?;
         }
         Ok(())

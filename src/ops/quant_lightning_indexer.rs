@@ -11,11 +11,11 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -28,18 +28,18 @@ entry_points! {
 const INSTEAD: &str = "keep the indexer's keys in 16 bits, and choose by LightningIndexer";
 
 /// A call of QuantLightningIndexer: as [`LightningIndexer`](crate::indexer::LightningIndexer), with queries and keys of
-/// one byte an element, a scale for each head of a query and one for each key.
+/// one byte an element, and scales of at least 0: one for each head of a query, one for each key.
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`QuantIndexerPlan`] once a layer.
 ///
 /// | products | queries and keys | weights | scales |
 /// |---|---|---|---|
-/// | Atlas A2 and A3, Ascend 950 | `i8` | `f16` | `f16` |
-/// | Ascend 950 | `Float8E4M3Fn` | `f16` | `f16` |
+/// | Atlas A2 and A3, Ascend 950 from CANN 9.1 on | `i8` | `f16` | `f16` |
+/// | Ascend 950 from CANN 9.1 on | `Float8E4M3Fn` | `f16` | `f16` |
 /// | Ascend 950 | `Float8E4M3Fn`, or `HiFloat8` with a count of 2048 | `bf16` | `f32` |
 ///
 /// Source: aclnnQuantLightningIndexer, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
-/// [`Error::MissingOperator`] or an [`Error::Violation`].
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
 ///
 /// ```
 /// use ascend_attention::quant_indexer::QuantLightningIndexer;
@@ -97,10 +97,12 @@ impl QuantLightningIndexer {
     /// of these shapes and strides. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], by `quant_indexer.contents` for lengths and
-    /// blocks that the tensors do not have; [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `quant_indexer.contents` for lengths and blocks that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
-    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnQuantLightningIndexerGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,
@@ -147,14 +149,12 @@ impl QuantLightningIndexer {
         stand_in: &AnyTensor,
     ) -> Result<QuantIndexerPlan> {
         let target = context.target()?;
+        let indices = implied(call.sparse_indices, stand_in, || too_many_keys(self.count))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let Some(indices) = call.sparse_indices else {
-            return Err(Error::invalid("count", self.count, "rows that memory can hold").fix("choose fewer keys"));
-        };
         let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;

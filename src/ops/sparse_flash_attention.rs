@@ -7,16 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::sparse_flash_attention::{
-    Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
-};
+use ascend_spec::ops::sparse_flash_attention::{Argument, Arguments, Parameter, SparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -170,14 +168,13 @@ impl SparseFlashAttention {
         stand_in: &AnyTensor,
     ) -> Result<SparseFlashPlan> {
         let target = context.target()?;
+        let outputs = call.attention_out.zip(call.softmax_max);
+        let (out, softmax) = implied(outputs, stand_in, || too_many_rows(stand_in))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let (Some(out), Some(softmax)) = (call.attention_out, call.softmax_max) else {
-            return Err(operation::no_elements(stand_in));
-        };
         let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
@@ -268,7 +265,7 @@ impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
         for (parameter, input) in self.inputs.each() {
             visit(parameter.into(), input)?;
         }
-        for (parameter, tensor) in self.sequences.each(SparseFlashProblem::CONTENTS) {
+        for (parameter, tensor) in self.sequences.each(SparseFlashCall::CONTENTS) {
             visit(parameter.into(), tensor)?;
         }
         Ok(())

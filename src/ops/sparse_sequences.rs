@@ -171,6 +171,25 @@ impl SparseSequences {
     }
 }
 
+/// What a call writes, as its inputs imply it; `too_large` is the refusal of outputs that memory cannot hold.
+pub(crate) fn implied<D>(outputs: Option<D>, query: &AnyTensor, too_large: impl FnOnce() -> Error) -> Result<D> {
+    let shape = query.desc().shape;
+    outputs.ok_or_else(|| match shape.rank() {
+        0..3 => Error::invalid("query", shape, "[B, S1, N1, D] or [T1, N1, D]").fix("give the queries these axes"),
+        _ => too_large(),
+    })
+}
+
+/// The refusal of a number of keys for which each row would have more indices than memory holds.
+pub(crate) fn too_many_keys(count: i64) -> Error {
+    Error::invalid("count", count, "rows that memory can hold").fix("choose fewer keys")
+}
+
+/// The refusal of queries of which attention is larger than memory, since many rows are the same bytes.
+pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
+    Error::invalid("query", query.desc(), "rows whose attention memory can hold").fix("attend with fewer rows")
+}
+
 /// A number that INT32 holds.
 fn number(name: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| {

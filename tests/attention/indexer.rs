@@ -208,6 +208,8 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
         assert_eq!(broken(indexer.plan(&blocks(&rows), paged)), "indexer.contents");
     }
     assert_eq!(broken(LightningIndexer::new(2049).plan(&sequences, inputs)), "indexer.count");
+    let refused = LightningIndexer::new(usize::MAX).plan(&sequences, inputs).unwrap_err().to_string();
+    assert!(refused.contains("choose fewer keys"), "{refused}");
     let with_values = indexer.clone().return_values(true);
     let table = blocks(&[vec![3, 0], vec![1, 2]]);
     assert_eq!(broken(with_values.plan(&table, paged)), "indexer.values_paged");

@@ -56,7 +56,19 @@ const INT8: Types<i8, f16, f16> = Types {
     rounding: 1.5e-3,
 };
 
+const HIFLOAT8: Types<HiFloat8, bf16, f32> = Types {
+    element: HiFloat8::from_f32,
+    value: HiFloat8::to_f32,
+    weight: bf16::from_f32,
+    scale: |number| number,
+    rounding: 1e-5,
+};
+
 impl Draw {
+    fn with_heads(self, heads: usize) -> Self {
+        Draw { heads, ..self }
+    }
+
     fn run<Q: Element, W: Number, S: Number>(&self, stream: &Stream, types: &Types<Q, W, S>, best_first: bool) {
         let placed = self.batch.place(stream);
         let shape = |rows: &[usize], last: &[usize]| [rows, last].concat();
@@ -135,14 +147,14 @@ proptest! {
     fn rows_choose_by_quantised_scores_on_every_product_and_release(draw in draws(), target in 0..6) {
         let e4m3 = |rounding| (Float8E4M3Fn::from_f32 as fn(f32) -> _, Float8E4M3Fn::to_f32 as fn(_) -> f32, rounding);
         match target {
-            0 => draw.run(&harness::emulated_stream(Soc::AtlasA2, Cann::V8_5), &INT8, true),
+            0 => draw.with_heads(64).run(&harness::emulated_stream(Soc::AtlasA2, Cann::V8_5), &INT8, true),
             1 => draw.run(&harness::emulated_stream(Soc::AtlasA3, Cann::V9_1), &INT8, true),
-            2 => draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_0), &INT8, false),
+            2 => draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_1), &INT8, false),
             3 => {
                 let (element, value, rounding) = e4m3(1e-5);
                 let (weight, scale) = (bf16::from_f32, |number| number);
                 let types = Types { element, value, weight, scale, rounding };
-                draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_1), &types, false);
+                draw.with_heads(24).run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_0), &types, false);
             }
             4 => {
                 let (element, value, rounding) = e4m3(1e-5);
@@ -150,15 +162,48 @@ proptest! {
                 let types = Types { element, value, weight, scale, rounding };
                 draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &types, false);
             }
-            _ => {
-                let (element, value) = (HiFloat8::from_f32, HiFloat8::to_f32);
-                let (weight, scale) = (bf16::from_f32, |number| number);
-                let types = Types { element, value, weight, scale, rounding: 1e-5 };
-                let draw = Draw { count: 2048, ..draw };
-                draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &types, false);
-            }
+            _ => Draw { count: 2048, ..draw }.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &HIFLOAT8, false),
         }
     }
+}
+
+#[test]
+fn rows_choose_2048_of_more_keys_of_hifloat8() {
+    for block_size in [None, Some(128)] {
+        let batch = Batch { lengths: vec![(2, 2300)], packed: true, block_size };
+        let draw = Draw { batch, heads: 8, count: 2048, causal: true, seed: 7 };
+        draw.run(&harness::emulated_stream(Soc::Ascend950, Cann::V9_2), &HIFLOAT8, false);
+    }
+}
+
+/// The key of two that a row chooses, whose heads have these weights and scales.
+fn chosen<const HEADS: usize>(heads: [([i8; 2], f16, f16); HEADS], keys: [[i8; 2]; 2]) -> i32 {
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let rows =
+        |rows: &[[i8; 2]]| -> Vec<i8> { rows.iter().flat_map(|row| [&row[..], &[0; DIM - 2]].concat()).collect() };
+    let query = stream.upload(&rows(&heads.map(|(elements, ..)| elements)), [1, HEADS, DIM]).unwrap();
+    let weights = stream.upload(&heads.map(|(_, weight, _)| weight), [1, HEADS]).unwrap();
+    let query_scale = stream.upload(&heads.map(|(.., scale)| scale), [1, HEADS]).unwrap();
+    let key = stream.upload(&rows(&keys), [2, 1, DIM]).unwrap();
+    let key_scale = stream.upload(&[f16::ONE; 2], [2, 1]).unwrap();
+    let sequences = SparseSequences::packed(&stream, &[1], &[2]).unwrap();
+    let inputs = ((&query, &query_scale), (&key, &key_scale), &weights);
+    let plan = QuantLightningIndexer::new(1).plan(&sequences, inputs).unwrap();
+    plan.launch(&stream, inputs).unwrap().download(&stream).unwrap()[0]
+}
+
+/// Of keys that score alike the first is chosen, so the second shows whether its score is the larger one.
+#[test]
+fn int8_scores_are_rounded_to_halves() {
+    // 4098 / 1024 rounds to 4096 / 1024, 4104 / 1024 does not.
+    for (last, want) in [(1, 0), (4, 1)] {
+        assert_eq!(chosen([([64, 2], f16::ONE, f16::ONE)], [[64, 0], [64, last]]), want);
+    }
+    // (1 + 2^-10)^2 rounds to 1 + 2^-9, the weight of the other head.
+    let [one, two] = [1, 2].map(|units| f16::from_bits(f16::ONE.to_bits() + units));
+    let heads = |of_first: f16| [([32, 0], of_first, one), ([0, 32], two, f16::ONE)];
+    let keys = [[0, 32], [32, 0]];
+    assert_eq!([one, two].map(|weight| chosen(heads(weight), keys)), [0, 1]);
 }
 
 #[test]
@@ -195,4 +240,11 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let plan = call.plan(&sequences, (inputs.0, (&key, &short), &weights));
     assert_eq!(broken(plan), "quant_indexer.key_scale");
     assert_eq!(broken(QuantLightningIndexer::new(2049).plan(&sequences, inputs)), "quant_indexer.count");
+    // Rows of so many indices cannot be described, nor can those of a query without heads.
+    let refused = QuantLightningIndexer::new(usize::MAX).plan(&sequences, inputs).unwrap_err().to_string();
+    assert!(refused.contains("choose fewer keys"), "{refused}");
+    let flat = query.reshape([3 * 8 * DIM]).unwrap();
+    let flat = ((&flat, &query_scale), (&key, &key_scale), &weights);
+    let refused = call.plan(&sequences, flat).unwrap_err().to_string();
+    assert!(refused.contains("[T1, N1, D]"), "{refused}");
 }

@@ -2,8 +2,9 @@
 //! they are packed, and refusals.
 
 use ascend_attention::quant_sparse_flash::{
-    KvQuantSparseFlashAttention, QuantSparseFlashPlan, RowElement, packed_rows,
+    KvQuantSparseFlashAttention, QuantSparseFlashPlan, RowElement, quantised_rows,
 };
+use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
@@ -49,7 +50,7 @@ fn run<T: Number, Q: RowElement>(draw: &Draw, stream: &Stream, (of, rounding): (
     let (rows, keys) = (placed.query_rows.iter().product::<usize>(), placed.key_rows.iter().product::<usize>());
     let query = elements(1, rows * draw.heads * (DIM + ROPE));
     let ropes = elements(4, keys * ROPE);
-    let packed: Vec<Q> = packed_rows(&elements(3, keys * DIM), &ropes).unwrap();
+    let packed: Vec<Q> = quantised_rows(&elements(3, keys * DIM), &ropes).unwrap();
     let lists = draw.lists(&placed);
     let shaped = |rows: &[usize], last: [usize; 2]| [rows, &last].concat();
     let of_queries = shaped(&placed.query_rows, [draw.heads, DIM + ROPE]);
@@ -105,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn rows_attend_to_packed_keys_on_every_product_and_release(draw in draws(), half: bool, target in 0..6) {
+    fn rows_attend_to_quantised_keys_on_every_product_and_release(draw in draws(), half: bool, target in 0..7) {
         match target {
             0 => run_half(&draw, &harness::emulated_stream(Soc::AtlasA2, Cann::V8_5), half, INT8),
             1 => run_half(&draw, &harness::emulated_stream(Soc::AtlasA3, Cann::V9_0), half, INT8),
@@ -113,8 +114,12 @@ proptest! {
             product => {
                 let draw = Draw { block: 1, ..draw };
                 match product {
-                    3 => run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_0), half, INT8),
+                    3 => run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_0), false, E4M3),
                     4 => run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_1), half, E4M3),
+                    5 => {
+                        let draw = Draw { heads: 48, ..draw };
+                        run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_1), half, INT8);
+                    }
                     _ => {
                         let draw = Draw { heads: 2, entries: 2048, ..draw };
                         run_half(&draw, &harness::emulated_stream(Soc::Ascend950, Cann::V9_2), half, HIFLOAT8);
@@ -125,18 +130,20 @@ proptest! {
     }
 }
 
-/// How far elements of packed rows are from those of the key, as parts of their own and of the largest of their tile.
-fn packs_within<Q: RowElement>(format: Format<Q>, of_own: f64, of_largest: f64) {
+/// Compares the elements of quantised rows with those of the keys. `bound` is how far an element of a magnitude may be
+/// from its number, both as multiples of its scale.
+fn quantises_within<Q: RowElement>(format: Format<Q>, bound: fn(f64) -> f64) {
     let latents: Vec<bf16> = numbers(5, 3 * DIM).into_iter().map(bf16::from_f32).collect();
     let ropes: Vec<bf16> = numbers(6, 3 * ROPE).into_iter().map(bf16::from_f32).collect();
-    let rows: Vec<Q> = packed_rows(&latents, &ropes).unwrap();
+    let rows: Vec<Q> = quantised_rows(&latents, &ropes).unwrap();
     assert_eq!(rows.len(), 3 * ROW);
     for (row, (latent, rope)) in rows.chunks(ROW).zip(latents.chunks(DIM).zip(ropes.chunks(ROPE))) {
         let got = unpacked(row, format, |number| number);
         for (got, want) in got.chunks(128).zip(latent.chunks(128)) {
             let largest = want.iter().map(|want| want.to_f64().abs()).fold(0.0, f64::max);
+            let scale = largest / f64::from(Q::LARGEST);
             for (got, want) in got.iter().zip(want) {
-                let bound = of_own * want.to_f64().abs() + of_largest * largest;
+                let bound = scale * bound(want.to_f64().abs() / scale) + 1e-6 * largest;
                 assert!((got - want.to_f64()).abs() <= bound, "{got} is not {want}");
             }
         }
@@ -144,22 +151,50 @@ fn packs_within<Q: RowElement>(format: Format<Q>, of_own: f64, of_largest: f64) 
         let raw: Vec<u8> = rope.iter().flat_map(|element| element.to_bits().to_ne_bytes()).collect();
         assert_eq!(bytes, raw);
     }
-    let zeros: Vec<Q> = packed_rows(&[f16::ZERO; DIM], &[f16::ZERO; ROPE]).unwrap();
+    let zeros: Vec<Q> = quantised_rows(&[f16::ZERO; DIM], &[f16::ZERO; ROPE]).unwrap();
     assert!(zeros.iter().all(|&element| (format.byte)(element) == 0));
 }
 
 #[test]
-fn packed_elements_are_the_nearest_to_those_of_keys() {
-    packs_within(INT8, 1e-6, 0.5 / 127.0);
-    packs_within(E4M3, 1.0 / 16.0, 2f64.powi(-10) / 448.0);
-    packs_within(HIFLOAT8, 0.25, 2f64.powi(-22));
-    let refused = |latents: &[f16], ropes: &[f16]| packed_rows::<_, i8>(latents, ropes).unwrap_err();
+fn quantised_elements_are_the_nearest_to_those_of_keys() {
+    quantises_within(INT8, |_| 0.5);
+    // 3 bits of mantissa, and numbers below the least normal one in steps of 2^-9.
+    quantises_within(E4M3, |number| (number / 16.0).max(2f64.powi(-10)));
+    // 3 bits of mantissa down to 1/8, 2 down to 2^-7, then 1.
+    quantises_within(HIFLOAT8, |number| match number {
+        0.125.. => number / 16.0,
+        0.007_812_5.. => number / 8.0,
+        _ => number / 4.0,
+    });
+    let refused = |latents: &[f16], ropes: &[f16]| quantised_rows::<_, i8>(latents, ropes).unwrap_err();
     for (latents, ropes) in [(511, 64), (512, 63), (1024, 64)] {
         let error = refused(&vec![f16::ONE; latents], &vec![f16::ONE; ropes]);
         assert!(error.breaks(&ascend_attention::rules::ARGUMENT_VALUE), "{error}");
     }
-    assert!(refused(&[f16::INFINITY; DIM], &[f16::ONE; ROPE]).to_string().contains("inf"));
-    assert!(packed_rows::<_, i8>(&[1f32; DIM], &[1f32; ROPE]).is_err());
+    for (latent, rope, name) in [(f16::INFINITY, f16::ONE, "latents"), (f16::ONE, f16::NAN, "ropes")] {
+        let text = refused(&[latent; DIM], &[rope; ROPE]).to_string();
+        assert!(text.contains(name) && text.contains("finite"), "{text}");
+    }
+    assert!(quantised_rows::<_, i8>(&[1f32; DIM], &[1f32; ROPE]).is_err());
+}
+
+#[test]
+fn rows_that_are_scattered_into_a_cache_are_read_there() {
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let latents: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32); DIM]).collect();
+    let rows: Vec<i8> = quantised_rows(&latents, &[f16::ZERO; 4 * ROPE]).unwrap();
+    let rows = stream.upload(&rows, [4, 1, ROW]).unwrap();
+    let cache = stream.upload(&[0i8; 2 * 16 * ROW], [2, 16, 1, ROW]).unwrap();
+    let slots = SlotMapping::new(&stream, &[16, 17, 18, 19], 2 * 16).unwrap();
+    let written = (&rows, &slots, &cache);
+    ScatterPaKvCache::new().plan(written).unwrap().launch(&stream, written).unwrap();
+    let query = stream.upload(&[f16::ZERO; 8 * 576], [1, 8, 576]).unwrap();
+    let indices = stream.upload(&[1, 2, -1], [1, 1, 3]).unwrap();
+    let sequences = SparseSequences::packed(&stream, &[1], &[4]).unwrap().paged(&stream, &[[1]]).unwrap();
+    let inputs = (&query, &cache, &indices);
+    let plan = KvQuantSparseFlashAttention::new(SCALE).plan(&sequences, inputs).unwrap();
+    let attention = plan.launch(&stream, inputs).unwrap();
+    assert_eq!(attention.download(&stream).unwrap(), [f16::from_f32(1.5); 8 * DIM]);
 }
 
 #[test]

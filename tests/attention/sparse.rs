@@ -285,6 +285,9 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     }
     let with_softmax = sparse.clone().return_softmax_lse(true);
     assert_eq!(broken(with_softmax.plan(&table, paged)), "sparse_flash.softmax_paged");
+    let flat = query.reshape([3 * 8 * DIM]).unwrap();
+    let refused = with_softmax.plan(&sequences, ((&flat, &query_rope), inputs.1, &indices)).unwrap_err().to_string();
+    assert!(refused.contains("[T1, N1, D]"), "{refused}");
     let blocks_of_3 = sparse.clone().sparse_block_size(3);
     assert_eq!(broken(blocks_of_3.plan(&sequences, inputs)), "sparse_flash.sparse_block_size");
     for (of, rule) in [([&[2], &[6]], "sparse_flash.rows_left_out"), ([&[3], &[2]], "sparse_flash.rows_without_keys")] {

@@ -379,15 +379,16 @@ impl Kernel for ScoreKeys<'_> {
                     }
                 }
             }
+            let mut scales = [1.0; TILE_KEYS];
+            if let Some([_, of_keys]) = &call.scales {
+                for (scale, key) in scales.iter_mut().zip(first..first + count) {
+                    *scale = call.key_scale(simd, of_keys, block, key);
+                }
+            }
             for (scores, sums) in scores.chunks_mut(CHUNK).zip(sums.chunks(TILE_KEYS)) {
                 let scores = &mut scores[first - keys.start..][..count];
-                for (score, sum) in scores.iter_mut().zip(sums) {
-                    *score = total(sum);
-                }
-                if let Some([_, of_keys]) = &call.scales {
-                    for (score, key) in scores.iter_mut().zip(first..) {
-                        *score *= call.key_scale(simd, of_keys, block, key);
-                    }
+                for ((score, sum), scale) in scores.iter_mut().zip(sums).zip(&scales) {
+                    *score = total(sum) * scale;
                 }
             }
         }

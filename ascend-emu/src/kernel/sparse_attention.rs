@@ -89,7 +89,7 @@ unsafe fn run_under(
         let rope = buffers.key_rope.map(|rope| rope.input(of_key));
         let key = match rope {
             Some(_) => buffers.key.input(of_key),
-            None => buffers.key.packed(of_key, buffers.query.desc.dtype),
+            None => buffers.key.quantised_rows(of_key, buffers.query.desc.dtype),
         };
         (Attention::listed(latent), key, rope)
     };

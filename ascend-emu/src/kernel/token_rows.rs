@@ -1,7 +1,7 @@
 //! The tensors of sparse attention, by the row: one row for each token and head.
 
 use super::tensor::input::{ElementTypes, InputTensor};
-use super::tensor::packed_rows::PackedRows;
+use super::tensor::quantised_rows::QuantisedRows;
 use super::tensor::strided::Sizes;
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::sparse_sequences::TokenLayout;
@@ -65,14 +65,14 @@ impl TokenRows<'_> {
         unsafe { InputTensor::new(self.base, &rows, sizes, self.types()) }
     }
 
-    /// The tensor of packed rows, for queries of type `own`, to be read.
+    /// The tensor of quantised rows, for queries of type `own`, to be read.
     ///
     /// # Safety
     ///
     /// Every byte may be read as long as the value is used.
-    pub(super) unsafe fn packed(&self, layout: TokenLayout, own: DType) -> InputTensor {
+    pub(super) unsafe fn quantised_rows(&self, layout: TokenLayout, own: DType) -> InputTensor {
         let (rows, sizes) = self.rows(layout);
         // SAFETY: the caller's promise.
-        InputTensor::Packed(unsafe { PackedRows::new(self.base, &rows, sizes, own) })
+        InputTensor::QuantisedRows(unsafe { QuantisedRows::new(self.base, &rows, sizes, own) })
     }
 }

@@ -12,7 +12,7 @@ use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerProblem, Parameter, Version};
+use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 
@@ -44,7 +44,7 @@ impl DeclaredOperator for IndexerOperator {
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
-        let numbers = unsafe { sparse_contents::read(&launch, &self.problem.sequences, IndexerProblem::CONTENTS) }?;
+        let numbers = unsafe { sparse_contents::read(&launch, &self.problem.sequences, IndexerCall::CONTENTS) }?;
         let contents = SparseContents::of(&numbers);
         let source = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
         let written = |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);

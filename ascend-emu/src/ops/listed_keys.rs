@@ -21,7 +21,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     const INDICES: ParameterOf<Self>;
     /// The tensors that have a row for each key.
     const KEYS: &'static [ParameterOf<Self>];
-    /// The values, of which nothing is read but the keys.
+    /// The values, which are read as elements of the keys and never from their own tensor.
     const VALUE: ParameterOf<Self>;
     /// The outputs, and which of their axes packed rows are.
     const OUTPUTS: &'static [(ParameterOf<Self>, usize)];
@@ -32,8 +32,8 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// A tensor as a launch walks it.
     fn walked(&self, parameter: ParameterOf<Self>) -> Option<TensorDesc>;
 
-    /// Reads lengths, block table and lists, and reports numbers that lead outside of a tensor and lists that say other
-    /// than they do.
+    /// Reads lengths, block table and lists, and reports numbers that lead outside of a tensor and entries of lists that
+    /// are not read, or are read twice.
     ///
     /// # Errors
     /// A device fault in strict mode, or where there is no host memory for them.

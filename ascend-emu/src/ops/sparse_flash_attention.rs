@@ -12,14 +12,16 @@ use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::sparse_flash_attention::{Argument, Arguments, Parameter, SparseFlashProblem, Version};
+use ascend_spec::ops::sparse_flash_attention::{
+    Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
+};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
 checked_call! { SparseFlashOperator: SparseFlashProblem, target }
 
 impl ListedKeys for SparseFlashOperator {
-    const CONTENTS: [Parameter; 3] = SparseFlashProblem::CONTENTS;
+    const CONTENTS: [Parameter; 3] = SparseFlashCall::CONTENTS;
     const INDICES: Parameter = Parameter::SparseIndices;
     const KEYS: &'static [Parameter] = &[Parameter::Key, Parameter::KeyRope];
     const VALUE: Parameter = Parameter::Value;

@@ -12,6 +12,7 @@ type Call = QuantSparseFlashCall<'static>;
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 const A5: Target = Target::new(Soc::Ascend950, Cann::V9_1);
+const OLD_A5: Target = Target::new(Soc::Ascend950, Cann::V9_0);
 
 fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
     TensorDesc::contiguous(dtype, shape)
@@ -71,6 +72,12 @@ fn hifloat8(entries: i64) -> Call {
     keys(call, HiFloat8, &[6, 32, 1, 656])
 }
 
+/// The call with queries of BF16.
+fn bf16(call: Call) -> Call {
+    let with = |desc: Option<TensorDesc>| desc.map(|desc| TensorDesc { dtype: Bf16, ..desc });
+    Call { query: with(call.query), attention_out: with(call.attention_out), ..call }
+}
+
 #[test]
 fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
     let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
@@ -90,6 +97,8 @@ fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
         ("dtype", 161_002, A2, Call { attention_out: of(Bf16, &[5, 16, 512]), ..packed }),
         ("dtype", 161_002, A2, fp8),
         ("dtype", 161_002, A5, Call { value: packed.value, ..fp8 }),
+        ("dtype", 161_002, OLD_A5, fp8),
+        ("dtype", 161_002, OLD_A5, bf16(packed)),
         ("dtype", 161_002, A2, Call { block_table: of(Int64, &[2, 3]), ..paged }),
         ("format", 161_002, A2, Call { key: nz, ..packed }),
         ("layout", 561_002, A2, Call { layout_kv: "BSND", ..packed }),
@@ -119,7 +128,6 @@ fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
         ("head_dim", 561_002, A2, Call { query: half(&[5, 16, 512]), ..packed }),
         ("heads", 561_002, A2, heads(packed, 48)),
         ("heads", 561_002, A5, heads(packed, 24)),
-        ("value_rows", 561_002, A2, Call { value: of(Int8, &[71, 1, 656]), ..packed }),
         ("indices", 561_002, A2, Call { sparse_indices: numbers(&[5, 8]), ..packed }),
         ("entries", 561_002, A5, hifloat8(1024)),
         ("out", 561_002, A2, Call { attention_out: half(&[5, 16, 576]), ..packed }),
@@ -136,6 +144,7 @@ fn every_rule_of_quantised_sparse_attention_refuses_a_call() {
     #[rustfmt::skip]
     let lints = [
         ("value", Call { value: strided, ..packed }),
+        ("value", Call { value: of(Int8, &[71, 1, 656]), ..packed }),
         ("scales_unread", Call { key_dequant_scale: of(Float, &[4]), ..packed }),
         ("scales_unread", Call { value_dequant_scale: of(Float, &[4]), ..packed }),
         ("scale_finite", Call { scale: f64::NAN, ..packed }),
@@ -172,7 +181,7 @@ fn documented_calls_are_taken_without_a_lint() {
     for target in [
         Target::new(Soc::AtlasA2, Cann::V8_5),
         Target::new(Soc::AtlasA3, Cann::V9_0),
-        Target::new(Soc::Ascend950, Cann::V9_0),
+        A5,
         Target::new(Soc::Ascend950, Cann::V9_2),
     ] {
         for call in [packed(), padded(), paged()] {
@@ -185,22 +194,26 @@ fn documented_calls_are_taken_without_a_lint() {
         assert!(call.check(A5).is_ok());
         assert_eq!(call.lint(A5, &[]), Ok(()));
     }
+    let first = bf16(fp8);
+    assert!(first.check(OLD_A5).is_ok());
+    assert_eq!(first.lint(OLD_A5, &[]), Ok(()));
     // A call whose output is empty ends before anything else is looked at.
     let empty = Call { attention_out: half(&[0]), layout_kv: "any", ..packed() };
     assert!(empty.check(A2).unwrap().is_idle());
-    // Reserved tensors are not touched, and rows of bytes as they are described.
+    // Reserved tensors and values are not touched, and rows of bytes as they are described.
     let scales = Call { key_dequant_scale: of(Float, &[4]), ..paged() };
     let mut touched = Vec::new();
     let problem = scales.check(A2).unwrap();
     problem.touches(&scales, &mut |parameter, range| touched.push((parameter, range)));
     assert!(touched.contains(&(Parameter::Key, 0..6 * 32 * 656)));
-    assert!(!touched.iter().any(|(parameter, _)| *parameter == Parameter::KeyDequantScale));
+    let unread = [Parameter::KeyDequantScale, Parameter::Value];
+    assert!(!touched.iter().any(|(parameter, _)| unread.contains(parameter)));
 }
 
 proptest! {
     /// No shape and no attribute makes the check or the walk over tensors panic or overflow.
     #[test]
-    fn nonsense_is_refused(
+    fn nonsense_does_not_panic(
         shapes in prop::collection::vec(
             prop::collection::vec(prop_oneof![-2i64..5, Just(16), Just(576), Just(656), Just(i64::MAX)], 0..5), 7,
         ),
@@ -225,7 +238,7 @@ proptest! {
         };
         let implied = Call { attention_out: call.output(), ..call };
         for call in [call, implied] {
-            for target in [A2, A5] {
+            for target in [A2, OLD_A5, A5] {
                 if let Ok(problem) = call.check(target) {
                     let _ = call.lint(target, &[]);
                     problem.touches(&call, &mut |_, range| assert!(range.start <= range.end));

@@ -262,7 +262,7 @@ fn rows_read_the_keys_of_their_entries_up_to_the_first_that_is_negative() {
 proptest! {
     /// No shape, attribute or number makes the check or the walk over sequences and lists panic or overflow.
     #[test]
-    fn nonsense_is_refused(
+    fn nonsense_does_not_panic(
         shapes in prop::collection::vec(
             prop::collection::vec(prop_oneof![-2i64..5, Just(16), Just(512), Just(i64::MAX), Just(1 << 60)], 0..5), 8,
         ),

@@ -1,10 +1,10 @@
 //! KvQuantSparseFlashAttention: latent attention to keys of one byte an element, which a list names for each row.
 //!
 //! [`KvQuantSparseFlashAttention`] describes a call, which is planned once and launched per layer as a
-//! [`QuantSparseFlashPlan`]. Keys are rows that [`packed_rows`] makes, and lengths and blocks of the sequences a
+//! [`QuantSparseFlashPlan`]. Keys are rows that [`quantised_rows()`] makes, and lengths and blocks of the sequences a
 //! [`SparseSequences`], which the host knows.
 
-mod packed_rows;
+mod quantised_rows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::SparseSequences;
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
-pub use packed_rows::{RowElement, packed_rows};
+pub use quantised_rows::{RowElement, quantised_rows};
 
 entry_points! {
     kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>, Parameter, Version;
@@ -37,11 +37,16 @@ const INSTEAD: &str = "keep keys in 16 bits, and attend by SparseFlashAttention"
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`QuantSparseFlashPlan`] once a layer.
 ///
+/// [`ScatterPaKvCache`](crate::scatter::ScatterPaKvCache) writes rows of `i8`, and on Ascend 950 of `Float8E4M3Fn`,
+/// into a paged cache `[blocks, block size, 1, 656]`, as keys without values.
+/// [`GatherPaKvCache`](crate::gather::GatherPaKvCache) cannot read them out on Atlas A2 and A3: 656 bytes are no
+/// multiple of 32.
+///
 /// Source: aclnnKvQuantSparseFlashAttention, since CANN 8.5, on Ascend 950 since 9.0; before, planning is an
 /// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
 ///
 /// ```
-/// use ascend_attention::quant_sparse_flash::{KvQuantSparseFlashAttention, packed_rows};
+/// use ascend_attention::quant_sparse_flash::{KvQuantSparseFlashAttention, quantised_rows};
 /// use ascend_attention::sparse::SparseSequences;
 /// use ascend_attention::{Runtime, f16};
 ///
@@ -51,7 +56,7 @@ const INSTEAD: &str = "keep keys in 16 bits, and attend by SparseFlashAttention"
 /// // One row with 8 heads, 512 elements and 64 rotary ones each, 4 keys, and a list of two of them.
 /// let query = stream.upload(&[f16::ZERO; 8 * 576], [1, 8, 576])?;
 /// let latents: Vec<f16> = (0..4).flat_map(|key| [f16::from_f32(key as f32); 512]).collect();
-/// let rows: Vec<i8> = packed_rows(&latents, &[f16::ZERO; 4 * 64])?;
+/// let rows: Vec<i8> = quantised_rows(&latents, &[f16::ZERO; 4 * 64])?;
 /// let rows = stream.upload(&rows, [4, 1, 656])?;
 /// let indices = stream.upload(&[1, 2, -1], [1, 1, 3])?;
 /// let sequences = SparseSequences::packed(&stream, &[1], &[4])?;
@@ -103,6 +108,9 @@ impl KvQuantSparseFlashAttention {
 
     /// Checks a call with queries and keys in the layouts of `sequences`, and prepares it for tensors of these shapes
     /// and strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// Nobody can see whether the rotary parts in the rows have the type of the queries, as the operator reads them:
+    /// pass the queries' type to [`quantised_rows()`].
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
@@ -157,14 +165,12 @@ impl KvQuantSparseFlashAttention {
         stand_in: &AnyTensor,
     ) -> Result<QuantSparseFlashPlan> {
         let target = context.target()?;
+        let out = implied(call.attention_out, stand_in, || too_many_rows(stand_in))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, contents, &allowed)?;
-        let Some(out) = call.attention_out else {
-            return Err(operation::no_elements(stand_in));
-        };
         let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
@@ -172,7 +178,8 @@ impl KvQuantSparseFlashAttention {
     }
 }
 
-/// What a launch reads. From queries, rows of keys, and the lists of all rows.
+/// What a launch reads. From queries, rows of keys, and the lists of all rows. The rows are those that
+/// [`quantised_rows()`] makes for queries of type `T`.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantSparseFlashInputs<'a, T: Element> {
     query: &'a Tensor<T>,

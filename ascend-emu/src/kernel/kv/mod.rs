@@ -251,7 +251,7 @@ impl KeyValues {
             InputTensor::E4m3(_)
             | InputTensor::HiFloat8(_)
             | InputTensor::FourBit(_)
-            | InputTensor::Packed(_)
+            | InputTensor::QuantisedRows(_)
             | InputTensor::Absent => {}
         }
     }

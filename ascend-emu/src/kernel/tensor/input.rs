@@ -1,7 +1,7 @@
 //! Input tensors of any element type, read by the row.
 
 use super::Element;
-use super::packed_rows::PackedRows;
+use super::quantised_rows::QuantisedRows;
 use super::strided::{ReadTensor, Sizes, StridedTensor};
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::DType;
@@ -37,7 +37,7 @@ pub(crate) enum InputTensor {
     HiFloat8(ReadTensor<HiFloat8>),
     FourBit(FourBitTensor),
     /// Rows that hold scales and a rotary part besides quantised elements.
-    Packed(PackedRows),
+    QuantisedRows(QuantisedRows),
     /// No tensor, or one of a type that the kernels do not read; its elements count as zeros.
     Absent,
 }
@@ -75,7 +75,7 @@ impl InputTensor {
             InputTensor::E4m3(tensor) => tensor.sizes(),
             InputTensor::HiFloat8(tensor) => tensor.sizes(),
             InputTensor::FourBit(tensor) => tensor.grid.sizes(),
-            InputTensor::Packed(tensor) => tensor.sizes(),
+            InputTensor::QuantisedRows(tensor) => tensor.sizes(),
             InputTensor::Absent => Sizes::NONE,
         }
     }
@@ -86,7 +86,7 @@ impl InputTensor {
             (InputTensor::F32(one), InputTensor::F32(other)) => one.coincides(other),
             (InputTensor::F16(one), InputTensor::F16(other)) => one.coincides(other),
             (InputTensor::Bf16(one), InputTensor::Bf16(other)) => one.coincides(other),
-            (InputTensor::Packed(one), InputTensor::Packed(other)) => one.coincides(other),
+            (InputTensor::QuantisedRows(one), InputTensor::QuantisedRows(other)) => one.coincides(other),
             _ => false,
         }
     }
@@ -133,7 +133,7 @@ impl Kernel for ReadRow<'_> {
             InputTensor::E4m3(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
             InputTensor::HiFloat8(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
             InputTensor::FourBit(tensor) => tensor.read(row, columns, out, step),
-            InputTensor::Packed(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::QuantisedRows(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
             InputTensor::Absent => clear(out, step, columns.len().div_ceil(WIDTH)),
         }
         let mut seen = [0.0; WIDTH];

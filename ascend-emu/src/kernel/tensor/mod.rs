@@ -2,7 +2,7 @@
 
 pub(crate) mod input;
 pub(crate) mod output;
-pub(crate) mod packed_rows;
+pub(crate) mod quantised_rows;
 pub(crate) mod strided;
 
 use crate::kernel::simd::{Simd, WIDTH};

@@ -1,6 +1,6 @@
 //! KvQuantSparseFlashAttention: SparseFlashAttention whose keys have one byte an element.
 //!
-//! A key is a [`PackedRow`]: quantised elements, which are the value too, a rotary part in the dtype of the queries,
+//! A key is a [`QuantisedRow`]: quantised elements, which are the value too, a rotary part in the dtype of the queries,
 //! and a scale for each tile of elements. Lists and sequences are those of
 //! [SparseFlashAttention](super::sparse_flash_attention); maxima and sums are not written.
 
@@ -95,9 +95,9 @@ impl CallContract for KvQuantSparseFlashAttention {
 ///
 /// Element `d` is its quantised value times scale `d / 128`, rounded to the dtype of the queries.
 #[derive(Clone, Copy, Debug)]
-pub struct PackedRow;
+pub struct QuantisedRow;
 
-impl PackedRow {
+impl QuantisedRow {
     /// Bytes of a row, which is as many elements of one byte.
     pub const BYTES: usize = 656;
     /// Elements with one scale.
@@ -129,7 +129,8 @@ impl WalkedTensors<QuantSparseFlashCall<'_>> for SparseFlashProblem {
     fn walked_shape(&self, _: &QuantSparseFlashCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
         match parameter {
             _ if self.is_idle() => None,
-            Parameter::KeyDequantScale | Parameter::ValueDequantScale => None,
+            // The values are elements of the keys.
+            Parameter::Value | Parameter::KeyDequantScale | Parameter::ValueDequantScale => None,
             _ => Some(desc.shape),
         }
     }

@@ -1,6 +1,7 @@
 //! The rules of KvQuantSparseFlashAttention.
 
-use super::{PackedRow, Parameter, QuantSparseFlashCall, Version};
+use super::{Parameter, QuantSparseFlashCall, QuantisedRow, Version};
+use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
 use crate::allowed::{Checked, Named};
 use crate::contract::first_lint;
@@ -18,8 +19,9 @@ latent_rules! {
             "query, key, value, sparseIndices and attentionOut are given",
             "pass queries, rows of keys as key and as value, indices and the output";
         DTYPE = "quant_sparse_flash.dtype", PARAM_INVALID, V1, "KvQuantSparseFlashAttention documentation, dtypes",
-            "query is FLOAT16 or BF16, attentionOut has its dtype, key and value are INT8 or on Ascend 950 both "
-            "FLOAT8_E4M3FN or both HIFLOAT8, and indices, lengths and blockTable are INT32",
+            "query is FLOAT16 or BF16, on Ascend 950 in 9.0 BF16, attentionOut has its dtype, key and value are INT8, "
+            "on Ascend 950 both FLOAT8_E4M3FN, both HIFLOAT8 or from 9.1 on both INT8, and indices, lengths and "
+            "blockTable are INT32",
             "convert the named tensor to one of the allowed dtypes";
     }
     {
@@ -39,13 +41,10 @@ latent_rules! {
         HEADS = "quant_sparse_flash.heads", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, heads",
             "there are 1, 2, 4, 8, 16, 32, 64 or 128 query heads, or on Ascend 950 48",
             "attend with as many heads, filled up or divided over calls";
-        VALUE_ROWS = "quant_sparse_flash.value_rows", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, value",
-            "value has the shape of key",
-            "pass key as value";
         ENTRIES = "quant_sparse_flash.entries", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, sparseIndices"
             in Scope::ASCEND_950,
             "lists have with keys of HIFLOAT8 2048 entries",
-            "fill lists up to 2048 entries with -1, and divide longer ones over calls";
+            "fill lists up to 2048 entries with -1; HIFLOAT8 has no longer lists";
         OUT = "quant_sparse_flash.out", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, attentionOut",
             "attentionOut has the shape of query with 512 elements",
             "give room for the attention of each row";
@@ -67,7 +66,6 @@ const BLOCKS: [i64; 5] = [1, 2, 4, 8, 16];
 struct Given {
     query: TensorDesc,
     key: TensorDesc,
-    value: TensorDesc,
     indices: TensorDesc,
     out: TensorDesc,
 }
@@ -87,13 +85,12 @@ impl QuantSparseFlashCall<'_> {
             target,
             "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.0 or newer",
         );
-        let given = Given {
-            query: REQUIRED.requires(self.query, "query")?,
-            key: REQUIRED.requires(self.key, "key")?,
-            value: REQUIRED.requires(self.value, "value")?,
-            indices: REQUIRED.requires(self.sparse_indices, "sparseIndices")?,
-            out: REQUIRED.requires(self.attention_out, "attentionOut")?,
-        };
+        let query = REQUIRED.requires(self.query, "query")?;
+        let key = REQUIRED.requires(self.key, "key")?;
+        REQUIRED.requires(self.value, "value")?;
+        let indices = REQUIRED.requires(self.sparse_indices, "sparseIndices")?;
+        let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
+        let given = Given { query, key, indices, out };
         self.dtypes(&given, target)?;
         FORMAT.plain(self)?;
         FORMAT.addressable(self)?;
@@ -147,11 +144,12 @@ impl QuantSparseFlashCall<'_> {
 
     fn dtypes(&self, given: &Given, target: Target) -> Checked {
         let own = given.query.dtype;
-        DTYPE.takes(Named("query", own), [Float16, Bf16])?;
-        let of_rows: &[DType] = match target.is_950() {
-            true => &[Int8, Float8E4M3Fn, HiFloat8],
-            false => &[Int8],
+        let (of_query, of_rows): (&[DType], &[DType]) = match target.is_950() {
+            true if target.cann < V9_1 => (&[Bf16], &[Float8E4M3Fn, HiFloat8]),
+            true => (&[Float16, Bf16], &[Int8, Float8E4M3Fn, HiFloat8]),
+            false => (&[Float16, Bf16], &[Int8]),
         };
+        DTYPE.takes(Named("query", own), of_query)?;
         DTYPE.takes(Named("key", given.key.dtype), of_rows)?;
         for (argument, desc) in self.each_tensor() {
             let dtype = match argument.parameter {
@@ -175,11 +173,13 @@ impl QuantSparseFlashCall<'_> {
             ("keyQuantMode", self.key_quant_mode, 2),
             ("valueQuantMode", self.value_quant_mode, 2),
             ("quantScaleRepoMode", self.quant_scale_repo_mode, 1),
-            ("tileSize", self.tile_size, PackedRow::TILE as i64),
+            ("tileSize", self.tile_size, QuantisedRow::TILE as i64),
             ("ropeHeadDim", self.rope_head_dim, SparseFlashProblem::ROPE_DIM as i64),
         ] {
             QUANTISATION.takes(Named(name, given), allowed)?;
         }
+        // On Ascend 950, 9.0 asks for neither this nor 2048 entries of HIFLOAT8, and its kernel is not documented for
+        // other numbers.
         match target.is_950() {
             true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1),
             false => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, BLOCKS),
@@ -192,14 +192,13 @@ impl Given {
     fn shapes(&self, target: Target) -> Checked {
         let (rows, head) = self.query.shape.split_at(self.query.shape.rank() - 2);
         let (_, key_head) = self.key.shape.split_at(self.key.shape.rank() - 2);
-        HEAD_DIM.takes(Named("query", head[1]), PackedRow::DIM as i64)?;
+        HEAD_DIM.takes(Named("query", head[1]), QuantisedRow::DIM as i64)?;
         HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
-        HEAD_DIM.takes(Named("key", key_head[1]), PackedRow::BYTES as i64)?;
+        HEAD_DIM.takes(Named("key", key_head[1]), QuantisedRow::BYTES as i64)?;
         match target.is_950() {
             true => HEADS.takes(head[0], HEADS_950)?,
             false => HEADS.takes(head[0], POWERS)?,
         }
-        VALUE_ROWS.takes(Named("value", self.value.shape), self.key.shape)?;
         let entries = self.indices.shape.last().copied().unwrap_or(0);
         shaped(&INDICES, "sparseIndices", &self.indices, rows, &[1, entries])?;
         if self.key.dtype == HiFloat8 {

@@ -79,10 +79,10 @@ impl CallContract for LightningIndexer {
         arguments.sparse_values = arguments.sparse_values.or(Some(values));
     }
 
-    checked_by_sequences! { IndexerProblem::CONTENTS }
+    checked_by_sequences! { IndexerCall::CONTENTS }
 }
 
-/// A call of LightningIndexer that holds every rule, resolved.
+/// A call of LightningIndexer or QuantLightningIndexer that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexerProblem {
     /// The sequences.
@@ -101,10 +101,6 @@ pub struct IndexerProblem {
 }
 
 impl IndexerProblem {
-    /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] =
-        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKey, Parameter::BlockTable];
-
     /// Whether nothing is written.
     pub fn is_idle(&self) -> bool {
         self.sequences.query.total() == 0 || self.count == 0
@@ -134,6 +130,10 @@ impl WalkedTensors<IndexerCall<'_>> for IndexerProblem {
 }
 
 impl IndexerCall<'_> {
+    /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKey, Parameter::BlockTable];
+
     /// Both outputs, as the inputs imply them; `None` without queries, or for shapes that no tensor can have. Without
     /// `returnValues` the scores are empty.
     pub fn outputs(&self) -> Option<[TensorDesc; 2]> {

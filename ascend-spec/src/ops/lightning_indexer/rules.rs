@@ -84,7 +84,7 @@ sequence_rules! {
             "on Ascend 950 there are 8, 16, 24, 32 or 64 query heads, and weights have the dtype of query, in 9.1 too",
             "use such heads and weights";
         NONE_CHOSEN = "indexer.none_chosen", Lint("nothing is written"), V1, "LightningIndexer tiling, sparseCount",
-            "rows choose at least one key",
+            "there is at least one row, and each chooses at least one key",
             "leave the call out where nothing is chosen";
     }
 }

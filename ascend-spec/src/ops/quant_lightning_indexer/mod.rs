@@ -1,8 +1,8 @@
 //! QuantLightningIndexer: LightningIndexer with queries and keys of one byte an element.
 //!
-//! The score of a key is the sum over heads of `weight * max(0, sq sk (query · key))`, with a scale `sq` for each head
-//! of a row and a scale `sk`, of at least 0, for each key. What a row chooses among and gets is as for
-//! [LightningIndexer](super::lightning_indexer); scores are not written.
+//! The score of a key is the sum over heads of `weight * max(0, sq sk (query · key))`, with scales of at
+//! least 0, `sq` for each head of a row and `sk` for each key; the kernel multiplies by both after the maximum. What a
+//! row chooses among and gets is as for [LightningIndexer](super::lightning_indexer); scores are not written.
 
 pub mod rules;
 
@@ -30,9 +30,9 @@ macro_rules! quant_lightning_indexer_arguments {
             1 { weights: tensor, Weights, "weights",
                 "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
             1 { query_dequant_scale: tensor, QueryDequantScale, "queryDequantScale",
-                "A scale for each head of each row, in the shape of `weights`." }
+                "A scale of at least 0 for each head of each row, in the shape of `weights`." }
             1 { key_dequant_scale: tensor, KeyDequantScale, "keyDequantScale",
-                "A scale for each key, in the shape of `key` without its last axis." }
+                "A scale of at least 0 for each key, in the shape of `key` without its last axis." }
             1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
                 "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
             1 { actual_seq_lengths_key: tensor, ActualSeqLengthsKey, "actualSeqLengthsKey",

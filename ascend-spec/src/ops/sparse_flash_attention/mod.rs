@@ -97,10 +97,14 @@ impl CallContract for SparseFlashAttention {
         arguments.softmax_sum = arguments.softmax_sum.or(Some(softmax));
     }
 
-    checked_by_sequences! { SparseFlashProblem::CONTENTS }
+    checked_by_sequences! { SparseFlashCall::CONTENTS }
 }
 
 impl SparseFlashCall<'_> {
+    /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
+    pub const CONTENTS: [Parameter; 3] =
+        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKv, Parameter::BlockTable];
+
     /// Attention, and the form of both softmax outputs, as the inputs imply them; `None` without queries, or for shapes
     /// that no tensor can have. Without `returnSoftmaxLse` the latter are empty.
     pub fn outputs(&self) -> Option<[TensorDesc; 2]> {

@@ -1,4 +1,5 @@
-//! What a call of SparseFlashAttention that holds every rule computes, and the bytes that it touches.
+//! What a call of latent attention to chosen keys that holds every rule computes, and the bytes that
+//! SparseFlashAttention touches.
 
 use super::{Parameter, SparseFlashCall, softmax_shape};
 use crate::operator::WalkedTensors;
@@ -10,7 +11,7 @@ pub(super) const DIM: i64 = 512;
 /// Elements of a rotary part.
 pub(super) const ROPE_DIM: i64 = 64;
 
-/// A call of SparseFlashAttention that holds every rule, resolved.
+/// A call of SparseFlashAttention or KvQuantSparseFlashAttention that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SparseFlashProblem {
     /// The sequences.
@@ -30,9 +31,6 @@ pub struct SparseFlashProblem {
 }
 
 impl SparseFlashProblem {
-    /// The tensors whose numbers lead to rows of others: lengths of queries and keys, and the block table.
-    pub const CONTENTS: [Parameter; 3] =
-        [Parameter::ActualSeqLengthsQuery, Parameter::ActualSeqLengthsKv, Parameter::BlockTable];
     /// Elements of a query, a key and a value without rotary part.
     pub const DIM: usize = DIM as usize;
     /// Elements of a rotary part.

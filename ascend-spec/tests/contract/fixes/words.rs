@@ -26,7 +26,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
          block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
-         quant_indexer.heads quant_indexer.heads_unchecked quant_indexer.none_chosen",
+         quant_indexer.heads quant_indexer.none_chosen",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -133,8 +133,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_sparse_flash.quantisation quant_sparse_flash.rank quant_sparse_flash.required \
          quant_sparse_flash.rows_left_out quant_sparse_flash.rows_without_keys quant_sparse_flash.scale_finite \
          quant_sparse_flash.scale_inverse quant_sparse_flash.scale_zero quant_sparse_flash.value \
-         quant_sparse_flash.value_rows \
          quant_indexer.batch quant_indexer.block_size quant_indexer.block_table quant_indexer.contents \
+         quant_indexer.contiguous \
          quant_indexer.format quant_indexer.head_dim quant_indexer.indices quant_indexer.key_scale \
          quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
          quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \

@@ -1,4 +1,4 @@
-//! Packed rows of keys, read as the elements that they stand for: quantised ones times their tile's scale, rounded to
+//! Quantised rows of keys, read as the elements that they stand for: quantised ones times their tile's scale, rounded to
 //! the dtype of the queries, and then the rotary part.
 
 use super::Element;
@@ -7,13 +7,13 @@ use crate::kernel::simd::{Simd, Vector, WIDTH};
 use ascend_spec::DType;
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_spec::ops::kv_quant_sparse_flash_attention::PackedRow;
+use ascend_spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// A tensor of [`PackedRow`]s.
+/// A tensor of [`QuantisedRow`]s.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PackedRows {
+pub(crate) struct QuantisedRows {
     bytes: StridedTensor<u8>,
     /// Type of the quantised elements.
     stored: DType,
@@ -21,7 +21,7 @@ pub(crate) struct PackedRows {
     own: DType,
 }
 
-impl PackedRows {
+impl QuantisedRows {
     /// The tensor at `base`, for queries of type `own`. Rows of another number of bytes do not exist.
     ///
     /// # Safety
@@ -29,15 +29,15 @@ impl PackedRows {
     /// As long as the value is used, every byte of `rows` within `sizes`, counted from `base`, may be read.
     pub(crate) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, own: DType) -> Self {
         let sizes = match sizes.dim {
-            PackedRow::BYTES => sizes,
+            QuantisedRow::BYTES => sizes,
             _ => Sizes::NONE,
         };
-        PackedRows { bytes: StridedTensor::new(base.cast_mut(), rows, sizes), stored: rows.dtype, own }
+        QuantisedRows { bytes: StridedTensor::new(base.cast_mut(), rows, sizes), stored: rows.dtype, own }
     }
 
     /// Sizes of the axes, the last in elements that a row stands for.
     pub(crate) fn sizes(&self) -> Sizes {
-        Sizes { dim: PackedRow::DIM, ..self.bytes.sizes() }
+        Sizes { dim: QuantisedRow::DIM, ..self.bytes.sizes() }
     }
 
     /// Whether row `i` of both tensors begins at the same byte for every `i`, with the same strides.
@@ -60,11 +60,12 @@ impl PackedRows {
         step: usize,
         nonfinite: &mut S::Register,
     ) {
-        assert!(columns.end <= PackedRow::DIM, "no such column");
+        assert!(columns.end <= QuantisedRow::DIM, "no such column");
+        debug_assert!(columns.start.is_multiple_of(WIDTH), "a vector is within one tile");
         let row = self.row(row);
         let firsts = columns.clone().step_by(WIDTH);
         for (column, out) in firsts.zip(out.iter_mut().step_by(step)) {
-            let wide = match column < PackedRow::ROPE.start {
+            let wide = match column < QuantisedRow::ROPE.start {
                 true => self.dequantised(simd, &row, column),
                 false => self.rotary(simd, &row, column),
             };
@@ -76,13 +77,14 @@ impl PackedRows {
 
     /// The bytes of a row.
     #[inline(always)]
-    fn row(&self, row: (usize, usize, usize)) -> [u8; PackedRow::BYTES] {
+    fn row(&self, row: (usize, usize, usize)) -> [u8; QuantisedRow::BYTES] {
         let first = self.bytes.first(row);
         let first = self.bytes.base().cast_const().wrapping_offset(first);
+        // Rows of tokens are not cut into fractals, so a dense row is contiguous as a whole.
         match self.bytes.is_dense() {
             // SAFETY: `first` checked that the row exists, whose bytes are contiguous and readable by the contract of
             // `new`, and `new` that it has as many.
-            true => unsafe { first.cast::<[u8; PackedRow::BYTES]>().read() },
+            true => unsafe { first.cast::<[u8; QuantisedRow::BYTES]>().read() },
             false => std::array::from_fn(|d| {
                 let byte = first.wrapping_offset(self.bytes.column(d));
                 // SAFETY: the row exists and has byte `d`, as above.
@@ -93,14 +95,14 @@ impl PackedRows {
 
     /// The elements of a vector that is within one tile.
     #[inline(always)]
-    fn dequantised<S: Simd>(&self, simd: S, row: &[u8; PackedRow::BYTES], column: usize) -> S::Register {
+    fn dequantised<S: Simd>(&self, simd: S, row: &[u8; QuantisedRow::BYTES], column: usize) -> S::Register {
         let codes: [u8; WIDTH] = std::array::from_fn(|i| row[column + i]);
         let quantised = match self.stored {
             DType::Float8E4M3Fn => Float8E4M3Fn::widen(simd, &codes.map(Float8E4M3Fn::from_bits)),
             DType::HiFloat8 => HiFloat8::widen(simd, &codes.map(HiFloat8::from_bits)),
             _ => i8::widen(simd, &codes.map(u8::cast_signed)),
         };
-        let scale = PackedRow::SCALES.start + column / PackedRow::TILE * size_of::<f32>();
+        let scale = QuantisedRow::SCALES.start + column / QuantisedRow::TILE * size_of::<f32>();
         let scale = f32::from_ne_bytes(std::array::from_fn(|i| row[scale + i]));
         let element = simd.multiply(quantised, simd.splat(scale));
         match self.own {
@@ -111,9 +113,9 @@ impl PackedRows {
 
     /// The elements of a vector that is within the rotary part.
     #[inline(always)]
-    fn rotary<S: Simd>(&self, simd: S, row: &[u8; PackedRow::BYTES], column: usize) -> S::Register {
+    fn rotary<S: Simd>(&self, simd: S, row: &[u8; QuantisedRow::BYTES], column: usize) -> S::Register {
         let codes: [u16; WIDTH] = std::array::from_fn(|i| {
-            let byte = PackedRow::ROPE.start + 2 * (column - PackedRow::ROPE.start + i);
+            let byte = QuantisedRow::ROPE.start + 2 * (column - QuantisedRow::ROPE.start + i);
             u16::from_ne_bytes([row[byte], row[byte + 1]])
         });
         match self.own {
