@@ -198,8 +198,9 @@ impl fmt::Display for SparseFault {
 /// tensors hold, which each such operator has, and its own between them, in the form of [`rules!`](crate::rule::rules):
 /// those about arguments, about attributes, and about shapes with the lints. Also declares the table `SEQUENCES` of the
 /// rules that [`SequenceRules`] asks. `$id` begins each id, `$layout_key` is the argument with the layout of keys,
-/// `$release_950` the release from which Ascend 950 has the operator, `$columns` and `$multiples` are what the operator
-/// requires besides of block tables and of block sizes, and `$without_keys` says what becomes of rows without keys.
+/// `$release_950` the release from which Ascend 950 has the operator, and `$without_keys` says what becomes of rows
+/// without keys. `$columns` and `$multiples` are joined to the sentences on block tables and on block sizes: what the
+/// operator requires besides, `""` where that is nothing.
 macro_rules! sequence_rules {
     (
         $id:literal, $operator:literal, layout of keys $layout_key:literal, on Ascend 950 since $release_950:literal,
@@ -320,7 +321,8 @@ pub(crate) struct SequenceTensors<'a> {
     /// CANN's names of both.
     pub(crate) names: [&'static str; 2],
     pub(crate) block_table: Option<TensorDesc>,
-    /// Keys of a block of the lists by which rows read a cache; `None` where none is read so.
+    /// Keys of a block of the lists by which rows read a cache, whose table must have a column then; `None` for an
+    /// operator without lists, which takes a table without columns.
     pub(crate) sparse_block_size: Option<i64>,
 }
 
