@@ -15,7 +15,8 @@ use std::sync::{Mutex, OnceLock};
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    CausalOrigin, Device, FusedInferAttention, InnerPrecise, Layout, Mask, Output, Plan, Runtime, Stream, Tensor, f16,
+    CausalOrigin, Device, FusedInferAttention, InnerPrecise, Layout, Machine, Mask, Output, Plan, Runtime, Stream,
+    Tensor, f16,
 };
 
 /// Whether the tests run on an NPU.
@@ -140,10 +141,9 @@ pub fn stream_of(cann: Cann) -> Option<Stream> {
 }
 
 /// A stream of an emulated product with a release.
-#[cfg(feature = "emulation")]
 #[must_use]
 pub fn emulated_stream(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&ascend_attention::Machine::new(soc, cann)).unwrap();
+    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
     runtime.device(0).unwrap().stream().unwrap()
 }
 

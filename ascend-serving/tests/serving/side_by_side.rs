@@ -7,7 +7,7 @@ use approx::abs_diff_eq;
 
 use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
@@ -108,11 +108,6 @@ impl Engine<'_> {
     }
 }
 
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 fn attention(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Attention<bf16> {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), BLOCKS, 128, shape, pad).unwrap();
@@ -186,7 +181,7 @@ fn schedules_give_the_numbers_of_a_plain_cache() {
     let every = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
     // Atlas A2 reads blocks that lie apart in the split-fuse path alone.
     for (soc, formats) in [(Soc::AtlasA2, &every[..1]), (Soc::Ascend950, &every)] {
-        let stream = stream_of(soc, Cann::V9_2);
+        let stream = harness::emulated_stream(soc, Cann::V9_2);
         for &format in formats {
             let shape = CacheShape::new(LAYERS, KV_HEADS, DIM).format(format);
             for backends in [fused, merged, decoded] {
@@ -203,7 +198,7 @@ fn schedules_give_the_numbers_of_a_plain_cache() {
 
 /// What a step of one token that decodes is refused by, if it is.
 fn refusal(soc: Soc, cann: Cann, shape: CacheShape, backends: Backends<bf16>) -> Option<String> {
-    let stream = stream_of(soc, cann);
+    let stream = harness::emulated_stream(soc, cann);
     let mut attention = attention(&stream, shape, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 3).unwrap();
@@ -264,7 +259,7 @@ fn shapes_that_do_not_go_side_by_side_are_refused() {
 /// Without ScatterPaKvCache copies write, to the same places.
 #[test]
 fn copies_write_side_by_side() {
-    let stream = stream_of(Soc::AtlasInference, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasInference, Cann::V9_1);
     for (format, kv_heads) in [(Cache::BnBsH, 2), (Cache::BnNBsD, 1)] {
         let shape = CacheShape::new(1, kv_heads, DIM).format(format).side_by_side();
         let pad = PadPolicy::SkipNegative;

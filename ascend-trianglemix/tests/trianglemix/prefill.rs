@@ -11,7 +11,7 @@ use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::sys::Api;
 use ascend_attention::sys::bindings::{aclIntArray, aclOpExecutor, aclTensor, aclnnStatus};
-use ascend_attention::{FusedInferAttention, Layout, Machine, Mask, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{FusedInferAttention, Layout, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::{AttentionShape, Error};
 use ascend_trianglemix::{
     BlockSparseUse, TriangleCost, TriangleMasks, TrianglePlan, TrianglePrefill, TriangleThresholds,
@@ -21,12 +21,6 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
-
-/// A stream of an emulated product with a release.
-fn stream_of(soc: Soc, cann: Cann) -> Stream {
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
 
 /// The rows of a range, packed.
 fn packed(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>) -> Tensor<bf16> {
@@ -259,7 +253,7 @@ proptest! {
             cuts: case.cuts.iter().map(|cut| cut * prompt / case.prompt).collect(),
             ..case
         };
-        let (sparse, block_sparse) = check_on(&stream_of(soc, cann), &case)?;
+        let (sparse, block_sparse) = check_on(&harness::emulated_stream(soc, cann), &case)?;
         prop_assert_eq!(block_sparse > 0, takes && sparse > 0);
     }
 }
@@ -292,7 +286,7 @@ fn guide(stream: &Stream, dim: usize, rows: usize, block_sparse: BlockSparseUse)
 /// The operator takes heads of 64 and 128 elements, and pages have 128 keys: others are left to the stock operator.
 #[test]
 fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let taken = guide(&stream, 128, FULL, BlockSparseUse::Always);
     assert!(taken.is_block_sparse() && taken.memory().held > 0 && taken.memory().layer > 0);
     assert!(!guide(&stream, 128, 120, BlockSparseUse::Always).is_block_sparse());
@@ -303,7 +297,7 @@ fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
 /// ways, those at the borders cost more row by row.
 #[test]
 fn the_cheaper_calls_are_chosen_where_that_is_asked_for() {
-    let stream = stream_of(Soc::AtlasA2, Cann::V9_1);
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let side = (SIDE * SIDE) as u128;
     let (row_pair, call) = (TriangleCost::ROW_PAIR, TriangleCost::CALL);
     // Three partial blocks: two causal calls, a band, sinks and their merge; or a call of rows and a copy.
