@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use ascend_attention::case::tentatively;
 use ascend_attention::spec::Rule;
-use ascend_attention::{Device, Element, Violation};
+use ascend_attention::{Device, Element, Error as CallError, Violation};
 
 use crate::batch::{AttentionState, Causality, LayerMask};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rules;
 
 use super::backend::{AttentionBackend, checked_program};
@@ -238,7 +238,7 @@ impl<T: Element> Backends<T> {
     }
 
     /// What `prepare` makes of the first backend that it takes, and why it took none before. No other backend is tried
-    /// behind one whose program is wrong, which would hide the mistake.
+    /// behind one whose program is wrong, which would hide the mistake, or behind a device that fails.
     fn plan_first<R>(
         &self,
         step: &StepContext<'_>,
@@ -250,6 +250,8 @@ impl<T: Element> Backends<T> {
             for backend in &self.backends {
                 match prepare(backend) {
                     Ok(prepared) => return Ok((prepared, refused)),
+                    // A device that fails says nothing about the backend.
+                    Err(why @ Error::Attention(CallError::Acl { .. } | CallError::Timeout { .. })) => return Err(why),
                     Err(why) => {
                         let device = step.stream.device();
                         let is_wrong = WRONG_PROGRAM.iter().any(|rule| why.breaks(rule));

@@ -9,7 +9,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest, StatePolicy};
 use crate::engine::Attention;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
     scattered_slots, slot_mapping,
@@ -297,7 +297,7 @@ impl CapturedGroup {
         for (rows, steps) in examples {
             alike = steps.iter().filter(|step| step.longest_rows() == self.each.0).collect();
             match record(&steps.iter().collect::<Vec<_>>()) {
-                Err(_) if alike.len() < steps.len() => {}
+                Err(Error::NoBackend { .. }) if alike.len() < steps.len() => {}
                 recorded => return Ok((recorded?, Some(*rows))),
             }
         }
