@@ -10,8 +10,8 @@ use crate::rows::{RowSpan, TriangleChoice, TriangleThresholds};
 ///
 /// Both ways compute the same blocks whole. Where the triangle ends within a block, calls of the stock operator mask
 /// it, and block-sparse calls compute it row by row ([`ascend_attention::blockwise`]), at
-/// [`ROW_PAIR`](Self::ROW_PAIR) for each pair. Each call and merge costs [`CALL`](Self::CALL). What the second way costs
-/// on an NPU is not known, so that [`BlockSparseUse::Never`](crate::BlockSparseUse::Never) is the default.
+/// [`ROW_PAIR`](Self::ROW_PAIR) for each pair. Each call and merge costs [`CALL`](Self::CALL). What the second way
+/// costs on an NPU is not known, so that [`BlockSparseUse::Never`](crate::BlockSparseUse::Never) is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TriangleCost {
@@ -22,8 +22,8 @@ pub struct TriangleCost {
 }
 
 impl TriangleCost {
-    /// Cost of a pair in a call whose sequences are single rows: 1.5 as measured on the emulation, rounded up. On an NPU,
-    /// where each such row reads its pages alone, it was never measured.
+    /// Cost of a pair in a call whose sequences are single rows: 1.5 as measured on the emulation, rounded up. On an
+    /// NPU, where each such row reads its pages alone, it was never measured.
     pub const ROW_PAIR: u128 = 2;
 
     /// Cost of a call or merge: [`TriangleThresholds::MEASURED`] pays for four more of them than a dense prompt has.

@@ -117,8 +117,8 @@ impl TrianglePrefill {
     }
 
     /// Bytes of the outputs that one launch over a whole prompt by stock calls merges, of windows and of sinks, and of
-    /// their log-sum-exps and those over both; [`TrianglePlan::memory`] has those of the chosen calls. Elements have `element_bytes`. The memory belongs to the device until the
-    /// launch is done.
+    /// their log-sum-exps and those over both; [`TrianglePlan::memory`] has those of the chosen calls. Elements have
+    /// `element_bytes`. The memory belongs to the device until the launch is done.
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
         let TriangleChoice::Sparse { rows, .. } = self.thresholds.choose(self.sizes, (0, prompt_len), prompt) else {

@@ -239,8 +239,9 @@ impl BlockCover {
         self.full
     }
 
-    /// Pairs of row and key that each head computes in blocks, those at the ends of sequences as whole ones: in the full
-    /// blocks and, if there is one, in another for every 128 rows that have none, since the operator writes no others.
+    /// Pairs of row and key that each head computes in blocks, those at the ends of sequences as whole ones: in the
+    /// full blocks and, if there is one, in another for every 128 rows that have none, since the operator writes no
+    /// others.
     pub fn block_pairs(&self) -> u128 {
         self.full.saturating_add(self.filled).saturating_mul((SIDE * SIDE) as u128)
     }

@@ -15,9 +15,9 @@
 //! copy for each row ([`BlockCover::calls`]), and one that shows each row some keys of many blocks costs a mask of its
 //! own size ([`BlockCover::row_mask_bytes`]).
 //!
-//! A page holds 128 keys also at the end of a sequence, where some are those of the sequences beside it. They are hidden,
-//! with weights of 0; but 0 times an infinite number or NaN is NaN, so that values that are not finite in one sequence
-//! can make rows of its neighbours NaN.
+//! A page holds 128 keys also at the end of a sequence, where some are those of the sequences beside it. They are
+//! hidden, with weights of 0; but 0 times an infinite number or NaN is NaN, so that values that are not finite in one
+//! sequence can make rows of its neighbours NaN.
 //!
 //! ```
 //! use ascend_attention::blockwise::{BlockCover, BlockwiseAttention};

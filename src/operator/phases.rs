@@ -33,8 +33,8 @@ pub(crate) struct Phases {
 /// A call of an operator that functions of CANN compute. From [`entry_points!`].
 ///
 /// # Safety
-/// `phase_one` calls the function of that name in the version's [`Phases`] with pointers of the descriptors, and returns
-/// the executor that this function makes, or null.
+/// `phase_one` calls the function of that name in the version's [`Phases`] with pointers of the descriptors, and
+/// returns the executor that this function makes, or null.
 pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor = TensorDesc> {
     /// The versions of the operator.
     type Version: Copy;

@@ -311,7 +311,8 @@ fn maps_of_other_sides_are_refused() {
     stream.synchronize().unwrap();
 }
 
-/// Without full blocks FusedInferAttentionScore is enough, and takes heads and releases that the other operator refuses.
+/// Without full blocks FusedInferAttentionScore is enough, and takes heads and releases that the other operator
+/// refuses.
 #[test]
 fn masks_without_full_blocks_need_no_operator_of_blocks() {
     let window = |rows| Sequence { rows, keys: rows, shown: Shown::Band { keys_before: 20 } };

@@ -32,8 +32,8 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// A tensor as a launch walks it.
     fn walked(&self, parameter: ParameterOf<Self>) -> Option<TensorDesc>;
 
-    /// Reads lengths, block table and lists, and reports numbers that lead outside of a tensor and entries of lists that
-    /// are not read, or are read twice.
+    /// Reads lengths, block table and lists, and reports numbers that lead outside of a tensor and entries of lists
+    /// that are not read, or are read twice.
     ///
     /// # Errors
     /// A device fault in strict mode, or where there is no host memory for them.

@@ -33,8 +33,8 @@ impl<T: Element> Attention<T> {
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while another step of a sequence is in progress,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks whose copies were not queued,
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for tokens that are computed once more in front of others in a
-    /// cache of MXFP8,
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for tokens that are computed once more in front of others in
+    /// a cache of MXFP8,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence holds,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some

@@ -327,7 +327,8 @@ impl<T: Element> AttentionGraphs<T> {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, with a request of more tokens than
-    /// were declared (with a named mask also of fewer), or with longer dummies than the captured calls take; the refusal of a captured backend, and
+    /// were declared (with a named mask also of fewer), or with longer dummies than the captured calls take; the
+    /// refusal of a captured backend, and
     /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys or blocks than were declared;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE), [`TABLE_POOL`](crate::rules::TABLE_POOL) and

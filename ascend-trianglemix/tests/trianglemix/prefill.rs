@@ -293,8 +293,8 @@ fn what_the_block_sparse_operator_refuses_is_left_to_the_stock_operator() {
     assert!(!guide(&stream, 96, FULL, BlockSparseUse::Always).is_block_sparse());
 }
 
-/// Prompts of few blocks need fewer block-sparse calls than stock ones. In longer ones, whose blocks are the same in both
-/// ways, those at the borders cost more row by row.
+/// Prompts of few blocks need fewer block-sparse calls than stock ones. In longer ones, whose blocks are the same in
+/// both ways, those at the borders cost more row by row.
 #[test]
 fn the_cheaper_calls_are_chosen_where_that_is_asked_for() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);

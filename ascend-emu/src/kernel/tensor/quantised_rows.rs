@@ -1,5 +1,5 @@
-//! Quantised rows of keys, read as the elements that they stand for: quantised ones times their tile's scale, rounded to
-//! the dtype of the queries, and then the rotary part.
+//! Quantised rows of keys, read as the elements that they stand for: quantised ones times their tile's scale, rounded
+//! to the dtype of the queries, and then the rotary part.
 
 use super::Element;
 use super::strided::{Sizes, StridedTensor};

@@ -198,8 +198,8 @@ fn drafts_over_latents_are_replayed() {
     }
 }
 
-/// On CANN 8.1 absorbed queries have at most 16 rows a request, and steps that leave a longer dummy are computed without
-/// a graph. All others are replayed, though a size has more rows than those of its other requests.
+/// On CANN 8.1 absorbed queries have at most 16 rows a request, and steps that leave a longer dummy are computed
+/// without a graph. All others are replayed, though a size has more rows than those of its other requests.
 #[test]
 fn dummies_have_as_many_rows_as_absorbed_queries_may() {
     for (stream, limited) in [(Some(harness::stream()), false), (harness::stream_of(Cann::V8_1), true)] {
