@@ -143,7 +143,8 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use graphs::{
-    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, TreeGraphStep, TreeGraphs,
+    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, SparseGraphStep,
+    SparseGraphs, TreeGraphStep, TreeGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;

@@ -1,18 +1,21 @@
 //! The sequences of a call of sparse attention: their lengths and blocks on the device, known to the host.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use ascend_spec::Rule;
 use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_contents};
 
 use crate::error::{Error, Result};
-use crate::runtime::{Context, Stream};
+use crate::memory::as_bytes;
+use crate::runtime::{Context, Stream, lock};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// The query rows and keys of each sequence and, for a paged cache, its blocks.
 ///
 /// Operators of sparse attention read these numbers on the device, where nothing checks them. Made here, the host knows
-/// them: plans refuse lengths and blocks that their tensors do not have. Cloning shares the memory.
+/// them: plans refuse lengths and blocks that their tensors do not have. Those of a paged cache can be
+/// [overwritten](Self::overwrite), for the next step of captured launches. Cloning shares the memory.
 ///
 /// | made by | queries | keys |
 /// |---|---|---|
@@ -22,11 +25,42 @@ use crate::tensor::{AnyTensor, Tensor};
 #[derive(Clone, Debug)]
 pub struct SparseSequences {
     layouts: [TokenLayout; 2],
-    lengths: Arc<[Vec<usize>; 2]>,
-    /// What the tensors hold.
-    numbers: Arc<[Vec<i64>; 3]>,
     tensors: [Tensor<i32>; 2],
     block_table: Option<Tensor<i32>>,
+    content: Arc<Mutex<Content>>,
+}
+
+/// What the host knows of the tensors. Clones share it.
+#[derive(Debug)]
+struct Content {
+    /// Query rows and keys of each sequence.
+    lengths: [Vec<usize>; 2],
+    /// Lengths as the layouts have them, and the block table, where -1 is no block.
+    numbers: [Vec<i64>; 3],
+    /// What plans have checked the numbers for, and other numbers have to hold as well.
+    checks: Vec<ContentCheck>,
+}
+
+/// What a plan requires of the numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct ContentCheck {
+    sequences: ascend_spec::ops::sparse_sequences::SparseSequences,
+    /// The rule of tensors that have room for what the numbers say.
+    within: &'static Rule,
+    /// The lints of query rows of no sequence, and of rows without keys, and whether the plan allows them.
+    unusual: [(&'static Rule, bool); 2],
+}
+
+impl ContentCheck {
+    fn check(&self, numbers: &[Vec<i64>; 3]) -> Result<()> {
+        checked_contents(&self.sequences, numbers, self.within)?;
+        let unusual = unusual_contents(&self.sequences, numbers, self.unusual.map(|(lint, _)| lint));
+        let mut refused = unusual.into_iter().zip(self.unusual).filter(|(_, (_, allowed))| !allowed);
+        match refused.find_map(|(broken, _)| broken) {
+            Some(lint) => Err(lint.into()),
+            None => Ok(()),
+        }
+    }
 }
 
 impl SparseSequences {
@@ -53,85 +87,101 @@ impl SparseSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows than of sequences, a table without
     /// columns, and blocks beyond INT32; otherwise as for [`Stream::upload`].
     pub fn paged(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<Self> {
-        let [query_lengths, key_lengths] = &*self.lengths;
-        let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
-        let sequences = query_lengths.len();
-        if rows.len() != sequences || columns == 0 {
-            let given = format_args!("{} rows, the longest of {columns} blocks", rows.len());
-            let allowed = format_args!("a row of blocks for each of {sequences} sequences");
-            return Err(Error::invalid("rows", given, allowed).fix("make the rows and the lengths from the same batch"));
+        let [queries, keys] = lock(&self.content).lengths.clone();
+        let columns = longest(rows);
+        if columns == 0 {
+            return Err(other_rows(rows, format_args!("a row of blocks for each of {} sequences", queries.len())));
         }
-        let layouts = [self.layouts[0], TokenLayout::PaBsnd];
-        let mut paged = Self::new(stream, layouts, [query_lengths, key_lengths])?;
-        // An entry that no key reaches is no block.
-        let mut table = Vec::new();
-        if table.try_reserve_exact(rows.len().saturating_mul(columns)).is_err() {
-            let given = format_args!("a table [{}, {columns}]", rows.len());
-            return Err(Error::invalid("rows", given, "a table that fits in the host's memory")
-                .fix("give sequences with long rows by themselves"));
-        }
-        for row in rows {
-            let row = row.as_ref();
-            for column in 0..columns {
-                table.push(match row.get(column) {
-                    Some(&block) => number("rows", block)?,
-                    None => -1,
-                });
-            }
-        }
-        let uploaded = stream.upload(&table, [rows.len(), columns])?;
+        let table = table(rows, columns, queries.len())?;
+        let mut paged = Self::new(stream, [self.layouts[0], TokenLayout::PaBsnd], [&queries, &keys])?;
+        let uploaded = stream.upload(&on_device(&table), [rows.len(), columns])?;
         uploaded.freeze();
-        let [queries, keys, _] = &*paged.numbers;
-        let table = table.into_iter().map(i64::from).collect();
-        paged.numbers = Arc::new([queries.clone(), keys.clone(), table]);
+        lock(&paged.content).numbers[2] = table;
         paged.block_table = Some(uploaded);
         Ok(paged)
     }
 
-    fn new(stream: &Stream, layouts: [TokenLayout; 2], lengths: [&[usize]; 2]) -> Result<Self> {
-        let [queries, keys] = lengths.map(<[usize]>::len);
-        if queries == 0 || queries != keys {
-            let given = format_args!("{queries} of queries and {keys} of keys");
-            return Err(Error::invalid("lengths", given, "both for each of at least one sequence")
-                .fix("make both from the same batch"));
-        }
-        let given = |layout: TokenLayout, lengths: &[usize]| {
-            let mut end = 0usize;
-            let numbers = lengths.iter().map(|&length| {
-                end = end.saturating_add(length);
-                number("lengths", if layout == TokenLayout::Tnd { end } else { length })
-            });
-            numbers.collect::<Result<Vec<i32>>>()
+    /// Waits for a stream, then replaces the numbers of as many sequences with keys in a paged cache, and waits for
+    /// that: plans, and launches that were captured, read the new ones. Rows may be shorter than those of the table.
+    /// Other streams that use the sequences have to be waited for before.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, and sequences
+    /// whose keys are not in a paged cache; [`Error::Violation`] for what a plan refuses that was made of the sequences
+    /// or of a clone of them. Nothing is replaced then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream
+    /// of another device; as for [`Stream::synchronize`]. Where writing itself fails, overwrite the sequences again
+    /// before a launch.
+    pub fn overwrite(
+        &self,
+        stream: &Stream,
+        query_lengths: &[usize],
+        key_lengths: &[usize],
+        rows: &[impl AsRef<[usize]>],
+    ) -> Result<()> {
+        let sequences = self.tensors[0].len();
+        let Some(block_table) = &self.block_table else {
+            return Err(Error::invalid(
+                "sequences",
+                "keys that are not in a paged cache",
+                "sequences with a block table",
+            )
+            .fix("make other sequences for other lengths, and plan with them"));
         };
-        let queries = given(layouts[0], lengths[0])?;
-        let keys = given(layouts[1], lengths[1])?;
-        let upload = |numbers: &[i32]| {
-            let tensor = stream.upload(numbers, [numbers.len()])?;
+        self.on(stream.context())?;
+        let lengths = [query_lengths, key_lengths];
+        let counts = lengths.map(<[usize]>::len);
+        if counts != [sequences; 2] {
+            return Err(other_counts(counts, format_args!("{sequences} of each, as there are")));
+        }
+        let columns = block_table.shape().get(1).copied().unwrap_or(0);
+        let [queries, keys] = numbers(self.layouts, lengths)?;
+        let numbers = [queries, keys, table(rows, columns, sequences)?];
+        lock(&self.content).checks.iter().try_for_each(|check| check.check(&numbers))?;
+        // The content is not locked while the host waits.
+        stream.synchronize()?;
+        let mut content = lock(&self.content);
+        for (tensor, numbers) in self.tensors.iter().chain([block_table]).zip(&numbers) {
+            tensor.renew(stream, as_bytes(&on_device(numbers)))?;
+        }
+        content.lengths = lengths.map(<[usize]>::to_vec);
+        content.numbers = numbers;
+        Ok(())
+    }
+
+    fn new(stream: &Stream, layouts: [TokenLayout; 2], lengths: [&[usize]; 2]) -> Result<Self> {
+        let counts = lengths.map(<[usize]>::len);
+        if counts[0] == 0 || counts[0] != counts[1] {
+            return Err(other_counts(counts, format_args!("both for each of at least one sequence")));
+        }
+        let [queries, keys] = numbers(layouts, lengths)?;
+        let upload = |numbers: &[i64]| {
+            let tensor = stream.upload(&on_device(numbers), [numbers.len()])?;
             tensor.freeze();
             Ok::<_, Error>(tensor)
         };
-        let wide = |numbers: &[i32]| numbers.iter().copied().map(i64::from).collect();
-        Ok(Self {
-            layouts,
-            lengths: Arc::new(lengths.map(<[usize]>::to_vec)),
-            numbers: Arc::new([wide(&queries), wide(&keys), Vec::new()]),
-            tensors: [upload(&queries)?, upload(&keys)?],
-            block_table: None,
-        })
+        let tensors = [upload(&queries)?, upload(&keys)?];
+        let content = Content {
+            lengths: lengths.map(<[usize]>::to_vec),
+            numbers: [queries, keys, Vec::new()],
+            checks: Vec::new(),
+        };
+        Ok(Self { layouts, tensors, block_table: None, content: Arc::new(Mutex::new(content)) })
     }
 
-    /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Nothing can be written to
-    /// them.
+    /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Only
+    /// [`overwrite`](Self::overwrite) can write to them.
     pub fn query_lengths(&self) -> &Tensor<i32> {
         &self.tensors[0]
     }
 
-    /// The numbers of keys on the device, `[B]`; packed, the end of each sequence. Nothing can be written to them.
+    /// The numbers of keys on the device, `[B]`; packed, the end of each sequence. Only [`overwrite`](Self::overwrite)
+    /// can write to them.
     pub fn key_lengths(&self) -> &Tensor<i32> {
         &self.tensors[1]
     }
 
-    /// The block table on the device, `[B, columns]`, of keys in a paged cache. Nothing can be written to it.
+    /// The block table on the device, `[B, columns]`, of keys in a paged cache. Only [`overwrite`](Self::overwrite) can
+    /// write to it.
     pub fn block_table(&self) -> Option<&Tensor<i32>> {
         self.block_table.as_ref()
     }
@@ -154,21 +204,80 @@ impl SparseSequences {
     }
 
     /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
-    /// allowed query rows of no sequence, and rows without keys.
+    /// allowed query rows of no sequence, and rows without keys. What the numbers are [overwritten](Self::overwrite)
+    /// with is checked for the same.
     pub(crate) fn check(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
         [within, left_out, without_keys]: [&'static Rule; 3],
         allowed: &[&str],
     ) -> Result<()> {
-        checked_contents(sequences, &self.numbers, within)?;
-        let unusual = unusual_contents(sequences, &self.numbers, [left_out, without_keys]);
-        let mut refused = unusual.into_iter().flatten();
-        match refused.find(|lint| !allowed.contains(&lint.rule.id)) {
-            Some(lint) => Err(lint.into()),
-            None => Ok(()),
+        let unusual = [left_out, without_keys].map(|lint| (lint, allowed.contains(&lint.id)));
+        let check = ContentCheck { sequences: *sequences, within, unusual };
+        let mut content = lock(&self.content);
+        check.check(&content.numbers)?;
+        if !content.checks.contains(&check) {
+            content.checks.push(check);
+        }
+        Ok(())
+    }
+}
+
+/// Lengths as tensors of these layouts have them: packed, the end of each sequence.
+fn numbers(layouts: [TokenLayout; 2], lengths: [&[usize]; 2]) -> Result<[Vec<i64>; 2]> {
+    let side = |side: usize| {
+        let mut end = 0usize;
+        let numbers = lengths[side].iter().map(|&length| {
+            end = end.saturating_add(length);
+            number("lengths", if layouts[side] == TokenLayout::Tnd { end } else { length })
+        });
+        numbers.collect::<Result<Vec<i64>>>()
+    };
+    Ok([side(0)?, side(1)?])
+}
+
+/// The block table of `sequences` sequences with these rows, row by row, with -1 behind the blocks of each.
+fn table(rows: &[impl AsRef<[usize]>], columns: usize, sequences: usize) -> Result<Vec<i64>> {
+    let longest = longest(rows);
+    if rows.len() != sequences || longest > columns {
+        let allowed = format_args!("{sequences} rows of at most {columns} blocks");
+        return Err(other_rows(rows, allowed));
+    }
+    let mut table = Vec::new();
+    if table.try_reserve_exact(sequences.saturating_mul(columns)).is_err() {
+        let given = format_args!("a table [{sequences}, {columns}]");
+        return Err(Error::invalid("rows", given, "a table that fits in the host's memory")
+            .fix("give sequences with long rows by themselves"));
+    }
+    for row in rows {
+        let row = row.as_ref();
+        for column in 0..columns {
+            table.push(row.get(column).map_or(Ok(-1), |&block| number("rows", block))?);
         }
     }
+    Ok(table)
+}
+
+/// Numbers as the device has them. What is no block is block 0 there, so that an entry is a block whenever it is read.
+fn on_device(numbers: &[i64]) -> Vec<i32> {
+    numbers.iter().map(|&number| i32::try_from(number.max(0)).unwrap_or(i32::MAX)).collect()
+}
+
+/// Blocks of the longest row.
+fn longest(rows: &[impl AsRef<[usize]>]) -> usize {
+    rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)
+}
+
+#[cold]
+fn other_rows(rows: &[impl AsRef<[usize]>], allowed: impl fmt::Display) -> Error {
+    let given = format_args!("{} rows, the longest of {} blocks", rows.len(), longest(rows));
+    Error::invalid("rows", given, allowed).fix("make the rows and the lengths from the same batch")
+}
+
+#[cold]
+fn other_counts([queries, keys]: [usize; 2], allowed: impl fmt::Display) -> Error {
+    let given = format_args!("{queries} of queries and {keys} of keys");
+    Error::invalid("lengths", given, allowed).fix("make both from the same batch")
 }
 
 /// What a call writes, as its inputs imply it; `too_large` is the refusal of outputs that memory cannot hold.
@@ -191,9 +300,10 @@ pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
 }
 
 /// A number that INT32 holds.
-fn number(name: &'static str, value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| {
+fn number(name: &'static str, value: usize) -> Result<i64> {
+    let held = i32::try_from(value).map_err(|_| {
         Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
             .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
-    })
+    });
+    held.map(i64::from)
 }

@@ -137,12 +137,12 @@ impl Memory {
         }
         Err(Error::shared(
             argument,
-            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, \
-             a padding",
-            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` \
-             check what they write",
+            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, lengths, \
+             slots, a padding",
+            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite`, `SlotMapping::overwrite` and \
+             `SparseSequences::overwrite` check what they write",
         )
-        .fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
+        .fix("write to a tensor of your own, or by `overwrite` of the table, slots or sequences"))
     }
 
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error, Graph, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -217,4 +217,66 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     assert!(SparseSequences::packed(&stream, &[1], &[1, 2]).is_err());
     assert!(SparseSequences::packed(&stream, &[usize::MAX], &[1]).is_err());
     assert!(sequences.paged(&stream, &[vec![0]]).is_err());
+}
+
+#[test]
+fn overwritten_sequences_are_those_of_plans_and_captured_launches() {
+    let stream = harness::stream();
+    // Keys that are the more like the queries, the later they come in a block.
+    let query = stream.upload(&[f16::ONE; 3 * 8 * DIM], [3, 8, DIM]).unwrap();
+    let weights = stream.upload(&[f16::ONE; 3 * 8], [3, 8]).unwrap();
+    let keys: Vec<f16> = (0..4 * 16).flat_map(|key| [f16::from_f32(key as f32 / 64.0); DIM]).collect();
+    let cache = stream.upload(&keys, [4, 16, 1, DIM]).unwrap();
+    let inputs = (&query, &cache, &weights);
+    let made = |queries: &[usize], keys: &[usize], rows: &[Vec<usize>]| {
+        SparseSequences::packed(&stream, queries, keys).unwrap().paged(&stream, rows).unwrap()
+    };
+    let chosen_by = |plan: &IndexerPlan| {
+        let chosen = plan.launch(&stream, inputs).unwrap();
+        chosen.indices.download(&stream).unwrap()
+    };
+    let indexer = LightningIndexer::new(4);
+    let sequences = made(&[1, 2], &[20, 20], &[vec![3, 0], vec![1, 2]]);
+    let plan = indexer.plan(&sequences, inputs).unwrap();
+    let mut replayed: ChosenKeys<f16> = plan.output().unwrap();
+    let (mut graph, ()) =
+        Graph::capture(stream.device(), (), |capture, ()| plan.launch_into(capture, inputs, &mut replayed)).unwrap();
+    let before = chosen_by(&plan);
+
+    let (queries, lengths, rows) = ([2, 1], [9, 30], [vec![2], vec![0, 1]]);
+    sequences.overwrite(&stream, &queries, &lengths, &rows).unwrap();
+    let after = chosen_by(&indexer.plan(&made(&queries, &lengths, &rows), inputs).unwrap());
+    assert_ne!(after, before);
+    assert_eq!(chosen_by(&plan), after);
+    let update = graph.update();
+    graph.launch(&stream, update).unwrap();
+    assert_eq!(replayed.indices.download(&stream).unwrap(), after);
+    // A clone has the same memory, and pages of it the lengths that were written last.
+    assert_eq!(sequences.clone().key_lengths().download(&stream).unwrap(), [9, 30]);
+    assert_eq!(sequences.paged(&stream, &rows).unwrap().query_lengths().download(&stream).unwrap(), [2, 3]);
+
+    // What a plan of the sequences refuses is not written.
+    type Rows = [Vec<usize>; 2];
+    let refused: [([usize; 2], [usize; 2], Rows, &str); 5] = [
+        ([1, 3], [9, 9], [vec![0], vec![1]], "indexer.contents"),
+        ([1, 2], [9, 33], [vec![0], vec![1, 2]], "indexer.contents"),
+        ([1, 2], [9, 17], [vec![0], vec![1]], "indexer.contents"),
+        ([1, 2], [9, 9], [vec![0], vec![4]], "indexer.contents"),
+        ([1, 2], [9, 9], [vec![0], vec![1, 2, 3]], "2 rows of at most 2 blocks"),
+    ];
+    for (queries, keys, rows, word) in refused {
+        let refused = sequences.overwrite(&stream, &queries, &keys, &rows).unwrap_err();
+        assert!(refused.to_string().contains(word), "{refused}");
+    }
+    let few = sequences.overwrite(&stream, &[3], &[9], &[[0]]).unwrap_err().to_string();
+    assert!(few.contains("2 of each"), "{few}");
+    let left_out = sequences.overwrite(&stream, &[1, 1], &[9, 9], &[[0], [1]]).unwrap_err().to_string();
+    assert!(left_out.contains("indexer.rows_left_out"), "{left_out}");
+    let unpaged = SparseSequences::packed(&stream, &[1], &[4]).unwrap();
+    let unpaged = unpaged.overwrite(&stream, &[1], &[4], &[[0]]).unwrap_err().to_string();
+    assert!(unpaged.contains("plan with them"), "{unpaged}");
+    assert_eq!(chosen_by(&plan), after);
+    // The tensors can be read, and written by `overwrite` alone.
+    let block_table = sequences.block_table().unwrap();
+    assert!(block_table.copy_from(&stream, &block_table.clone()).is_err());
 }

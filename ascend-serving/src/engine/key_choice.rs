@@ -1,15 +1,17 @@
-//! The keys that the tokens of a step read.
+//! The keys that the tokens of a step read, and the indexers that choose them.
 
 use std::sync::Arc;
 
 use ascend_attention::{Stream, Tensor, Violation};
 
 use crate::batch::AttentionMetadata;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rules::{self, room};
 
 /// The keys that the tokens of a step read, as one of its indexers chose them. From
-/// [`SparseStep::choose`](crate::SparseStep::choose). Layers of that step may share it; cloning shares the memory.
+/// [`SparseStep::choose`](crate::SparseStep::choose) or
+/// [`SparseGraphStep::choose`](crate::SparseGraphStep::choose). Layers of that step may share it; cloning shares the
+/// memory.
 #[derive(Clone, Debug)]
 pub struct KeyChoice {
     step: Arc<()>,
@@ -20,7 +22,7 @@ pub struct KeyChoice {
 
 impl KeyChoice {
     /// A choice of single keys, `[tokens, 1, count]`, by an indexer of a step.
-    pub(super) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
+    pub(crate) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
         Self { step: Arc::clone(step), indexer, indices, keys_per_index: 1 }
     }
 
@@ -62,15 +64,6 @@ impl KeyChoice {
         self.indexer
     }
 
-    /// Refuses a choice of another step.
-    pub(super) fn check_step(&self, step: &Arc<()>, layer: usize) -> Result<(), Violation> {
-        match Arc::ptr_eq(&self.step, step) {
-            true => Ok(()),
-            false => Err(rules::SPARSE_CHOICE
-                .broken(format_args!("a choice of another step in layer {layer}"), "a choice of this step")),
-        }
-    }
-
     /// For each token the numbers of the chosen keys, counted in runs of
     /// [`keys_per_index`](Self::keys_per_index) keys from the first token of its sequence, and -1 after the last:
     /// `[tokens, 1, count]`.
@@ -82,5 +75,96 @@ impl KeyChoice {
     /// as the operator takes.
     pub fn keys_per_index(&self) -> usize {
         self.keys_per_index
+    }
+}
+
+/// The indexers of a step, and whose choices layers have read.
+#[derive(Debug)]
+pub(crate) struct StepIndexers {
+    /// Identifies the step in its choices.
+    step: Arc<()>,
+    states: Vec<Indexer>,
+}
+
+/// What has become of an indexer in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Indexer {
+    Missing,
+    /// It is queued, and no layer has read its choice.
+    Queued,
+    Read,
+}
+
+impl StepIndexers {
+    /// So many indexers of a new step, none of them queued.
+    pub(crate) fn new(indexers: usize) -> Self {
+        Self { step: Arc::new(()), states: vec![Indexer::Missing; indexers] }
+    }
+
+    /// What identifies the step in its choices.
+    pub(crate) fn step(&self) -> &Arc<()> {
+        &self.step
+    }
+
+    /// Refuses an indexer that there is not, and one that was queued.
+    pub(crate) fn check_missing(&self, indexer: usize) -> Result<()> {
+        let indexers = self.states.len();
+        match self.states.get(indexer) {
+            None => Err(Error::invalid("indexer", indexer, format_args!("below {indexers}"))
+                .fix("count the layers of the cache of index keys from 0")),
+            Some(Indexer::Missing) => Ok(()),
+            Some(Indexer::Queued | Indexer::Read) => Err(Violation::new(
+                &rules::STEP_LAYER_REPEATED,
+                format_args!("indexer {indexer} a second time"),
+                format_args!("each indexer below {indexers} once"),
+                "pass the choice of the first time to each layer that shares it; to compute a step again, begin it \
+                 again",
+            )
+            .into()),
+        }
+    }
+
+    pub(crate) fn note_queued(&mut self, indexer: usize) {
+        self.note(indexer, Indexer::Queued);
+    }
+
+    pub(crate) fn note_read(&mut self, choice: &KeyChoice) {
+        self.note(choice.indexer, Indexer::Read);
+    }
+
+    fn note(&mut self, indexer: usize, state: Indexer) {
+        if let Some(own) = self.states.get_mut(indexer) {
+            *own = state;
+        }
+    }
+
+    /// Refuses a choice of another step and, for the `last` layer that is missing, a step whose tokens would count as
+    /// computed without keys that indexers of later steps read, or of which no layer reads what an indexer has chosen:
+    /// then one has got the choice of another.
+    pub(crate) fn check_choice(&self, choice: &KeyChoice, layer: usize, last: bool) -> Result<(), Violation> {
+        if !Arc::ptr_eq(&choice.step, &self.step) {
+            let given = format_args!("a choice of another step in layer {layer}");
+            return Err(rules::SPARSE_CHOICE.broken(given, "a choice of this step"));
+        }
+        if !last {
+            return Ok(());
+        }
+        let indexers = self.states.len();
+        if let Some(indexer) = self.states.iter().position(|state| *state == Indexer::Missing) {
+            return Err(rules::SPARSE_INDEX_KEYS.broken(
+                format_args!("layer {layer}, the last of the step, without the keys of indexer {indexer}"),
+                format_args!("the keys of each indexer below {indexers}"),
+            ));
+        }
+        let mut unread = self.states.iter().enumerate();
+        match unread.find(|(at, state)| **state == Indexer::Queued && *at != choice.indexer) {
+            None => Ok(()),
+            Some((indexer, _)) => Err(Violation::new(
+                &rules::SPARSE_CHOICE,
+                format_args!("layer {layer}, the last of the step, and no layer with the choice of indexer {indexer}"),
+                "a layer or more for each choice",
+                "pass to each layer the choice of its own indexer, and to a layer without one that of an earlier layer",
+            )),
+        }
     }
 }

@@ -25,7 +25,7 @@ use crate::rules;
 /// Each layer is a call of LightningIndexer, where it has an indexer, and one of SparseFlashAttention, for prompts,
 /// chunks of prompts, decodes and drafts alike. Where no request of a step has more than `sparse_count` tokens, every
 /// key is chosen, and LightningIndexer is not called. Both operators run on Atlas A2 and A3 with CANN 8.5 or newer, and
-/// on Ascend 950 with 9.1 or newer. Graphs do not capture such steps.
+/// on Ascend 950 with 9.1 or newer. [`capture`](Self::capture) records steps of some sizes into graphs.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -73,7 +73,7 @@ pub struct SparseLatent<T: Element> {
     pub(super) shape: AttentionShape,
     pub(super) latents: PagedKvCache<T>,
     pub(super) index_keys: PagedKvCache<T>,
-    pub(super) sparse_count: usize,
+    pub(crate) sparse_count: usize,
 }
 
 impl<T: Element> SparseLatent<T> {
@@ -97,7 +97,7 @@ impl<T: Element> SparseLatent<T> {
 
     /// Refuses caches that the operators cannot read, or that do not go together, such as one that was put in the place
     /// of another.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let (latents, index_keys) = (&self.latents, &self.index_keys);
         let layers = [latents, index_keys].map(|cache| cache.shape().layers);
         let wanted = [

@@ -16,7 +16,7 @@ use crate::kv::{CopiesIn, no_layer};
 use crate::rules;
 
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
-use super::captured_group::{CapturedGroup, LayerPlace};
+use super::captured_group::{CapturedGroup, LayerPlace, fitting_rows};
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
 use super::graph_tensors::{GroupBuffers, ReplayedProgram};
@@ -117,7 +117,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<AttentionGraphs<T>> {
         let layers = 0..self.cache().shape().layers;
         let masks = layers.clone().map(|layer| mask(layer).into());
-        let group = CapturedGroup::new(self, masks.collect(), false, limits);
+        let group = CapturedGroup::new(self.cache(), self.shape(), masks.collect(), false, limits);
         let places = layers.map(|layer| LayerPlace { group: 0, layer });
         AttentionGraphs::capture(stream, &[self], vec![group], places.collect(), limits)
     }
@@ -133,7 +133,8 @@ impl<T: Element> GroupedAttention<T> {
         let attentions: Vec<_> = groups.iter().map(LayerGroup::attention).collect();
         let captured = groups.iter().map(|group| {
             let masks = vec![group.causality().into(); group.layers().len()];
-            CapturedGroup::new(group.attention(), masks, true, limits)
+            let attention = group.attention();
+            CapturedGroup::new(attention.cache(), attention.shape(), masks, true, limits)
         });
         let places = self.layer_places().iter();
         let places = places.map(|&(group, layer)| LayerPlace { group, layer });
@@ -259,63 +260,11 @@ impl<T: Element> AttentionGraphs<T> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
         same_groups(step.len(), self.groups.len())?;
-        let largest = self.graphs.sizes().last();
-        let buffers = largest.and_then(|size| self.graphs.buffers(size));
-        let buffers = buffers.into_iter().flat_map(|buffers| &**buffers);
-        for ((group, metadata), buffers) in self.groups.iter().zip(step).zip(buffers) {
-            group.admits(metadata)?;
-            metadata.check_requests()?;
-            group.admits_tokens(metadata, &buffers.programs)?;
-        }
-        let mut too_long = None;
-        for rows in self.graphs.sizes() {
-            let requests = self.each.requests(rows);
-            if !step.iter().all(|part| part.can_be_padded(requests, rows)) {
-                continue;
-            }
-            match self.within_limits(step, rows) {
-                Ok(()) => return Ok(rows),
-                Err(why) => too_long = too_long.or(Some(why)),
-            }
-        }
-        Err(match (too_long, step.first()) {
-            (Some(why), _) => why,
-            (None, Some(metadata)) => self.too_large(metadata),
-            // A model has groups.
-            (None, None) => self.graphs.too_large(0),
+        let parts: Vec<_> = self.groups.iter().zip(step).collect();
+        fitting_rows(self.graphs.sizes(), &parts, |rows, group| {
+            let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.get(group));
+            buffers.map_or(&[][..], |buffers| &buffers.programs)
         })
-    }
-
-    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows, or dummies of
-    /// more rows than the captured calls take.
-    fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Violation> {
-        let requests = self.each.requests(rows);
-        let buffers = self.graphs.buffers(rows).into_iter().flat_map(|buffers| &**buffers);
-        let mut all = self.groups.iter().zip(step).zip(buffers);
-        all.try_for_each(|((group, metadata), buffers)| {
-            let dummies = metadata.missing(requests, rows)?;
-            let longest = dummies.clone().max().unwrap_or(0);
-            let keys = metadata.kv_lengths().lengths().iter().copied();
-            // A dummy request has as many keys as tokens, in blocks.
-            let keys: Vec<usize> = keys.chain(dummies).collect();
-            group.limits().admits(&keys)?;
-            group.admits_dummies((longest, requests), &buffers.programs)
-        })
-    }
-
-    /// The refusal of a step that cannot be padded to any size.
-    fn too_large(&self, metadata: &AttentionMetadata) -> Violation {
-        let most = self.sizes().last().unwrap_or(0);
-        let tokens = metadata.tokens();
-        match self.each.0 {
-            1 => self.graphs.too_large(tokens),
-            each => Violation::new(
-                &rules::GRAPH_SIZE,
-                format_args!("{tokens} tokens of {} requests", metadata.table().requests()),
-                format_args!("{most} requests of {each} tokens each, or fewer requests of up to {each} tokens"),
-                "compute the step without a graph, or capture one request more than ever run",
-            ),
-        }
     }
 
     /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and
@@ -416,7 +365,7 @@ impl<T: Element> AttentionGraphs<T> {
             let (known, layer) = known.ok_or_else(|| layers.missing(layer))?;
             Ok(update.each(known.program.lengths(layer)?)?)
         };
-        let step = self.graphs.start(stream, rows, (progress, STEP_AGAIN), lengths, |buffers| {
+        let step = self.graphs.start(stream, rows, (places.len(), progress, STEP_AGAIN), lengths, |buffers| {
             let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
             all.try_for_each(|(((group, buffers), metadata), programs)| group.fill(stream, buffers, metadata, programs))
         })?;

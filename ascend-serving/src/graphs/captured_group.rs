@@ -11,7 +11,7 @@ use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, Maske
 use crate::engine::Attention;
 use crate::error::{Error, Result};
 use crate::kv::{
-    BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
+    BlockPool, CacheEntry, CacheShape, LayerCache, PagedKvCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
     scattered_slots, slot_mapping,
 };
 use crate::rules;
@@ -49,12 +49,13 @@ impl CapturedGroup {
     /// A group of layers with these masks. Where sequences give back the tokens before a window, the limit of keys is
     /// lowered to what the window needs.
     pub(super) fn new<T: Element>(
-        attention: &Attention<T>,
+        cache: &PagedKvCache<T>,
+        heads: AttentionShape,
         layers: Vec<LayerMask>,
         gives_back: bool,
         limits: &GraphLimits,
     ) -> Self {
-        let pool = attention.cache().pool();
+        let pool = cache.pool();
         let block_size = pool.block_size();
         let shown = layers.first().filter(|_| gives_back);
         let shown = shown.and_then(|mask| mask.causality().ok()?.window());
@@ -79,9 +80,9 @@ impl CapturedGroup {
         }
         Self {
             pool: pool.clone(),
-            cache_entry: Arc::clone(attention.cache().entry()),
-            shape: attention.cache().shape(),
-            heads: attention.shape(),
+            cache_entry: Arc::clone(cache.entry()),
+            shape: cache.shape(),
+            heads,
             layers,
             seen,
             program_of,
@@ -99,24 +100,25 @@ impl CapturedGroup {
         &self.cache_entry
     }
 
+    /// The blocks and the shape of the cache.
+    pub(super) fn blocks(&self) -> (&BlockPool, &CacheShape) {
+        (&self.pool, &self.shape)
+    }
+
     /// Which keys the tokens of a layer see.
     pub(super) fn mask(&self, layer: usize) -> Option<&LayerMask> {
         self.layers.get(layer)
     }
 
-    pub(super) fn limits(&self) -> KeyLimits {
-        self.limits
-    }
-
     /// Columns of the block table.
-    fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
         columns.min(self.limits.blocks).max(1)
     }
 
     /// Refuses a step of another pool or with another mask, or whose sequences gave up blocks, or tokens that some
     /// layer shows. Outside of a step the answer on blocks is that of the moment.
-    pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
+    fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.check_pool(&self.pool)?;
         metadata.check_blocks(&self.pool)?;
         if let Some(first) = self.seen.first()
@@ -130,7 +132,7 @@ impl CapturedGroup {
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
     /// have as many rows for each request.
-    pub(super) fn admits_tokens<T: Element>(
+    fn admits_tokens<T: Element>(
         &self,
         metadata: &AttentionMetadata,
         programs: &[CapturedProgram<T>],
@@ -169,8 +171,48 @@ impl CapturedGroup {
         ))
     }
 
+    /// The requests that have `rows` rows.
+    fn requests(&self, rows: usize) -> usize {
+        self.each.requests(rows)
+    }
+
+    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows, or dummies of
+    /// more rows than the captured calls take.
+    fn within_limits<T: Element>(
+        &self,
+        metadata: &AttentionMetadata,
+        rows: usize,
+        programs: &[CapturedProgram<T>],
+    ) -> Result<(), Violation> {
+        let requests = self.requests(rows);
+        let dummies = metadata.missing(requests, rows)?;
+        let longest = dummies.clone().max().unwrap_or(0);
+        let keys = metadata.kv_lengths().lengths().iter().copied();
+        // A dummy request has as many keys as tokens, in blocks.
+        let keys: Vec<usize> = keys.chain(dummies).collect();
+        self.limits.admits(&keys)?;
+        self.admits_dummies((longest, requests), programs)
+    }
+
+    /// The refusal of a step that cannot be padded to any size, the largest of `most` rows.
+    fn too_large(&self, metadata: &AttentionMetadata, most: usize) -> Violation {
+        let tokens = metadata.tokens();
+        let most_requests = self.requests(most);
+        match self.each.0 {
+            1 => rules::GRAPH_SIZE.broken(format_args!("{tokens} tokens"), format_args!("at most {most}")),
+            each => Violation::new(
+                &rules::GRAPH_SIZE,
+                format_args!("{tokens} tokens of {} requests", metadata.table().requests()),
+                format_args!(
+                    "{most_requests} requests of {each} tokens each, or fewer requests of up to {each} tokens"
+                ),
+                "compute the step without a graph, or capture one request more than ever run",
+            ),
+        }
+    }
+
     /// Refuses dummy requests of a size whose longest has more rows than the calls of a layer take.
-    pub(super) fn admits_dummies<T: Element>(
+    fn admits_dummies<T: Element>(
         &self,
         (longest, requests): (usize, usize),
         programs: &[CapturedProgram<T>],
@@ -411,4 +453,41 @@ impl CapturedGroup {
         }
         Ok(())
     }
+}
+
+/// The query rows of the smallest captured size that a step can be padded to, or why it cannot be replayed: because it
+/// is of another cache or mask, or larger than every size, or has more tokens, keys or blocks than were declared.
+///
+/// The step has a part for each group. `programs` returns what computes the layers of a part in the size of these rows.
+pub(super) fn fitting_rows<'p, T: Element>(
+    sizes: impl DoubleEndedIterator<Item = usize> + Clone,
+    parts: &[(&CapturedGroup, &AttentionMetadata)],
+    programs: impl Fn(usize, usize) -> &'p [CapturedProgram<T>],
+) -> Result<usize, Violation> {
+    let largest = sizes.clone().next_back().unwrap_or(0);
+    for (at, (group, metadata)) in parts.iter().enumerate() {
+        group.admits(metadata)?;
+        metadata.check_requests()?;
+        group.admits_tokens(metadata, programs(largest, at))?;
+    }
+    let mut too_long = None;
+    for rows in sizes {
+        let can_be_padded = |(group, metadata): &(&CapturedGroup, &AttentionMetadata)| {
+            metadata.can_be_padded(group.requests(rows), rows)
+        };
+        if !parts.iter().all(can_be_padded) {
+            continue;
+        }
+        let mut parts = parts.iter().enumerate();
+        match parts.try_for_each(|(at, (group, metadata))| group.within_limits(metadata, rows, programs(rows, at))) {
+            Ok(()) => return Ok(rows),
+            Err(why) => too_long = too_long.or(Some(why)),
+        }
+    }
+    let too_large = || match parts.first() {
+        Some((group, metadata)) => group.too_large(metadata, largest),
+        // A model has groups.
+        None => rules::GRAPH_SIZE.broken("a step without layers", "layers of a captured group"),
+    };
+    Err(too_long.unwrap_or_else(too_large))
 }

@@ -115,7 +115,7 @@ impl<B> GraphPool<B> {
     }
 
     /// The captured sizes, in query tokens, ascending.
-    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+    pub fn sizes(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
         self.sizes.iter().map(|captured| captured.size)
     }
 
@@ -205,19 +205,20 @@ impl<B> GraphPool<B> {
             Ok(update.all(CallLengths::PackedPaged { q: metadata.q_ends(), kv: metadata.kv_lengths() })?)
         };
         let fill = |buffers: &B| fill(buffers, metadata);
-        let progress = (progress, STEP_AGAIN);
+        let progress = (self.layers, progress, STEP_AGAIN);
         let mut step = self.start(stream, size, progress, lengths, fill)?;
         step.lease = lease;
         Ok(step)
     }
 
     /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
-    /// [follows](Self::follow) the step before. With its progress comes how to do it again.
+    /// [follows](Self::follow) the step before. `queued` has the number of layers, whose graphs come first, the
+    /// progress that is made once all of them are queued, and how to do the step again.
     pub(super) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
         size: usize,
-        (progress, again): (Vec<StepProgress>, &'static str),
+        queued: (usize, Vec<StepProgress>, &'static str),
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
@@ -234,7 +235,8 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| lengths(layer, graph.update()).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
-        let layers = QueuedLayers::new(graphs.len(), progress, again);
+        let (layers, progress, again) = queued;
+        let layers = QueuedLayers::new(layers, progress, again);
         Ok(GraphStep { buffers, graphs, updates, stream, layers, lease: None })
     }
 
@@ -330,6 +332,11 @@ impl<'a, B> GraphStep<'a, B> {
             return Err(no_layer(layer, layers));
         }
         Ok(self.layers.check_not_repeated(layer)?)
+    }
+
+    /// Whether a layer is the only one that is not queued.
+    pub(super) fn is_last(&self, layer: usize) -> bool {
+        self.layers.is_last(layer)
     }
 
     /// The buffers of the step's size, to be filled on the step's stream.

@@ -55,24 +55,30 @@ impl<T: Element> GraphTensors<T> {
             Some((value, inputs.value, &self.value)),
             rope.map(|(from, to)| ("query_rope", from, to)),
         ];
-        let copies = || copies.iter().copied().flatten();
-        for (name, from, to) in copies() {
-            check(name, from, to)?;
-        }
-        // An input in another input's place would be overwritten before it is copied.
-        for (name, from, _) in copies() {
-            let mut others = copies().filter(|(other, ..)| *other != name);
-            if let Some((other, ..)) = others.find(|(_, _, to)| from.overlaps(to)) {
-                let given = format_args!("memory that is shared with the graph's tensor `{other}`");
-                let allowed = format_args!("the graph's tensor `{name}`, or memory of its own");
-                return Err(Error::shared(name, given, allowed));
-            }
-        }
-        for (_, from, to) in copies() {
-            to.narrow(0, 0..size(from, 0))?.copy_from(stream, from)?;
-        }
-        Ok(())
+        let copies = copies.iter().flatten();
+        copies.clone().try_for_each(|(name, from, to)| check(name, from, to))?;
+        copy_rows(stream, copies.map(|(name, from, to)| (*name, &***from, &***to)))
     }
+}
+
+/// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors.
+pub(super) fn copy_rows<'a>(
+    stream: &Stream,
+    copies: impl Iterator<Item = (&'static str, &'a AnyTensor, &'a AnyTensor)> + Clone,
+) -> Result<()> {
+    // An input in another input's place would be overwritten before it is copied.
+    for (name, from, _) in copies.clone() {
+        let mut others = copies.clone().filter(|(other, ..)| *other != name);
+        if let Some((other, ..)) = others.find(|(_, _, to)| from.overlaps(to)) {
+            let given = format_args!("memory that is shared with the graph's tensor `{other}`");
+            let allowed = format_args!("the graph's tensor `{name}`, or memory of its own");
+            return Err(Error::shared(name, given, allowed));
+        }
+    }
+    for (_, from, to) in copies {
+        to.narrow(0, 0..size(from, 0))?.copy_from(stream, from)?;
+    }
+    Ok(())
 }
 
 /// The buffers of the graphs of a size, for the layers that share a cache.

@@ -6,6 +6,7 @@ mod captured_group;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
+mod sparse_graphs;
 mod tree_graph_step;
 mod tree_graphs;
 
@@ -14,5 +15,6 @@ pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
+pub use sparse_graphs::{SparseGraphStep, SparseGraphs};
 pub use tree_graph_step::TreeGraphStep;
 pub use tree_graphs::TreeGraphs;

@@ -316,7 +316,7 @@ impl<T: Element> TreeGraphs<T> {
         let step = self.graphs.start(
             stream,
             rows,
-            (vec![progress], TREES_AGAIN),
+            (self.graphs.layers(), vec![progress], TREES_AGAIN),
             |_, update| Ok(update.all(form.lengths(&of_step))?),
             |buffers| {
                 buffers.block_table.overwrite(stream, &table)?;

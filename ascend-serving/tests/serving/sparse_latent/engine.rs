@@ -4,8 +4,8 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionShape, BatchSettings, Causality, Drafting, IndexerTensors, KeyChoice, SparseLatent, SparseTensors,
-    StatePolicy,
+    AttentionMetadata, AttentionShape, BatchSettings, Causality, Drafting, GraphLimits, IndexerTensors, KeyChoice,
+    SparseGraphStep, SparseGraphs, SparseLatent, SparseStep, SparseTensors, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -28,7 +28,11 @@ pub struct Engine<'a> {
     stream: &'a Stream,
     settings: BatchSettings,
     sparse: SparseLatent<bf16>,
+    /// Graphs that replay the steps that they serve.
+    graphs: Option<SparseGraphs<bf16>>,
     pub schedule: Schedule,
+    /// Steps that were replayed, and all.
+    pub steps: [usize; 2],
     /// Rows that were compared, and rows whose choice hangs on scores that are too close.
     pub compared: usize,
     pub left_out: usize,
@@ -110,34 +114,81 @@ impl LayerRows {
     }
 }
 
+/// Queues the indexers and layers of a step, each layer behind its indexer.
+fn each_layer<S>(
+    stream: &Stream,
+    names: &[u64],
+    step: &mut S,
+    choose: impl Fn(&mut S, usize, &IndexRows) -> ascend_serving::Result<KeyChoice>,
+    forward: impl Fn(&mut S, usize, SparseTensors<'_, bf16>) -> Vec<bf16>,
+) -> Vec<Vec<bf16>> {
+    let mut choice = None;
+    let layers = (0..LAYERS).map(|layer| {
+        if layer < INDEXERS {
+            choice = Some(choose(step, layer, &IndexRows::of(stream, names, layer)).unwrap());
+        }
+        forward(step, layer, LayerRows::of(stream, names, layer).tensors(choice.as_ref().unwrap()))
+    });
+    layers.collect()
+}
+
 impl<'a> Engine<'a> {
     pub fn new(stream: &'a Stream, model: &Model) -> Self {
         let sparse = sparse_latent(stream, model);
         let policy = StatePolicy::new(true, Some(Drafting::Mtp));
         let settings = BatchSettings::of(sparse.latents(), Causality::Causal).policy(policy);
-        Self { stream, settings, sparse, schedule: Schedule::of(REQUESTS), compared: 0, left_out: 0 }
+        let schedule = Schedule::of(REQUESTS);
+        Self { stream, settings, sparse, graphs: None, schedule, steps: [0; 2], compared: 0, left_out: 0 }
+    }
+
+    /// The engine, whose steps of up to 3 new tokens a request are replayed. A size has no more rows than a block, so
+    /// that each dummy of a step has a slot of its own.
+    pub fn captured(mut self) -> Self {
+        let limits = GraphLimits::new([2, REQUESTS + 1], 512).tokens_each(3);
+        self.graphs = Some(self.sparse.capture(self.stream, INDEX_HEADS, &limits).unwrap());
+        self
+    }
+
+    /// The attention of each layer.
+    fn outputs(&mut self, mut metadata: AttentionMetadata, names: &[u64]) -> Vec<Vec<bf16>> {
+        let stream = self.stream;
+        let serving = self.graphs.as_mut().filter(|graphs| graphs.serves(&metadata));
+        self.steps[1] += 1;
+        let Some(graphs) = serving else {
+            let mut step = self.sparse.begin(stream, &metadata).unwrap();
+            let choose = |step: &mut SparseStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
+            let outputs = each_layer(stream, names, &mut step, choose, |step, layer, tensors| {
+                let output = step.forward(layer, tensors).unwrap();
+                assert_eq!(output.shape(), [names.len(), HEADS, LATENT]);
+                output.download(stream).unwrap()
+            });
+            step.end().unwrap();
+            return outputs;
+        };
+        self.steps[0] += 1;
+        let mut step = graphs.begin(stream, &mut metadata).unwrap();
+        assert!(step.tokens() >= names.len());
+        let choose = |step: &mut SparseGraphStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
+        let outputs = each_layer(stream, names, &mut step, choose, |step, layer, tensors| {
+            step.forward(layer, tensors).unwrap().download(stream).unwrap()
+        });
+        step.end().unwrap();
+        outputs
     }
 
     /// Runs a step and checks some of its rows.
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let names = self.schedule.names(turns, pad);
-        let mut outputs = Vec::new();
-        let mut step = self.sparse.begin(self.stream, &metadata).unwrap();
-        let mut choice = None;
-        for layer in 0..LAYERS {
-            if layer < INDEXERS {
-                let rows = IndexRows::of(self.stream, &names, layer);
-                choice = Some(step.choose(layer, rows.tensors()).unwrap());
+        if self.graphs.is_some() {
+            // The schedule grows sequences for the cache of latents, and graphs queue no copies.
+            for turn in turns {
+                let sequence = &self.schedule.requests[turn.request].sequence;
+                self.sparse.index_keys_mut().queue_pending_copies(self.stream, sequence).unwrap();
             }
-            let rows = LayerRows::of(self.stream, &names, layer);
-            let tensors = rows.tensors(choice.as_ref().unwrap());
-            outputs.push(step.forward(layer, tensors).unwrap());
         }
-        step.end().unwrap();
+        let outputs = self.outputs(metadata, &names);
         for (layer, output) in outputs.iter().enumerate() {
-            assert_eq!(output.shape(), [names.len(), HEADS, LATENT]);
-            let output = output.download(self.stream).unwrap();
             for row in self.schedule.rows(turns) {
                 let Some(places) = chosen(row.names, layer.min(INDEXERS - 1)) else {
                     self.left_out += 1;

@@ -1,6 +1,7 @@
 //! Sparse attention over a paged cache of latents: whatever the schedule, each token attends to the keys that its own
 //! indexer's scores choose by their definition, in every layer that shares the choice.
 
+mod captured;
 mod definition;
 mod engine;
 mod refusals;

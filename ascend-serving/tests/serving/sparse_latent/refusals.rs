@@ -50,7 +50,7 @@ fn forward(
 }
 
 /// Whether a call is refused by a rule, with words that name what was wrong and what mends it.
-fn refused<R>(outcome: Result<R, Error>, rule: &'static Rule, words: &[&str]) {
+pub fn refused<R>(outcome: Result<R, Error>, rule: &'static Rule, words: &[&str]) {
     let Err(error) = outcome else {
         panic!("not refused by {}", rule.id);
     };

@@ -28,9 +28,13 @@ proptest! {
     fn any_schedule_is_the_definition(
         model in model(),
         steps in prop::collection::vec((prop::collection::vec(act(70, 4), 1..5), 0usize..5), 1..6),
+        captured in any::<bool>(),
     ) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, &model);
+        if captured {
+            engine = engine.captured();
+        }
         for (acts, pad) in &steps {
             engine.act(acts, *pad)?;
         }
@@ -38,17 +42,15 @@ proptest! {
     }
 }
 
-#[test]
-fn prompts_chunks_decodes_drafts_and_forks_read_what_is_chosen() {
-    let stream = harness::stream();
-    let mut engine = Engine::new(&stream, &SMALL);
+/// A schedule of prompts, chunks, decodes, drafts, a fork, and blocks that go from one request to another.
+fn runs_a_schedule(mut engine: Engine<'_>) -> [usize; 2] {
     let steps: [&[Act]; 8] = [
         // A short prompt and a long one; the next chunks; decodes.
         &[Act::Chunk(0, 20), Act::Chunk(3, 60)],
         &[Act::Chunk(4, 30), Act::Chunk(1, 40)],
         &[Act::Chunk(4, 1), Act::Chunk(1, 1)],
         // Drafts beside a decode; then a fork that goes on in the middle of a block, and the sequence that it left.
-        &[Act::Verify(4, 3, 1), Act::Chunk(1, 1)],
+        &[Act::Verify(4, 2, 1), Act::Chunk(1, 1)],
         &[Act::Share(1, 77)],
         &[Act::Chunk(2, 3), Act::Chunk(1, 1)],
         // A request ends, and another one gets its blocks.
@@ -58,9 +60,23 @@ fn prompts_chunks_decodes_drafts_and_forks_read_what_is_chosen() {
     for acts in steps {
         engine.act(acts, 1).unwrap();
     }
-    let (compared, left_out) = (engine.compared, engine.left_out);
+    let (compared, left_out, steps) = (engine.compared, engine.left_out, engine.steps);
     assert!(compared >= 100 && left_out * 10 < compared, "{compared} rows, {left_out} left out");
     engine.end();
+    steps
+}
+
+#[test]
+fn prompts_chunks_decodes_drafts_and_forks_read_what_is_chosen() {
+    let stream = harness::stream();
+    assert_eq!(runs_a_schedule(Engine::new(&stream, &SMALL))[0], 0);
+}
+
+#[test]
+fn decodes_drafts_and_forks_are_replayed() {
+    let stream = harness::stream();
+    let [replayed, all] = runs_a_schedule(Engine::new(&stream, &SMALL).captured());
+    assert!(replayed >= 3, "{replayed} of {all} steps");
 }
 
 /// The indices of the first and the last row of a prompt, and how many keys each names.

@@ -1,0 +1,149 @@
+//! What indexers and layers of sparse attention get in a step, and the checks of it.
+
+use std::fmt;
+
+use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
+
+use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::error::Result;
+use crate::rules;
+
+use super::key_choice::KeyChoice;
+
+/// What an indexer gets in a step: its queries, a weight for each of its heads, and the keys of the new tokens. All are
+/// packed, with the padding of the metadata.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexerTensors<'a, T: Element, W: Element = T> {
+    /// Queries, `[tokens, heads of the indexer, 128]`.
+    pub query: &'a Tensor<T>,
+    /// Weights, `[tokens, heads of the indexer]`, of the query's type; from CANN 9.0 on Atlas A2 and A3 also FLOAT.
+    pub weights: &'a Tensor<W>,
+    /// Keys of the new tokens, `[tokens, 1, 128]`.
+    pub key: &'a Tensor<T>,
+}
+
+impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
+    /// Refuses tensors of an indexer that do not have the step's rows, or these heads.
+    pub(crate) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
+        let whose = Whose::Indexer(indexer);
+        rows.check("index query", whose, self.query, &[heads, 128])?;
+        rows.check("index weights", whose, self.weights, &[heads])?;
+        rows.check("index key", whose, self.key, &[1, 128])
+    }
+}
+
+/// What a layer of sparse attention gets in a step. Tensors are packed, with the padding of the metadata.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseTensors<'a, T: Element> {
+    /// Absorbed queries, `[tokens, N, 512]`: the caller has multiplied `W_UK` into them.
+    pub query: &'a Tensor<T>,
+    /// Rotary part of the queries, `[tokens, N, 64]`.
+    pub query_rope: &'a Tensor<T>,
+    /// Latents of the new tokens, `[tokens, 1, 512]`.
+    pub latent: &'a Tensor<T>,
+    /// Rotary keys of the new tokens, `[tokens, 1, 64]`.
+    pub key_rope: &'a Tensor<T>,
+    /// The keys that the tokens read, chosen in the same step.
+    pub choice: &'a KeyChoice,
+}
+
+impl<T: Element> SparseTensors<'_, T> {
+    /// Refuses tensors of a layer that do not have the step's rows, or these heads.
+    pub(crate) fn check(&self, rows: &SparseRows<'_>, layer: usize, heads: usize) -> Result<()> {
+        let whose = Whose::Layer(layer);
+        rows.check("query", whose, self.query, &[heads, 512])?;
+        rows.check("query_rope", whose, self.query_rope, &[heads, 64])?;
+        rows.check("latent", whose, self.latent, &[1, 512])?;
+        rows.check("key_rope", whose, self.key_rope, &[1, 64])
+    }
+}
+
+/// Whose tensor is checked.
+#[derive(Clone, Copy)]
+enum Whose {
+    Indexer(usize),
+    Layer(usize),
+}
+
+impl Whose {
+    fn fix(self) -> &'static str {
+        match self {
+            Self::Indexer(_) => {
+                "bring queries of heads of 128, a weight for each head of them, and one key of 128, each in its place \
+                 of `IndexerTensors`"
+            }
+            Self::Layer(_) => {
+                "bring absorbed queries of 512 and their rotary parts of 64 with the heads of the `AttentionShape`, \
+                 latents of 512 and rotary keys of 64, each in its place of `SparseTensors`"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
+            Self::Layer(layer) => write!(f, "layer {layer}"),
+        }
+    }
+}
+
+/// The rows that tensors of a step of sparse attention may have, and their device.
+#[derive(Clone, Copy)]
+pub(crate) struct SparseRows<'a> {
+    pub(crate) device: &'a Device,
+    /// Rows of the requests.
+    pub(crate) actual: usize,
+    /// Rows including the padding.
+    pub(crate) padded: usize,
+    /// Whether the tensors have to include the padding.
+    pub(crate) padding: bool,
+}
+
+impl SparseRows<'_> {
+    /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
+    /// device.
+    fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
+        tensor.check_device(name, self.device)?;
+        let Self { actual, padded, padding, .. } = *self;
+        let least = if padding { padded } else { actual };
+        let (rule, fix) = match tensor.shape().split_first() {
+            Some((rows, own)) if own == of_token && (least..=padded).contains(rows) => {
+                if tensor.is_contiguous() {
+                    return Ok(());
+                }
+                let copy = "project it into a tensor of its own, or copy it by `Tensor::contiguous`, which waits for \
+                            the stream";
+                (&rules::STEP_CONTIGUOUS, copy)
+            }
+            Some((_, own)) if own == of_token => (
+                &rules::STEP_TOKENS,
+                "bring a row for each token of the batch that the metadata was made of, and for each that was added \
+                 to fill it up",
+            ),
+            _ => (&rules::STEP_HEADS, whose.fix()),
+        };
+        let given = format_args!("{name} {} in {whose}", tensor.desc());
+        let allowed = format_args!(
+            "[{padded}, {}]: {actual} rows of the requests and {} of padding{}, with row-major strides",
+            of_token.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            padded.saturating_sub(actual),
+            if padding { "" } else { ", which may be left out" },
+        );
+        Err(Violation::new(rule, given, allowed, fix).into())
+    }
+}
+
+/// Refuses a step whose tokens see other keys than those up to their own.
+pub(crate) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
+    match metadata.mask() {
+        mask @ LayerMask::Causality(Causality::Causal) => metadata.check_mask(mask),
+        other => Err(Violation::new(
+            &rules::STEP_CAUSALITY,
+            format_args!("{other} with sparse attention"),
+            "a causal step",
+            "make the settings with `Causality::Causal`, or set that mask in the metadata",
+        )),
+    }
+}

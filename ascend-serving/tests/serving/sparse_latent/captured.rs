@@ -1,0 +1,178 @@
+//! Steps that are replayed from graphs: what is refused, and what the refusal advises.
+
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::Sequence;
+use ascend_serving::{
+    AttentionMetadata, BatchRequest, BatchSettings, Causality, Error, GraphLimits, IndexerTensors, KeyChoice,
+    SparseGraphStep, SparseGraphs, SparseLatent, rules,
+};
+
+use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
+use super::refusals::refused;
+use super::{HEADS, INDEX_HEADS, LATENT, LAYERS};
+use crate::harness;
+
+const MODEL: Model = Model { block_size: 16, blocks: 12, dump: false };
+
+/// Graphs of up to 3 requests, each of up to 40 keys and 2 new tokens.
+fn captured(stream: &Stream, sparse: &SparseLatent<bf16>) -> SparseGraphs<bf16> {
+    let limits = GraphLimits::new([1, 3], 40).tokens_each(2);
+    sparse.capture(stream, INDEX_HEADS, &limits).unwrap()
+}
+
+/// A sequence of `cached` tokens that are computed and `new` ones that are not.
+fn sequence(stream: &Stream, sparse: &mut SparseLatent<bf16>, cached: usize, new: usize) -> Sequence {
+    let mut sequence = Sequence::new(sparse.latents().pool());
+    sparse.grow(stream, &mut sequence, cached).unwrap();
+    for cache in [sparse.latents(), sparse.index_keys()] {
+        cache.mark_computed(&sequence, cached).unwrap();
+    }
+    sparse.grow(stream, &mut sequence, new).unwrap();
+    sequence
+}
+
+fn step_of(sparse: &SparseLatent<bf16>, requests: &[(&Sequence, usize)]) -> AttentionMetadata {
+    let requests = requests.iter().map(|(sequence, new)| BatchRequest::of(sequence, *new));
+    let settings = BatchSettings::of(sparse.latents(), Causality::Causal);
+    AttentionMetadata::new(&requests.collect::<Vec<_>>(), settings).unwrap()
+}
+
+fn choose(step: &mut SparseGraphStep<'_, bf16>, stream: &Stream, indexer: usize) -> Result<KeyChoice, Error> {
+    step.choose(indexer, IndexRows::of(stream, &[1, 2], indexer).tensors())
+}
+
+fn forward(
+    step: &mut SparseGraphStep<'_, bf16>,
+    stream: &Stream,
+    layer: usize,
+    choice: &KeyChoice,
+) -> Result<Tensor<bf16>, Error> {
+    let rows = LayerRows::of(stream, &[1, 2], layer);
+    step.forward(layer, rows.tensors(choice)).cloned()
+}
+
+#[test]
+fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
+    let stream = harness::stream();
+    let mut sparse = sparse_latent(&stream, &MODEL);
+    let mut graphs = captured(&stream, &sparse);
+    let sequence = sequence(&stream, &mut sparse, 30, 2);
+    let mut metadata = step_of(&sparse, &[(&sequence, 2)]);
+
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let first = choose(&mut step, &stream, 0).unwrap();
+    refused(choose(&mut step, &stream, 0), &rules::STEP_LAYER_REPEATED, &["indexer 0 a second time"]);
+    refused(choose(&mut step, &stream, 2), &rules::ARGUMENT_VALUE, &["below 2"]);
+    forward(&mut step, &stream, 0, &first).unwrap();
+    refused(forward(&mut step, &stream, 0, &first), &rules::STEP_LAYER_REPEATED, &["layer 0 a second time"]);
+    refused(forward(&mut step, &stream, LAYERS, &first), &rules::ARGUMENT_VALUE, &["layer"]);
+    let second = choose(&mut step, &stream, 1).unwrap();
+    let words = ["indexer 0 in layer 1", "indexer 1 has overwritten", "queued last"];
+    refused(forward(&mut step, &stream, 1, &first), &rules::SPARSE_CHOICE, &words);
+    forward(&mut step, &stream, 1, &second).unwrap();
+    refused(step.end(), &rules::STEP_LAYERS_MISSING, &["without layer 2", "begin the step again"]);
+    for cache in [sparse.latents(), sparse.index_keys()] {
+        assert_eq!(cache.computed_tokens(&sequence).unwrap(), 30);
+    }
+
+    // The step is begun again, with the metadata that was padded.
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let words = ["a choice of another step in layer 0"];
+    refused(forward(&mut step, &stream, 0, &second), &rules::SPARSE_CHOICE, &words);
+    let first = choose(&mut step, &stream, 0).unwrap();
+    for layer in 0..LAYERS - 1 {
+        forward(&mut step, &stream, layer, &first).unwrap();
+    }
+    let outcome = forward(&mut step, &stream, LAYERS - 1, &first);
+    refused(outcome, &rules::SPARSE_INDEX_KEYS, &["the keys of indexer 1"]);
+    let second = choose(&mut step, &stream, 1).unwrap();
+    forward(&mut step, &stream, LAYERS - 1, &second).unwrap();
+    step.end().unwrap();
+    for cache in [sparse.latents(), sparse.index_keys()] {
+        assert_eq!(cache.computed_tokens(&sequence).unwrap(), 32);
+    }
+}
+
+#[test]
+fn steps_beyond_the_capture_leave_the_metadata_as_it_was() {
+    let stream = harness::stream();
+    let mut sparse = sparse_latent(&stream, &MODEL);
+    let mut graphs = captured(&stream, &sparse);
+    assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3]);
+    let [short, long, many] =
+        [(10, 1), (40, 1), (10, 3)].map(|(cached, new)| sequence(&stream, &mut sparse, cached, new));
+    let others = [0; 3].map(|_| sequence(&stream, &mut sparse, 1, 1));
+    let four: Vec<_> = others.iter().chain([&short]).map(|sequence| (sequence, 1)).collect();
+    let mut causal = step_of(&sparse, &[(&short, 1)]);
+    causal.set_mask(Causality::Bidirectional);
+    let steps = [
+        (step_of(&sparse, &[(&long, 1)]), &rules::GRAPH_LENGTHS, "41 keys"),
+        (step_of(&sparse, &[(&many, 3)]), &rules::GRAPH_SIZE, "3 new tokens"),
+        (step_of(&sparse, &four), &rules::GRAPH_SIZE, "4 requests"),
+        (causal, &rules::STEP_CAUSALITY, "Bidirectional"),
+    ];
+    for (mut metadata, rule, word) in steps {
+        let tokens = metadata.tokens();
+        assert!(!graphs.serves(&metadata), "{word}");
+        refused(graphs.begin(&stream, &mut metadata).map(drop), rule, &[word]);
+        assert_eq!(metadata.tokens(), tokens);
+    }
+    // Without a graph they are computed.
+    let metadata = step_of(&sparse, &[(&long, 1), (&many, 3)]);
+    sparse.begin(&stream, &metadata).map(drop).unwrap();
+}
+
+#[test]
+fn inputs_that_do_not_fit_the_capture_are_named() {
+    let stream = harness::stream();
+    let mut sparse = sparse_latent(&stream, &MODEL);
+    let mut graphs = captured(&stream, &sparse);
+    let sequence = sequence(&stream, &mut sparse, 20, 1);
+    let mut metadata = step_of(&sparse, &[(&sequence, 1)]);
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    assert_eq!(step.tokens(), 6);
+    let few = stream.upload(&[bf16::ONE; 4 * 128], [1, 4, 128]).unwrap();
+    let weights = stream.upload(&[bf16::ONE; 4], [1, 4]).unwrap();
+    let rows = IndexRows::of(&stream, &[1], 0);
+    let inputs = IndexerTensors { query: &few, weights: &weights, ..rows.tensors() };
+    let words = ["index query", "[6, 8, 128]", "which may be left out"];
+    refused(step.choose(0, inputs), &rules::STEP_HEADS, &words);
+    let none = IndexRows::of(&stream, &[], 0);
+    refused(step.choose(0, none.tensors()), &rules::STEP_TOKENS, &["1 rows of the requests and 5 of padding"]);
+    let choice = step.choose(0, rows.tensors()).unwrap();
+    // With and without the rows of padding.
+    let padded = LayerRows::of(&stream, &[1; 6], 0);
+    let output = step.forward(0, padded.tensors(&choice)).unwrap().clone();
+    assert_eq!(output.shape(), [6, HEADS, LATENT]);
+    let rows = LayerRows::of(&stream, &[1], 1);
+    let mut other = rows.tensors(&choice);
+    other.query = &rows.latent;
+    refused(step.forward(1, other).map(drop), &rules::STEP_HEADS, &["query", "[6, 2, 512]", "layer 1"]);
+    step.forward(1, rows.tensors(&choice)).unwrap();
+}
+
+#[test]
+fn captures_that_the_operators_do_not_take_are_refused() {
+    let stream = harness::stream();
+    let sparse = sparse_latent(&stream, &MODEL);
+    let limits = GraphLimits::new([2], 40);
+    for (heads, words) in [(0, "indexer.heads"), (65, "fill queries"), (1 << 40, "such as 64")] {
+        let error = sparse.capture::<bf16>(&stream, heads, &limits).unwrap_err().to_string();
+        assert!(error.contains(words), "{heads}: {error}");
+    }
+    let sinks = [const { None::<Tensor<f32>> }; LAYERS];
+    sparse.capture::<bf16>(&stream, 8, &limits.clone().learnable_sinks(sinks)).unwrap();
+    let sinks = [stream.upload(&[0f32; HEADS], [HEADS]).unwrap()];
+    let outcome = sparse.capture::<bf16>(&stream, 8, &limits.clone().learnable_sinks(sinks)).map(drop);
+    refused(outcome, &rules::ARGUMENT_VALUE, &["sparse attention has no sinks"]);
+    for (limits, rule) in [
+        (GraphLimits::new([], 40), &rules::GRAPH_SIZE),
+        (GraphLimits::new([0], 40), &rules::GRAPH_SIZE),
+        (GraphLimits::new([usize::MAX], 40), &rules::GRAPH_SIZE),
+        (GraphLimits::new([1], 0), &rules::GRAPH_LENGTHS),
+        (GraphLimits::new([1], 40).blocks(0), &rules::GRAPH_LENGTHS),
+    ] {
+        refused(sparse.capture::<bf16>(&stream, 8, &limits).map(drop), rule, &[]);
+    }
+    sparse.capture::<bf16>(&stream, 8, &limits).unwrap();
+}
