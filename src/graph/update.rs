@@ -50,7 +50,8 @@ impl Update {
     ///
     /// # Errors
     /// As for [`Update::lengths`]; [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a graph without such calls:
-    /// launches of plans keep the lengths of their plans.
+    /// launches of plans keep the lengths of their plans, but for those that read them from tensors
+    /// ([`SparseSequences::overwrite`](crate::sparse::SparseSequences::overwrite)).
     pub fn all(self, lengths: CallLengths<'_>) -> Result<Self> {
         if self.plans.is_empty() {
             return Err(Violation::new(

@@ -39,6 +39,19 @@ struct Content {
     numbers: [Vec<i64>; 3],
     /// What plans have checked the numbers for, and other numbers have to hold as well.
     checks: Vec<ContentCheck>,
+    /// Whether the tensors hold others, or a part of others, since writing them has failed.
+    unknown: bool,
+}
+
+impl Content {
+    /// Refuses numbers that are not known.
+    fn known(&self) -> Result<()> {
+        match self.unknown {
+            false => Ok(()),
+            true => Err(Error::invalid("sequences", "numbers that were overwritten in part", "numbers that are known")
+                .fix("overwrite the sequences again")),
+        }
+    }
 }
 
 /// What a plan requires of the numbers.
@@ -87,7 +100,11 @@ impl SparseSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows than of sequences, a table without
     /// columns, and blocks beyond INT32; otherwise as for [`Stream::upload`].
     pub fn paged(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<Self> {
-        let [queries, keys] = lock(&self.content).lengths.clone();
+        let [queries, keys] = {
+            let content = lock(&self.content);
+            content.known()?;
+            content.lengths.clone()
+        };
         let columns = longest(rows);
         if columns == 0 {
             return Err(other_rows(rows, format_args!("a row of blocks for each of {} sequences", queries.len())));
@@ -108,9 +125,9 @@ impl SparseSequences {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, and sequences
     /// whose keys are not in a paged cache; [`Error::Violation`] for what a plan refuses that was made of the sequences
-    /// or of a clone of them. Nothing is replaced then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream
-    /// of another device; as for [`Stream::synchronize`]. Where writing itself fails, overwrite the sequences again
-    /// before a launch.
+    /// or of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced
+    /// then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
     pub fn overwrite(
         &self,
         stream: &Stream,
@@ -136,15 +153,17 @@ impl SparseSequences {
         let columns = block_table.shape().get(1).copied().unwrap_or(0);
         let [queries, keys] = numbers(self.layouts, lengths)?;
         let numbers = [queries, keys, table(rows, columns, sequences)?];
-        lock(&self.content).checks.iter().try_for_each(|check| check.check(&numbers))?;
         // The content is not locked while the host waits.
         stream.synchronize()?;
         let mut content = lock(&self.content);
+        content.checks.iter().try_for_each(|check| check.check(&numbers))?;
+        content.unknown = true;
         for (tensor, numbers) in self.tensors.iter().chain([block_table]).zip(&numbers) {
             tensor.renew(stream, as_bytes(&on_device(numbers)))?;
         }
         content.lengths = lengths.map(<[usize]>::to_vec);
         content.numbers = numbers;
+        content.unknown = false;
         Ok(())
     }
 
@@ -164,6 +183,7 @@ impl SparseSequences {
             lengths: lengths.map(<[usize]>::to_vec),
             numbers: [queries, keys, Vec::new()],
             checks: Vec::new(),
+            unknown: false,
         };
         Ok(Self { layouts, tensors, block_table: None, content: Arc::new(Mutex::new(content)) })
     }
@@ -215,6 +235,7 @@ impl SparseSequences {
         let unusual = [left_out, without_keys].map(|lint| (lint, allowed.contains(&lint.id)));
         let check = ContentCheck { sequences: *sequences, within, unusual };
         let mut content = lock(&self.content);
+        content.known()?;
         check.check(&content.numbers)?;
         if !content.checks.contains(&check) {
             content.checks.push(check);
@@ -258,9 +279,10 @@ fn table(rows: &[impl AsRef<[usize]>], columns: usize, sequences: usize) -> Resu
     Ok(table)
 }
 
-/// Numbers as the device has them. What is no block is block 0 there, so that an entry is a block whenever it is read.
+/// Numbers as the device has them, each of which INT32 holds. What is no block, -1, is block 0 there, so that an entry
+/// is a block whenever it is read.
 fn on_device(numbers: &[i64]) -> Vec<i32> {
-    numbers.iter().map(|&number| i32::try_from(number.max(0)).unwrap_or(i32::MAX)).collect()
+    numbers.iter().map(|&number| number.max(0) as i32).collect()
 }
 
 /// Blocks of the longest row.

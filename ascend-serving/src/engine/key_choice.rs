@@ -1,11 +1,11 @@
-//! The keys that the tokens of a step read, and the indexers that choose them.
+//! The keys that the tokens of a step read.
 
 use std::sync::Arc;
 
-use ascend_attention::{Stream, Tensor, Violation};
+use ascend_attention::{Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::rules::{self, room};
 
 /// The keys that the tokens of a step read, as one of its indexers chose them. From
@@ -59,6 +59,11 @@ impl KeyChoice {
         Self { indexer, ..self.clone() }
     }
 
+    /// Whether an indexer of this step has chosen the keys.
+    pub(super) fn is_of(&self, step: &Arc<()>) -> bool {
+        Arc::ptr_eq(&self.step, step)
+    }
+
     /// The indexer, as the cache of index keys numbers its layers.
     pub fn indexer(&self) -> usize {
         self.indexer
@@ -66,7 +71,8 @@ impl KeyChoice {
 
     /// For each token the numbers of the chosen keys, counted in runs of
     /// [`keys_per_index`](Self::keys_per_index) keys from the first token of its sequence, and -1 after the last:
-    /// `[tokens, 1, count]`.
+    /// `[tokens, 1, count]`. That of a [`SparseGraphStep`](crate::SparseGraphStep) is overwritten by the next indexer, of
+    /// this step and of later ones of its size.
     pub fn indices(&self) -> &Tensor<i32> {
         &self.indices
     }
@@ -75,96 +81,5 @@ impl KeyChoice {
     /// as the operator takes.
     pub fn keys_per_index(&self) -> usize {
         self.keys_per_index
-    }
-}
-
-/// The indexers of a step, and whose choices layers have read.
-#[derive(Debug)]
-pub(crate) struct StepIndexers {
-    /// Identifies the step in its choices.
-    step: Arc<()>,
-    states: Vec<Indexer>,
-}
-
-/// What has become of an indexer in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Indexer {
-    Missing,
-    /// It is queued, and no layer has read its choice.
-    Queued,
-    Read,
-}
-
-impl StepIndexers {
-    /// So many indexers of a new step, none of them queued.
-    pub(crate) fn new(indexers: usize) -> Self {
-        Self { step: Arc::new(()), states: vec![Indexer::Missing; indexers] }
-    }
-
-    /// What identifies the step in its choices.
-    pub(crate) fn step(&self) -> &Arc<()> {
-        &self.step
-    }
-
-    /// Refuses an indexer that there is not, and one that was queued.
-    pub(crate) fn check_missing(&self, indexer: usize) -> Result<()> {
-        let indexers = self.states.len();
-        match self.states.get(indexer) {
-            None => Err(Error::invalid("indexer", indexer, format_args!("below {indexers}"))
-                .fix("count the layers of the cache of index keys from 0")),
-            Some(Indexer::Missing) => Ok(()),
-            Some(Indexer::Queued | Indexer::Read) => Err(Violation::new(
-                &rules::STEP_LAYER_REPEATED,
-                format_args!("indexer {indexer} a second time"),
-                format_args!("each indexer below {indexers} once"),
-                "pass the choice of the first time to each layer that shares it; to compute a step again, begin it \
-                 again",
-            )
-            .into()),
-        }
-    }
-
-    pub(crate) fn note_queued(&mut self, indexer: usize) {
-        self.note(indexer, Indexer::Queued);
-    }
-
-    pub(crate) fn note_read(&mut self, choice: &KeyChoice) {
-        self.note(choice.indexer, Indexer::Read);
-    }
-
-    fn note(&mut self, indexer: usize, state: Indexer) {
-        if let Some(own) = self.states.get_mut(indexer) {
-            *own = state;
-        }
-    }
-
-    /// Refuses a choice of another step and, for the `last` layer that is missing, a step whose tokens would count as
-    /// computed without keys that indexers of later steps read, or of which no layer reads what an indexer has chosen:
-    /// then one has got the choice of another.
-    pub(crate) fn check_choice(&self, choice: &KeyChoice, layer: usize, last: bool) -> Result<(), Violation> {
-        if !Arc::ptr_eq(&choice.step, &self.step) {
-            let given = format_args!("a choice of another step in layer {layer}");
-            return Err(rules::SPARSE_CHOICE.broken(given, "a choice of this step"));
-        }
-        if !last {
-            return Ok(());
-        }
-        let indexers = self.states.len();
-        if let Some(indexer) = self.states.iter().position(|state| *state == Indexer::Missing) {
-            return Err(rules::SPARSE_INDEX_KEYS.broken(
-                format_args!("layer {layer}, the last of the step, without the keys of indexer {indexer}"),
-                format_args!("the keys of each indexer below {indexers}"),
-            ));
-        }
-        let mut unread = self.states.iter().enumerate();
-        match unread.find(|(at, state)| **state == Indexer::Queued && *at != choice.indexer) {
-            None => Ok(()),
-            Some((indexer, _)) => Err(Violation::new(
-                &rules::SPARSE_CHOICE,
-                format_args!("layer {layer}, the last of the step, and no layer with the choice of indexer {indexer}"),
-                "a layer or more for each choice",
-                "pass to each layer the choice of its own indexer, and to a layer without one that of an earlier layer",
-            )),
-        }
     }
 }

@@ -66,8 +66,13 @@ enum Whose {
 }
 
 impl Whose {
-    fn fix(self) -> &'static str {
+    /// How to bring the heads of a layer or an indexer, those of an indexer as `captured` graphs have them.
+    fn fix(self, captured: bool) -> &'static str {
         match self {
+            Self::Indexer(_) if captured => {
+                "bring queries of the heads of 128 that the graphs were captured with, filled up by weights of 0, a weight \
+                 for each, and one key of 128, or capture with these heads"
+            }
             Self::Indexer(_) => {
                 "bring queries of heads of 128, a weight for each head of them, and one key of 128, each in its place \
                  of `IndexerTensors`"
@@ -97,7 +102,7 @@ pub(crate) struct SparseRows<'a> {
     pub(crate) actual: usize,
     /// Rows including the padding.
     pub(crate) padded: usize,
-    /// Whether the tensors have to include the padding.
+    /// Whether the tensors have to include the padding, as without captured graphs.
     pub(crate) padding: bool,
 }
 
@@ -122,14 +127,14 @@ impl SparseRows<'_> {
                 "bring a row for each token of the batch that the metadata was made of, and for each that was added \
                  to fill it up",
             ),
-            _ => (&rules::STEP_HEADS, whose.fix()),
+            _ => (&rules::STEP_HEADS, whose.fix(!padding)),
         };
         let given = format_args!("{name} {} in {whose}", tensor.desc());
+        let dummies = padded.saturating_sub(actual);
         let allowed = format_args!(
-            "[{padded}, {}]: {actual} rows of the requests and {} of padding{}, with row-major strides",
+            "[{padded}, {}]: {actual} rows of the requests and {dummies} of padding{}, with row-major strides",
             of_token.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
-            padded.saturating_sub(actual),
-            if padding { "" } else { ", which may be left out" },
+            if padding || dummies == 0 { "" } else { ", which may be left out" },
         );
         Err(Violation::new(rule, given, allowed, fix).into())
     }
@@ -146,4 +151,10 @@ pub(crate) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation
             "make the settings with `Causality::Causal`, or set that mask in the metadata",
         )),
     }
+}
+
+/// The new tokens of each request, its keys, and its blocks.
+pub(crate) fn lengths_and_blocks(metadata: &AttentionMetadata) -> (Vec<usize>, &[usize], Vec<&[usize]>) {
+    let new = metadata.new_and_cached().map(|(new, _)| new);
+    (new.collect(), metadata.kv_lengths().lengths(), metadata.table().rows().collect())
 }

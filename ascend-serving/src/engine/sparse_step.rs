@@ -1,22 +1,24 @@
 //! A step of sparse attention in progress: its indexers and its layers.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_attention::indexer::{IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseFlashAttention, SparseFlashPlan};
 use ascend_attention::spec::ops::sparse_flash_attention::SparseFlashCall;
-use ascend_attention::{DType, Element, Stream, Tensor};
+use ascend_attention::{DType, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress};
+use crate::kv::{CacheEntry, CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress};
 
-use super::key_choice::{KeyChoice, StepIndexers};
+use super::key_choice::KeyChoice;
 use super::queued_layers::QueuedLayers;
-use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, check_causal};
+use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, check_causal, lengths_and_blocks};
 use super::sparse_latent::SparseLatent;
+use super::step_indexers::StepIndexers;
 
 impl<T: Element> SparseLatent<T> {
     /// Begins a step on a stream: copies lengths and block table to the device, and queues copies of blocks that wait
@@ -41,16 +43,15 @@ impl<T: Element> SparseLatent<T> {
         }
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.latents.pool().begin_step(stream);
-        let progress = vec![
-            begin_in(&mut self.latents, "the cache of latents", stream, metadata)?,
-            begin_in(&mut self.index_keys, "the cache of index keys", stream, metadata)?,
-        ];
-        let new = metadata.new_and_cached().map(|(new, _)| new);
-        let new: Vec<usize> = new.collect();
-        let rows: Vec<&[usize]> = metadata.table().rows().collect();
-        let lengths = metadata.kv_lengths().lengths();
+        let mut progress = Vec::new();
+        for (cache, name) in [(&mut self.latents, "latents"), (&mut self.index_keys, "index keys")] {
+            let entry = Arc::clone(cache.entry());
+            let queue = || cache.queue_copies_to(stream, metadata.sequence_blocks());
+            progress.push(begin_in(&entry, name, metadata, queue)?);
+        }
+        let (new, keys, rows) = lengths_and_blocks(metadata);
         Ok(SparseStep {
-            sequences: SparseSequences::packed(stream, &new, lengths)?.paged(stream, &rows)?,
+            sequences: SparseSequences::packed(stream, &new, keys)?.paged(stream, &rows)?,
             lease,
             layers: QueuedLayers::new(self.latents.shape().layers, progress, SPARSE_AGAIN),
             indexers: StepIndexers::new(self.index_keys.shape().layers),
@@ -198,7 +199,7 @@ impl<T: Element> SparseStep<'_, T> {
         let cache = latents.layer(layer)?;
         let [keys, key_ropes] = [&cache.key, &cache.value].map(|tensor| paged(tensor, latents));
         let (keys, key_ropes) = (keys?, key_ropes?);
-        let inputs = ((query, query_rope), (&keys, &key_ropes), &choice.indices().clone());
+        let inputs = ((query, query_rope), (&keys, &key_ropes), choice.indices());
         let planned = match &self.attends {
             Some(planned) => planned,
             None => {
@@ -248,21 +249,21 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
     }
 }
 
-/// Begins to record what a step computes in one of the caches.
-fn begin_in<T: Element>(
-    cache: &mut PagedKvCache<T>,
+/// Begins to record what a step computes in one of the caches. `queue_copies` is called once the cache is known to have
+/// computed the tokens that are copied.
+pub(crate) fn begin_in(
+    cache: &Arc<CacheEntry>,
     name: &str,
-    stream: &Stream,
     metadata: &AttentionMetadata,
+    queue_copies: impl FnOnce() -> Result<()>,
 ) -> Result<StepProgress> {
-    let mut progress = metadata.begin_progress(cache.entry());
-    if let Err(why) = &mut progress {
-        why.given.push_str(&format!(", in {name}"));
-    }
-    let progress = progress?;
-    // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
-    cache.queue_copies_to(stream, metadata.sequence_blocks())?;
-    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache.entry()))?;
+    let named = |mut why: Violation| {
+        why.given.push_str(&format!(", in the cache of {name}"));
+        why
+    };
+    let progress = metadata.begin_progress(cache).map_err(named)?;
+    queue_copies()?;
+    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(named)?;
     Ok(progress)
 }
 

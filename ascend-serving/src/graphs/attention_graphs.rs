@@ -261,7 +261,8 @@ impl<T: Element> AttentionGraphs<T> {
     fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
         same_groups(step.len(), self.groups.len())?;
         let parts: Vec<_> = self.groups.iter().zip(step).collect();
-        fitting_rows(self.graphs.sizes(), &parts, |rows, group| {
+        let sizes: Vec<usize> = self.graphs.sizes().collect();
+        fitting_rows(&sizes, &parts, |rows, group| {
             let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.get(group));
             buffers.map_or(&[][..], |buffers| &buffers.programs)
         })

@@ -17,7 +17,7 @@ use crate::kv::{
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram};
+use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
 /// The group and number of a captured layer of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +100,8 @@ impl CapturedGroup {
         &self.cache_entry
     }
 
-    /// The blocks and the shape of the cache.
-    pub(super) fn blocks(&self) -> (&BlockPool, &CacheShape) {
+    /// The pool and the shape of the cache.
+    pub(super) fn pool_and_shape(&self) -> (&BlockPool, &CacheShape) {
         (&self.pool, &self.shape)
     }
 
@@ -172,7 +172,7 @@ impl CapturedGroup {
     }
 
     /// The requests that have `rows` rows.
-    fn requests(&self, rows: usize) -> usize {
+    pub(super) fn requests(&self, rows: usize) -> usize {
         self.each.requests(rows)
     }
 
@@ -231,6 +231,13 @@ impl CapturedGroup {
         }
     }
 
+    /// Refuses a size of which no step keeps to the limits.
+    pub(super) fn check_size(&self, requests: usize) -> Result<()> {
+        let ends = Cumulative::new((1..=requests).map(|request| self.each.rows(request)).collect())?;
+        self.limits.extremes(&ends)?;
+        Ok(())
+    }
+
     /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and last,
     /// where requests may add fewer tokens, with most tokens in few requests, at most `most_rows` in each.
     fn examples(&self, requests: usize, most_rows: usize) -> Result<Vec<AttentionMetadata>> {
@@ -273,12 +280,7 @@ impl CapturedGroup {
         let rows = self.each.rows(requests);
         let (heads, shape, pool) = (self.heads, &self.shape, &self.pool);
         let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
-        // Rows of padding are read as well.
-        let zeros = |heads: usize, dim: usize| -> Result<Tensor<T>> {
-            let elements = rows.saturating_mul(heads).saturating_mul(dim);
-            let buffer = device.alloc_zeroed::<T>(elements)?;
-            Ok(Tensor::from_buffer(&buffer, [rows, heads, dim])?)
-        };
+        let zeros = |heads: usize, dim: usize| zeros::<T>(device, [rows, heads, dim]);
         let (query_dim, rope_dim, output) = match shape.is_latent() {
             true => (shape.key_dim, Some(shape.value_dim), [heads.heads, rows, shape.key_dim]),
             false => (heads.head_dim, None, [rows, heads.heads, shape.value_dim]),
@@ -460,18 +462,18 @@ impl CapturedGroup {
 ///
 /// The step has a part for each group. `programs` returns what computes the layers of a part in the size of these rows.
 pub(super) fn fitting_rows<'p, T: Element>(
-    sizes: impl DoubleEndedIterator<Item = usize> + Clone,
+    sizes: &[usize],
     parts: &[(&CapturedGroup, &AttentionMetadata)],
     programs: impl Fn(usize, usize) -> &'p [CapturedProgram<T>],
 ) -> Result<usize, Violation> {
-    let largest = sizes.clone().next_back().unwrap_or(0);
+    let largest = sizes.last().copied().unwrap_or(0);
     for (at, (group, metadata)) in parts.iter().enumerate() {
         group.admits(metadata)?;
         metadata.check_requests()?;
         group.admits_tokens(metadata, programs(largest, at))?;
     }
-    let mut too_long = None;
-    for rows in sizes {
+    let mut refused = None;
+    for &rows in sizes {
         let can_be_padded = |(group, metadata): &(&CapturedGroup, &AttentionMetadata)| {
             metadata.can_be_padded(group.requests(rows), rows)
         };
@@ -481,13 +483,13 @@ pub(super) fn fitting_rows<'p, T: Element>(
         let mut parts = parts.iter().enumerate();
         match parts.try_for_each(|(at, (group, metadata))| group.within_limits(metadata, rows, programs(rows, at))) {
             Ok(()) => return Ok(rows),
-            Err(why) => too_long = too_long.or(Some(why)),
+            Err(why) => refused = refused.or(Some(why)),
         }
     }
-    let too_large = || match parts.first() {
-        Some((group, metadata)) => group.too_large(metadata, largest),
-        // A model has groups.
-        None => rules::GRAPH_SIZE.broken("a step without layers", "layers of a captured group"),
-    };
-    Err(too_long.unwrap_or_else(too_large))
+    let too_large = parts.first().map(|(group, metadata)| group.too_large(metadata, largest));
+    match refused.or(too_large) {
+        Some(why) => Err(why),
+        // A step of no group has no tokens.
+        None => Ok(largest),
+    }
 }

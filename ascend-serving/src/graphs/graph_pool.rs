@@ -115,7 +115,7 @@ impl<B> GraphPool<B> {
     }
 
     /// The captured sizes, in query tokens, ascending.
-    pub fn sizes(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.sizes.iter().map(|captured| captured.size)
     }
 
@@ -332,6 +332,11 @@ impl<'a, B> GraphStep<'a, B> {
             return Err(no_layer(layer, layers));
         }
         Ok(self.layers.check_not_repeated(layer)?)
+    }
+
+    /// Gives no warning when the step is dropped, since the caller has got an error.
+    pub(super) fn silence(&mut self) {
+        self.layers.silence();
     }
 
     /// Whether a layer is the only one that is not queued.

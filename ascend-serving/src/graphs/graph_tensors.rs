@@ -3,7 +3,7 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram, size};
 use crate::engine::{LayerInputs, names_of_keys};
@@ -59,6 +59,12 @@ impl<T: Element> GraphTensors<T> {
         copies.clone().try_for_each(|(name, from, to)| check(name, from, to))?;
         copy_rows(stream, copies.map(|(name, from, to)| (*name, &***from, &***to)))
     }
+}
+
+/// A tensor of zeros of a graph: rows of padding are read as well.
+pub(super) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Tensor<T>> {
+    let elements = shape.iter().fold(1usize, |product, axis| product.saturating_mul(*axis));
+    Ok(Tensor::from_buffer(&device.alloc_zeroed::<T>(elements)?, shape)?)
 }
 
 /// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors.

@@ -8,21 +8,18 @@ use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
-use ascend_attention::{Device, Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::size;
 use crate::batch::{AttentionMetadata, Causality};
-use crate::engine::{
-    IndexerTensors, KeyChoice, SPARSE_AGAIN, SparseLatent, SparseRows, SparseTensors, StepIndexers, paged,
-};
+use crate::engine::{SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in, lengths_and_blocks, paged};
 use crate::error::{Error, Result};
-use crate::kv::{CacheEntry, CopiesIn, MAX_INT32, StepLease, WriteViews, no_layer, scattered_slots, slot_mapping};
-use crate::rules;
+use crate::kv::{CacheEntry, MAX_INT32, WriteViews, scattered_slots, slot_mapping};
 
 use super::captured_group::{CapturedGroup, fitting_rows};
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
-use super::graph_tensors::{CapturedProgram, copy_rows};
+use super::graph_limits::GraphLimits;
+use super::graph_pool::{GraphPool, not_while_capturing};
+use super::graph_tensors::{CapturedProgram, zeros};
+use super::sparse_graph_step::SparseGraphStep;
 
 /// Steps of sparse attention of any number of requests, replayed from graphs that were captured for a few sizes: one
 /// graph for each indexer and one for each layer. From [`SparseLatent::capture`].
@@ -80,7 +77,6 @@ pub struct SparseGraphs<T: Element, W: Element = T> {
     index_keys: Arc<CacheEntry>,
     layers: usize,
     indexers: usize,
-    each: RowsEach,
 }
 
 impl<T: Element> SparseLatent<T> {
@@ -89,7 +85,10 @@ impl<T: Element> SparseLatent<T> {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
-    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits of 0 keys or blocks;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits of 0 keys or blocks, and if the cache does not have a
+    /// block for each request of the largest size, or a request has fewer keys than tokens;
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs, one for each size and each layer and indexer, take
+    /// too many streams;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sinks, which these layers do not have;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`LightningIndexer::plan`], [`SparseFlashAttention::plan`] and
@@ -121,21 +120,25 @@ impl<T: Element> SparseLatent<T> {
             stream.device(),
             &limits.rows(),
             layers.saturating_add(indexers),
-            |rows| SparseBuffers::new(self, stream, index_heads, (rows, limits.each), group.columns()),
+            |rows| {
+                let requests = limits.each.requests(rows);
+                group.check_size(requests)?;
+                SparseBuffers::new(self, stream, index_heads, (rows, requests), group.columns())
+            },
             |capture, _, at, buffers: &SparseBuffers<T, W>| match at.checked_sub(layers) {
                 None => buffers.record_layer(self, capture, at),
                 Some(indexer) => buffers.record_indexer(self, capture, indexer),
             },
         )?;
         let index_keys = Arc::clone(self.index_keys().entry());
-        Ok(SparseGraphs { graphs, group, index_keys, layers, indexers, each: limits.each })
+        Ok(SparseGraphs { graphs, group, index_keys, layers, indexers })
     }
 }
 
 impl<T: Element, W: Element> SparseGraphs<T, W> {
     /// The captured sizes, in requests, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.graphs.sizes().map(|rows| self.each.requests(rows))
+        self.graphs.sizes().map(|rows| self.group.requests(rows))
     }
 
     /// Whether a step can be replayed: it is causal and of the captured caches, its requests add no more tokens than
@@ -148,7 +151,8 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, metadata: &AttentionMetadata) -> Result<usize> {
         let no_programs = |_, _| &[] as &[CapturedProgram<T>];
-        Ok(fitting_rows(self.graphs.sizes(), &[(&self.group, metadata)], no_programs)?)
+        let sizes: Vec<usize> = self.graphs.sizes().collect();
+        Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
     }
 
     /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its lengths, table and
@@ -175,16 +179,11 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
         let lease = self.group.pool().begin_step(stream);
         let mut progress = Vec::new();
         for (cache, name) in [(self.group.cache_entry(), "latents"), (&self.index_keys, "index keys")] {
-            let begun = metadata.begin_progress(cache).map_err(|mut why| {
-                why.given.push_str(&format!(", in the cache of {name}"));
-                why
-            });
-            progress.push(begun?);
-            metadata.check_copies_queued(self.group.pool(), CopiesIn::Cache(cache))?;
+            progress.push(begin_in(cache, name, metadata, || Ok(()))?);
         }
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
-        metadata.pad_to_requests(self.each.requests(rows), rows)?;
+        metadata.pad_to_requests(self.group.requests(rows), rows)?;
         let (actual, metadata) = (metadata.actual_tokens(), &*metadata);
         let (group, queued) = (&self.group, (self.layers, progress, SPARSE_AGAIN));
         let lengths = |_, update| Ok(update);
@@ -195,7 +194,8 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
             latest: None,
             step,
             stream,
-            rows: [actual, rows],
+            actual,
+            rows,
             lease,
         })
     }
@@ -208,24 +208,26 @@ impl<T: Element, W: Element> fmt::Debug for SparseGraphs<T, W> {
 }
 
 /// The buffers of the graphs of a size, and the calls that they record.
-struct SparseBuffers<T: Element, W: Element> {
+pub(super) struct SparseBuffers<T: Element, W: Element> {
     sequences: SparseSequences,
     slots: SlotMapping,
-    /// Writes of latents and rotary keys, and of index keys: the same call in every layer, or every indexer.
-    writes: [ScatterPlan; 2],
+    /// Writes of latents and rotary keys, the same call in every layer.
+    latent_write: ScatterPlan,
+    /// Writes of index keys, the same call for every indexer.
+    index_write: ScatterPlan,
     chooses: IndexerPlan,
     attends: SparseFlashPlan,
-    index_query: Tensor<T>,
-    index_weights: Tensor<W>,
-    index_key: Tensor<T>,
+    pub(super) index_query: Tensor<T>,
+    pub(super) index_weights: Tensor<W>,
+    pub(super) index_key: Tensor<T>,
     /// What stands for the values of the cache of index keys, which has none.
     no_values: Tensor<T>,
-    chosen: ChosenKeys<T>,
-    query: Tensor<T>,
-    query_rope: Tensor<T>,
-    latent: Tensor<T>,
-    key_rope: Tensor<T>,
-    attention: SparseAttention<T>,
+    pub(super) chosen: ChosenKeys<T>,
+    pub(super) query: Tensor<T>,
+    pub(super) query_rope: Tensor<T>,
+    pub(super) latent: Tensor<T>,
+    pub(super) key_rope: Tensor<T>,
+    pub(super) attention: SparseAttention<T>,
 }
 
 impl<T: Element, W: Element> SparseBuffers<T, W> {
@@ -233,14 +235,15 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         sparse: &SparseLatent<T>,
         stream: &Stream,
         index_heads: usize,
-        (rows, each): (usize, RowsEach),
+        (rows, requests): (usize, usize),
         columns: usize,
     ) -> Result<Self> {
         let device = stream.device();
         let (latents, index_keys) = (sparse.latents(), sparse.index_keys());
-        let (pool, requests, heads) = (latents.pool(), each.requests(rows), sparse.shape().heads);
-        let sequences = SparseSequences::packed(stream, &vec![each.0; requests], &vec![each.0; requests])?
-            .paged(stream, &vec![vec![0; columns]; requests])?;
+        let (pool, heads) = (latents.pool(), sparse.shape().heads);
+        let each = vec![rows.checked_div(requests).unwrap_or(0); requests];
+        let blocks = vec![vec![0; columns]; requests];
+        let sequences = SparseSequences::packed(stream, &each, &each)?.paged(stream, &blocks)?;
         let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
         let slots = slot_mapping(stream, (pool, &latents.shape()), padding)?;
         let [index_query, index_key] = [zeros(device, [rows, index_heads, 128])?, zeros(device, [rows, 1, 128])?];
@@ -262,7 +265,8 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         let inputs = ((&query, &query_rope), (&keys, &key_ropes), &chosen.indices);
         let attends = SparseFlashAttention::new(sparse.shape().scale).plan(&sequences, inputs)?;
         Ok(Self {
-            writes: [write.scatter(&latents.shape(), &slots)?, index_write.scatter(&index_keys.shape(), &slots)?],
+            latent_write: write.scatter(&latents.shape(), &slots)?,
+            index_write: index_write.scatter(&index_keys.shape(), &slots)?,
             attention: attends.output()?,
             sequences,
             slots,
@@ -285,7 +289,7 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         let (index_keys, new) = (sparse.index_keys(), [&self.index_key, &self.no_values]);
         let cache = index_keys.layer(indexer)?;
         let views = WriteViews::of(&index_keys.shape(), cache, self.slots.len(), new)?;
-        views.launch(capture, &self.writes[1], &self.slots)?;
+        views.launch(capture, &self.index_write, &self.slots)?;
         let inputs = (&self.index_query, &paged(&cache.key, index_keys)?, &self.index_weights);
         Ok(self.chooses.launch_into(capture, inputs, &mut self.chosen.clone())?)
     }
@@ -295,7 +299,7 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         let (latents, new) = (sparse.latents(), [&self.latent, &self.key_rope]);
         let cache = latents.layer(layer)?;
         let views = WriteViews::of(&latents.shape(), cache, self.slots.len(), new)?;
-        views.launch(capture, &self.writes[0], &self.slots)?;
+        views.launch(capture, &self.latent_write, &self.slots)?;
         let keys = (&paged(&cache.key, latents)?, &paged(&cache.value, latents)?);
         let inputs = ((&self.query, &self.query_rope), keys, &self.chosen.indices);
         Ok(self.attends.launch_into(capture, inputs, &mut self.attention.clone())?)
@@ -303,152 +307,9 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
 
     /// Puts the lengths, table and slots of a padded step into the buffers.
     fn fill(&self, group: &CapturedGroup, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
-        let new = metadata.new_and_cached().map(|(new, _)| new);
-        let rows: Vec<&[usize]> = metadata.table().rows().collect();
-        let lengths = metadata.kv_lengths().lengths();
-        self.sequences.overwrite(stream, &new.collect::<Vec<_>>(), lengths, &rows)?;
-        let slots = scattered_slots(group.blocks(), metadata.slots().iter().copied())?;
+        let (new, keys, blocks) = lengths_and_blocks(metadata);
+        self.sequences.overwrite(stream, &new, keys, &blocks)?;
+        let slots = scattered_slots(group.pool_and_shape(), metadata.slots().iter().copied())?;
         Ok(self.slots.overwrite(stream, &slots)?)
-    }
-}
-
-/// A tensor of zeros: rows of padding are read as well.
-fn zeros<E: Element>(device: &Device, shape: [usize; 3]) -> Result<Tensor<E>> {
-    let elements = shape.iter().fold(1usize, |product, axis| product.saturating_mul(*axis));
-    Ok(Tensor::from_buffer(&device.alloc_zeroed::<E>(elements)?, shape)?)
-}
-
-/// A step of sparse attention that is replayed from graphs. From [`SparseGraphs::begin`]; end it when the last layer is
-/// queued, as a [`SparseStep`](crate::SparseStep).
-pub struct SparseGraphStep<'a, T: Element, W: Element = T> {
-    step: GraphStep<'a, SparseBuffers<T, W>>,
-    indexers: StepIndexers,
-    layers: usize,
-    /// The indexer that was queued last: what the others have chosen is overwritten.
-    latest: Option<usize>,
-    stream: &'a Stream,
-    /// Rows of the requests, and rows including the padding.
-    rows: [usize; 2],
-    lease: StepLease<'a, Stream>,
-}
-
-impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
-    /// Query tokens of the captured size, padding included.
-    pub fn tokens(&self) -> usize {
-        self.rows[1]
-    }
-
-    fn rows(&self) -> SparseRows<'_> {
-        let [actual, padded] = self.rows;
-        SparseRows { device: self.stream.device(), actual, padded, padding: false }
-    }
-
-    /// Copies the tensors of an indexer into those of its graph and launches it: [`SparseStep::choose`]. They have a
-    /// row for each token of the step, with the padding or without it. Returns at once. The tensor of what was chosen
-    /// is that of every indexer: it is overwritten by the next one.
-    ///
-    /// # Errors
-    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
-    /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes or strides,
-    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for an indexer that was queued before,
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have,
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with the graph's tensor of
-    /// another input; as for [`GraphStep::launch`].
-    ///
-    /// [`SparseStep::choose`]: crate::SparseStep::choose
-    pub fn choose(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
-        self.indexers.check_missing(indexer)?;
-        let buffers = self.step.buffers();
-        let IndexerTensors { query, weights, key } = inputs;
-        inputs.check(&self.rows(), indexer, size(&buffers.index_query, 1))?;
-        let copies = [
-            ("index query", &**query, &*buffers.index_query),
-            ("index weights", weights, &buffers.index_weights),
-            ("index key", key, &buffers.index_key),
-        ];
-        copy_rows(self.stream, copies.into_iter())?;
-        // From here on the choice of the indexer before may be overwritten.
-        self.latest = None;
-        self.step.launch(self.layers.saturating_add(indexer))?;
-        self.indexers.note_queued(indexer);
-        self.latest = Some(indexer);
-        Ok(KeyChoice::new(self.indexers.step(), indexer, buffers.chosen.indices.clone()))
-    }
-
-    /// Copies the tensors of a layer into those of its graph and launches it: [`SparseStep::forward`]. They have a row
-    /// for each token of the step, with the padding or without it; the output, `[tokens, N, 512]`, has the padding. All
-    /// layers write the same output, so it is lent until the next call of this step. A clone of the tensor is the same
-    /// memory.
-    ///
-    /// # Errors
-    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, for one that a later indexer has
-    /// overwritten, and for the last layer that is missing while no layer has read what some indexer chose,
-    /// [`SPARSE_INDEX_KEYS`](crate::rules::SPARSE_INDEX_KEYS) for the last layer that is missing while an indexer is
-    /// missing too; as for [`choose`](Self::choose), with layers in place of indexers. Nothing is written then.
-    ///
-    /// [`SparseStep::forward`]: crate::SparseStep::forward
-    pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<&Tensor<T>> {
-        if layer >= self.layers {
-            return Err(no_layer(layer, self.layers));
-        }
-        self.step.admits(layer)?;
-        let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
-        self.indexers.check_choice(choice, layer, self.step.is_last(layer))?;
-        if self.latest != Some(choice.indexer()) {
-            return Err(self.overwritten(layer, choice).into());
-        }
-        let buffers = self.step.buffers();
-        inputs.check(&self.rows(), layer, size(&buffers.query, 1))?;
-        let copies = [
-            ("query", &**query, &*buffers.query),
-            ("query_rope", query_rope, &buffers.query_rope),
-            ("latent", latent, &buffers.latent),
-            ("key_rope", key_rope, &buffers.key_rope),
-        ];
-        copy_rows(self.stream, copies.into_iter())?;
-        self.step.launch(layer)?;
-        self.indexers.note_read(choice);
-        Ok(&buffers.attention.out)
-    }
-
-    /// The refusal of a choice whose tensor holds that of another indexer.
-    #[cold]
-    fn overwritten(&self, layer: usize, choice: &KeyChoice) -> Violation {
-        let given = format_args!("the choice of indexer {} in layer {layer}", choice.indexer());
-        match self.latest {
-            Some(latest) => Violation::new(
-                &rules::SPARSE_CHOICE,
-                format_args!("{given}, which indexer {latest} has overwritten"),
-                "the choice of the indexer that was queued last, where graphs are replayed",
-                "queue the layers that read a choice before the next indexer, or compute the step by \
-                 `SparseLatent::begin`",
-            ),
-            None => Violation::new(
-                &rules::SPARSE_CHOICE,
-                format_args!("{given}, after an indexer that could not be queued"),
-                "a choice that no other indexer has overwritten",
-                "begin the step again",
-            ),
-        }
-    }
-
-    /// Ends the step, and checks that all its layers were queued: [`SparseStep::end`](crate::SparseStep::end).
-    ///
-    /// # Errors
-    /// As for [`SparseStep::end`](crate::SparseStep::end).
-    pub fn end(self) -> Result<()> {
-        self.step.end()
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
-    }
-}
-
-impl<T: Element, W: Element> fmt::Debug for SparseGraphStep<'_, T, W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SparseGraphStep").field("step", &self.step).finish_non_exhaustive()
     }
 }

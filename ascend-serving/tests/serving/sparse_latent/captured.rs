@@ -63,6 +63,8 @@ fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
     let first = choose(&mut step, &stream, 0).unwrap();
     refused(choose(&mut step, &stream, 0), &rules::STEP_LAYER_REPEATED, &["indexer 0 a second time"]);
     refused(choose(&mut step, &stream, 2), &rules::ARGUMENT_VALUE, &["below 2"]);
+    let words = ["indexer 1 while no layer", "queue a layer with that choice first"];
+    refused(choose(&mut step, &stream, 1), &rules::SPARSE_CHOICE, &words);
     forward(&mut step, &stream, 0, &first).unwrap();
     refused(forward(&mut step, &stream, 0, &first), &rules::STEP_LAYER_REPEATED, &["layer 0 a second time"]);
     refused(forward(&mut step, &stream, LAYERS, &first), &rules::ARGUMENT_VALUE, &["layer"]);
@@ -103,13 +105,13 @@ fn steps_beyond_the_capture_leave_the_metadata_as_it_was() {
         [(10, 1), (40, 1), (10, 3)].map(|(cached, new)| sequence(&stream, &mut sparse, cached, new));
     let others = [0; 3].map(|_| sequence(&stream, &mut sparse, 1, 1));
     let four: Vec<_> = others.iter().chain([&short]).map(|sequence| (sequence, 1)).collect();
-    let mut causal = step_of(&sparse, &[(&short, 1)]);
-    causal.set_mask(Causality::Bidirectional);
+    let mut bidirectional = step_of(&sparse, &[(&short, 1)]);
+    bidirectional.set_mask(Causality::Bidirectional);
     let steps = [
         (step_of(&sparse, &[(&long, 1)]), &rules::GRAPH_LENGTHS, "41 keys"),
         (step_of(&sparse, &[(&many, 3)]), &rules::GRAPH_SIZE, "3 new tokens"),
         (step_of(&sparse, &four), &rules::GRAPH_SIZE, "4 requests"),
-        (causal, &rules::STEP_CAUSALITY, "Bidirectional"),
+        (bidirectional, &rules::STEP_CAUSALITY, "Bidirectional"),
     ];
     for (mut metadata, rule, word) in steps {
         let tokens = metadata.tokens();
@@ -117,7 +119,7 @@ fn steps_beyond_the_capture_leave_the_metadata_as_it_was() {
         refused(graphs.begin(&stream, &mut metadata).map(drop), rule, &[word]);
         assert_eq!(metadata.tokens(), tokens);
     }
-    // Without a graph they are computed.
+    // Steps without graphs begin with them.
     let metadata = step_of(&sparse, &[(&long, 1), (&many, 3)]);
     sparse.begin(&stream, &metadata).map(drop).unwrap();
 }
@@ -135,7 +137,7 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     let weights = stream.upload(&[bf16::ONE; 4], [1, 4]).unwrap();
     let rows = IndexRows::of(&stream, &[1], 0);
     let inputs = IndexerTensors { query: &few, weights: &weights, ..rows.tensors() };
-    let words = ["index query", "[6, 8, 128]", "which may be left out"];
+    let words = ["index query", "[6, 8, 128]", "which may be left out", "that the graphs were captured with"];
     refused(step.choose(0, inputs), &rules::STEP_HEADS, &words);
     let none = IndexRows::of(&stream, &[], 0);
     refused(step.choose(0, none.tensors()), &rules::STEP_TOKENS, &["1 rows of the requests and 5 of padding"]);
@@ -171,8 +173,28 @@ fn captures_that_the_operators_do_not_take_are_refused() {
         (GraphLimits::new([usize::MAX], 40), &rules::GRAPH_SIZE),
         (GraphLimits::new([1], 0), &rules::GRAPH_LENGTHS),
         (GraphLimits::new([1], 40).blocks(0), &rules::GRAPH_LENGTHS),
+        // Fewer blocks than requests, and fewer keys than tokens of a request.
+        (GraphLimits::new([64], 40), &rules::GRAPH_LENGTHS),
+        (GraphLimits::new([1], 16).tokens_each(40), &rules::GRAPH_LENGTHS),
     ] {
         refused(sparse.capture::<bf16>(&stream, 8, &limits).map(drop), rule, &[]);
     }
     sparse.capture::<bf16>(&stream, 8, &limits).unwrap();
+}
+
+#[test]
+fn a_fork_whose_copy_waits_in_one_of_the_caches_is_refused() {
+    let stream = harness::stream();
+    let mut sparse = sparse_latent(&stream, &MODEL);
+    let mut graphs = captured(&stream, &sparse);
+    let first = sequence(&stream, &mut sparse, 10, 0);
+    let mut fork = first.fork();
+    sparse.latents_mut().grow(&stream, &mut fork, 1).unwrap();
+    let mut metadata = step_of(&sparse, &[(&fork, 1)]);
+    let words = ["in the cache of index keys", "`PagedKvCache::queue_pending_copies`"];
+    refused(graphs.begin(&stream, &mut metadata).map(drop), &rules::BLOCK_UNCOPIED, &words);
+    assert_eq!(metadata.tokens(), 1);
+    // What it advises.
+    sparse.index_keys_mut().queue_pending_copies(&stream, &fork).unwrap();
+    graphs.begin(&stream, &mut metadata).map(drop).unwrap();
 }

@@ -144,7 +144,9 @@ impl<'a> Engine<'a> {
     /// The engine, whose steps of up to 3 new tokens a request are replayed. A size has no more rows than a block, so
     /// that each dummy of a step has a slot of its own.
     pub fn captured(mut self) -> Self {
-        let limits = GraphLimits::new([2, REQUESTS + 1], 512).tokens_each(3);
+        let blocks = self.sparse.latents().pool().blocks();
+        let sizes = [2, REQUESTS + 1].into_iter().filter(|requests| *requests <= blocks);
+        let limits = GraphLimits::new(sizes, 512).tokens_each(3);
         self.graphs = Some(self.sparse.capture(self.stream, INDEX_HEADS, &limits).unwrap());
         self
     }
