@@ -1,5 +1,8 @@
 //! The calls that compute a cover, and their merge.
 
+use std::fmt;
+
+use ascend_spec::attention_problem::score_scale;
 use ascend_spec::{DType, Layout, TensorDesc};
 
 use super::cover::{BLOCKS, BlockCover, RowsCover, SIDE};
@@ -35,8 +38,8 @@ pub struct BlockwisePlan {
     blocks: Option<(BlockSparsePlan, BlockMask)>,
     calls: Vec<RowsCall>,
     merge: RowMergePlan,
-    /// Shapes of query, key and value.
-    planned: [Vec<usize>; 3],
+    /// Query, key and value.
+    planned: [TensorDesc; 3],
     heads: usize,
     parts: usize,
     part_bytes: usize,
@@ -78,8 +81,9 @@ impl BlockwiseAttention {
     /// and the tensors are not kept. Without full blocks BlockSparseAttention is not needed.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of other axes, or of other rows and keys than the
-    /// cover has. As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is not finite, for strided tensors, and for
+    /// tensors of other shapes, such as of other rows and keys than the cover has;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device than the stream's. As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among
     /// others; [`FusedInferAttention::plan`] and [`RowMerge::plan`](crate::merge::RowMerge::plan).
     pub fn plan<T: Element>(
         &self,
@@ -87,11 +91,12 @@ impl BlockwiseAttention {
         cover: &BlockCover,
         tensors: [&Tensor<T>; 3],
     ) -> Result<BlockwisePlan> {
-        let [query, key, value] = tensors;
-        let [rows, keys] = cover.lengths();
-        let heads = heads_of("query", query, rows)?;
-        let kv_heads = heads_of("key", key, keys)?;
-        heads_of("value", value, keys)?;
+        if !score_scale(self.scale).is_finite() {
+            return Err(Error::invalid("scale", self.scale, "a number that is finite in 32 bits")
+                .fix("scale scores by 1 / sqrt(D)"));
+        }
+        let [heads, kv_heads] = heads_of(stream, cover, tensors)?;
+        let [query, ..] = tensors;
         let blocks = match cover.full_blocks() {
             0 => None,
             _ => Some(self.blocks_call(stream, cover, heads, tensors)?),
@@ -113,7 +118,7 @@ impl BlockwiseAttention {
             blocks,
             calls,
             merge,
-            planned: tensors.map(|tensor| tensor.shape().to_vec()),
+            planned: tensors.map(|tensor| *tensor.desc()),
             heads,
             parts,
             part_bytes: part.saturating_mul(parts).saturating_add(lse),
@@ -163,16 +168,35 @@ impl BlockwiseAttention {
     }
 }
 
-/// Number of heads of a tensor `[rows, N, D]` with so many rows.
-fn heads_of<T: Element>(argument: &'static str, tensor: &Tensor<T>, rows: usize) -> Result<usize> {
+/// The query's and the key's number of heads, of tensors that fit the cover whichever keys it shows.
+fn heads_of<T: Element>(stream: &Stream, cover: &BlockCover, tensors: [&Tensor<T>; 3]) -> Result<[usize; 2]> {
+    let [query, key, value] = tensors;
+    let [rows, keys] = cover.lengths();
+    let queries = format_args!("[{rows}, heads, elements], as many rows as the cover has");
+    let [_, heads, dim] = shape_of(stream, ("query", query), queries, |[given, ..]| given == rows)?;
+    let shared = format_args!("[{keys}, heads, {dim}], of which {heads} query heads are a multiple");
+    let fits =
+        |[given, kv_heads, elements]: [usize; 3]| (given, elements) == (keys, dim) && heads.is_multiple_of(kv_heads);
+    let [_, kv_heads, _] = shape_of(stream, ("key", key), shared, fits)?;
+    let like_key = format_args!("[{keys}, {kv_heads}, {dim}], as the key");
+    shape_of(stream, ("value", value), like_key, |given| given == [keys, kv_heads, dim])?;
+    Ok([heads, kv_heads])
+}
+
+/// The shape of a contiguous tensor on the stream's device, with three axes that fit.
+fn shape_of<T: Element>(
+    stream: &Stream,
+    (argument, tensor): (&'static str, &Tensor<T>),
+    allowed: fmt::Arguments<'_>,
+    fits: impl FnOnce([usize; 3]) -> bool,
+) -> Result<[usize; 3]> {
+    tensor.packed(argument, stream)?;
     match *tensor.shape() {
-        [given, heads, _] if given == rows => Ok(heads),
-        _ => Err(Error::invalid(
-            argument,
-            format_args!("{:?}", tensor.shape()),
-            format_args!("[{rows}, heads, elements], as many rows as the cover has"),
-        )
-        .fix("cover the masks of the sequences that query, key and value hold, packed as [rows, heads, elements]")),
+        [rows, heads, dim] if fits([rows, heads, dim]) => Ok([rows, heads, dim]),
+        _ => Err(Error::invalid(argument, format_args!("{:?}", tensor.shape()), allowed).fix(
+            "cover the masks of the sequences that query, key and value hold, packed as [rows, heads, elements], with \
+             equal heads of key and value and equal elements of all",
+        )),
     }
 }
 
@@ -251,7 +275,7 @@ impl BlockwisePlan {
     /// # Errors
     /// As for [`BlockwisePlan::launch_into`].
     pub fn launch<T: Element>(&self, stream: &Stream, tensors: [&Tensor<T>; 3]) -> Result<Tensor<T>> {
-        let mut out = Tensor::empty(stream.device(), &self.planned[0])?;
+        let mut out = Tensor::empty(stream.device(), tensors[0].shape())?;
         self.launch_into(stream, tensors, &mut out)?;
         Ok(out)
     }
@@ -259,7 +283,8 @@ impl BlockwisePlan {
     /// As [`launch`](Self::launch), with an output tensor of the caller.
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes, before anything is queued; as for
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes and for strided ones, and
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, before anything is queued; as for
     /// [`Plan::launch_into`](crate::operation::Plan::launch_into).
     pub fn launch_into<T: Element>(
         &self,
@@ -271,12 +296,9 @@ impl BlockwisePlan {
         let given = named.zip(&self.planned);
         let out_given = (("out", &*out), &self.planned[0]);
         for ((argument, tensor), planned) in given.chain([out_given]) {
-            if tensor.shape() != planned {
-                return Err(Error::not_as_planned(
-                    argument,
-                    format_args!("{:?}", tensor.shape()),
-                    format_args!("{planned:?}"),
-                ));
+            tensor.on(argument, stream.context())?;
+            if !planned.lies_as(tensor.desc()) {
+                return Err(Error::not_as_planned(argument, tensor.desc(), planned));
             }
         }
         let [query, key, value] = tensors;

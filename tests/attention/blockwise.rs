@@ -8,7 +8,7 @@ use ascend_attention::blockwise::{BlockCover, BlockwiseAttention, SIDE, SIDE_BLO
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::geometry::{BlockMap, MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::{Cann, Soc, SparseMode, Visibility};
-use ascend_attention::{Error, Layout, Stream, bf16, f16};
+use ascend_attention::{Error, Layout, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
@@ -418,4 +418,59 @@ fn what_no_call_computes_is_refused() {
     assert!(!attention.takes(&older, [&old; 3]).unwrap());
     let missing = attention.plan(&older, &cover, [&old; 3]);
     assert!(matches!(missing, Err(Error::MissingOperator { .. })), "{missing:?}");
+}
+
+/// What is refused under a mask that some call computes is refused under one that shows nothing.
+#[test]
+fn tensors_that_do_not_fit_are_refused_whatever_the_mask_shows() {
+    use ascend_attention::rules::{ARGUMENT_DEVICE, ARGUMENT_VALUE, PLAN_TENSORS};
+
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let elsewhere = stream.device().runtime().device(1).unwrap().stream().unwrap();
+    let shown = [Shown::Nothing, Shown::Band { keys_before: 20 }, Shown::Prefix(200)];
+    for shown in shown {
+        let mask = Sequence { rows: 200, keys: 300, shown: shown.clone() }.mask();
+        let cover = BlockCover::new(&[mask]).unwrap();
+        let ones =
+            |stream: &Stream, shape: [usize; 3]| stream.upload(&vec![f16::ONE; shape.iter().product()], shape).unwrap();
+        let strided = |tensor: &Tensor<f16>| {
+            let [rows, heads, dim] = <[usize; 3]>::try_from(tensor.shape()).unwrap();
+            ones(&stream, [rows, heads, 2 * dim]).narrow(2, 0..dim).unwrap()
+        };
+        let [query, key] = [[200, 2, 64], [300, 1, 64]].map(|shape| ones(&stream, shape));
+        let attention = BlockwiseAttention::new(SCALE);
+        let plan = |given: [&Tensor<f16>; 3]| attention.plan(&stream, &cover, given).map(drop).unwrap_err();
+        for shape in [[300, 1, 128], [300, 4, 32], [300, 7, 13], [300, 2, 64]] {
+            let refused = plan([&query, &key, &ones(&stream, shape)]);
+            assert!(refused.breaks(&ARGUMENT_VALUE), "{shown:?}: {refused}");
+            assert!(refused.to_string().contains("given value: ["), "{refused}");
+        }
+        for shape in [[300, 1, 128], [300, 3, 64], [300, 0, 64]] {
+            let other = ones(&stream, shape);
+            let refused = plan([&query, &other, &other]);
+            assert!(refused.to_string().contains("given key: ["), "{refused}");
+        }
+        let refused = BlockwiseAttention::new(f64::NAN).plan(&stream, &cover, [&query, &key, &key]).unwrap_err();
+        assert!(refused.to_string().contains("given scale: NaN"), "{refused}");
+        let refused = plan([&strided(&query), &key, &key]);
+        assert!(refused.breaks(&ARGUMENT_VALUE) && refused.to_string().contains("given query: "), "{refused}");
+        let refused = attention.plan(&elsewhere, &cover, [&query, &key, &key]).unwrap_err();
+        assert!(refused.breaks(&ARGUMENT_DEVICE), "{refused}");
+
+        let plan = attention.plan(&stream, &cover, [&query, &key, &key]).unwrap();
+        let moved =
+            [&query, &key, &key].map(|tensor| ones(&elsewhere, <[usize; 3]>::try_from(tensor.shape()).unwrap()));
+        let refused = plan.launch(&stream, [&moved[0], &key, &key]).unwrap_err();
+        assert!(refused.breaks(&ARGUMENT_DEVICE) && refused.to_string().contains("given query: "), "{refused}");
+        let refused = plan.launch(&elsewhere, moved.each_ref()).unwrap_err();
+        assert!(refused.breaks(&ARGUMENT_DEVICE), "{refused}");
+        let refused = plan.launch(&stream, [&strided(&query), &key, &key]).unwrap_err();
+        assert!(refused.breaks(&PLAN_TENSORS) && refused.to_string().contains("given query: "), "{refused}");
+        let refused = plan.launch_into(&stream, [&query, &key, &key], &mut strided(&query)).unwrap_err();
+        assert!(refused.breaks(&PLAN_TENSORS) && refused.to_string().contains("given out: "), "{refused}");
+        // A part of a larger tensor is as contiguous as the planned one.
+        let part = ones(&stream, [201, 2, 64]).narrow(0, 1..201).unwrap();
+        plan.launch(&stream, [&part, &key, &key]).unwrap();
+        stream.synchronize().unwrap();
+    }
 }
