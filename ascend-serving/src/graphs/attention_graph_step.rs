@@ -127,7 +127,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         Ok(&tensors.output)
     }
 
-    /// Copies a layer's query, key and value into its tensors and launches its graph. They have a row for each token
+    /// Copies a layer's query, key and value into its tensors, unless they are the first rows of these, and launches its
+    /// graph. They have a row for each token
     /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
     /// this step ([`AttentionGraphStep::launch`]), which overwrites its memory, that of its clones too. A mask and
     /// sinks may be left out, since the graph has those of the capture. Over a cache of latents the inputs are absorbed
@@ -140,8 +141,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// that are not absorbed, for inputs without latents over a cache that has them, and for latents over another;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with the graph's tensor of
-    /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph and
+    /// is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();

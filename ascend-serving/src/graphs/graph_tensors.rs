@@ -67,22 +67,32 @@ pub(super) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Te
     Ok(Tensor::from_buffer(&device.alloc_zeroed::<T>(elements)?, shape)?)
 }
 
-/// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors.
+/// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors. An input that is these rows
+/// stays where it is.
 pub(super) fn copy_rows<'a>(
     stream: &Stream,
     copies: impl Iterator<Item = (&'static str, &'a AnyTensor, &'a AnyTensor)> + Clone,
 ) -> Result<()> {
-    // An input in another input's place would be overwritten before it is copied.
+    let first_rows = |from: &AnyTensor, to: &AnyTensor| to.narrow(0, 0..size(from, 0));
+    let is_in_place =
+        |from: &AnyTensor, rows: &AnyTensor| from.as_raw() == rows.as_raw() && rows.desc().lies_as(from.desc());
     for (name, from, _) in copies.clone() {
-        let mut others = copies.clone().filter(|(other, ..)| *other != name);
-        if let Some((other, ..)) = others.find(|(_, _, to)| from.overlaps(to)) {
-            let given = format_args!("memory that is shared with the graph's tensor `{other}`");
-            let allowed = format_args!("the graph's tensor `{name}`, or memory of its own");
-            return Err(Error::shared(name, given, allowed));
+        from.check_device(name, stream.device())?;
+        // An input in another input's place would be overwritten before it is copied.
+        for (other, source, to) in copies.clone().filter(|(_, _, to)| from.overlaps(to)) {
+            let rows = first_rows(source, to)?;
+            if from.overlaps(&rows) && !(other == name && is_in_place(from, &rows)) {
+                let given = format_args!("memory that is shared with the first rows of the graph's tensor `{other}`");
+                let allowed = format_args!("the first rows of the graph's tensor `{name}`, or memory of its own");
+                return Err(Error::shared(name, given, allowed));
+            }
         }
     }
     for (_, from, to) in copies {
-        to.narrow(0, 0..size(from, 0))?.copy_from(stream, from)?;
+        let rows = first_rows(from, to)?;
+        if !is_in_place(from, &rows) {
+            rows.copy_from(stream, from)?;
+        }
     }
     Ok(())
 }

@@ -333,3 +333,62 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         assert_eq!(key(of_second), bf16::from_f32(2.0), "{ending:?}");
     }
 }
+
+/// Inputs in their own places of the graph are not copied; those in other places are refused before any is.
+#[test]
+fn inputs_may_be_in_their_places_of_the_graph() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 3, 8);
+    let limits = GraphLimits::new([2], 300);
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    for layer in 0..3 {
+        let own = step.tensors(layer).unwrap();
+        let own = [&own.query, &own.key, &own.value].map(Tensor::clone);
+        let given = tensors(&stream, &[7], layer);
+        let first = own.each_ref().map(|own| own.narrow(0, 0..1).unwrap());
+        let second = own.each_ref().map(|own| own.narrow(0, 1..2).unwrap());
+        let key_as_query = own[1].reshape([1, HEADS, DIM]).unwrap();
+        let from_second_head = own[1].reshape([4, 1, DIM]).unwrap().narrow(0, 1..3).unwrap();
+        let from_second_head = from_second_head.reshape([1, KV_HEADS, DIM]).unwrap();
+        for (inputs, places) in [
+            ([&key_as_query, &given[1], &given[2]], ["query", "key"]),
+            ([&given[0], &first[2], &given[2]], ["key", "value"]),
+            ([&given[0], &from_second_head, &given[2]], ["key", "key"]),
+        ] {
+            let [query, key, value] = inputs;
+            let refused = step.forward(layer, (query, key, value)).map(drop).unwrap_err();
+            let [name, other] = places;
+            let says =
+                format!("given {name}: memory that is shared with the first rows of the graph's tensor `{other}`");
+            assert!(refused.breaks(&rules::ARGUMENT_MEMORY) && refused.to_string().contains(&says), "{refused}");
+        }
+        // The row behind the first holds nothing that a copy to the first could overwrite.
+        for (place, given) in second.iter().zip(&given) {
+            place.copy_from(&stream, given).unwrap();
+        }
+        let [query, key, value] = &second;
+        // What the refusals advise: the place itself, as a whole or its first rows, beside memory of the caller.
+        let inputs = match layer {
+            0 => (query, key, value),
+            1 => {
+                own[0].narrow(0, 0..1).unwrap().copy_from(&stream, &given[0]).unwrap();
+                first[2].copy_from(&stream, &given[2]).unwrap();
+                (&own[0], &given[1], &first[2])
+            }
+            _ => {
+                for (place, given) in first.iter().zip(&given) {
+                    place.copy_from(&stream, given).unwrap();
+                }
+                (&first[0], &first[1], &own[2])
+            }
+        };
+        let rows = step.forward(layer, inputs).unwrap().download(&stream).unwrap();
+        check(&rows[..HEADS * DIM], &[7], layer, None, "in place");
+    }
+    step.end().unwrap();
+}
