@@ -50,6 +50,8 @@
 //! - [`indexer`]: the keys that sparse attention reads, chosen by a score. [`sparse_flash`]: attention to chosen
 //!   keys. [`quant_indexer`], [`quant_sparse_flash`]: the same with keys of one byte an element. [`sparse`]: the
 //!   sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask.
+//! - [`recurrent_delta_rule`], [`chunk_delta_rule`]: linear attention by the gated delta rule; [`delta_rule`]: its
+//!   sequences and states.
 //! - [`blockwise`]: attention under any mask, by blocks and by rows, merged.
 //! - [`matmul`]: products of matrices. [`norm`]: rows divided by their root mean square.
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.

@@ -1698,6 +1698,31 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are a tensor on the device, which the host does not see. scaleValue is a float, not a double.*/
+    pub fn aclnnChunkGatedDeltaRuleGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        beta: *const aclTensor,
+        initialState: *const aclTensor,
+        actualSeqLengths: *const aclTensor,
+        gOptional: *const aclTensor,
+        scaleValue: f32,
+        out: *const aclTensor,
+        finalState: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnChunkGatedDeltaRule(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFlashAttentionScoreGetWorkspaceSize(
         query: *const aclTensor,
@@ -2902,6 +2927,34 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths, slots and accepted counts are tensors on the device, which the host does not see. stateRef is read and
+ written. scaleValue is a float, not a double.*/
+    pub fn aclnnRecurrentGatedDeltaRuleGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        beta: *const aclTensor,
+        stateRef: *mut aclTensor,
+        actualSeqLengths: *const aclTensor,
+        ssmStateIndices: *const aclTensor,
+        gOptional: *const aclTensor,
+        gkOptional: *const aclTensor,
+        numAcceptedTokensOptional: *const aclTensor,
+        scaleValue: f32,
+        out: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnRecurrentGatedDeltaRule(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnRingAttentionUpdateGetWorkspaceSize(
         prevAttnOut: *const aclTensor,
@@ -3810,6 +3863,26 @@ macro_rules! for_each_function {
                 executor: *mut *mut $crate::bindings::aclOpExecutor
             ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnBlockSparseAttention(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnChunkGatedDeltaRuleGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                beta: *const $crate::bindings::aclTensor,
+                initialState: *const $crate::bindings::aclTensor,
+                actualSeqLengths: *const $crate::bindings::aclTensor,
+                gOptional: *const $crate::bindings::aclTensor,
+                scaleValue: f32,
+                out: *const $crate::bindings::aclTensor,
+                finalState: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnChunkGatedDeltaRule(
                 workspace: *mut ::core::ffi::c_void,
                 workspaceSize: u64,
                 executor: *mut $crate::bindings::aclOpExecutor,
@@ -4936,6 +5009,28 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRecurrentGatedDeltaRuleGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                beta: *const $crate::bindings::aclTensor,
+                stateRef: *mut $crate::bindings::aclTensor,
+                actualSeqLengths: *const $crate::bindings::aclTensor,
+                ssmStateIndices: *const $crate::bindings::aclTensor,
+                gOptional: *const $crate::bindings::aclTensor,
+                gkOptional: *const $crate::bindings::aclTensor,
+                numAcceptedTokensOptional: *const $crate::bindings::aclTensor,
+                scaleValue: f32,
+                out: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRecurrentGatedDeltaRule(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnRingAttentionUpdateGetWorkspaceSize(
                 prevAttnOut: *const $crate::bindings::aclTensor,
                 prevSoftmaxMax: *const $crate::bindings::aclTensor,
@@ -5250,6 +5345,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnBatchMatMul: Some(aclnnBatchMatMul),
         aclnnBlockSparseAttentionGetWorkspaceSize: None,
         aclnnBlockSparseAttention: None,
+        aclnnChunkGatedDeltaRuleGetWorkspaceSize: None,
+        aclnnChunkGatedDeltaRule: None,
         aclnnFlashAttentionScoreGetWorkspaceSize: Some(aclnnFlashAttentionScoreGetWorkspaceSize),
         aclnnFlashAttentionScore: Some(aclnnFlashAttentionScore),
         aclnnFlashAttentionScoreV2GetWorkspaceSize: Some(aclnnFlashAttentionScoreV2GetWorkspaceSize),
@@ -5307,6 +5404,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnPromptFlashAttentionV3: Some(aclnnPromptFlashAttentionV3),
         aclnnQuantLightningIndexerGetWorkspaceSize: None,
         aclnnQuantLightningIndexer: None,
+        aclnnRecurrentGatedDeltaRuleGetWorkspaceSize: None,
+        aclnnRecurrentGatedDeltaRule: None,
         aclnnRingAttentionUpdateGetWorkspaceSize: Some(aclnnRingAttentionUpdateGetWorkspaceSize),
         aclnnRingAttentionUpdate: Some(aclnnRingAttentionUpdate),
         aclnnRingAttentionUpdateV2GetWorkspaceSize: None,

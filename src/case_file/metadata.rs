@@ -113,6 +113,59 @@ const KEYS: &[Key] = &[
         write: |case| case.softmax_tolerance.map(|tolerance| shown(tolerance.rtol)),
     },
     Key {
+        name: "state_atol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.state_tolerance).atol),
+        write: |case| case.state_tolerance.map(|tolerance| shown(tolerance.atol)),
+    },
+    Key {
+        name: "state_rtol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.state_tolerance).rtol),
+        write: |case| case.state_tolerance.map(|tolerance| shown(tolerance.rtol)),
+    },
+    Key {
+        name: "exact_atol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_tolerance).atol),
+        write: |case| case.exact_tolerance.map(|tolerance| shown(tolerance.atol)),
+    },
+    Key {
+        name: "exact_rtol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_tolerance).rtol),
+        write: |case| case.exact_tolerance.map(|tolerance| shown(tolerance.rtol)),
+    },
+    Key {
+        name: "exact_state_atol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_state_tolerance).atol),
+        write: |case| case.exact_state_tolerance.map(|tolerance| shown(tolerance.atol)),
+    },
+    Key {
+        name: "exact_state_rtol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_state_tolerance).rtol),
+        write: |case| case.exact_state_tolerance.map(|tolerance| shown(tolerance.rtol)),
+    },
+    Key {
+        name: "state_rms_rtol",
+        read: |case, key, text| distance(key, text, case.state_rms_rtol.get_or_insert(0.0)),
+        write: |case| case.state_rms_rtol.map(shown),
+    },
+    Key {
+        name: "state_strides",
+        read: |case, key, text| {
+            let strides = serde_json::from_str(text);
+            let strides = strides.map_err(|_| CaseError::malformed(key, text, "a JSON list of integers"));
+            case.state_strides = Some(strides?);
+            Ok(())
+        },
+        write: |case| case.state_strides.as_ref().map(|strides| format!("{strides:?}")),
+    },
+    Key {
+        name: "provider",
+        read: |case, _, text| {
+            case.provider = Some(text.to_owned());
+            Ok(())
+        },
+        write: |case| case.provider.clone(),
+    },
+    Key {
         name: "rms_rtol",
         read: |case, key, text| distance(key, text, case.rms_rtol.get_or_insert(0.0)),
         write: |case| case.rms_rtol.map(shown),
@@ -208,10 +261,14 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
     let has = |parameter| operator.parameter_named(parameter).is_some();
     match key {
         "atten_mask_kind" => has("atten_mask"),
-        "portable_since" | "rms_rtol" => inference,
+        "portable_since" => inference,
+        "rms_rtol" => inference || has("final_state"),
+        "state_rms_rtol" | "exact_atol" | "exact_rtol" | "exact_state_atol" | "exact_state_rtol" => has("final_state"),
+        "state_atol" | "state_rtol" | "provider" => has("state") || has("final_state"),
+        "state_strides" => has("state"),
         "out_dtype" => inference || operator == DeclaredOperator::PromptFlashAttention,
         "softmax_atol" | "softmax_rtol" => has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention,
-        "group" | "group_role" => has("softmax_max"),
+        "group" | "group_role" => has("softmax_max") || has("state") || has("final_state"),
         _ => true,
     }
 }
@@ -305,8 +362,13 @@ fn is_any_argument(key: &str) -> bool {
     })
 }
 
+/// A release; with a plus sign behind it the next one, for what came after it and before the next had a name.
 fn release(key: &'static str, value: &str) -> Result<Cann, CaseError> {
-    value.parse().map_err(|_| {
+    let (name, later) = value.strip_suffix('+').map_or((value, false), |name| (name, true));
+    let named = name.parse::<Cann>().ok();
+    let next = |named: Cann| Cann::ALL.into_iter().find(|cann| *cann > named);
+    let release = if later { named.and_then(next) } else { named };
+    release.ok_or_else(|| {
         let allowed = "a release whose contract is known: 8.1 to 9.1, and 9.2 as a preview";
         CaseError::malformed(key, value, allowed)
     })

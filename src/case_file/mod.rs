@@ -18,7 +18,7 @@ use std::mem;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_spec::operator::{Kind, ParameterInfo, Value};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, CheckedCall, FiaCall, Version};
-use ascend_spec::{Cann, CompressedMask, DType, MaskDemand, Soc, SparseMode, Target, TensorDesc, Violation};
+use ascend_spec::{Cann, CompressedMask, DType, Dims, MaskDemand, Soc, SparseMode, Target, TensorDesc, Violation};
 
 use crate::mask::MaskForm;
 
@@ -59,9 +59,22 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     /// How far `softmax_max`, `softmax_sum` and `softmax_lse` may be from the expected ones; `None` is as for the other
     /// outputs.
     pub softmax_tolerance: Option<Tolerance>,
-    /// How far the attention output as a whole may be from the expected one: the root of the mean square error over
-    /// that of the mean square.
+    /// How far states of the gated delta rule may be from the expected ones; `None` is as for the other outputs.
+    pub state_tolerance: Option<Tolerance>,
+    /// How far the output of an implementation may be from the expected one that rounds only what it writes, as the
+    /// emulation does; `None` is as for any other.
+    pub exact_tolerance: Option<Tolerance>,
+    /// As [`exact_tolerance`](Case::exact_tolerance), of states.
+    pub exact_state_tolerance: Option<Tolerance>,
+    /// How far the output as a whole may be from the expected one: the root of the mean square error over that of the
+    /// mean square.
     pub rms_rtol: Option<f64>,
+    /// As [`rms_rtol`](Case::rms_rtol), of states.
+    pub state_rms_rtol: Option<f64>,
+    /// The strides of a pool of states, in elements; `None` is row-major. The file has the elements row-major.
+    pub state_strides: Option<Vec<i64>>,
+    /// Who has built the operator, where it is not CANN: another package may have one of the same name.
+    pub provider: Option<String>,
     /// Name of the chip that the call is for, such as `Ascend910B1`; `None` is any.
     pub soc_name: Option<String>,
     /// The release that the call is for; `None` is any.
@@ -195,6 +208,11 @@ fn is_input(operator: DeclaredOperator, parameter: &ParameterInfo) -> bool {
     }
 }
 
+/// Whether an output holds states of the gated delta rule.
+fn is_state(output: &str) -> bool {
+    matches!(output, "state" | "final_state")
+}
+
 /// The element type of an expected output.
 fn expected_dtype(output: &str) -> DType {
     match output {
@@ -236,7 +254,13 @@ impl<A> Case<A> {
             expected,
             tolerance: self.tolerance,
             softmax_tolerance: self.softmax_tolerance,
+            state_tolerance: self.state_tolerance,
+            exact_tolerance: self.exact_tolerance,
+            exact_state_tolerance: self.exact_state_tolerance,
             rms_rtol: self.rms_rtol,
+            state_rms_rtol: self.state_rms_rtol,
+            state_strides: self.state_strides.clone(),
+            provider: self.provider.clone(),
             soc_name: self.soc_name.clone(),
             cann: self.cann,
             op_version: self.op_version,
@@ -253,11 +277,24 @@ impl<A> Case<A> {
         expected.find(|(name, _)| *name == output).map(|(_, tensor)| tensor)
     }
 
-    /// How far an output may be from what is expected of it.
-    pub fn tolerance_of(&self, output: &str) -> Tolerance {
-        let of_rows = matches!(output, "softmax_max" | "softmax_sum" | "softmax_lse");
-        let softmax = self.softmax_tolerance.filter(|_| of_rows);
-        softmax.or(self.tolerance).unwrap_or_default()
+    /// How far an output may be from what is expected of it, of an implementation that rounds only what it writes where
+    /// it is `exact`.
+    pub fn tolerance_of(&self, output: &str, exact: bool) -> Tolerance {
+        let own = match output {
+            "softmax_max" | "softmax_sum" | "softmax_lse" => self.softmax_tolerance,
+            _ if is_state(output) => self.exact_state_tolerance.filter(|_| exact).or(self.state_tolerance),
+            _ => self.exact_tolerance.filter(|_| exact),
+        };
+        own.or(self.tolerance).unwrap_or_default()
+    }
+
+    /// How far an output as a whole may be from what is expected of it.
+    pub(crate) fn rms_tolerance_of(&self, output: &str) -> Option<f64> {
+        match output {
+            "attention_out" | "out" => self.rms_rtol,
+            _ if is_state(output) => self.state_rms_rtol,
+            _ => None,
+        }
     }
 }
 
@@ -334,6 +371,13 @@ impl<A: CaseArguments> Case<A> {
             let mask = TensorDesc::packed(form.dtype(), template.shape());
             // This cannot fail: an operator with sparse modes has the parameter.
             let _ = described.set_tensor("atten_mask", mask);
+        }
+        if let (Some(strides), [state]) = (&self.state_strides, described.tensors("state"))
+            && let Some(strides) = Dims::new(strides).filter(|strides| strides.rank() == state.shape.rank())
+        {
+            let state = TensorDesc { strides, ..*state };
+            // This cannot fail: the call has states.
+            let _ = described.set_tensor("state", state);
         }
         described.imply_outputs(&|name| Some(self.expected(name)?.desc().shape));
         if let (Some(dtype), [out]) = (self.out_dtype, described.tensors("attention_out")) {

@@ -140,6 +140,9 @@ macro_rules! argument {
     };
     (int8 $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
     (float $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
+    (float32 $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
+        $call.$field as f32
+    };
     (flag $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
     (text $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
         $descriptors.text(stringify!($field), Some($call.$field))?

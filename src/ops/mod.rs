@@ -4,6 +4,8 @@ mod attention_settings;
 pub(crate) mod attention_update;
 pub mod batch_mat_mul;
 pub mod block_sparse_attention;
+pub mod chunk_gated_delta_rule;
+pub mod delta_rule;
 pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
@@ -14,6 +16,7 @@ pub mod lightning_indexer;
 pub mod operation;
 pub mod prompt_flash_attention;
 pub mod quant_lightning_indexer;
+pub mod recurrent_gated_delta_rule;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
@@ -23,12 +26,13 @@ pub mod sparse_sequences;
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
-        batch_mat_mul as matmul, block_sparse_attention as block_sparse, flash_attention_score as flash,
-        fused_infer_attention_score as attention, gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        batch_mat_mul as matmul, block_sparse_attention as block_sparse, chunk_gated_delta_rule as chunk_delta_rule,
+        delta_rule, flash_attention_score as flash, fused_infer_attention_score as attention,
+        gather_pa_kv_cache as gather, incre_flash_attention as incre,
         kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, operation,
-        prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer, ring_attention_update as ring,
-        rms_norm as norm, scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash,
-        sparse_sequences as sparse,
+        prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
+        recurrent_gated_delta_rule as recurrent_delta_rule, ring_attention_update as ring, rms_norm as norm,
+        scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash, sparse_sequences as sparse,
     };
 }
 
@@ -53,6 +57,8 @@ macro_rules! for_each_operator {
             KvQuantSparseFlashAttention: kv_quant_sparse_flash_attention;
             QuantLightningIndexer: quant_lightning_indexer;
             BlockSparseAttention: block_sparse_attention;
+            RecurrentGatedDeltaRule: recurrent_gated_delta_rule;
+            ChunkGatedDeltaRule: chunk_gated_delta_rule;
         }
     };
 }

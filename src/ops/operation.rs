@@ -167,6 +167,8 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnKvQuantSparseFlashAttention")]
     #[doc(alias = "aclnnQuantLightningIndexer")]
     #[doc(alias = "aclnnBlockSparseAttention")]
+    #[doc(alias = "aclnnRecurrentGatedDeltaRule")]
+    #[doc(alias = "aclnnChunkGatedDeltaRule")]
     pub fn launch<'a, T: Element>(
         &self,
         queue: &impl Queue,

@@ -56,6 +56,11 @@ impl AnyTensor {
         Self::new(Arc::new(Memory::alloc(context, bytes)?), 0, desc)
     }
 
+    /// A view of the memory behind this tensor's first element, with a shape and strides of its own.
+    pub(crate) fn viewed_as(&self, desc: TensorDesc) -> Result<Self> {
+        Self::new(Arc::clone(&self.memory), self.start, desc)
+    }
+
     /// Whether this tensor alone holds the memory and no queued work is known to use it.
     pub(crate) fn is_idle(&self) -> bool {
         Arc::strong_count(&self.memory) == 1 && self.memory.is_idle()

@@ -89,7 +89,7 @@ fn the_flag_of_the_log_sum_exp_is_a_truth_value_in_files_though_an_integer() {
     let flag = "softmax_lse_flag";
     assert_eq!(case.arguments.value(flag), Some(Value::Int(1)));
     assert_eq!(Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), case);
-    assert_eq!(Some(case.tolerance_of("softmax_lse")), case.softmax_tolerance);
+    assert_eq!(Some(case.tolerance_of("softmax_lse", false)), case.softmax_tolerance);
     let written = |to: &str| edited(&case, &[("\"true\"", &format!("\"{to}\""))]);
     assert_eq!(written("0001").unwrap(), case);
     let refused = written("0000").unwrap_err().to_string();

@@ -48,6 +48,7 @@ mod attention;
 pub(crate) mod batch_mat_mul;
 pub(crate) mod block_sparse;
 mod decode;
+pub(crate) mod delta_rule;
 mod dequantise;
 mod epilogue;
 mod kv;

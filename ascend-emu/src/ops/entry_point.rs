@@ -25,6 +25,7 @@ macro_rules! c_type {
     (int) => { i64 };
     (int8) => { i8 };
     (float) => { f64 };
+    (float32) => { f32 };
     (flag) => { bool };
     (text) => { *mut std::ffi::c_char };
     (optional_text) => { *mut std::ffi::c_char };
@@ -49,6 +50,9 @@ macro_rules! read_argument {
     };
     (float $argument:ident $name:literal) => {
         $argument
+    };
+    (float32 $argument:ident $name:literal) => {
+        f64::from($argument)
     };
     (flag $argument:ident $name:literal) => {
         $argument

@@ -372,6 +372,7 @@ macro_rules! declare_arguments {
     (@kind int) => { $crate::operator::Kind::Int };
     (@kind int8) => { $crate::operator::Kind::Int8 };
     (@kind float) => { $crate::operator::Kind::Float };
+    (@kind float32) => { $crate::operator::Kind::Float };
     (@kind flag) => { $crate::operator::Kind::Flag };
     (@kind text) => { $crate::operator::Kind::Text };
     (@kind optional_text) => { $crate::operator::Kind::OptionalText };
@@ -383,6 +384,7 @@ macro_rules! declare_arguments {
     (@owned int $tensor:ident) => { i64 };
     (@owned int8 $tensor:ident) => { i8 };
     (@owned float $tensor:ident) => { f64 };
+    (@owned float32 $tensor:ident) => { f64 };
     (@owned flag $tensor:ident) => { bool };
     (@owned text $tensor:ident) => { String };
     (@owned optional_text $tensor:ident) => { Option<String> };
@@ -399,6 +401,7 @@ macro_rules! declare_arguments {
     (@borrowed $a:lifetime int) => { i64 };
     (@borrowed $a:lifetime int8) => { i8 };
     (@borrowed $a:lifetime float) => { f64 };
+    (@borrowed $a:lifetime float32) => { f64 };
     (@borrowed $a:lifetime flag) => { bool };
     (@borrowed $a:lifetime text) => { &$a str };
     (@borrowed $a:lifetime optional_text) => { Option<&$a str> };
@@ -431,6 +434,7 @@ macro_rules! declare_arguments {
     (@value int8 $self:ident.$field:ident) => { Some($crate::operator::Value::Int($self.$field.into())) };
     (@value int $self:ident.$field:ident) => { Some($crate::operator::Value::Int($self.$field)) };
     (@value float $self:ident.$field:ident) => { Some($crate::operator::Value::Float($self.$field)) };
+    (@value float32 $($rest:tt)*) => { declare_arguments!(@value float $($rest)*) };
     (@value flag $self:ident.$field:ident) => { Some($crate::operator::Value::Flag($self.$field)) };
     (@value text $self:ident.$field:ident) => { Some($crate::operator::Value::Text(Some(&$self.$field))) };
     (@value optional_text $self:ident.$field:ident) => { Some($crate::operator::Value::Text($self.$field.as_deref())) };
@@ -459,6 +463,7 @@ macro_rules! declare_arguments {
     };
     (@pattern int $given:ident) => { $crate::operator::OwnedValue::Int($given) };
     (@pattern float $given:ident) => { $crate::operator::OwnedValue::Float($given) };
+    (@pattern float32 $given:ident) => { $crate::operator::OwnedValue::Float($given) };
     (@pattern flag $given:ident) => { $crate::operator::OwnedValue::Flag($given) };
     (@pattern text $given:ident) => { $crate::operator::OwnedValue::Text(Some($given)) };
     (@pattern optional_text $given:ident) => { $crate::operator::OwnedValue::Text($given) };
@@ -481,6 +486,7 @@ macro_rules! declare_arguments {
     (@view int $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view int8 $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view float $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
+    (@view float32 $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view flag $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view text $self:ident.$field:ident, $of:ident.$same:ident) => { &$self.$field };
     (@view optional_text $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field.as_deref() };

@@ -4,6 +4,8 @@ pub mod atb_attention;
 pub mod attention_update;
 pub mod batch_mat_mul;
 pub mod block_sparse_attention;
+pub mod chunk_gated_delta_rule;
+pub mod delta_rule;
 pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
@@ -13,6 +15,7 @@ pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod prompt_flash_attention;
 pub mod quant_lightning_indexer;
+pub mod recurrent_gated_delta_rule;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
@@ -45,6 +48,9 @@ macro_rules! for_each_operator {
                 "quant_lightning_indexer", Some("lightning-indexer");
             BlockSparseAttention: block_sparse_attention,
                 "block_sparse_attention", Some("block-sparse-attention");
+            RecurrentGatedDeltaRule: recurrent_gated_delta_rule,
+                "recurrent_gated_delta_rule", Some("gated-delta-rule");
+            ChunkGatedDeltaRule: chunk_gated_delta_rule, "chunk_gated_delta_rule", Some("gated-delta-rule");
         }
     };
 }

@@ -6,6 +6,7 @@ mod atb;
 mod batch_mat_mul;
 mod block_sparse;
 mod corners;
+mod delta_rule;
 mod facts;
 mod fixes;
 mod flash;

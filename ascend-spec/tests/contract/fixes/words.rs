@@ -15,7 +15,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
-         block_sparse.product quant_sparse_flash.product quant_indexer.product",
+         block_sparse.product quant_sparse_flash.product quant_indexer.product recurrent_delta.product \
+         chunk_delta.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -26,7 +27,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
          block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
-         quant_indexer.heads quant_indexer.none_chosen",
+         quant_indexer.heads quant_indexer.none_chosen recurrent_delta.heads recurrent_delta.dims \
+         recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -40,7 +42,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
          split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
-         quant_sparse_flash.scales_unread",
+         quant_sparse_flash.scales_unread recurrent_delta.gk",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -56,7 +58,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
-         quant_sparse_flash.dtype quant_indexer.dtype",
+         quant_sparse_flash.dtype quant_indexer.dtype recurrent_delta.dtype chunk_delta.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -138,7 +140,11 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_indexer.format quant_indexer.head_dim quant_indexer.indices quant_indexer.key_scale \
          quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
          quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \
-         quant_indexer.weights",
+         quant_indexer.weights \
+         recurrent_delta.contents recurrent_delta.dense_state recurrent_delta.format recurrent_delta.lost_out \
+         recurrent_delta.per_token recurrent_delta.pool recurrent_delta.rank recurrent_delta.required \
+         recurrent_delta.room recurrent_delta.shape recurrent_delta.shared_slot chunk_delta.contents \
+         chunk_delta.format chunk_delta.rank chunk_delta.required chunk_delta.shape",
     ),
     (
         "several values would do, and the call does not say which was meant",

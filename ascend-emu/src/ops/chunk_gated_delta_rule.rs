@@ -1,0 +1,70 @@
+//! ChunkGatedDeltaRule as an operator of the emulator.
+//!
+//! The tokens are computed one after the other, in single precision; the kernel of the device rounds each product of a
+//! chunk to BF16.
+
+use super::declared::DeclaredOperator;
+use super::delta_rule::{runs, tensor};
+use super::entry_point::{executor_of, phase_one, phase_two};
+use super::launch::Launch;
+use super::one_version::{checked_call, declared_by_problem};
+use crate::fault::Fault;
+use crate::kernel::delta_rule::{self, Buffers};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use ascend_spec::operator::WalkedTensors as _;
+use ascend_spec::ops::chunk_gated_delta_rule::{Argument, Arguments, Parameter, Version};
+use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
+use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
+
+checked_call! { ChunkDeltaOperator: DeltaRuleProblem, target }
+
+impl DeclaredOperator for ChunkDeltaOperator {
+    declared_by_problem! {}
+
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+        // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
+        // the outputs, the only tensors written, share no memory with them.
+        let lengths = unsafe { launch.integers(Parameter::ActualSeqLengths) }?;
+        let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
+        let runs = runs(&launch, &self.problem, contents)?;
+        let own = |parameter: Parameter| tensor(&launch, parameter, self.arguments.tensor(parameter).copied());
+        let (Some(query), Some(key), Some(value), Some(beta), Some(begin), Some(end)) = (
+            own(Parameter::Query),
+            own(Parameter::Key),
+            own(Parameter::Value),
+            own(Parameter::Beta),
+            own(Parameter::InitialState),
+            own(Parameter::FinalState),
+        ) else {
+            return Ok(());
+        };
+        let buffers = Buffers {
+            query,
+            key,
+            value,
+            beta,
+            g: own(Parameter::G),
+            gk: None,
+            begin,
+            end,
+            out: own(Parameter::Out),
+            slots: &[],
+        };
+        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
+        // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
+        // everything else; the runs keep to the tokens.
+        let run = unsafe { delta_rule::run(&self.problem, &runs, &buffers) };
+        run.map_err(|why| launch.fault(why))
+    }
+}
+
+chunk_gated_delta_rule_arguments! { arguments_of_version {
+    1 phase_one { aclnnChunkGatedDeltaRuleGetWorkspaceSize, Arguments, executor_of(ChunkDeltaOperator::new) }
+} }
+phase_two!(aclnnChunkGatedDeltaRule, Version::V1.symbol());

@@ -1,0 +1,249 @@
+//! ChunkGatedDeltaRule: linear attention of prompts.
+//!
+//! [`ChunkGatedDeltaRule`] describes a call, which is planned once and launched per layer as a [`ChunkDeltaPlan`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::chunk_gated_delta_rule::{Argument, ChunkDeltaCall, Parameter, Version, rules};
+use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
+use crate::ops::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    chunk_gated_delta_rule_arguments, ChunkDeltaCall, Parameter, Version;
+    Version::V1 => 1: aclnnChunkGatedDeltaRuleGetWorkspaceSize, aclnnChunkGatedDeltaRule;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens in a call";
+
+/// A call of ChunkGatedDeltaRule, by which layers of linear attention compute prompts and chunks of them: each sequence
+/// brings the state that it begins with, and gets the one behind its last token.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`ChunkDeltaPlan`] once a layer.
+///
+/// Source: aclnnChunkGatedDeltaRule, since CANN 9.1, on Ascend 950 since 9.2; before, planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::chunk_delta_rule::ChunkGatedDeltaRule;
+/// use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
+/// use ascend_attention::spec::{Cann, Soc};
+/// use ascend_attention::{Machine, Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated_as(Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?;
+/// let stream = device.stream()?;
+/// // Two tokens of one sequence with one head, which begins empty: values of 2 elements, keys of 4.
+/// let states = DeltaStates::<bf16>::zeroed(&device, 1, 1, 2, 4)?;
+/// let sequences = DeltaSequences::of_lengths(&stream, &[2])?;
+/// let keys = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0].map(bf16::from_f32);
+/// let key = stream.upload(&keys, [2, 1, 4])?;
+/// let value = stream.upload(&[0.5, -2.0, 4.0, 1.0].map(bf16::from_f32), [2, 1, 2])?;
+/// let beta = stream.upload(&[bf16::ONE; 2], [2, 1])?;
+/// let tensors = DeltaTensors::new((&key, &key, &value), &beta);
+/// let plan = ChunkGatedDeltaRule::new(1.0).plan(&sequences, (tensors, &states))?;
+/// let computed = plan.launch(&stream, (tensors, &states))?;
+/// assert_eq!(computed.out.download(&stream)?, value.download(&stream)?);
+/// // Keys that have nothing in common leave each other's values alone.
+/// let state = computed.final_state.download(&stream)?;
+/// assert_eq!(state[..2], [0.5, 4.0].map(bf16::from_f32));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct ChunkGatedDeltaRule {
+    scale: f64,
+}
+
+impl ChunkGatedDeltaRule {
+    /// A call with this factor of the queries, usually `1 / sqrt(Dk)`. The operator takes it in single precision.
+    pub fn new(scale: f64) -> Self {
+        Self { scale }
+    }
+
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides. Nothing is launched,
+    /// and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `chunk_delta.contents` for lengths that the tensors do not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sequences of slots, and for decays of columns,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnChunkGatedDeltaRuleGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &DeltaSequences,
+        inputs: impl Into<ChunkDeltaInputs<'a, T>>,
+    ) -> Result<ChunkDeltaPlan> {
+        let inputs = inputs.into();
+        let tensors = inputs.tensors;
+        let context = tensors.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        inputs.check_decays()?;
+        for (parameter, tensor) in inputs.each() {
+            tensor.on(parameter.name(), context)?;
+        }
+        sequences.on(context, false)?;
+        let desc = |tensor: &AnyTensor| *tensor.desc();
+        let given = ChunkDeltaCall {
+            query: Some(desc(tensors.query)),
+            key: Some(desc(tensors.key)),
+            value: Some(desc(tensors.value)),
+            beta: Some(desc(tensors.beta)),
+            initial_state: Some(desc(inputs.states)),
+            actual_seq_lengths: Some(desc(sequences.lengths())),
+            g: tensors.g.map(|g| desc(g)),
+            scale: self.scale,
+            out: None,
+            final_state: None,
+        };
+        let [out, final_state] = given.outputs();
+        let call = ChunkDeltaCall { out, final_state, ..given };
+        let launch = LaunchTensors { sequences, inputs: &inputs, outputs: None };
+        let planned = prepare(context, &call, sequences, tensors.value);
+        let recorded = AnyArguments::ChunkGatedDeltaRule(call.to_arguments());
+        ChunkDeltaPlan::recorded(planned, context, recorded, &launch)
+    }
+}
+
+/// Checks a call and prepares it, with one placeholder address for all tensors.
+fn prepare(
+    context: &Arc<Context>,
+    call: &ChunkDeltaCall,
+    sequences: &DeltaSequences,
+    stand_in: &AnyTensor,
+) -> Result<ChunkDeltaPlan> {
+    let outputs = call.out.zip(call.final_state);
+    let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
+    let (out, final_state) = held.ok_or_else(|| too_many_values(stand_in))?;
+    let problem = call.check(context.target()?)?;
+    sequences.check(&problem, &rules::CONTENTS, None)?;
+    let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
+    let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
+    Ok(ChunkDeltaPlan::new(prepared, operation))
+}
+
+/// What a launch reads: tensors of the tokens, and the state that each sequence begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkDeltaInputs<'a, T: Element> {
+    tensors: DeltaTensors<'a, T>,
+    states: &'a AnyTensor,
+}
+
+impl<'a, T: Element, S: Element> From<(DeltaTensors<'a, T>, &'a DeltaStates<S>)> for ChunkDeltaInputs<'a, T> {
+    /// Queries, keys and values, and a state for each sequence.
+    fn from((tensors, states): (DeltaTensors<'a, T>, &'a DeltaStates<S>)) -> Self {
+        Self { tensors, states: states.tensor() }
+    }
+}
+
+impl<'a, T: Element> ChunkDeltaInputs<'a, T> {
+    /// Refuses decays of columns, which the operator does not have.
+    fn check_decays(&self) -> Result<()> {
+        match self.tensors.gk {
+            None => Ok(()),
+            Some(gk) => Err(Error::invalid("gk", gk.desc(), "none: the operator has decays of heads alone")
+                .fix("compute such layers by RecurrentGatedDeltaRule, 8 tokens in a call")),
+        }
+    }
+
+    /// The tensor of each argument.
+    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
+        // The last stands for the decays of columns, which are refused.
+        let tensors = [Parameter::Query, Parameter::Key, Parameter::Value, Parameter::Beta, Parameter::G, Parameter::G];
+        self.tensors.each(tensors).chain([(Parameter::InitialState, self.states)])
+    }
+}
+
+/// What a launch writes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ChunkDeltaOutput<T: Element> {
+    /// Outputs, `[T, Nv, Dv]`. Rows of no sequence keep what was there.
+    pub out: Tensor<T>,
+    /// The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`, of the type of the initial ones; that of a
+    /// sequence without tokens keeps what was there.
+    pub final_state: AnyTensor,
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of ChunkGatedDeltaRule that was checked and prepared. From [`ChunkGatedDeltaRule::plan`].
+///
+/// A launch reads tensors of the tokens and initial states, and writes contiguous [`ChunkDeltaOutput`].
+pub type ChunkDeltaPlan = operation::Plan<ChunkDeltaOperation>;
+
+/// ChunkGatedDeltaRule, as its [`ChunkDeltaPlan`] knows it.
+#[derive(Debug)]
+pub struct ChunkDeltaOperation {
+    sequences: DeltaSequences,
+    out: TensorDesc,
+    final_state: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a DeltaSequences,
+    inputs: &'a ChunkDeltaInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    outputs: Option<&'a ChunkDeltaOutput<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
+        if let Some(outputs) = self.outputs {
+            visit(Parameter::Out.into(), &outputs.out)?;
+            visit(Parameter::FinalState.into(), &outputs.final_state)?;
+        }
+        for (parameter, tensor) in self.inputs.each() {
+            visit(parameter.into(), tensor)?;
+        }
+        visit(Parameter::ActualSeqLengths.into(), self.sequences.lengths())
+    }
+}
+
+impl Sealed for ChunkDeltaOperation {}
+
+impl Operation for ChunkDeltaOperation {
+    type Inputs<'a, T: Element> = ChunkDeltaInputs<'a, T>;
+    type Output<T: Element> = ChunkDeltaOutput<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &ChunkDeltaPlan) -> Result<ChunkDeltaOutput<T>> {
+        Ok(ChunkDeltaOutput {
+            out: new_output(plan.context(), Parameter::Out.name(), self.out)?,
+            final_state: AnyTensor::empty(plan.context(), self.final_state)?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &ChunkDeltaPlan,
+        queue: &impl Queue,
+        inputs: &ChunkDeltaInputs<'_, T>,
+        outputs: &mut ChunkDeltaOutput<T>,
+    ) -> Result<()> {
+        inputs.check_decays()?;
+        let given = LaunchTensors { sequences: &self.sequences, inputs, outputs: Some(outputs) };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &ChunkDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
+    }
+}

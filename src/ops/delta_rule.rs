@@ -1,0 +1,254 @@
+//! What the operators of the gated delta rule share: sequences, states, and the tensors of a launch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::Rule;
+use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::runtime::{Context, Device, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+/// The tokens of each sequence of a call and, for [`RecurrentGatedDeltaRule`], the slots of its states in the pool.
+///
+/// The operators read these numbers on the device, where nothing checks them: a slot of -1 writes in front of the pool.
+/// Made here, the host knows them: plans refuse numbers that lead elsewhere than to the sequence's own tokens and states.
+/// Cloning shares the memory.
+///
+/// [`RecurrentGatedDeltaRule`]: crate::recurrent_delta_rule::RecurrentGatedDeltaRule
+#[derive(Clone, Debug)]
+pub struct DeltaSequences {
+    lengths: Tensor<i32>,
+    slots: Option<Tensor<i32>>,
+    accepted: Option<Tensor<i32>>,
+    /// What the tensors hold.
+    numbers: Arc<[Vec<i64>; 3]>,
+}
+
+impl DeltaSequences {
+    /// Sequences of these numbers of tokens, for [`ChunkGatedDeltaRule`]: one after the other, each with a state of its
+    /// own.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, and numbers beyond INT32; otherwise as for
+    /// [`Stream::upload`].
+    ///
+    /// [`ChunkGatedDeltaRule`]: crate::chunk_delta_rule::ChunkGatedDeltaRule
+    pub fn of_lengths(stream: &Stream, lengths: &[usize]) -> Result<Self> {
+        let lengths = numbers("lengths", lengths.iter().copied())?;
+        Ok(Self {
+            lengths: uploaded(stream, "lengths", &lengths)?,
+            slots: None,
+            accepted: None,
+            numbers: Arc::new([wide(&lengths), Vec::new(), Vec::new()]),
+        })
+    }
+
+    /// Sequences whose tokens write these slots of the pool: a row for each, with a slot for each of its tokens. A
+    /// sequence goes on from the state in its first slot, unless [`accepted`](Self::accepted) names another.
+    ///
+    /// # Errors
+    /// As for [`of_lengths`](Self::of_lengths), for no token, and for slots beyond INT32.
+    pub fn of_slots(stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<Self> {
+        let lengths: Vec<usize> = slots.iter().map(|row| row.as_ref().len()).collect();
+        let sequences = Self::of_lengths(stream, &lengths)?;
+        let slots = numbers("slots", slots.iter().flat_map(|row| row.as_ref()).copied())?;
+        let [lengths, ..] = &*sequences.numbers;
+        Ok(Self {
+            slots: Some(uploaded(stream, "slots", &slots)?),
+            numbers: Arc::new([lengths.clone(), wide(&slots), Vec::new()]),
+            ..sequences
+        })
+    }
+
+    /// The sequences, each of which goes on behind so many accepted tokens of the step before: from the state in the
+    /// slot that its token of this number names, 1 for the first. The states of the tokens that were not accepted are
+    /// taken back by that.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
+    /// sequences without slots; otherwise as for [`Stream::upload`].
+    pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
+        let [lengths, slots, _] = &*self.numbers;
+        if counts.len() != lengths.len() || self.slots.is_none() {
+            let of = if self.slots.is_some() { "slots" } else { "lengths alone" };
+            let given = format_args!("{} counts for {} sequences of {of}", counts.len(), lengths.len());
+            return Err(Error::invalid("accepted", given, "a count for each sequence of slots")
+                .fix("make sequences by `DeltaSequences::of_slots`, and counts from the same batch"));
+        }
+        let counts = numbers("accepted", counts.iter().copied())?;
+        Ok(Self {
+            accepted: Some(uploaded(stream, "accepted", &counts)?),
+            numbers: Arc::new([lengths.clone(), slots.clone(), wide(&counts)]),
+            ..self
+        })
+    }
+
+    /// Tokens of each sequence on the device, `[B]`. Nothing can be written to them.
+    pub fn lengths(&self) -> &Tensor<i32> {
+        &self.lengths
+    }
+
+    /// The slot of each token on the device, `[T]`. Nothing can be written to them.
+    pub fn slots(&self) -> Option<&Tensor<i32>> {
+        self.slots.as_ref()
+    }
+
+    /// Accepted tokens of each sequence on the device, `[B]`. Nothing can be written to them.
+    pub fn accepted_tokens(&self) -> Option<&Tensor<i32>> {
+        self.accepted.as_ref()
+    }
+
+    /// The tensors as the arguments of a call: lengths, slots and accepted counts.
+    pub(crate) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &AnyTensor)> {
+        let tensors = [Some(&self.lengths), self.slots.as_ref(), self.accepted.as_ref()];
+        let given = parameters.into_iter().zip(tensors);
+        given.filter_map(|(parameter, tensor)| Some((parameter, &**tensor?)))
+    }
+
+    /// Refuses tensors that are not on this device, and sequences of another operator, which has slots or has not.
+    pub(crate) fn on(&self, context: &Arc<Context>, has_slots: bool) -> Result<()> {
+        if self.slots.is_some() != has_slots {
+            let name = |slots: bool| if slots { "sequences of slots" } else { "sequences of lengths" };
+            return Err(Error::invalid("sequences", name(!has_slots), name(has_slots)).fix(match has_slots {
+                true => "make them by `DeltaSequences::of_slots`",
+                false => "make them by `DeltaSequences::of_lengths`",
+            }));
+        }
+        self.each([(); 3]).try_for_each(|((), tensor)| tensor.on("sequences", context))
+    }
+
+    /// Refuses by the first rule numbers that lead elsewhere than to the sequence's own tokens and states, and by the
+    /// lint, unless it is allowed, a state of two sequences.
+    pub(crate) fn check(
+        &self,
+        problem: &DeltaRuleProblem,
+        within: &'static Rule,
+        shared: Option<&'static Rule>,
+    ) -> Result<()> {
+        let [lengths, slots, accepted] = &*self.numbers;
+        // Without counts every sequence begins at its first slot.
+        let contents = DeltaRuleContents { lengths, slots, accepted };
+        problem.checked_contents(contents, within)?;
+        match shared.zip(problem.shared_slot(contents)) {
+            None => Ok(()),
+            Some((rule, fault)) => {
+                let [given, allowed] = fault.texts();
+                Err(rule.broken(given, allowed).into())
+            }
+        }
+    }
+}
+
+/// States of the gated delta rule, `[slots, Nv, Dv, Dk]`: a row for each element of a value, and a column for each of a
+/// key. Where `Dv` is `Dk` no shape tells a transposed state from a right one, and operators and engines differ: a
+/// tensor becomes states by saying which axis is which. Cloning shares the memory.
+#[derive(Clone, Debug)]
+pub struct DeltaStates<S: Element> {
+    tensor: Tensor<S>,
+}
+
+impl<S: Element> DeltaStates<S> {
+    /// States of zeros, with which sequences begin.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc_zeroed`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for states whose elements
+    /// cannot be counted.
+    pub fn zeroed(device: &Device, slots: usize, heads: usize, value_dim: usize, key_dim: usize) -> Result<Self> {
+        let shape = [slots, heads, value_dim, key_dim];
+        let elements = shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis)).ok_or_else(|| {
+            Error::invalid("states", format_args!("{shape:?}"), "elements that can be counted").fix("give fewer slots")
+        })?;
+        Ok(Self { tensor: Tensor::from_buffer(&device.alloc_zeroed::<S>(elements)?, shape)? })
+    }
+
+    /// States in a tensor `[slots, Nv, Dv, Dk]`, whose last axis is that of the elements of a key, as CANN has them. A
+    /// tensor `[slots, Nv, Dk, Dv]` is transposed before, by [`Tensor::permute`] of `[0, 1, 3, 2]` and a copy.
+    pub fn with_key_columns(tensor: Tensor<S>) -> Self {
+        Self { tensor }
+    }
+
+    /// The tensor, `[slots, Nv, Dv, Dk]`.
+    pub fn tensor(&self) -> &Tensor<S> {
+        &self.tensor
+    }
+}
+
+/// What a launch reads besides states: queries, keys and values, the part of each correction that is made, and decays.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until planned or launched"]
+pub struct DeltaTensors<'a, T: Element> {
+    pub(crate) query: &'a Tensor<T>,
+    pub(crate) key: &'a Tensor<T>,
+    pub(crate) value: &'a Tensor<T>,
+    pub(crate) beta: &'a Tensor<T>,
+    pub(crate) g: Option<&'a Tensor<f32>>,
+    pub(crate) gk: Option<&'a Tensor<f32>>,
+}
+
+impl<'a, T: Element> DeltaTensors<'a, T> {
+    /// Queries and keys `[T, Nk, Dk]`, values `[T, Nv, Dv]`, and `beta`, `[T, Nv]`, of `bf16`. Queries and keys are
+    /// normalised before: the operators do not.
+    pub fn new((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>), beta: &'a Tensor<T>) -> Self {
+        Self { query, key, value, beta, g: None, gk: None }
+    }
+
+    /// Sets the logarithm of the decay of each head, `[T, Nv]`, at most 0. Without it nothing decays.
+    pub fn g(mut self, g: &'a Tensor<f32>) -> Self {
+        self.g = Some(g);
+        self
+    }
+
+    /// Sets the logarithm of the decay of each column of a state, `[T, Nv, Dk]`, at most 0: that of Kimi delta
+    /// attention. Only RecurrentGatedDeltaRule has it, from CANN 9.0 on.
+    pub fn gk(mut self, gk: &'a Tensor<f32>) -> Self {
+        self.gk = Some(gk);
+        self
+    }
+
+    /// The tensor of each argument; `[query, key, value, beta, g, gk]` name them.
+    pub(crate) fn each<P>(&self, parameters: [P; 6]) -> impl Iterator<Item = (P, &'a AnyTensor)> {
+        let tensors: [Option<&'a AnyTensor>; 6] = [
+            Some(self.query),
+            Some(self.key),
+            Some(self.value),
+            Some(self.beta),
+            self.g.map(|tensor| &**tensor),
+            self.gk.map(|tensor| &**tensor),
+        ];
+        let given = parameters.into_iter().zip(tensors);
+        given.filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
+    }
+}
+
+/// The refusal of outputs that memory cannot hold.
+pub(crate) fn too_many_values(value: &AnyTensor) -> Error {
+    Error::invalid("value", value.desc(), "rows whose outputs memory can hold").fix("compute fewer tokens in a call")
+}
+
+/// Numbers that INT32 holds.
+fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i32>> {
+    let number = |number: usize| {
+        i32::try_from(number).map_err(|_| {
+            Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
+        })
+    };
+    all.map(number).collect()
+}
+
+fn wide(numbers: &[i32]) -> Vec<i64> {
+    numbers.iter().copied().map(i64::from).collect()
+}
+
+/// The numbers on the device, to which nothing is written.
+fn uploaded(stream: &Stream, name: impl fmt::Display, numbers: &[i32]) -> Result<Tensor<i32>> {
+    if numbers.is_empty() {
+        return Err(Error::invalid("sequences", format_args!("no {name}"), "at least one sequence with a token")
+            .fix("leave the call out where there is nothing to compute"));
+    }
+    let tensor = stream.upload(numbers, [numbers.len()])?;
+    tensor.freeze();
+    Ok(tensor)
+}

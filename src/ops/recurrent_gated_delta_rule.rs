@@ -1,0 +1,233 @@
+//! RecurrentGatedDeltaRule: linear attention of few tokens a sequence over a pool of states.
+//!
+//! [`RecurrentGatedDeltaRule`] describes a call, which is planned once and launched per layer as a
+//! [`RecurrentDeltaPlan`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::recurrent_gated_delta_rule::{Argument, Parameter, RecurrentDeltaCall, Version, rules};
+use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_arguments};
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    recurrent_gated_delta_rule_arguments, RecurrentDeltaCall, Parameter, Version;
+    Version::V1 => 1: aclnnRecurrentGatedDeltaRuleGetWorkspaceSize, aclnnRecurrentGatedDeltaRule;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "compute the recurrence on the host";
+
+/// The parameters of [`DeltaTensors`].
+const TENSORS: [Parameter; 6] =
+    [Parameter::Query, Parameter::Key, Parameter::Value, Parameter::Beta, Parameter::G, Parameter::Gk];
+
+/// A call of RecurrentGatedDeltaRule, by which layers of linear attention decode and verify drafts (Qwen3-Next, Qwen3.5,
+/// Kimi): each sequence has up to 8 tokens, and after each of them its state is written to the token's slot of the pool.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`RecurrentDeltaPlan`] once a layer.
+///
+/// Source: aclnnRecurrentGatedDeltaRule, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
+/// use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
+/// use ascend_attention::{Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// // A pool of 4 states with one head, of values of 2 elements and keys of 4.
+/// let states = DeltaStates::<bf16>::zeroed(&device, 4, 1, 2, 4)?;
+/// // One sequence decodes a token, whose state goes to slot 3, where the sequence began.
+/// let sequences = DeltaSequences::of_slots(&stream, &[[3]])?;
+/// let key = stream.upload(&[1.0, 0.0, 0.0, 0.0].map(bf16::from_f32), [1, 1, 4])?;
+/// let value = stream.upload(&[0.5, -2.0].map(bf16::from_f32), [1, 1, 2])?;
+/// let beta = stream.upload(&[bf16::ONE], [1, 1])?;
+/// let tensors = DeltaTensors::new((&key, &key, &value), &beta);
+/// let plan = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (tensors, &states))?;
+/// // An empty state takes the value under the key, and a query like the key gets it back.
+/// let out = plan.launch(&stream, (tensors, &states))?;
+/// assert_eq!(out.download(&stream)?, value.download(&stream)?);
+/// assert_eq!(states.tensor().download(&stream)?[3 * 8], bf16::from_f32(0.5));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct RecurrentGatedDeltaRule {
+    scale: f64,
+    allowed: AllowedLints,
+}
+
+impl RecurrentGatedDeltaRule {
+    /// A call with this factor of the queries, usually `1 / sqrt(Dk)`. The operator takes it in single precision.
+    pub fn new(scale: f64) -> Self {
+        Self { scale, allowed: AllowedLints::default() }
+    }
+
+    /// Lets a call through that breaks this lint, such as `recurrent_delta.shared_slot`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides. Nothing is launched,
+    /// and the tensors are not kept. Rows of the tensors behind the last sequence are padding, whose outputs are not
+    /// written; from CANN 9.1 on they need a slot all the same, which a row of no sequence cannot give: leave them out.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `recurrent_delta.contents` for numbers that lead elsewhere than to the sequence's own tokens and states;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sequences without slots,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnRecurrentGatedDeltaRuleGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &DeltaSequences,
+        inputs: impl Into<RecurrentDeltaInputs<'a, T>>,
+    ) -> Result<RecurrentDeltaPlan> {
+        let inputs = inputs.into();
+        let tensors = inputs.tensors;
+        let context = tensors.query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        inputs.states.on(Parameter::State.name(), context)?;
+        for (parameter, tensor) in tensors.each(TENSORS) {
+            tensor.on(parameter.name(), context)?;
+        }
+        sequences.on(context, true)?;
+        let desc = |tensor: &AnyTensor| *tensor.desc();
+        let given = RecurrentDeltaCall {
+            query: Some(desc(tensors.query)),
+            key: Some(desc(tensors.key)),
+            value: Some(desc(tensors.value)),
+            beta: Some(desc(tensors.beta)),
+            state: Some(desc(inputs.states)),
+            actual_seq_lengths: Some(desc(sequences.lengths())),
+            ssm_state_indices: sequences.slots().map(|slots| desc(slots)),
+            g: tensors.g.map(|g| desc(g)),
+            gk: tensors.gk.map(|gk| desc(gk)),
+            num_accepted_tokens: sequences.accepted_tokens().map(|accepted| desc(accepted)),
+            scale: self.scale,
+            out: None,
+        };
+        let call = RecurrentDeltaCall { out: given.output(), ..given };
+        let launch = LaunchTensors { sequences, inputs: &inputs, out: None };
+        let planned = self.prepare(context, &call, sequences, tensors.value);
+        let recorded = AnyArguments::RecurrentGatedDeltaRule(call.to_arguments());
+        RecurrentDeltaPlan::recorded(planned, context, recorded, &launch)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &RecurrentDeltaCall,
+        sequences: &DeltaSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<RecurrentDeltaPlan> {
+        let target = context.target()?;
+        let out = call.out.filter(|out| out.byte_range().is_some()).ok_or_else(|| too_many_values(stand_in))?;
+        let problem = call.check(target)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
+        let shared = Some(&rules::SHARED).filter(|lint| !allowed.contains(&lint.id));
+        sequences.check(&problem, &rules::CONTENTS, shared)?;
+        let operation = RecurrentDeltaOperation { sequences: sequences.clone(), out };
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
+        Ok(RecurrentDeltaPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads, and the states that it reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentDeltaInputs<'a, T: Element> {
+    tensors: DeltaTensors<'a, T>,
+    states: &'a AnyTensor,
+}
+
+impl<'a, T: Element, S: Element> From<(DeltaTensors<'a, T>, &'a DeltaStates<S>)> for RecurrentDeltaInputs<'a, T> {
+    /// Queries, keys and values, and the pool of states.
+    fn from((tensors, states): (DeltaTensors<'a, T>, &'a DeltaStates<S>)) -> Self {
+        Self { tensors, states: states.tensor() }
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of RecurrentGatedDeltaRule that was checked and prepared. From [`RecurrentGatedDeltaRule::plan`].
+///
+/// A launch reads and writes the states, and writes outputs `[T, Nv, Dv]`; rows of no sequence keep what was there.
+pub type RecurrentDeltaPlan = operation::Plan<RecurrentDeltaOperation>;
+
+/// RecurrentGatedDeltaRule, as its [`RecurrentDeltaPlan`] knows it.
+#[derive(Debug)]
+pub struct RecurrentDeltaOperation {
+    sequences: DeltaSequences,
+    out: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a DeltaSequences,
+    inputs: &'a RecurrentDeltaInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    out: Option<&'a Tensor<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
+        if let Some(out) = self.out {
+            visit(Parameter::Out.into(), out)?;
+        }
+        visit(Parameter::State.into(), self.inputs.states)?;
+        for (parameter, tensor) in self.inputs.tensors.each(TENSORS) {
+            visit(parameter.into(), tensor)?;
+        }
+        for (parameter, tensor) in self.sequences.each(RecurrentDeltaCall::CONTENTS) {
+            visit(parameter.into(), tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sealed for RecurrentDeltaOperation {}
+
+impl Operation for RecurrentDeltaOperation {
+    type Inputs<'a, T: Element> = RecurrentDeltaInputs<'a, T>;
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &RecurrentDeltaPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::Out.name(), self.out)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &RecurrentDeltaPlan,
+        queue: &impl Queue,
+        inputs: &RecurrentDeltaInputs<'_, T>,
+        out: &mut Tensor<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors { sequences: &self.sequences, inputs, out: Some(out) };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &RecurrentDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
+    }
+}
