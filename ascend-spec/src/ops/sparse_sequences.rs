@@ -480,7 +480,7 @@ impl SparseSequences {
     }
 
     /// What the tensors say of each sequence, of its query rows and of its keys.
-    fn numbers<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = [Number; 2]> + 'a {
+    fn numbers<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = [Number; 2]> + Clone + 'a {
         let sides = [
             (self.query.layout, self.query.rows, contents.query_lengths),
             (self.key.layout, self.key_room(), contents.key_lengths),
@@ -503,7 +503,7 @@ impl SparseSequences {
     }
 
     /// All sequences. No row belongs to two of them.
-    pub fn each<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseSequence> + 'a {
+    pub fn each<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseSequence> + Clone + 'a {
         let first = |room: &Room, index: usize, number: &Number| match room.layout {
             TokenLayout::Tnd => number.least as usize,
             TokenLayout::Bsnd => index * room.rows,

@@ -15,7 +15,9 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
-         block_sparse.product quant_sparse_flash.product quant_indexer.product",
+         block_sparse.product quant_sparse_flash.product quant_indexer.product \
+         nsa_compress.product nsa_compress_with_cache.product nsa_compress_attention.product \
+         nsa_selected_attention.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -26,7 +28,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
          block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
-         quant_indexer.heads quant_indexer.none_chosen",
+         quant_indexer.heads quant_indexer.none_chosen \
+         nsa_compress.heads nsa_compress_with_cache.heads nsa_compress_attention.batch nsa_selected_attention.batch \
+         nsa_compress_with_cache.empty nsa_compress_attention.compressed nsa_selected_attention.short \
+         nsa_compress_attention.head_dim",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -40,7 +45,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
          split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
-         quant_sparse_flash.scales_unread",
+         quant_sparse_flash.scales_unread \
+         nsa_compress_attention.mask_unread nsa_selected_attention.mask_unread nsa_compress_attention.reserved",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -56,7 +62,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
-         quant_sparse_flash.dtype quant_indexer.dtype",
+         quant_sparse_flash.dtype quant_indexer.dtype \
+         nsa_compress.dtype nsa_compress_with_cache.dtype nsa_compress_attention.dtype nsa_selected_attention.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -138,7 +145,23 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_indexer.format quant_indexer.head_dim quant_indexer.indices quant_indexer.key_scale \
          quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
          quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \
-         quant_indexer.weights",
+         quant_indexer.weights \
+         nsa_compress.required nsa_compress_with_cache.required nsa_compress.format nsa_compress_with_cache.format \
+         nsa_compress.input nsa_compress_with_cache.input nsa_compress.weight nsa_compress_with_cache.weight \
+         nsa_compress.head_dim nsa_compress_with_cache.head_dim nsa_compress.lengths \
+         nsa_compress_with_cache.lengths nsa_compress.out nsa_compress.out_rows nsa_compress_with_cache.batch \
+         nsa_compress_with_cache.contents nsa_compress_with_cache.output_cache nsa_compress_attention.required \
+         nsa_selected_attention.required nsa_compress_attention.format nsa_selected_attention.format \
+         nsa_compress_attention.rank nsa_selected_attention.rank nsa_compress_attention.rows \
+         nsa_selected_attention.rows nsa_compress_attention.heads nsa_selected_attention.heads \
+         nsa_compress_attention.pages nsa_selected_attention.pages nsa_compress_attention.selected \
+         nsa_selected_attention.selected nsa_compress_attention.out nsa_selected_attention.out \
+         nsa_compress_attention.table_room nsa_selected_attention.table_room nsa_compress_attention.rows_left_out \
+         nsa_selected_attention.rows_left_out nsa_compress_attention.scale_finite \
+         nsa_selected_attention.scale_finite nsa_compress_attention.scale_zero nsa_selected_attention.scale_zero \
+         nsa_compress_attention.scale_inverse nsa_selected_attention.scale_inverse nsa_compress_attention.contents \
+         nsa_selected_attention.contents nsa_selected_attention.head_dim nsa_selected_attention.rows_without_tokens \
+         nsa_compress_attention.original",
     ),
     (
         "several values would do, and the call does not say which was meant",
@@ -164,6 +187,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_sparse_flash.attention_mode quant_sparse_flash.layout quant_sparse_flash.sparse_block_size \
          quant_sparse_flash.sparse_mode quant_sparse_flash.tokens \
          quant_indexer.count quant_indexer.layout quant_indexer.quant_modes quant_indexer.sparse_mode \
-         quant_indexer.tokens",
+         quant_indexer.tokens \
+         nsa_compress.block nsa_compress_with_cache.block nsa_compress.stride nsa_compress_with_cache.stride \
+         nsa_compress_attention.block nsa_compress_attention.stride nsa_compress_attention.whole_strides \
+         nsa_compress_attention.forced nsa_compress_attention.layout nsa_selected_attention.layout \
+         nsa_compress_attention.select_block_size nsa_selected_attention.select_block_size",
     ),
 ];
