@@ -223,9 +223,9 @@ fn every_rule_of_compression_into_a_cache_refuses_a_call() {
     };
     assert_eq!(contents(&[4, 4, 7], &[0, 1, -5, -1, 2, 99]), Ok(()));
     for (slots, table, text) in [
-        ([4, 0, 20], [0, 1, 2, 3, 4, 5], "token 2 goes to slot 20 of 20"),
-        ([-1, 0, 7], [0, 1, 2, 3, 4, 5], "token 0 goes to slot -1"),
-        ([4, 0, 4], [0, 1, 2, 3, 4, 5], "tokens 0 and 2 go to slot 4"),
+        ([4, 0, 20], [0, 1, 2, 3, 4, 5], "sequence 2 writes slot 20 of 20"),
+        ([-1, 0, 7], [0, 1, 2, 3, 4, 5], "sequence 0 writes slot -1"),
+        ([4, 0, 4], [0, 1, 2, 3, 4, 5], "sequences 0 and 2 write slot 4"),
         ([4, 0, 7], [0, 8, 2, 3, 4, 5], "token 64 of sequence 0"),
         ([4, 0, 7], [0, 1, 2, 3, -1, 5], "token 0 of sequence 2"),
     ] {

@@ -103,7 +103,7 @@ pub struct NsaCompressCacheProblem {
 /// A number on the device that leads outside of a tensor, or to the token of another sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompressFault {
-    /// A slot that is not in the cache, or that an earlier sequence has too.
+    /// A slot that is not in the cache, or that an earlier sequence has too. Its tokens are the sequences.
     Slot(SlotFault),
     /// The block table names no block of the cache for a token.
     NoBlock {
@@ -117,7 +117,15 @@ pub enum CompressFault {
 impl fmt::Display for CompressFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CompressFault::Slot(fault) => write!(f, "{fault}, where tokens have the numbers of their sequences"),
+            CompressFault::Slot(SlotFault::OutOfRange { token: sequence, slot, slots }) => {
+                write!(f, "sequence {sequence} writes slot {slot} of {slots}")
+            }
+            CompressFault::Slot(SlotFault::Negative { token: sequence, slot }) => {
+                write!(f, "sequence {sequence} writes slot {slot}")
+            }
+            CompressFault::Slot(SlotFault::Duplicate { token: sequence, earlier, slot }) => {
+                write!(f, "sequences {earlier} and {sequence} write slot {slot}")
+            }
             CompressFault::NoBlock { sequence, token } => {
                 write!(f, "token {token} of sequence {sequence} is in no block of the cache")
             }
