@@ -136,6 +136,18 @@ impl SparseSequences {
         self.block_table.as_ref()
     }
 
+    /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host.
+    pub(crate) fn lengths(&self) -> [Vec<i64>; 2] {
+        let wide =
+            |lengths: &Vec<usize>| lengths.iter().map(|&length| i64::try_from(length).unwrap_or(i64::MAX)).collect();
+        self.lengths.each_ref().map(wide)
+    }
+
+    /// What the tensors hold: query rows and keys, as ends where they are packed, and the block table.
+    pub(crate) fn numbers(&self) -> &[Vec<i64>; 3] {
+        &self.numbers
+    }
+
     /// The layouts of queries and keys, as CANN names them.
     pub(crate) fn layouts(&self) -> [&'static str; 2] {
         self.layouts.map(TokenLayout::name)
@@ -153,6 +165,15 @@ impl SparseSequences {
         parameters.into_iter().zip(tensors.map(|tensor| &**tensor))
     }
 
+    /// Refuses by the rule a call whose tensors have no room for what the numbers say.
+    pub(crate) fn within(
+        &self,
+        sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
+        rule: &'static Rule,
+    ) -> Result<()> {
+        Ok(checked_contents(sequences, &self.numbers, rule)?)
+    }
+
     /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
     /// allowed query rows of no sequence, and rows without keys.
     pub(crate) fn check(
@@ -161,7 +182,7 @@ impl SparseSequences {
         [within, left_out, without_keys]: [&'static Rule; 3],
         allowed: &[&str],
     ) -> Result<()> {
-        checked_contents(sequences, &self.numbers, within)?;
+        self.within(sequences, within)?;
         let unusual = unusual_contents(sequences, &self.numbers, [left_out, without_keys]);
         let mut refused = unusual.into_iter().flatten();
         match refused.find(|lint| !allowed.contains(&lint.rule.id)) {
@@ -191,7 +212,7 @@ pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
 }
 
 /// A number that INT32 holds.
-fn number(name: &'static str, value: usize) -> Result<i32> {
+pub(crate) fn number(name: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| {
         Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
             .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
