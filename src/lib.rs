@@ -49,7 +49,9 @@
 //!   [`gather`]: keys and values out of one.
 //! - [`indexer`]: the keys that sparse attention reads, chosen by a score. [`sparse_flash`]: attention to chosen
 //!   keys. [`quant_indexer`], [`quant_sparse_flash`]: the same with keys of one byte an element. [`sparse`]: the
-//!   sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask.
+//!   sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask. [`nsa_compress`],
+//!   [`nsa_compress_with_cache`], [`nsa_compress_attention_infer`], [`nsa_selected_attention_infer`]: native sparse
+//!   attention, which compresses tokens, and by these selects the blocks that it attends to.
 //! - [`recurrent_delta_rule`], [`chunk_delta_rule`]: linear attention by the gated delta rule; [`delta_rule`]: its
 //!   sequences and states.
 //! - [`blockwise`]: attention under any mask, by blocks and by rows, merged.

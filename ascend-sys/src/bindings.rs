@@ -2804,6 +2804,126 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ input is [T, N, D] and weight [compressBlockSize, N]; actSeqLen has the end of each sequence, a running sum.*/
+    pub fn aclnnNsaCompressGetWorkspaceSize(
+        input: *const aclTensor,
+        weight: *const aclTensor,
+        actSeqLen: *const aclIntArray,
+        layout: *mut ::core::ffi::c_char,
+        compressBlockSize: i64,
+        compressStride: i64,
+        actSeqLenType: i64,
+        output: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnNsaCompress(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are those of each sequence, no running sums. topKOutput has for each query row and key head the blocks of
+ selectBlockSize tokens that the row attends to next.*/
+    pub fn aclnnNsaCompressAttentionInferGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        attentionMaskOptional: *const aclTensor,
+        blockTable: *const aclTensor,
+        actualQSeqLenOptional: *const aclIntArray,
+        actualCmpKvSeqLen: *const aclIntArray,
+        actualSelKvSeqLenOptional: *const aclIntArray,
+        topKMaskOptional: *const aclTensor,
+        numHeads: i64,
+        numKeyValueHeads: i64,
+        selectBlockSize: i64,
+        selectBlockCount: i64,
+        compressBlockSize: i64,
+        compressBlockStride: i64,
+        scaleValue: f64,
+        layout: *mut ::core::ffi::c_char,
+        pageBlockSize: i64,
+        sparseMode: i64,
+        output: *const aclTensor,
+        topKOutput: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnNsaCompressAttentionInfer(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ A sequence whose newest token completes a block writes the row of outputCache that slotMapping names; other rows stay
+ as they are. actSeqLen has the length of each sequence.*/
+    pub fn aclnnNsaCompressWithCacheGetWorkspaceSize(
+        input: *const aclTensor,
+        weight: *const aclTensor,
+        slotMapping: *const aclTensor,
+        actSeqLenOptional: *const aclIntArray,
+        blockTableOptional: *const aclTensor,
+        layoutOptional: *mut ::core::ffi::c_char,
+        compressBlockSize: i64,
+        compressStride: i64,
+        actSeqLenType: i64,
+        pageBlockSize: i64,
+        outputCache: *mut aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnNsaCompressWithCache(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are those of each sequence, no running sums. topkIndices has for each query row and key head the blocks of
+ selectBlockSize tokens that the row attends to; entries below 0 are passed over.*/
+    pub fn aclnnNsaSelectedAttentionInferGetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        value: *const aclTensor,
+        topkIndices: *const aclTensor,
+        attenMaskOptional: *const aclTensor,
+        blockTable: *const aclTensor,
+        actualQSeqLen: *const aclIntArray,
+        actualKvSeqLen: *const aclIntArray,
+        layout: *mut ::core::ffi::c_char,
+        numHeads: i64,
+        numKeyValueHeads: i64,
+        selectBlockSize: i64,
+        selectBlockCount: i64,
+        pageBlockSize: i64,
+        scaleValue: f64,
+        sparseMode: i64,
+        output: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnNsaSelectedAttentionInfer(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnPromptFlashAttentionGetWorkspaceSize(
         query: *const aclTensor,
@@ -4898,6 +5018,103 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompressGetWorkspaceSize(
+                input: *const $crate::bindings::aclTensor,
+                weight: *const $crate::bindings::aclTensor,
+                actSeqLen: *const $crate::bindings::aclIntArray,
+                layout: *mut ::core::ffi::c_char,
+                compressBlockSize: i64,
+                compressStride: i64,
+                actSeqLenType: i64,
+                output: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompress(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompressAttentionInferGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                attentionMaskOptional: *const $crate::bindings::aclTensor,
+                blockTable: *const $crate::bindings::aclTensor,
+                actualQSeqLenOptional: *const $crate::bindings::aclIntArray,
+                actualCmpKvSeqLen: *const $crate::bindings::aclIntArray,
+                actualSelKvSeqLenOptional: *const $crate::bindings::aclIntArray,
+                topKMaskOptional: *const $crate::bindings::aclTensor,
+                numHeads: i64,
+                numKeyValueHeads: i64,
+                selectBlockSize: i64,
+                selectBlockCount: i64,
+                compressBlockSize: i64,
+                compressBlockStride: i64,
+                scaleValue: f64,
+                layout: *mut ::core::ffi::c_char,
+                pageBlockSize: i64,
+                sparseMode: i64,
+                output: *const $crate::bindings::aclTensor,
+                topKOutput: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompressAttentionInfer(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompressWithCacheGetWorkspaceSize(
+                input: *const $crate::bindings::aclTensor,
+                weight: *const $crate::bindings::aclTensor,
+                slotMapping: *const $crate::bindings::aclTensor,
+                actSeqLenOptional: *const $crate::bindings::aclIntArray,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                layoutOptional: *mut ::core::ffi::c_char,
+                compressBlockSize: i64,
+                compressStride: i64,
+                actSeqLenType: i64,
+                pageBlockSize: i64,
+                outputCache: *mut $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaCompressWithCache(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaSelectedAttentionInferGetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                value: *const $crate::bindings::aclTensor,
+                topkIndices: *const $crate::bindings::aclTensor,
+                attenMaskOptional: *const $crate::bindings::aclTensor,
+                blockTable: *const $crate::bindings::aclTensor,
+                actualQSeqLen: *const $crate::bindings::aclIntArray,
+                actualKvSeqLen: *const $crate::bindings::aclIntArray,
+                layout: *mut ::core::ffi::c_char,
+                numHeads: i64,
+                numKeyValueHeads: i64,
+                selectBlockSize: i64,
+                selectBlockCount: i64,
+                pageBlockSize: i64,
+                scaleValue: f64,
+                sparseMode: i64,
+                output: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnNsaSelectedAttentionInfer(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnPromptFlashAttentionGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -5396,6 +5613,14 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnKvQuantSparseFlashAttention: None,
         aclnnLightningIndexerGetWorkspaceSize: None,
         aclnnLightningIndexer: None,
+        aclnnNsaCompressGetWorkspaceSize: None,
+        aclnnNsaCompress: None,
+        aclnnNsaCompressAttentionInferGetWorkspaceSize: None,
+        aclnnNsaCompressAttentionInfer: None,
+        aclnnNsaCompressWithCacheGetWorkspaceSize: None,
+        aclnnNsaCompressWithCache: None,
+        aclnnNsaSelectedAttentionInferGetWorkspaceSize: None,
+        aclnnNsaSelectedAttentionInfer: None,
         aclnnPromptFlashAttentionGetWorkspaceSize: Some(aclnnPromptFlashAttentionGetWorkspaceSize),
         aclnnPromptFlashAttention: Some(aclnnPromptFlashAttention),
         aclnnPromptFlashAttentionV2GetWorkspaceSize: Some(aclnnPromptFlashAttentionV2GetWorkspaceSize),

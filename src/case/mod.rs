@@ -9,9 +9,9 @@
 //! A [`Case`] is of any operator that [`DeclaredOperator`](crate::spec::declared::DeclaredOperator) lists. Tensors have
 //! the operator's parameter names in snake case: `query`, `key`, `value`, `atten_mask`, `block_table` and so on. A list
 //! of several tensors is `key.0`, `key.1`, ... Expected outputs have their parameters' names, such as `attention_out`
-//! and `softmax_lse`, and are F32; a NaN in them means "not specified". Chosen positions, such as `sparse_indices`, are
-//! I32: the positions of a row are compared as a set, its scores with those of the same positions, and -2147483648
-//! means "not specified". Where an operator writes a part of a
+//! and `softmax_lse`, and are F32; a NaN in them means "not specified". Chosen positions and blocks, `sparse_indices`
+//! and `top_k_output`, are I32: those of a row are compared as a set, scores of positions with those of the same
+//! positions, and -2147483648 means "not specified". Where an operator writes a part of a
 //! tensor, as ScatterPaKvCache does of a cache, the tensor is what it holds before the call, and the name with `_out`
 //! is what is expected of it. The metadata holds strings. The operator's other arguments have their names in snake
 //! case, too: integers, decimal numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has

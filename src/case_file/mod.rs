@@ -216,7 +216,7 @@ fn is_state(output: &str) -> bool {
 /// The element type of an expected output.
 fn expected_dtype(output: &str) -> DType {
     match output {
-        "sparse_indices" => DType::Int32,
+        "sparse_indices" | "top_k_output" => DType::Int32,
         _ => DType::Float,
     }
 }

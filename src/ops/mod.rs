@@ -13,6 +13,10 @@ pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
+pub mod nsa_compress;
+pub mod nsa_compress_attention_infer;
+pub mod nsa_compress_with_cache;
+pub mod nsa_selected_attention_infer;
 pub mod operation;
 pub mod prompt_flash_attention;
 pub mod quant_lightning_indexer;
@@ -29,7 +33,8 @@ pub(crate) mod public {
         batch_mat_mul as matmul, block_sparse_attention as block_sparse, chunk_gated_delta_rule as chunk_delta_rule,
         delta_rule, flash_attention_score as flash, fused_infer_attention_score as attention,
         gather_pa_kv_cache as gather, incre_flash_attention as incre,
-        kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, operation,
+        kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, nsa_compress,
+        nsa_compress_attention_infer, nsa_compress_with_cache, nsa_selected_attention_infer, operation,
         prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
         recurrent_gated_delta_rule as recurrent_delta_rule, ring_attention_update as ring, rms_norm as norm,
         scatter_pa_kv_cache as scatter, sparse_flash_attention as sparse_flash, sparse_sequences as sparse,
@@ -57,6 +62,10 @@ macro_rules! for_each_operator {
             KvQuantSparseFlashAttention: kv_quant_sparse_flash_attention;
             QuantLightningIndexer: quant_lightning_indexer;
             BlockSparseAttention: block_sparse_attention;
+            NsaCompress: nsa_compress;
+            NsaCompressWithCache: nsa_compress_with_cache;
+            NsaCompressAttentionInfer: nsa_compress_attention_infer;
+            NsaSelectedAttentionInfer: nsa_selected_attention_infer;
             RecurrentGatedDeltaRule: recurrent_gated_delta_rule;
             ChunkGatedDeltaRule: chunk_gated_delta_rule;
         }

@@ -167,6 +167,10 @@ impl<O: Operation> Plan<O> {
     #[doc(alias = "aclnnKvQuantSparseFlashAttention")]
     #[doc(alias = "aclnnQuantLightningIndexer")]
     #[doc(alias = "aclnnBlockSparseAttention")]
+    #[doc(alias = "aclnnNsaCompress")]
+    #[doc(alias = "aclnnNsaCompressWithCache")]
+    #[doc(alias = "aclnnNsaCompressAttentionInfer")]
+    #[doc(alias = "aclnnNsaSelectedAttentionInfer")]
     #[doc(alias = "aclnnRecurrentGatedDeltaRule")]
     #[doc(alias = "aclnnChunkGatedDeltaRule")]
     pub fn launch<'a, T: Element>(

@@ -173,8 +173,8 @@ impl SparseFlashAttention {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let contents = [&rules::CONTENTS, &rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        sequences.check(&problem.sequences, contents, &allowed)?;
+        let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+        sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
         let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
         let is_idle = problem.is_idle();
         let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;

@@ -39,6 +39,8 @@ struct Content {
     numbers: [Vec<i64>; 3],
     /// What plans have checked the numbers for, and other numbers have to hold as well.
     checks: Vec<ContentCheck>,
+    /// Whether a plan has the lengths among its arguments, which stay as they are.
+    fixed: bool,
     /// Whether the tensors hold others, or a part of others, since writing them has failed.
     unknown: bool,
 }
@@ -60,16 +62,15 @@ struct ContentCheck {
     sequences: ascend_spec::ops::sparse_sequences::SparseSequences,
     /// The rule of tensors that have room for what the numbers say.
     within: &'static Rule,
-    /// The lints of query rows of no sequence, and of rows without keys, and whether the plan allows them.
-    unusual: [(&'static Rule, bool); 2],
+    /// The lints of query rows of no sequence, and of rows without keys, where the plan does not allow them.
+    unusual: [Option<&'static Rule>; 2],
 }
 
 impl ContentCheck {
     fn check(&self, numbers: &[Vec<i64>; 3]) -> Result<()> {
         checked_contents(&self.sequences, numbers, self.within)?;
-        let unusual = unusual_contents(&self.sequences, numbers, self.unusual.map(|(lint, _)| lint));
-        let mut refused = unusual.into_iter().zip(self.unusual).filter(|(_, (_, allowed))| !allowed);
-        match refused.find_map(|(broken, _)| broken) {
+        let unusual = unusual_contents(&self.sequences, numbers, self.unusual);
+        match unusual.into_iter().flatten().next() {
             Some(lint) => Err(lint.into()),
             None => Ok(()),
         }
@@ -123,8 +124,9 @@ impl SparseSequences {
     /// Other streams that use the sequences have to be waited for before.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, and sequences
-    /// whose keys are not in a paged cache; [`Error::Violation`] for what a plan refuses that was made of the sequences
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, sequences whose
+    /// keys are not in a paged cache, and other lengths than those of a plan that has them among its arguments, as those
+    /// of native sparse attention; [`Error::Violation`] for what a plan refuses that was made of the sequences
     /// or of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced
     /// then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
@@ -157,6 +159,14 @@ impl SparseSequences {
         stream.synchronize()?;
         let mut content = lock(&self.content);
         content.checks.iter().try_for_each(|check| check.check(&numbers))?;
+        if content.fixed && content.lengths.each_ref().map(Vec::as_slice) != lengths {
+            return Err(Error::invalid(
+                "lengths",
+                "other lengths",
+                "those of a plan that has them among its arguments",
+            )
+            .fix("make other sequences for other lengths, and plan with them"));
+        }
         content.unknown = true;
         for (tensor, numbers) in self.tensors.iter().chain([block_table]).zip(&numbers) {
             tensor.renew(stream, as_bytes(&on_device(numbers)))?;
@@ -183,6 +193,7 @@ impl SparseSequences {
             lengths: lengths.map(<[usize]>::to_vec),
             numbers: [queries, keys, Vec::new()],
             checks: Vec::new(),
+            fixed: false,
             unknown: false,
         };
         Ok(Self { layouts, tensors, block_table: None, content: Arc::new(Mutex::new(content)) })
@@ -206,6 +217,20 @@ impl SparseSequences {
         self.block_table.as_ref()
     }
 
+    /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host. They
+    /// cannot be overwritten from now on.
+    pub(crate) fn lengths(&self) -> [Vec<i64>; 2] {
+        let mut content = lock(&self.content);
+        content.fixed = true;
+        let wide = |lengths: &Vec<usize>| lengths.iter().map(|&length| length as i64).collect();
+        content.lengths.each_ref().map(wide)
+    }
+
+    /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block table.
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&[Vec<i64>; 3]) -> R) -> R {
+        read(&lock(&self.content).numbers)
+    }
+
     /// The layouts of queries and keys, as CANN names them.
     pub(crate) fn layouts(&self) -> [&'static str; 2] {
         self.layouts.map(TokenLayout::name)
@@ -224,15 +249,17 @@ impl SparseSequences {
     }
 
     /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
-    /// allowed query rows of no sequence, and rows without keys. What the numbers are [overwritten](Self::overwrite)
-    /// with is checked for the same.
+    /// allowed query rows of no sequence, and rows without keys, for an operator that has such lints. What the numbers
+    /// are [overwritten](Self::overwrite) with is checked for the same.
     pub(crate) fn check(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
-        [within, left_out, without_keys]: [&'static Rule; 3],
+        within: &'static Rule,
+        lints: impl Into<Option<[&'static Rule; 2]>>,
         allowed: &[&str],
     ) -> Result<()> {
-        let unusual = [left_out, without_keys].map(|lint| (lint, allowed.contains(&lint.id)));
+        let lints = lints.into().map_or([None; 2], |lints| lints.map(Some));
+        let unusual = lints.map(|lint| lint.filter(|lint| !allowed.contains(&lint.id)));
         let check = ContentCheck { sequences: *sequences, within, unusual };
         let mut content = lock(&self.content);
         content.known()?;
@@ -281,7 +308,7 @@ fn table(rows: &[impl AsRef<[usize]>], columns: usize, sequences: usize) -> Resu
 
 /// Numbers as the device has them, each of which INT32 holds. What is no block, -1, is block 0 there, so that an entry
 /// is a block whenever it is read.
-fn on_device(numbers: &[i64]) -> Vec<i32> {
+pub(crate) fn on_device(numbers: &[i64]) -> Vec<i32> {
     numbers.iter().map(|&number| number.max(0) as i32).collect()
 }
 
@@ -322,7 +349,7 @@ pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
 }
 
 /// A number that INT32 holds.
-fn number(name: &'static str, value: usize) -> Result<i64> {
+pub(crate) fn number(name: &'static str, value: usize) -> Result<i64> {
     let held = i32::try_from(value).map_err(|_| {
         Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
             .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")

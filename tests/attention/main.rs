@@ -19,6 +19,7 @@ mod masks;
 mod matmul;
 mod merge;
 mod merge_rows;
+mod native_sparse;
 mod norm;
 mod numbers;
 mod prompt_and_incre;

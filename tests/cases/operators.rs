@@ -5,9 +5,9 @@ use crate::harness;
 use std::path::Path;
 
 use ascend_attention::case::{Case, CaseError, CaseTensor, Expect, ParameterCase, Tolerance, Verdict};
-use ascend_attention::spec::Cann;
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::operator::{OwnedValue, Value};
+use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{DType, Error};
 
 /// One of the repository's own cases.
@@ -214,5 +214,65 @@ fn several_tensors_for_one_are_refused_in_the_words_of_the_operator() {
     ] {
         let error = ParameterCase::from_json(&line(op, name)).unwrap_err();
         assert!(error.to_string().ends_with(allowed), "{error}");
+    }
+}
+
+#[test]
+fn selected_blocks_are_compared_as_a_set_and_cached_tokens_with_those_left_as_they_were() {
+    let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
+    let half = |shape: &[usize], element: f32| {
+        CaseTensor::from_f32(DType::Float16, shape, &vec![element; shape.iter().product()]).unwrap()
+    };
+    let integers = |shape: &[usize], numbers: &[i32]| {
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        CaseTensor::new(DType::Int32, shape, bytes).unwrap()
+    };
+    // All compressed tokens are alike: of the 4 blocks the first and the last two are selected.
+    let mut case = plain(DeclaredOperator::NsaCompressAttentionInfer, "blocks");
+    for (name, tensor) in [
+        ("query", half(&[1, 1, 32], 1.0)),
+        ("key", half(&[1, 16, 32], 1.0)),
+        ("value", half(&[1, 16, 32], 0.5)),
+        ("block_table", integers(&[1, 1], &[0])),
+    ] {
+        case.arguments.set_tensor(name, tensor).unwrap();
+    }
+    for (name, value) in [
+        ("actual_cmp_kv_seq_len", OwnedValue::Ints(Some(vec![15]))),
+        ("select_block_count", OwnedValue::Int(3)),
+        ("page_block_size", OwnedValue::Int(16)),
+        ("scale", OwnedValue::Float(0.2)),
+    ] {
+        case.arguments.set_value(name, value).unwrap();
+    }
+    let out = CaseTensor::from_f32(DType::Float, &[1, 1, 32], &[0.5; 32]).unwrap();
+    for (blocks, passes) in [([3, 0, 2], true), ([0, 2, 3], true), ([0, 1, 3], false)] {
+        case.expected = vec![("output", out.clone()), ("top_k_output", integers(&[1, 1, 3], &blocks))];
+        let read = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+        let verdict = read.launch(&stream).unwrap().verdict;
+        assert_eq!(verdict == Verdict::Passed, passes, "{blocks:?}: {verdict:?}");
+    }
+
+    let mut case = plain(DeclaredOperator::NsaCompressWithCache, "cache");
+    for (name, tensor) in [
+        ("input", half(&[16, 1, 16], 1.0)),
+        ("weight", half(&[16, 1], 0.25)),
+        ("slot_mapping", integers(&[1], &[1])),
+        ("output_cache", half(&[2, 1, 16], 9.0)),
+    ] {
+        case.arguments.set_tensor(name, tensor).unwrap();
+    }
+    for (name, value) in
+        [("act_seq_len", OwnedValue::Ints(Some(vec![16]))), ("compress_block_size", OwnedValue::Int(16))]
+    {
+        case.arguments.set_value(name, value).unwrap();
+    }
+    for (old, passes) in [(9.0, true), (8.0, false)] {
+        let cache = [[old; 16], [4.0; 16]];
+        let cache = CaseTensor::from_f32(DType::Float, &[2, 1, 16], cache.as_flattened()).unwrap();
+        case.expected = vec![("output_cache", cache)];
+        let read = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
+        let verdict = read.launch(&stream).unwrap().verdict;
+        assert_eq!(verdict == Verdict::Passed, passes, "{verdict:?}");
     }
 }

@@ -8,6 +8,7 @@ import block_sparse
 import fusion_extras
 import incre
 import indexer
+import nsa
 import prompt
 import ring
 import sparse
@@ -95,6 +96,10 @@ CALLS = {
     "attention to lists": ("8.5", lambda: sparse.sequences_of_several_lengths(indexer.FORMS[3], BRAIN, 3, 4)),
     "attention to lists, with sums": ("8.5", lambda: sparse.maxima_and_sums(indexer.FORMS[1], HALF, 1, 3)),
     "attention by blocks": ("9.0", lambda: block_sparse.outputs_alone("BNSD", HALF)),
+    "compressed tokens": ("8.5", lambda: nsa.blocks_become_one_token(BRAIN, 32, 16, 3, 64)),
+    "the newest compressed token": ("8.5", lambda: nsa.the_newest_block_goes_to_its_slot(HALF, 32, 16, 1, 64, 1)),
+    "attention to compressed tokens": ("8.5", lambda: nsa.one_row_needs_no_original_lengths("TND")),
+    "attention to selected blocks": ("8.5", lambda: nsa.sizes_of_selected_blocks(48, False)),
     "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 

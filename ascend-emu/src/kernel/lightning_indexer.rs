@@ -168,17 +168,17 @@ unsafe fn write<T: Number>(
 
 /// A key and its score, as a number that is the larger the better the key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate(u64);
+pub(super) struct Candidate(u64);
 
 impl Candidate {
-    fn new(score: f32, position: usize) -> Self {
+    pub(super) fn new(score: f32, position: usize) -> Self {
         // Both zeros are one score.
         let bits = (score + 0.0).to_bits();
         let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
         Candidate(u64::from(ascending) << 32 | u64::from(!(position as u32)))
     }
 
-    fn position(self) -> u32 {
+    pub(super) fn position(self) -> u32 {
         !(self.0 as u32)
     }
 
@@ -264,7 +264,7 @@ impl IndexerRun<'_> {
 }
 
 /// The `count` best of all candidates: the best first, or in the order of their positions.
-fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
+pub(super) fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
     if count < all.len() {
         all.select_nth_unstable_by_key(count, |&candidate| Reverse(candidate));
         all.truncate(count);

@@ -25,6 +25,7 @@
 //! | `lightning_indexer` | choosing the keys of sparse attention, with the products of `prefill` |
 //! | `sparse_attention`, `token_rows` | attention to chosen keys, each row a sequence of its own; its tensors |
 //! | `block_sparse` | attention to blocks of keys, each block of rows a sequence of its own |
+//! | `compression`, `native_sparse` | compressed tokens; attention over a paged cache, and the choice of blocks |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
@@ -47,6 +48,7 @@
 mod attention;
 pub(crate) mod batch_mat_mul;
 pub(crate) mod block_sparse;
+pub(crate) mod compression;
 mod decode;
 pub(crate) mod delta_rule;
 mod dequantise;
@@ -55,6 +57,7 @@ mod kv;
 pub(crate) mod lightning_indexer;
 mod mask;
 pub(crate) mod merge;
+pub(crate) mod native_sparse;
 mod online_softmax;
 mod position_bias;
 mod prefetch;

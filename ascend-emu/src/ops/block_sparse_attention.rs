@@ -4,6 +4,7 @@ use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, bytes};
 use super::one_version::{checked_call, declared_by_problem};
+use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
@@ -148,14 +149,10 @@ impl DeclaredOperator for BlockSparseOperator {
                     // SAFETY: the caller's promise. Without memory for the mask the launch fails with the same error.
                     unsafe { self.mask(addresses, memory) }.map(|mask| self.keys_read(&mask)).unwrap_or_default()
                 }
-                _ if reader.untouched(bytes.clone()) => {
-                    let (start, count) = (bytes.start, bytes.len());
-                    let named = self.named(argument, addresses);
-                    let whole = Elements::new(named, start, count, &[], None, Place::Whole);
-                    whole.iter().for_each(|whole| reader.read(whole));
+                _ => {
+                    read_whole(self.named(argument, addresses), bytes, reader);
                     continue;
                 }
-                _ => continue,
             };
             for rows in rows {
                 let elements = self.rows(parameter, addresses, rows);

@@ -152,6 +152,36 @@ pub(super) unsafe fn bytes<O: DeclaredOperator>(
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
 }
 
+/// Returns a device fault if the address of a tensor that is updated in place differs as an output from its address as
+/// an input.
+pub(super) fn refuse_two_places<O: DeclaredOperator>(
+    op: &O,
+    addresses: &Addresses,
+    updated: &[ParameterOf<O>],
+) -> Result<(), Fault> {
+    for &parameter in updated {
+        let info = parameter.info();
+        let (Some(input), Some(output)) = (info.input, info.output) else {
+            continue;
+        };
+        let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
+        if op.arguments().tensor(parameter.into()).is_some() && read != written {
+            return Err(Fault {
+                code: AICORE_EXCEPTION,
+                message: format!(
+                    "{}: {} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change \
+                     both",
+                    op.symbol(),
+                    info.acl_name,
+                    read.copied().unwrap_or(0),
+                    written.copied().unwrap_or(0),
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// An output that shares bytes with another tensor of the same launch, unless both are one tensor by `may_be_one`.
 fn overlap(accesses: &[Access], may_be_one: impl Fn(&Access, &Access) -> bool) -> Option<(&Access, &Access)> {
     let end = |access: &Access| access.address.saturating_add(access.bytes as usize);

@@ -2,8 +2,9 @@
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::{Launch, integers};
+use super::paged_tokens::{read_tokens, read_whole};
 use super::sparse_contents;
-use crate::elements::{Elements, NamedTensor, Place, Reader};
+use crate::elements::{Elements, NamedTensor, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::memory::DeviceMemory;
@@ -11,7 +12,7 @@ use crate::operator::Addresses;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
 use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, SparseFlashProblem};
-use ascend_spec::ops::sparse_sequences::{SparseContents, TokenLayout};
+use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
 
 /// An operator whose rows attend to the keys that lists name.
 pub(super) trait ListedKeys: DeclaredOperator + Sized {
@@ -77,10 +78,8 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
                     let numbers = [queries, keys, table];
                     read_keys(self.problem(), (named, desc), &numbers, &lists, reader);
                 }
-            } else if reader.untouched(bytes.clone()) {
-                let (start, count) = (bytes.start, bytes.len());
-                let whole = Elements::new(named, start, count, &[], None, Place::Whole);
-                whole.iter().for_each(|whole| reader.read(whole));
+            } else {
+                read_whole(named, bytes, reader);
             }
         }
     }
@@ -149,35 +148,18 @@ fn inspect_lists<O: ListedKeys>(
 /// Passes each key that some row of the call reads from a paged cache to the reader.
 fn read_keys(
     problem: &SparseFlashProblem,
-    (cache, desc): (NamedTensor, TensorDesc),
+    cache: (NamedTensor, TensorDesc),
     numbers: &[Vec<i64>; 3],
     lists: &[i64],
     reader: &mut dyn Reader,
 ) {
-    let contents = SparseContents::of(numbers);
-    let bytes = |elements: i64| elements.saturating_mul(desc.dtype.size().unwrap_or(1) as i64);
-    let &[blocks, rows, _, step] = &desc.strides[..] else {
-        return;
-    };
-    for sequence in problem.sequences.each(contents) {
-        let mut read = vec![false; sequence.keys];
+    let read = |sequence: &SparseSequence, read: &mut [bool]| {
         for row in 0..sequence.queries {
-            let keys = problem.sequences.candidates(&sequence, row);
+            let keys = problem.sequences.candidates(sequence, row);
             let list = list(problem, lists, sequence.first_query + row);
             let chosen = problem.chosen(list, keys);
             chosen.for_each(|keys| read[keys].fill(true));
         }
-        for key in (0..sequence.keys).filter(|&key| read[key]) {
-            let Some((block, row)) = problem.sequences.key(&contents, &sequence, key) else {
-                continue;
-            };
-            let place = desc.offset + blocks * block as i64 + rows * row as i64;
-            let first = cache.address.saturating_add_signed(bytes(place) as isize);
-            let dim = desc.shape.last().map_or(0, |&dim| dim.max(0) as usize);
-            let place = Place::Block { block, first: row, sequence: Some((sequence.index, sequence.keys)) };
-            let axes = [(dim, bytes(step))];
-            let key = Elements::new(cache, first, bytes(1) as usize, &axes, None, place);
-            key.iter().for_each(|key| reader.read(key));
-        }
-    }
+    };
+    read_tokens(&problem.sequences, SparseContents::of(numbers), cache, &read, reader);
 }

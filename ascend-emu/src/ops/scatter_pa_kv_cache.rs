@@ -2,7 +2,7 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
-use super::launch::{Launch, integers};
+use super::launch::{Launch, integers, refuse_two_places};
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
@@ -12,7 +12,7 @@ use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{AICORE_EXCEPTION, Outcome};
+use crate::status::Outcome;
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, Pieces, ScatterProblem, SlotFault, Version, slot_faults,
 };
@@ -47,26 +47,6 @@ impl ScatterOperator {
         Ok(ScatterOperator { symbol, problem: arguments.call().check(soc)?, arguments, check: check() })
     }
 
-    /// Returns a device fault if the address of a cache as an output differs from its address as an input.
-    fn refuse_two_places(&self, addresses: &Addresses) -> Result<(), Fault> {
-        for cache in [Parameter::KeyCache, Parameter::ValueCache] {
-            let info = cache.info();
-            let (Some(input), Some(output)) = (info.input, info.output) else {
-                continue;
-            };
-            let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
-            if self.arguments.tensor(cache).is_some() && read != written {
-                return Err(self.fault(format!(
-                    "{} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change both",
-                    info.acl_name,
-                    read.copied().unwrap_or(0),
-                    written.copied().unwrap_or(0),
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// The slots of a launch that exist in the cache, each with the number of its token.
     ///
     /// # Safety
@@ -80,10 +60,6 @@ impl ScatterOperator {
         let inside = |slot: i64| u64::try_from(slot).ok().filter(|&slot| slot < self.problem.slots());
         let inside = slots.into_iter().map(inside).enumerate();
         inside.filter_map(|(token, slot)| Some((token, slot? as usize))).collect()
-    }
-
-    fn fault(&self, text: impl std::fmt::Display) -> Fault {
-        Fault { code: AICORE_EXCEPTION, message: format!("{}: {text}", self.symbol()) }
     }
 
     /// Reports the faults of the slots; in strict mode the first is a device fault.
@@ -151,7 +127,7 @@ impl DeclaredOperator for ScatterOperator {
         if self.is_idle() {
             return Ok(());
         }
-        self.refuse_two_places(addresses)?;
+        refuse_two_places(self, addresses, &[Parameter::KeyCache, Parameter::ValueCache])?;
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation

@@ -17,6 +17,7 @@ mod gather;
 #[cfg(feature = "glue")]
 mod glue;
 mod indexer;
+mod native_sparse;
 mod quant_indexer;
 mod quant_sparse_flash;
 mod rms_norm;

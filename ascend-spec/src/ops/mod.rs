@@ -13,6 +13,11 @@ pub mod incre_flash_attention;
 pub mod inference_attention;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
+pub mod native_sparse;
+pub mod nsa_compress;
+pub mod nsa_compress_attention_infer;
+pub mod nsa_compress_with_cache;
+pub mod nsa_selected_attention_infer;
 pub mod prompt_flash_attention;
 pub mod quant_lightning_indexer;
 pub mod recurrent_gated_delta_rule;
@@ -48,6 +53,13 @@ macro_rules! for_each_operator {
                 "quant_lightning_indexer", Some("lightning-indexer");
             BlockSparseAttention: block_sparse_attention,
                 "block_sparse_attention", Some("block-sparse-attention");
+            NsaCompress: nsa_compress, "nsa_compress", Some("native-sparse-attention");
+            NsaCompressWithCache: nsa_compress_with_cache,
+                "nsa_compress_with_cache", Some("native-sparse-attention");
+            NsaCompressAttentionInfer: nsa_compress_attention_infer,
+                "nsa_compress_attention_infer", Some("native-sparse-attention");
+            NsaSelectedAttentionInfer: nsa_selected_attention_infer,
+                "nsa_selected_attention_infer", Some("native-sparse-attention");
             RecurrentGatedDeltaRule: recurrent_gated_delta_rule,
                 "recurrent_gated_delta_rule", Some("gated-delta-rule");
             ChunkGatedDeltaRule: chunk_gated_delta_rule, "chunk_gated_delta_rule", Some("gated-delta-rule");

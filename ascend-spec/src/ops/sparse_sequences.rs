@@ -429,11 +429,11 @@ pub fn checked_contents(
 }
 
 /// What is unusual about lengths of queries and of keys that the tensors hold: by the first rule query rows of no
-/// sequence, by the second rows without keys.
+/// sequence, by the second rows without keys, each where there is the rule.
 pub fn unusual_contents(
     sequences: &SparseSequences,
     numbers: &[Vec<i64>; 3],
-    [left_out, without_keys]: [&'static Rule; 2],
+    [left_out, without_keys]: [Option<&'static Rule>; 2],
 ) -> [Option<Violation>; 2] {
     let all = || sequences.each(SparseContents::of(numbers));
     let packed = sequences.query.layout == TokenLayout::Tnd;
@@ -441,14 +441,14 @@ pub fn unusual_contents(
     let rows = sequences.query.rows;
     let short = all().find(|sequence| sequences.causal && sequence.keys < sequence.queries);
     [
-        (packed && of_sequences < rows).then(|| {
-            left_out.broken(
+        left_out.filter(|_| packed && of_sequences < rows).map(|rule| {
+            rule.broken(
                 format_args!("{rows} rows of the query, {of_sequences} in sequences"),
                 format_args!("lengths that sum up to {rows}"),
             )
         }),
-        short.map(|SparseSequence { index, queries, keys, .. }| {
-            without_keys.broken(
+        without_keys.zip(short).map(|(rule, SparseSequence { index, queries, keys, .. })| {
+            rule.broken(
                 format_args!("{queries} query rows and {keys} keys of sequence {index}"),
                 format_args!("{queries} keys or more"),
             )
@@ -480,7 +480,7 @@ impl SparseSequences {
     }
 
     /// What the tensors say of each sequence, of its query rows and of its keys.
-    fn numbers<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = [Number; 2]> + 'a {
+    fn numbers<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = [Number; 2]> + Clone + 'a {
         let sides = [
             (self.query.layout, self.query.rows, contents.query_lengths),
             (self.key.layout, self.key_room(), contents.key_lengths),
@@ -503,7 +503,7 @@ impl SparseSequences {
     }
 
     /// All sequences. No row belongs to two of them.
-    pub fn each<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseSequence> + 'a {
+    pub fn each<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseSequence> + Clone + 'a {
         let first = |room: &Room, index: usize, number: &Number| match room.layout {
             TokenLayout::Tnd => number.least as usize,
             TokenLayout::Bsnd => index * room.rows,

@@ -153,7 +153,7 @@ fn every_rule_of_the_indexer_refuses_a_call() {
         let numbers = [queries.to_vec(), keys.to_vec(), vec![]];
         let of = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         let problem = packed.check(A2).unwrap();
-        let found = unusual_contents(&problem.sequences, &numbers, of);
+        let found = unusual_contents(&problem.sequences, &numbers, of.map(Some));
         found.map(|found| found.map(|found| found.rule.id))
     };
     assert_eq!(unusual([3, 5], [40, 70]), [None, None]);

@@ -13,6 +13,8 @@ mod flash;
 mod gather;
 mod indexer;
 mod lints;
+mod nsa_attention;
+mod nsa_compression;
 mod paged;
 mod portable;
 mod prompt_incre;

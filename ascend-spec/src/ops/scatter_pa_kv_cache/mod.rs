@@ -10,6 +10,7 @@ mod slots;
 
 pub use arguments::{Argument, Arguments, Parameter, ScatterCall};
 pub use problem::{Pieces, ScatterProblem};
+pub(crate) use slots::numbered_slot_faults;
 pub use slots::{SlotFault, slot_faults};
 
 /// Name of [`ScatterCall::cache_mode`] for caches `[blocks, block size, N, D]`.

@@ -75,10 +75,18 @@ impl fmt::Display for SlotFault {
 /// Calls `visit` with every fault of a slot mapping for a cache of `slots` slots: first the slots outside the cache, by
 /// token, then the duplicates, by slot. Allocates nothing for slots that ascend.
 pub fn slot_faults<S: Copy + Into<i64>>(mapping: &[S], slots: u64, visit: &mut dyn FnMut(SlotFault)) {
+    numbered_slot_faults(mapping.iter().map(|&slot| slot.into()).enumerate(), slots, visit);
+}
+
+/// As [`slot_faults`], of some tokens, each with its number and its slot.
+pub(crate) fn numbered_slot_faults(
+    mapping: impl Iterator<Item = (usize, i64)> + Clone,
+    slots: u64,
+    visit: &mut dyn FnMut(SlotFault),
+) {
     let mut ascending = true;
     let mut last = None;
-    for (token, &slot) in mapping.iter().enumerate() {
-        let slot: i64 = slot.into();
+    for (token, slot) in mapping.clone() {
         match u64::try_from(slot) {
             Err(_) => visit(SlotFault::Negative { token, slot }),
             Ok(place) if place >= slots => visit(SlotFault::OutOfRange { token, slot, slots }),
@@ -92,10 +100,8 @@ pub fn slot_faults<S: Copy + Into<i64>>(mapping: &[S], slots: u64, visit: &mut d
         return;
     }
     let inside = |slot: i64| u64::try_from(slot).is_ok_and(|place| place < slots);
-    let mut sorted: Vec<(i64, usize)> = (mapping.iter().enumerate())
-        .map(|(token, &slot)| (slot.into(), token))
-        .filter(|&(slot, _)| inside(slot))
-        .collect();
+    let mut sorted: Vec<(i64, usize)> =
+        mapping.filter(|&(_, slot)| inside(slot)).map(|(token, slot)| (slot, token)).collect();
     sorted.sort_unstable();
     for pair in sorted.windows(2) {
         if let &[(slot, earlier), (same, token)] = pair

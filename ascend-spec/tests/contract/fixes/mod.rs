@@ -3,7 +3,7 @@
 mod meaning;
 mod words;
 
-use crate::{recorded, rules};
+use crate::{nsa_compression, recorded, rules};
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
@@ -392,6 +392,7 @@ fn more_calls() -> Vec<&'static str> {
 fn followed() -> BTreeSet<&'static str> {
     let mut said: BTreeSet<_> = rules::broken_calls().into_iter().collect();
     said.extend(more_calls());
+    said.extend(nsa_compression::followed());
     for mut recorded in recorded::sample() {
         let targets: Vec<_> = recorded.verdicts.iter().map(|&(target, _)| target).collect();
         for target in targets {

@@ -16,7 +16,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
          block_sparse.product quant_sparse_flash.product quant_indexer.product recurrent_delta.product \
-         chunk_delta.product",
+         chunk_delta.product nsa_compress.product nsa_compress_with_cache.product nsa_compress_attention.product \
+         nsa_selected_attention.product",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -28,7 +29,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
          block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
          quant_indexer.heads quant_indexer.none_chosen recurrent_delta.heads recurrent_delta.dims \
-         recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty",
+         recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty nsa_compress.heads \
+         nsa_compress_with_cache.heads nsa_compress_attention.batch nsa_selected_attention.batch \
+         nsa_compress_with_cache.empty nsa_compress_attention.compressed nsa_selected_attention.short \
+         nsa_compress_attention.head_dim",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -42,7 +46,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
          split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
-         quant_sparse_flash.scales_unread recurrent_delta.gk",
+         quant_sparse_flash.scales_unread recurrent_delta.gk nsa_compress_attention.mask_unread \
+         nsa_selected_attention.mask_unread nsa_compress_attention.reserved",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -58,7 +63,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
-         quant_sparse_flash.dtype quant_indexer.dtype recurrent_delta.dtype chunk_delta.dtype",
+         quant_sparse_flash.dtype quant_indexer.dtype recurrent_delta.dtype chunk_delta.dtype nsa_compress.dtype \
+         nsa_compress_with_cache.dtype nsa_compress_attention.dtype nsa_selected_attention.dtype",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -144,7 +150,22 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          recurrent_delta.contents recurrent_delta.dense_state recurrent_delta.format recurrent_delta.lost_out \
          recurrent_delta.per_token recurrent_delta.pool recurrent_delta.rank recurrent_delta.required \
          recurrent_delta.room recurrent_delta.shape recurrent_delta.shared_slot chunk_delta.contents \
-         chunk_delta.format chunk_delta.rank chunk_delta.required chunk_delta.shape",
+         chunk_delta.format chunk_delta.rank chunk_delta.required chunk_delta.shape nsa_compress.required \
+         nsa_compress_with_cache.required nsa_compress.format nsa_compress_with_cache.format nsa_compress.input \
+         nsa_compress_with_cache.input nsa_compress.weight nsa_compress_with_cache.weight nsa_compress.head_dim \
+         nsa_compress_with_cache.head_dim nsa_compress.lengths nsa_compress_with_cache.lengths nsa_compress.out \
+         nsa_compress.out_rows nsa_compress_with_cache.batch nsa_compress_with_cache.contents \
+         nsa_compress_with_cache.output_cache nsa_compress_attention.required nsa_selected_attention.required \
+         nsa_compress_attention.format nsa_selected_attention.format nsa_compress_attention.rank \
+         nsa_selected_attention.rank nsa_compress_attention.rows nsa_selected_attention.rows \
+         nsa_compress_attention.heads nsa_selected_attention.heads nsa_compress_attention.pages \
+         nsa_selected_attention.pages nsa_compress_attention.selected nsa_selected_attention.selected \
+         nsa_compress_attention.out nsa_selected_attention.out nsa_compress_attention.table_room \
+         nsa_selected_attention.table_room nsa_compress_attention.rows_left_out nsa_selected_attention.rows_left_out \
+         nsa_compress_attention.scale_finite nsa_selected_attention.scale_finite nsa_compress_attention.scale_zero \
+         nsa_selected_attention.scale_zero nsa_compress_attention.scale_inverse nsa_selected_attention.scale_inverse \
+         nsa_compress_attention.contents nsa_selected_attention.contents nsa_selected_attention.head_dim \
+         nsa_selected_attention.rows_without_tokens nsa_compress_attention.original",
     ),
     (
         "several values would do, and the call does not say which was meant",
@@ -170,6 +191,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_sparse_flash.attention_mode quant_sparse_flash.layout quant_sparse_flash.sparse_block_size \
          quant_sparse_flash.sparse_mode quant_sparse_flash.tokens \
          quant_indexer.count quant_indexer.layout quant_indexer.quant_modes quant_indexer.sparse_mode \
-         quant_indexer.tokens",
+         quant_indexer.tokens \
+         nsa_compress.block nsa_compress_with_cache.block nsa_compress.stride nsa_compress_with_cache.stride \
+         nsa_compress_attention.block nsa_compress_attention.stride nsa_compress_attention.whole_strides \
+         nsa_compress_attention.forced nsa_compress_attention.layout nsa_selected_attention.layout \
+         nsa_compress_attention.select_block_size nsa_selected_attention.select_block_size",
     ),
 ];

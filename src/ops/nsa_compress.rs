@@ -1,0 +1,200 @@
+//! NsaCompress: one token of each block of tokens, for native sparse attention.
+//!
+//! [`NsaCompress`] describes a call, which is planned once and launched per layer as an [`NsaCompressPlan`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::nsa_compress::{Argument, NsaCompressCall, Parameter, Version};
+use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_arguments};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    nsa_compress_arguments, NsaCompressCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnNsaCompressGetWorkspaceSize, aclnnNsaCompress;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "multiply blocks and their weights with BatchMatMul, or attend to all tokens";
+
+/// A call of NsaCompress: of each block of tokens of a sequence it makes one token, the sum of the block's tokens, each
+/// times its weight for the head.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressPlan`] once a layer, for keys and for
+/// values.
+///
+/// Source: aclnnNsaCompress, since CANN 8.5, on Atlas A2 and A3; elsewhere planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::nsa_compress::NsaCompress;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // 48 tokens with a head of 16 numbers, of which the first half are 1 and the others 3.
+/// let tokens: Vec<f16> = (0..48).flat_map(|token| [f16::from_f32(if token < 24 { 1.0 } else { 3.0 }); 16]).collect();
+/// let tokens = stream.upload(&tokens, [48, 1, 16])?;
+/// // Blocks of 32 tokens, which weigh alike, one from every 16th token on.
+/// let weights = stream.upload(&[f16::from_f32(1.0 / 32.0); 32], [32, 1])?;
+/// let plan = NsaCompress::new(32, 16).plan(&[48], (&tokens, &weights))?;
+/// let compressed = plan.launch(&stream, (&tokens, &weights))?;
+/// assert_eq!(compressed.shape(), [2, 1, 16]);
+/// let means = compressed.download(&stream)?;
+/// assert_eq!([means[0], means[16]].map(f16::to_f32), [1.5, 2.5]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct NsaCompress {
+    block: i64,
+    stride: i64,
+    allowed: AllowedLints,
+}
+
+impl NsaCompress {
+    /// A call that compresses blocks of so many tokens, of which one begins every `stride` tokens of a sequence.
+    pub fn new(block: usize, stride: usize) -> Self {
+        let [block, stride] = [block, stride].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        Self { block, stride, allowed: AllowedLints::default() }
+    }
+
+    /// Lets a call through that breaks this lint, which stays within the call's tensors.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with tokens `[T, N, D]` of sequences of these lengths, one after the other, and weights
+    /// `[block, N]`, and prepares it for tensors of these shapes and strides. Nothing is launched, and the tensors are
+    /// not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `nsa_compress.lengths` for lengths that are more than the tokens;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tokens of other axes;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnNsaCompressGetWorkspaceSize")]
+    pub fn plan<T: Element>(
+        &self,
+        lengths: &[usize],
+        (input, weight): (&Tensor<T>, &Tensor<T>),
+    ) -> Result<NsaCompressPlan> {
+        let context = input.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        weight.on(Parameter::Weight.name(), context)?;
+        let mut end = 0i64;
+        let ends = lengths.iter().map(|&length| {
+            end = end.saturating_add(i64::try_from(length).unwrap_or(i64::MAX));
+            end
+        });
+        let ends: Vec<i64> = ends.collect();
+        let given = NsaCompressCall {
+            input: Some(*input.desc()),
+            weight: Some(*weight.desc()),
+            act_seq_len: Some(&ends),
+            compress_block_size: self.block,
+            compress_stride: self.stride,
+            ..NsaCompressCall::default()
+        };
+        let call = NsaCompressCall { output: given.compressed(), ..given };
+        let tensors = LaunchTensors { inputs: [input, weight], output: None };
+        let planned = self.prepare(context, &call, input);
+        let recorded = AnyArguments::NsaCompress(call.to_arguments());
+        NsaCompressPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &NsaCompressCall<'_>,
+        stand_in: &AnyTensor,
+    ) -> Result<NsaCompressPlan> {
+        let target = context.target()?;
+        let Some(output) = call.output else {
+            let given = format_args!("{} in blocks of {} every {}", stand_in.desc(), self.block, self.stride);
+            let allowed = "[T, N, D] in blocks of at least one token, which memory can hold compressed";
+            return Err(
+                Error::invalid("input", given, allowed).fix("give the tokens these axes, and blocks their size")
+            );
+        };
+        let problem = call.check(target)?;
+        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        let is_idle = problem.is_idle();
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        Ok(NsaCompressPlan::new(prepared, NsaCompressOperation { output }))
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of NsaCompress that was checked and prepared. From [`NsaCompress::plan`].
+///
+/// A launch reads the pair of tokens and weights, and writes the compressed tokens of all sequences, one after the
+/// other, `[blocks, N, D]`: none where no sequence has a block.
+pub type NsaCompressPlan = operation::Plan<NsaCompressOperation>;
+
+/// NsaCompress, as its [`NsaCompressPlan`] knows it.
+#[derive(Debug)]
+pub struct NsaCompressOperation {
+    output: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a> {
+    inputs: [&'a AnyTensor; 2],
+    /// `None` for a call that is only planned.
+    output: Option<&'a AnyTensor>,
+}
+
+impl Tensors<Parameter> for LaunchTensors<'_> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
+        let [input, weight] = self.inputs;
+        if let Some(output) = self.output {
+            visit(Parameter::Output.into(), output)?;
+        }
+        visit(Parameter::Input.into(), input)?;
+        visit(Parameter::Weight.into(), weight)
+    }
+}
+
+impl Sealed for NsaCompressOperation {}
+
+impl Operation for NsaCompressOperation {
+    type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &NsaCompressPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::Output.name(), self.output)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &NsaCompressPlan,
+        queue: &impl Queue,
+        &(input, weight): &(&Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors { inputs: [input, weight], output: Some(output) };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &NsaCompressPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("output", &self.output.shape);
+    }
+}

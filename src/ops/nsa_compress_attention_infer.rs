@@ -1,0 +1,274 @@
+//! NsaCompressAttentionInfer: attention to compressed tokens, whose weights select blocks of original tokens.
+//!
+//! [`NsaCompressAttentionInfer`] describes a call, which is planned once and launched per layer as an
+//! [`NsaCompressAttentionPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::nsa_compress_attention_infer::{Argument, NsaCompressAttentionCall, Parameter, Version, rules};
+use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_attention_infer_arguments};
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
+use crate::runtime::{Context, Queue};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    nsa_compress_attention_infer_arguments, NsaCompressAttentionCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "attend to all tokens, by FusedInferAttentionScore";
+
+/// A call of NsaCompressAttentionInfer: attention to the compressed tokens of a paged cache, by whose weights each row
+/// gets the blocks of original tokens that
+/// [`NsaSelectedAttentionInfer`](crate::nsa_selected_attention_infer::NsaSelectedAttentionInfer) attends to.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressAttentionPlan`] once a layer.
+///
+/// Source: aclnnNsaCompressAttentionInfer, since CANN 8.5, on Atlas A2 and A3; elsewhere planning is an
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+///
+/// ```
+/// use ascend_attention::nsa_compress_attention_infer::NsaCompressAttentionInfer;
+/// use ascend_attention::sparse::SparseSequences;
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // A row of 512 tokens, of which blocks of 32 every 16 tokens are compressed: 31 of them.
+/// let query = stream.upload(&[f16::ONE; 64], [1, 1, 64])?;
+/// let mut keys = vec![f16::ZERO; 64 * 64];
+/// // The one that begins with token 256 is like the query.
+/// keys[16 * 64..17 * 64].fill(f16::ONE);
+/// let key = stream.upload(&keys, [1, 64, 64])?;
+/// let value = stream.upload(&keys, [1, 64, 64])?;
+/// let sequences = SparseSequences::packed(&stream, &[1], &[31])?.paged(&stream, &[[0]])?;
+/// let plan = NsaCompressAttentionInfer::new(32, 16, 0.125)
+///     .select(64, 4)
+///     .original_lengths(&[512])
+///     .plan(&sequences, (&query, &key, &value))?;
+/// let chosen = plan.launch(&stream, (&query, &key, &value))?;
+/// // The first of 8 blocks of 64 tokens and the last two always, and the one with token 256.
+/// let mut blocks = chosen.selected.download(&stream)?;
+/// blocks.sort();
+/// assert_eq!(blocks, [0, 4, 6, 7]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct NsaCompressAttentionInfer {
+    /// Tokens of a compressed block, the distance of two, tokens of a selected block, and their number.
+    sizes: [i64; 4],
+    scale: f64,
+    kv_heads: i64,
+    original: Option<Vec<i64>>,
+    allowed: AllowedLints,
+}
+
+impl NsaCompressAttentionInfer {
+    /// A call with this factor of the scores, to tokens of which each was made of `block` tokens, one every `stride`.
+    /// There is one key head, and 16 blocks of 64 tokens are selected.
+    pub fn new(block: usize, stride: usize, scale: f64) -> Self {
+        let [block, stride] = [block, stride].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        let sizes = [block, stride, 64, 16];
+        Self { sizes, scale, kv_heads: 1, original: None, allowed: AllowedLints::default() }
+    }
+
+    /// Sets how many blocks of how many tokens are selected for each row and key head (`selectBlockSize` and
+    /// `selectBlockCount`).
+    pub fn select(mut self, block: usize, count: usize) -> Self {
+        let [block, count] = [block, count].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        self.sizes[2..].copy_from_slice(&[block, count]);
+        self
+    }
+
+    /// Sets the number of key heads (`numKeyValueHeads`).
+    pub fn kv_heads(mut self, kv_heads: usize) -> Self {
+        self.kv_heads = i64::try_from(kv_heads).unwrap_or(i64::MAX);
+        self
+    }
+
+    /// Sets the original tokens of each sequence (`actualSelKvSeqLen`), by which rows do not see compressed tokens that
+    /// reach behind their position. Sequences with several query rows need them.
+    pub fn original_lengths(mut self, lengths: &[usize]) -> Self {
+        let lengths = lengths.iter().map(|&length| i64::try_from(length).unwrap_or(i64::MAX));
+        self.original = Some(lengths.collect());
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `nsa_compress_attention.forced`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with queries `[T, N1, D]` or `[B, S, N1, D]`, as in `sequences`, whose keys are the compressed
+    /// tokens, and caches of keys and values `[blocks, page, N2 * D]`; and prepares it for tensors of these shapes and
+    /// strides. Nothing is launched, and the tensors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
+    /// `nsa_compress_attention.contents` for blocks that the cache does not have;
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnNsaCompressAttentionInferGetWorkspaceSize")]
+    pub fn plan<T: Element>(
+        &self,
+        sequences: &SparseSequences,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<NsaCompressAttentionPlan> {
+        let context = query.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        key.on(Parameter::Key.name(), context)?;
+        value.on(Parameter::Value.name(), context)?;
+        sequences.on(context)?;
+        let [queries, compressed] = sequences.lengths();
+        let [block, stride, select, count] = self.sizes;
+        let axes = query.desc().shape;
+        let given = NsaCompressAttentionCall {
+            query: Some(*query.desc()),
+            key: Some(*key.desc()),
+            value: Some(*value.desc()),
+            block_table: sequences.block_table().map(|table| *table.desc()),
+            actual_q_seq_len: Some(&queries),
+            actual_cmp_kv_seq_len: Some(&compressed),
+            actual_sel_kv_seq_len: self.original.as_deref(),
+            num_heads: axes.rank().checked_sub(2).and_then(|axis| axes.get(axis)).copied().unwrap_or(0),
+            num_key_value_heads: self.kv_heads,
+            select_block_size: select,
+            select_block_count: count,
+            compress_block_size: block,
+            compress_block_stride: stride,
+            scale: self.scale,
+            layout: sequences.layouts()[0],
+            page_block_size: key.desc().shape.get(1).copied().unwrap_or(0),
+            ..NsaCompressAttentionCall::default()
+        };
+        let outputs = given.outputs();
+        let call = NsaCompressAttentionCall {
+            output: outputs.map(|[output, _]| output),
+            top_k_output: outputs.map(|[_, selected]| selected),
+            ..given
+        };
+        let tensors = LaunchTensors { sequences, inputs: [query, key, value], outputs: None };
+        let planned = self.prepare(context, &call, sequences, query);
+        let recorded = AnyArguments::NsaCompressAttentionInfer(call.to_arguments());
+        NsaCompressAttentionPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &NsaCompressAttentionCall<'_>,
+        sequences: &SparseSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<NsaCompressAttentionPlan> {
+        let target = context.target()?;
+        let outputs = call.output.zip(call.top_k_output);
+        let (output, selected) = implied(outputs, stand_in, || too_many_keys(self.sizes[3]))?;
+        let problem = call.check(target)?;
+        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
+        let operation = NsaCompressAttentionOperation { sequences: sequences.clone(), outputs: [output, selected] };
+        let is_idle = problem.is_idle();
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        Ok(NsaCompressAttentionPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch writes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CompressedAttention<T: Element> {
+    /// Attention, with the shape of the queries and the elements of a value.
+    pub out: Tensor<T>,
+    /// The selected blocks of each row and key head, by their number in the sequence: `[T, N2, count]` or
+    /// `[B, S, N2, count]`. The first block and the last two are always among them, in no particular order.
+    pub selected: Tensor<i32>,
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of NsaCompressAttentionInfer that was checked and prepared. From [`NsaCompressAttentionInfer::plan`].
+///
+/// A launch reads queries and the caches of compressed keys and values, and writes contiguous [`CompressedAttention`].
+pub type NsaCompressAttentionPlan = operation::Plan<NsaCompressAttentionOperation>;
+
+/// NsaCompressAttentionInfer, as its [`NsaCompressAttentionPlan`] knows it.
+#[derive(Debug)]
+pub struct NsaCompressAttentionOperation {
+    sequences: SparseSequences,
+    /// Attention and selected blocks.
+    outputs: [TensorDesc; 2],
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a> {
+    sequences: &'a SparseSequences,
+    inputs: [&'a AnyTensor; 3],
+    /// `None` for a call that is only planned.
+    outputs: Option<[&'a AnyTensor; 2]>,
+}
+
+impl Tensors<Parameter> for LaunchTensors<'_> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
+        if let Some([output, selected]) = self.outputs {
+            visit(Parameter::Output.into(), output)?;
+            visit(Parameter::TopKOutput.into(), selected)?;
+        }
+        let inputs = [Parameter::Query, Parameter::Key, Parameter::Value].into_iter().zip(self.inputs);
+        for (parameter, input) in inputs {
+            visit(parameter.into(), input)?;
+        }
+        let table = self.sequences.block_table();
+        table.map_or(Ok(()), |table| visit(Parameter::BlockTable.into(), table))
+    }
+}
+
+impl Sealed for NsaCompressAttentionOperation {}
+
+impl Operation for NsaCompressAttentionOperation {
+    type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>);
+    type Output<T: Element> = CompressedAttention<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &NsaCompressAttentionPlan) -> Result<CompressedAttention<T>> {
+        let [output, selected] = self.outputs;
+        Ok(CompressedAttention {
+            out: new_output(plan.context(), Parameter::Output.name(), output)?,
+            selected: new_output(plan.context(), Parameter::TopKOutput.name(), selected)?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &NsaCompressAttentionPlan,
+        queue: &impl Queue,
+        &(query, key, value): &(&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        attention: &mut CompressedAttention<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors {
+            sequences: &self.sequences,
+            inputs: [query, key, value],
+            outputs: Some([&attention.out, &attention.selected]),
+        };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &NsaCompressAttentionPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.outputs[0].shape).field("selected", &self.outputs[1].shape);
+    }
+}
