@@ -79,9 +79,9 @@ ascend_attention::spec::library_rules! {
         "query, key and value of a layer are contiguous",
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
-        "all layers of a step with one mask bring sinks or none does, and all bring latents or none does",
-        "bring sinks in every layer or in none, and latents alike; layers of another kind have another mask or a "
-        "group of their own in `GroupedAttention`";
+        "all layers of a step with one mask bring sinks or none does, and all bring latents in one form or none does",
+        "bring sinks in every layer or in none, and latents alike, with queries in one form; layers of another kind "
+        "have another mask or a group of their own in `GroupedAttention`";
     STEP_LAYERS_MISSING = "step.layers_missing",
         "a step queues all layers before the next step of its sequences begins",
         "begin the step again and queue every layer";

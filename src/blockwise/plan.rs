@@ -83,8 +83,9 @@ impl BlockwiseAttention {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is not finite, for strided tensors, and for
     /// tensors of other shapes, such as of other rows and keys than the cover has;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device than the stream's. As for [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among
-    /// others; [`FusedInferAttention::plan`] and [`RowMerge::plan`](crate::merge::RowMerge::plan).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device than the stream's. As for
+    /// [`BlockSparseAttention::plan`], before CANN 9.0 and for heads that the operator refuses among others;
+    /// [`FusedInferAttention::plan`] and [`RowMerge::plan`](crate::merge::RowMerge::plan).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -284,8 +285,8 @@ impl BlockwisePlan {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes and for strided ones, and
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, before anything is queued; as for
-    /// [`Plan::launch_into`](crate::operation::Plan::launch_into).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, before anything is
+    /// queued; as for [`Plan::launch_into`](crate::operation::Plan::launch_into).
     pub fn launch_into<T: Element>(
         &self,
         stream: &Stream,

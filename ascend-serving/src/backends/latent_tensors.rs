@@ -63,7 +63,7 @@ impl<T: Element> Copy for LatentForm<'_, T> {}
 
 /// A form of queries without its tensors and projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LatentFormKind {
+pub(crate) enum LatentFormKind {
     Absorbed,
     Plain,
     Mixed,
@@ -71,7 +71,7 @@ pub(super) enum LatentFormKind {
 
 impl<T: Element> LatentForm<'_, T> {
     /// The kind of the form.
-    pub(super) fn kind(&self) -> LatentFormKind {
+    pub(crate) fn kind(&self) -> LatentFormKind {
         match self {
             Self::Absorbed => LatentFormKind::Absorbed,
             Self::Plain(_) => LatentFormKind::Plain,

@@ -35,6 +35,7 @@ pub use chunked_local_attention::ChunkedLocalAttention;
 pub use fused_attention::{FusedAttention, TwoFusedCalls};
 pub use hybrid_backend::{HybridBackend, LayerSet, Phase};
 pub use latent::Mla;
+pub(crate) use latent_tensors::LatentFormKind;
 pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
 pub use mxfp8_attention::MxFp8Attention;
 pub use named_mask_attention::NamedMaskAttention;

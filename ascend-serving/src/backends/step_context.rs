@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;
 
-use super::latent_tensors::{LatentForm, LatentTensors};
+use super::latent_tensors::{LatentForm, LatentFormKind, LatentTensors};
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -202,10 +202,15 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// The queries, by name: over latents with their rotary parts, and apart those that are absorbed.
-    pub(super) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<T>)> + Clone + use<'a, T> {
+    pub(crate) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<T>)> + Clone + use<'a, T> {
         let rope = self.latent.map(|latent| ("query_rope", latent.query_rope));
         let absorbed = self.mixed().map(|(absorbed, _)| ("absorbed", absorbed));
         [Some(("query", self.query)), rope, absorbed].into_iter().flatten()
+    }
+
+    /// The form of the queries over latents.
+    pub(crate) fn latent_form(&self) -> Option<LatentFormKind> {
+        self.latent.map(|latent| latent.form.kind())
     }
 
     /// The absorbed queries of a mixed step, and where their output goes.

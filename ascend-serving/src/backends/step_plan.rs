@@ -179,7 +179,7 @@ impl<T: Element> StepPlan<T> {
             stage: program.stage,
             by_layer,
             queries: first.queries().map(|(_, query)| query.shape().to_vec()).collect(),
-            form: form_of(first),
+            form: first.latent_form(),
             stream: PlannedStream::of(step.stream),
             block_table: step.block_table.clone(),
         })
@@ -254,7 +254,7 @@ impl<T: Element> StepPlan<T> {
 
     /// Refuses queries in another form than was planned.
     fn check_form(&self, layer: &LayerTensors<'_, T>) -> Result<()> {
-        let given = form_of(layer);
+        let given = layer.latent_form();
         if given == self.form {
             return Ok(());
         }
@@ -377,11 +377,6 @@ impl<T: Element> StepPlan<T> {
         }
         Ok(())
     }
-}
-
-/// The form of a layer's queries over latents.
-fn form_of<T: Element>(layer: &LayerTensors<'_, T>) -> Option<LatentFormKind> {
-    layer.latent.map(|latent| latent.form.kind())
 }
 
 /// The memory of plans of which each layer runs one.

@@ -4,20 +4,23 @@ use std::fmt;
 
 use ascend_attention::{Element, Tensor, Violation};
 
-use crate::backends::{LayerTensors, StepContext, size};
+use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, size};
 use crate::error::Result;
+use crate::kv::CacheShape;
 use crate::rules;
+
+use super::layer_inputs::names_of_keys;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InputKinds {
     sink: bool,
-    latent: bool,
+    latent: Option<LatentFormKind>,
 }
 
 impl InputKinds {
     pub(crate) fn of<T: Element>(layer: &LayerTensors<'_, T>) -> Self {
-        Self { sink: layer.learnable_sink.is_some(), latent: layer.latent.is_some() }
+        Self { sink: layer.learnable_sink.is_some(), latent: layer.latent_form() }
     }
 
     /// Refuses another layer with other kinds of inputs: the plans are made for the first one.
@@ -30,34 +33,30 @@ impl InputKinds {
             &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.describe()),
             format_args!("{}, as the first layer of the step with this mask", self.describe()),
-            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; divide \
-             layers of several kinds into the groups of a `GroupedAttention`",
+            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike, with \
+             queries in one form; divide layers of several kinds into the groups of a `GroupedAttention`",
         ))
     }
 
-    fn describe(self) -> &'static str {
-        match (self.sink, self.latent) {
-            (false, false) => "no sinks, keys and values",
-            (true, false) => "sinks, keys and values",
-            (false, true) => "no sinks, latents",
-            (true, true) => "sinks, latents",
+    fn describe(self) -> String {
+        let sinks = if self.sink { "sinks" } else { "no sinks" };
+        match self.latent {
+            None => format!("{sinks}, keys and values"),
+            Some(form) => format!("{sinks}, latents with queries in the form {form:?}"),
         }
     }
 }
 
-/// Refuses tensors of another device, and tensors that do not have the step's tokens or the model's heads. The shapes
-/// of latent attention are checked by the backend.
+/// Refuses tensors of another device, and tensors that do not have the step's tokens or the model's heads.
 pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<()> {
     let device = step.stream.device();
-    let named = [("query", layer.query), ("key", layer.key), ("value", layer.value)];
-    for (name, tensor) in named {
+    let [key, value] = names_of_keys(layer.latent.is_some());
+    let keys = [(key, layer.key), (value, layer.value)];
+    for (name, tensor) in layer.queries().chain(keys) {
         tensor.check_device(name, device)?;
     }
     if let Some(sink) = layer.learnable_sink {
         sink.check_device("learnable_sink", device)?;
-    }
-    if layer.latent.is_some() {
-        return Ok(());
     }
     let rows = StepRows {
         actual: step.metadata.actual_tokens(),
@@ -65,13 +64,68 @@ pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTenso
         padding: true,
         fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
     };
+    if let Some(latent) = layer.latent {
+        return check_latent(
+            step,
+            layer,
+            &latent,
+            StepRows { fixes: [rules::STEP_TOKENS.fix, LATENT_HEADS_FIX], ..rows },
+        );
+    }
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
     let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
-    for ((name, tensor), (heads, dim)) in named.into_iter().zip(wanted) {
+    for ((name, tensor), (heads, dim)) in [("query", layer.query)].into_iter().chain(keys).zip(wanted) {
         rows.check(name, tensor, Some(layer.layer), heads, dim)?;
     }
     Ok(())
 }
+
+/// Refuses tensors of latent attention with other rows, heads or sizes than the step and the form of its queries have.
+fn check_latent<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+    latent: &LatentTensors<'_, T>,
+    rows: StepRows,
+) -> Result<()> {
+    let CacheShape { key_dim: latent_dim, value_dim: rope_dim, kv_heads, .. } = CacheShape::latent(1);
+    let (heads, plain_dim) = (step.shape.heads, step.shape.head_dim.saturating_sub(rope_dim));
+    let check =
+        |rows: StepRows, name, tensor, heads, dim| rows.check(name, tensor, Some(layer.layer), heads, Some(dim));
+    match latent.form {
+        LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
+        LatentForm::Plain(_) => check(rows, "query", layer.query, heads, plain_dim)?,
+        LatentForm::Mixed { absorbed, decoded, .. } => {
+            let metadata = step.metadata;
+            if metadata.decodes() == 0 || metadata.prefills() == 0 || !metadata.decodes_lead() {
+                // No backend computes mixed queries of such a step, which it says.
+                return Ok(());
+            }
+            let decodes = metadata.decode_tokens();
+            let [actual, padded] = [rows.actual, rows.padded].map(|rows| rows.saturating_sub(decodes));
+            check(StepRows { actual, padded, ..rows }, "query", layer.query, heads, plain_dim)?;
+            check(StepRows { actual: decodes, padded: decodes, ..rows }, "absorbed", absorbed, heads, latent_dim)?;
+            decoded.check_device("decoded", step.stream.device())?;
+            if decoded.shape() != [heads, decodes, latent_dim] {
+                return Err(Violation::new(
+                    &rules::STEP_HEADS,
+                    format_args!("decoded {:?} in layer {}", decoded.shape(), layer.layer),
+                    format_args!("[{heads}, {decodes}, {latent_dim}], as the absorbed queries have it"),
+                    "make the output of the decodes with the heads in front",
+                )
+                .into());
+            }
+        }
+    }
+    check(rows, "query_rope", latent.query_rope, heads, rope_dim)?;
+    let [latents, key_rope] = names_of_keys(true);
+    check(rows, latents, layer.key, kv_heads, latent_dim)?;
+    Ok(check(rows, key_rope, layer.value, kv_heads, rope_dim)?)
+}
+
+/// How to bring the heads of a layer of latent attention.
+const LATENT_HEADS_FIX: &str = "bring queries of 512 where they are absorbed and of 128 where they are plain, rotary \
+     parts of 64, latents of 512 and rotary keys of 64, each in its place of `LayerInputs::latent`, with the heads of \
+     the `AttentionShape`";
 
 /// How to bring the heads of a layer of a step.
 pub(crate) const STEP_HEADS_FIX: &str = "bring query, key and value in this order, or make the `AttentionShape`, and \

@@ -73,6 +73,7 @@ impl<T: Element> Attention<T> {
 /// A step in progress. From [`Attention::begin`]; end it when the last layer is queued, by [`Step::end`] or by
 /// dropping it. Where some of its layers are missing, its tokens do not count as computed: [`Step::end`] returns an
 /// error, and the next step of its sequences is refused.
+/// A step that is neither ended nor dropped, as after `std::mem::forget`, leaves its sequences in progress for ever.
 #[derive(Debug)]
 pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
@@ -102,9 +103,10 @@ impl<T: Element> Step<'_, T> {
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
-    /// none, or none where it had, [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was
-    /// queued before, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave
-    /// back; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
+    /// none, or none where it had, and for queries over latents in another form,
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
@@ -246,6 +248,11 @@ impl<T: Element> Step<'_, T> {
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
     /// next step of its sequences then makes.
+    ///
+    /// The tokens count as computed once they are queued. After a wait, such as `download` or `synchronize`, that
+    /// returns an error of the device, trust nothing that was queued on that stream since the last wait without one:
+    /// [truncate](crate::kv::Sequence::truncate) the sequences to the tokens that they had computed then, or to 0, and
+    /// compute the others again, or start the process again.
     ///
     /// # Errors
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.

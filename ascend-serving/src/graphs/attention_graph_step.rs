@@ -127,12 +127,12 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         Ok(&tensors.output)
     }
 
-    /// Copies a layer's query, key and value into its tensors, unless they are the first rows of these, and launches its
-    /// graph. They have a row for each token
-    /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
-    /// this step ([`AttentionGraphStep::launch`]), which overwrites its memory, that of its clones too. A mask and
-    /// sinks may be left out, since the graph has those of the capture. Over a cache of latents the inputs are absorbed
-    /// queries, latents and both rotary parts ([`LayerInputs::latent`]).
+    /// Copies a layer's query, key and value into its tensors, unless they are the first rows of these, and launches
+    /// its graph. They have a row for each token of the step, with the padding or without it; the output has the
+    /// padding, and is lent until the next call of this step ([`AttentionGraphStep::launch`]), which overwrites its
+    /// memory, that of its clones too. A mask and sinks may be left out, since the graph has those of the capture.
+    /// Over a cache of latents the inputs are absorbed queries, latents and both rotary parts
+    /// ([`LayerInputs::latent`]).
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
@@ -141,8 +141,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// that are not absorbed, for inputs without latents over a cache that has them, and for latents over another;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph and
-    /// is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph
+    /// and is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();

@@ -74,8 +74,8 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     }
 
     /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
-    /// the buffers, unless they are in their places there, and launches its graph; over a cache of latents absorbed queries and rotary parts, latents and
-    /// rotary keys ([`LayerInputs::latent`],
+    /// the buffers, unless they are in their places there, and launches its graph; over a cache of latents absorbed
+    /// queries and rotary parts, latents and rotary keys ([`LayerInputs::latent`],
     /// [`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). They have the captured number of nodes; rows
     /// after the nodes of a tree mean nothing. The output has the size's padding, too.
     ///
@@ -84,8 +84,8 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
     /// [`DRAFT_INPUTS`](crate::rules::DRAFT_INPUTS) for a mask, sinks, queries that are not absorbed, inputs without
     /// latents over a cache that has them, and latents over another;
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph and
-    /// is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph
+    /// and is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`TreeGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();

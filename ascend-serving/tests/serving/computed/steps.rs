@@ -1,7 +1,9 @@
 //! Steps of one sequence: gaps, metadata of an earlier step, layers that are left out, drafts that are cut off.
 
+use ascend_emu::{Site, inject};
 use ascend_serving::{BatchRequest, rules};
 
+use crate::harness;
 use crate::tokens::packed;
 
 use super::{Engine, LAYERS, both_kinds, names};
@@ -227,4 +229,43 @@ fn a_request_has_the_row_of_its_sequence() {
     let copied = one.row().to_vec();
     request.row = &copied;
     engine.of_request(request).unwrap();
+}
+
+/// Tokens count when they are queued. What a failed kernel did not write is found by the wait, and computed again
+/// behind a cut.
+#[test]
+fn tokens_of_a_failed_kernel_are_computed_again_behind_a_cut() {
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
+    let mut engine = Engine::new(2);
+    let mut sequence = engine.sequence();
+    let mut tokens = names(1, 10);
+    engine.add(&mut sequence, &tokens);
+    engine.stream.synchronize().unwrap();
+    for name in [50, 51] {
+        engine.grow(&mut sequence, 1);
+        tokens.push(name);
+        let metadata = engine.metadata(&sequence, 1);
+        let mut step = engine.attention.begin(&engine.stream, &metadata).unwrap();
+        for layer in 0..LAYERS {
+            let [query, key, value] = [0, 1, 2].map(|what| packed(&engine.stream, &[name], layer, what, 1));
+            // The first launch of a layer writes its keys and values.
+            let fault = (name == 50 && layer == 1).then(|| inject(Site::Launch, 1, 507_015));
+            step.forward(layer, (&query, &key, &value)).unwrap();
+            drop(fault);
+        }
+        step.end().unwrap();
+    }
+    let failed = engine.stream.synchronize().unwrap_err();
+    assert!(matches!(&failed, ascend_attention::Error::Acl { status, .. } if status.0 == 507_015), "{failed}");
+    assert_eq!(engine.computed(&sequence), 12);
+    engine.grow(&mut sequence, 1);
+    tokens.push(52);
+    let metadata = engine.metadata(&sequence, 1);
+    let away = engine.distance(&metadata, &tokens).unwrap();
+    assert!(away > 2e-2, "{away} away, though a token was not written");
+    sequence.truncate(10).unwrap();
+    assert_eq!(engine.computed(&sequence), 10);
+    engine.add(&mut sequence, &tokens);
 }

@@ -266,6 +266,86 @@ fn tensors_of_other_decodes_are_refused() {
     }
 }
 
+/// Tensors of other shapes than the step and the form have are named, in the first layer and in later ones, and the
+/// keys of the layer are not written.
+#[test]
+fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
+    let stream = harness::stream();
+    let ones =
+        |shape: [usize; 3]| -> Tensor<bf16> { stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap() };
+    let project = |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, to: &UpProjected<bf16>| -> Result<()> {
+        for tensor in [&to.key, &to.key_rope, &to.value] {
+            tensor.overwrite(stream, &vec![bf16::ZERO; tensor.shape().iter().product()])?;
+        }
+        Ok(())
+    };
+    let requests =
+        [BatchRequest::in_row(&[0], 3, 1), BatchRequest::in_row(&[1], 5, 1), BatchRequest::in_row(&[2], 0, 2)];
+    let [query_rope, latent, key_rope] = [[4, 2, ROPE], [4, 1, LATENT], [4, 1, ROPE]].map(ones);
+    let longer = [[5, 2, ROPE], [5, 1, LATENT], [5, 1, ROPE], [3, 2, LATENT], [2, 3, LATENT]].map(ones);
+    let (absorbed, decoded) = (ones([2, 2, LATENT]), ones([2, 2, LATENT]));
+    let mixed = |absorbed, decoded| LatentForm::Mixed { absorbed, decoded, projection: &project };
+    let plain = LatentForm::Plain(&project);
+    for (query, form) in [
+        (ones([4, 2, LATENT]), LatentForm::Absorbed),
+        (ones([4, 2, DIM]), plain),
+        (ones([2, 2, DIM]), mixed(&absorbed, &decoded)),
+    ] {
+        let shape = CacheShape::latent(2);
+        let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
+        let settings = BatchSettings::of(&cache, Causality::Causal);
+        let backends = Backends::none().with(Mla::new());
+        let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
+        let metadata = AttentionMetadata::new(&requests, settings).unwrap();
+        let [rows, _, dim] = <[usize; 3]>::try_from(query.shape()).unwrap();
+        let others = [[rows, 1, dim], [rows, 2, 2 * dim], [rows + 1, 2, dim]].map(ones);
+        let right = [&query, &query_rope, &latent, &key_rope];
+        let mut wrong: Vec<_> =
+            others.iter().map(|other| ("query", [other, right[1], right[2], right[3]], form)).collect();
+        wrong.extend([
+            ("query_rope", [right[0], &longer[0], right[2], right[3]], form),
+            ("query_rope", [right[0], &absorbed, right[2], right[3]], form),
+            ("latent", [right[0], right[1], &longer[1], right[3]], form),
+            ("latent", [right[0], right[1], &key_rope, &latent], form),
+            ("key_rope", [right[0], right[1], right[2], &longer[2]], form),
+            ("key_rope", [right[0], right[1], right[2], &latent], form),
+        ]);
+        if let LatentForm::Mixed { .. } = form {
+            wrong.push(("absorbed", right, mixed(&longer[3], &decoded)));
+            wrong.push(("decoded", right, mixed(&absorbed, &longer[4])));
+        }
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        let mut queue = |layer, [query, query_rope, latent, key_rope]: [&Tensor<bf16>; 4], form| {
+            let tensors = LatentTensors { query_rope, form };
+            step.forward(layer, LayerInputs::latent(query, latent, key_rope, tensors)).map(drop)
+        };
+        for layer in 0..2 {
+            for (name, tensors, form) in &wrong {
+                let why = queue(layer, *tensors, *form).unwrap_err();
+                assert!(why.breaks(&rules::STEP_HEADS) || why.breaks(&rules::STEP_TOKENS), "{form:?}: {why}");
+                assert!(why.to_string().contains(&format!("given {name} [")), "{form:?}, {name}: {why}");
+            }
+            if layer == 0 {
+                queue(layer, right, form).unwrap();
+            }
+        }
+        // All layers have the form of the first.
+        let (query, other) = match form {
+            LatentForm::Absorbed => (ones([4, 2, DIM]), plain),
+            _ => (ones([4, 2, LATENT]), LatentForm::Absorbed),
+        };
+        let why = queue(1, [&query, right[1], right[2], right[3]], other).unwrap_err();
+        assert!(why.breaks(&rules::STEP_LAYERS), "{why}");
+        assert!(why.to_string().contains(&format!("in the form {other:?}")), "{why}");
+        drop(step);
+        let [first, second] = [0, 1].map(|layer| {
+            let keys = &attention.cache().layer(layer).unwrap().key;
+            keys.download(&stream).unwrap().iter().filter(|key| **key != bf16::ZERO).count()
+        });
+        assert_eq!((first, second), (4 * LATENT, 0), "{form:?}");
+    }
+}
+
 #[test]
 fn a_projection_may_run_the_plan_that_called_it() {
     let stream = harness::stream();
