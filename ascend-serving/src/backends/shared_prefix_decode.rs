@@ -7,7 +7,8 @@ use ascend_attention::Element;
 use ascend_attention::attention::{Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
 
-use crate::batch::{AttentionMetadata, Causality};
+use crate::batch::AttentionMetadata;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 

@@ -8,7 +8,8 @@ use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{Element, Violation};
 
-use crate::batch::{AttentionState, Causality};
+use crate::batch::AttentionState;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};

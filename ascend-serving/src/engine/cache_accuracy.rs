@@ -2,7 +2,8 @@
 
 use ascend_attention::{Element, Number, Stream, Tensor};
 
-use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, Causality};
+use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings};
+use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::Sequence;
 

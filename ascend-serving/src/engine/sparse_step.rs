@@ -10,7 +10,8 @@ use ascend_attention::spec::ops::sparse_flash_attention::SparseFlashCall;
 use ascend_attention::{AnyTensor, DType, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
-use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress};
 use crate::rules;
@@ -58,6 +59,7 @@ impl<T: Element> SparseLatent<T> {
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<SparseStep<'a, T>> {
         self.check()?;
         self.latents.admits(stream)?;
+        metadata.check_groups(1)?;
         metadata.check_requests()?;
         metadata.check_pool(self.latents.pool())?;
         check_causal(metadata)?;

@@ -6,13 +6,13 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::bf16;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting,
-    EncoderAttention, FusedAttention, GraphLimits, HybridBackend, IndexerTensors, KeySplit, LatentForm, LatentTensors,
-    LayerInputs, LayerMask, LayerSet, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention,
-    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SharedPrefixThresholds, SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices,
-    TreeRequest, TreeVerification, TwoFusedCalls,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource,
+    DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, IndexerTensors, KeySplit, LatentForm,
+    LatentTensors, LayerInputs, LayerMask, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention,
+    PackedBits, PageIndices, PagedDecode, RecordedBatch, SampledDrafts, SharedPrefixDecode, SharedPrefixThresholds,
+    SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
+    TwoFusedCalls,
 };
 
 use crate::draw::Draw;
@@ -355,13 +355,9 @@ pub const CALLS: &[Call] = &[
         let parallel = ContextParallel::new(share, 8).unwrap();
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
-    ("HybridBackend", |draw| {
+    ("Backends::prefer", |draw| {
         let backends = Backends::<bf16>::none().with(FusedAttention);
-        let end = draw.usize();
-        let all = LayerSet::new(0..end, "fused");
-        if let Ok(hybrid) = HybridBackend::new(draw.of(&[end, 3, usize::MAX]), backends, [all]) {
-            let _ = hybrid.backend(draw.usize(), Phase::Decode);
-        }
+        let _ = backends.prefer(draw.usize()..draw.usize(), &AttentionState::ALL, "fused");
     }),
     ("a step of an engine", |draw| {
         let stream = crate::stream();
@@ -390,8 +386,8 @@ pub const CALLS: &[Call] = &[
         if let (true, Some(chunk)) = (draw.bool(), NonZeroUsize::new(draw.usize())) {
             metadata.set_mask(Causality::Chunk(chunk));
         }
-        let _ = attention.backend_choices(&stream, Causality::Causal, None);
-        if let Ok(choice) = attention.backend_choice(&stream, &metadata, None, None) {
+        let _ = attention.backend_choices(&stream, 0, Causality::Causal, None);
+        if let Ok(choice) = attention.backend_choice(&stream, &metadata, 0, None, None) {
             let _ = choice.memory.total(draw.usize());
         }
         let tokens = metadata.tokens();

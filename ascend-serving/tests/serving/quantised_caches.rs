@@ -76,7 +76,7 @@ pub fn served<T: Number>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<
                     let (x, want) = (x.to_f64(), 0.75 + (at / dim % 4 / 2) as f64);
                     assert!(abs_diff_eq!(x, want, epsilon = 1e-2), "{format:?}, {at}: {x}");
                 }
-                Ok(step.selected().unwrap().name)
+                Ok(step.selected(0).unwrap().name)
             }
             Err(why) => Err(why.to_string()),
         });

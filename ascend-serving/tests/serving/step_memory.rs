@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, HybridBackend, KeySplit, LayerMask, LayerSet, NamedMask,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, KeySplit, LayerMask, NamedMask,
     NamedMaskAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend, SharedPrefixDecode,
     SharedPrefixThresholds, SplitDecode, TwoFusedCalls, rules,
 };
@@ -28,13 +28,12 @@ enum StepBackend {
     Cascade,
     Shared,
     Split,
-    HybridBackend,
     Int8,
     Int8ByToken,
 }
 
 impl StepBackend {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 10] = [
         Self::FusedAttention,
         Self::InTwo,
         Self::Decode,
@@ -43,7 +42,6 @@ impl StepBackend {
         Self::Cascade,
         Self::Shared,
         Self::Split,
-        Self::HybridBackend,
         Self::Int8,
         Self::Int8ByToken,
     ];
@@ -59,10 +57,6 @@ impl StepBackend {
             Self::Cascade => none.with(CascadePrefill),
             Self::Shared => none.with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS }),
             Self::Split => none.with(SplitDecode { split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()) }),
-            Self::HybridBackend => {
-                let both = Backends::none().with(FusedAttention).with(ChunkedLocalAttention);
-                none.with(HybridBackend::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
-            }
             Self::Int8 | Self::Int8ByToken => none.with(QuantisedDecode).with(QuantisedPrefill),
         }
         .with(FusedAttention)
@@ -129,7 +123,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let batch = [BatchRequest::of(&sequence, 100)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
-        let choice = attention.backend_choice(&stream, &metadata, None, None);
+        let choice = attention.backend_choice(&stream, &metadata, 0, None, None);
         choice.unwrap()
     };
     let free = asked(StepBackend::Cascade.backends());
@@ -154,12 +148,10 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
             assert!(said.contains(&format!("{total} bytes besides the cache")), "{said}");
         }
     }
-    // A hybrid holds the limit of its registry.
-    for (bytes, served) in [(needed, "hybrid"), (needed - 1, "fused")] {
-        let registry = Backends::none().with(CascadePrefill);
-        let set = LayerSet::new([0], "cascade_prefill");
-        let hybrid = HybridBackend::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
-        let choice = asked(Backends::none().with(hybrid).with(FusedAttention));
+    // A backend that a layer prefers is one that is tried first.
+    for (bytes, served) in [(needed, "cascade_prefill"), (needed - 1, "fused")] {
+        let backends = Backends::none().with(FusedAttention).with(CascadePrefill).memory_limit(bytes, 1);
+        let choice = asked(backends.prefer([0], &AttentionState::ALL, "cascade_prefill").unwrap());
         assert_eq!(choice.served, Ok(served), "{bytes} bytes");
         let over = |refused: &RefusedBackend| refused.why.breaks(&rules::BACKEND_MEMORY);
         assert!(choice.refused.iter().all(over));

@@ -138,7 +138,7 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
             let mut step = engine.begin(&stream, &metadata).unwrap();
             let (rule, said) = rule(step.forward(0, (query, key, value)));
             assert_eq!(rule, broken, "{said}");
-            assert!(step.selected().is_none());
+            assert!(step.selected(0).is_none());
         }
     }
     let copy = part.contiguous(&stream).unwrap();
