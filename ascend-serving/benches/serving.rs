@@ -9,8 +9,8 @@ use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, LayerGroup, LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixThresholds,
-    StatePolicy, StepContext, StepPlan,
+    FusedAttention, LayerGroup, LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, StatePolicy, StepContext,
+    StepPlan,
 };
 use divan::Bencher;
 
@@ -238,6 +238,5 @@ fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { thresholds });
+    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode::ALWAYS);
 }

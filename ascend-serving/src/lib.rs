@@ -7,22 +7,19 @@
 //! # fn main() -> ascend_serving::Result<()> {
 //! # #[cfg(feature = "emulation")] {
 //! use ascend_attention::{Runtime, bf16};
-//! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-//! use ascend_serving::{
-//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-//! };
+//! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+//! use ascend_serving::{Attention, AttentionShape, Backends, BatchRequest, StatePolicy};
 //!
 //! let stream = Runtime::emulated()?.device(0)?.stream()?;
 //! // 8 blocks of 128 tokens; 2 layers, 4 query heads over 2 key heads of 64 elements.
 //! let shape = CacheShape::new(2, 2, 64);
 //! let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative)?;
-//! let settings = BatchSettings::of(&cache, Causality::Causal);
 //! let backends = Backends::standard(stream.device());
 //! let mut attention = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
 //!
-//! let mut sequence = Sequence::new(attention.cache().pool());
+//! let mut sequence = attention.sequence();
 //! attention.grow(&stream, &mut sequence, 3)?;
-//! let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings)?;
+//! let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], StatePolicy::default())?;
 //! let mut step = attention.begin(&stream, &metadata)?;
 //! for layer in 0..2 {
 //!     // What the model projects: [tokens, heads, elements].
@@ -139,8 +136,8 @@ pub use drafts::{
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
     CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
-    LayerInputs, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors,
-    Step, StepComparison, compare_backends, compare_caches,
+    LayerInputs, LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step,
+    StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -164,7 +161,7 @@ pub use split_kv::SplitLimits;
 /// let mut sequence = Sequence::new(&pool);
 /// sequence.grow(130)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
-/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 130)], settings)?;
+/// let metadata = attention.metadata(&[BatchRequest::of(&sequence, 130)], StatePolicy::default())?;
 /// assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
 /// # Ok(())
 /// # }

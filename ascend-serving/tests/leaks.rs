@@ -25,8 +25,8 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode, PrefixCache,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
-    TreeRequest, TreeVerification, TwoFusedCalls, UpProjected,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode, StatePolicy, TreeRequest,
+    TreeVerification, TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -58,8 +58,7 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    let backends = Backends::none().with(SharedPrefixDecode { thresholds }).with(CascadePrefill).with(FusedAttention);
+    let backends = Backends::none().with(SharedPrefixDecode::ALWAYS).with(CascadePrefill).with(FusedAttention);
     schedule(stream, pools, backends)
 }
 

@@ -181,7 +181,7 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
     /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step does
-    /// not have is refused when the step is planned.
+    /// not have is refused when the step begins.
     pub fn prefer(
         mut self,
         layers: impl IntoIterator<Item = usize>,
@@ -198,6 +198,12 @@ impl<T: Element> Backends<T> {
             self.preferred.extend(states.iter().map(|state| ((layer, *state), name)));
         }
         Ok(self)
+    }
+
+    /// Refuses preferences of layers that a cache of `layers` layers does not have.
+    pub(crate) fn check_layers(&self, layers: usize) -> Result<(), Violation> {
+        let named = self.preferred.keys().map(|(layer, _)| *layer).max();
+        named.map_or(Ok(()), |layer| check_layer(layer, layers))
     }
 
     /// The name of the backend that a layer tries first, if another one than the first of all.
@@ -248,16 +254,13 @@ impl<T: Element> Backends<T> {
     /// of them prefer, that of `first` in front.
     ///
     /// # Errors
-    /// As for [`plan`](Self::plan); [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a preference of a layer that
-    /// the cache does not have.
+    /// As for [`plan`](Self::plan).
     pub(crate) fn plan_layers(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
         layers: usize,
     ) -> Result<Vec<PreferredPlan<T>>> {
-        let named = self.preferred.keys().map(|(layer, _)| *layer).max();
-        named.map_or(Ok(()), |layer| check_layer(layer, layers))?;
         let mut plans: Vec<PreferredPlan<T>> = Vec::new();
         let mut held = StepMemory::default();
         for layer in iter::once(first.layer).chain(0..layers) {
@@ -387,5 +390,34 @@ impl<T: Element> Backends<T> {
 impl<T: Element> fmt::Debug for Backends<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use ascend_attention::bf16;
+
+    #[test]
+    fn layers_try_what_they_prefer_in_front_of_the_others() {
+        use AttentionState::{ChunkedPrefill, DecodeOnly};
+        let both = || Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+        let backends = both().prefer([0, 2], &[DecodeOnly], "paged_decode").unwrap();
+        // A later preference replaces an earlier one, and appended ones replace none.
+        let backends = backends.prefer([2], &[DecodeOnly], "fused").unwrap();
+        let backends = backends.append(both().prefer([1, 2], &[DecodeOnly], "paged_decode").unwrap());
+        let order = |layer, state| backends.in_order(layer, state).map(|backend| backend.name()).collect::<Vec<_>>();
+        for layer in 0..4 {
+            let first = if layer < 2 { ["paged_decode", "fused"] } else { ["fused", "paged_decode"] };
+            assert_eq!(order(layer, DecodeOnly), first, "layer {layer}");
+            assert_eq!(order(layer, ChunkedPrefill), ["fused", "paged_decode"]);
+        }
+        backends.check_layers(3).unwrap();
+        assert_eq!(backends.check_layers(2).unwrap_err().rule, &rules::BACKEND_LAYERS);
+        let sparse = both().prefer([0], &[DecodeOnly], "sparse").unwrap_err();
+        assert_eq!((sparse.rule, &*sparse.given), (&rules::BACKEND_NAME, "\"sparse\""));
+        let far = both().prefer([CacheShape::MAX_LAYERS], &[DecodeOnly], "fused").unwrap_err();
+        assert_eq!(far.rule, &rules::BACKEND_LAYERS);
     }
 }

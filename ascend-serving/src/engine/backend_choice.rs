@@ -133,8 +133,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<Vec<BackendChoice>> {
         let mask = mask.into();
         let (group, layer) = self.group_of(layer)?;
-        group.cache.admits(stream)?;
-        group.shape.check_cache(&group.cache.shape())?;
+        group.check(stream)?;
         let choices =
             EXAMPLES.iter().map(|example| group.example_choice(stream, (layer, &mask), learnable_sink, example));
         choices.collect()
@@ -163,8 +162,7 @@ impl<T: Element> Attention<T> {
         let (group, local) = self.group_of(layer)?;
         let place = self.places.get(layer).map_or(0, |place| place.group);
         let metadata = metadata.group(place).unwrap_or(metadata);
-        group.cache.admits(stream)?;
-        group.shape.check_cache(&group.cache.shape())?;
+        group.check(stream)?;
         metadata.check_pool(group.cache.pool())?;
         metadata.check_blocks(group.cache.pool())?;
         group.choice(stream, metadata, (local, mask.unwrap_or(metadata.mask())), learnable_sink)

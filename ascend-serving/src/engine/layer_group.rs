@@ -2,10 +2,11 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::Element;
+use ascend_attention::{Element, Stream};
 
 use crate::backends::{AttentionShape, Backends};
 use crate::causality::Causality;
+use crate::error::Result;
 use crate::kv::{CacheShape, PagedKvCache};
 
 /// Layers of a model that see the same keys and share a cache: a row of the table that [`Attention`](crate::Attention)
@@ -66,6 +67,14 @@ impl<T: Element> LayerGroup<T> {
     /// The backends, in the order in which they are tried.
     pub fn backends(&self) -> &Backends<T> {
         &self.backends
+    }
+
+    /// Refuses a stream of another device, and heads and preferences of backends that do not fit the cache.
+    pub(crate) fn check(&self, stream: &Stream) -> Result<()> {
+        self.cache.admits(stream)?;
+        let shape = self.cache.shape();
+        self.shape.check_cache(&shape)?;
+        Ok(self.backends.check_layers(shape.layers)?)
     }
 
     /// The window of the layers in front of which growth gives tokens back.

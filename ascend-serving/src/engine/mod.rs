@@ -24,7 +24,7 @@ pub use backend_choice::BackendChoice;
 pub use backend_comparison::{
     BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
 };
-pub use cache_accuracy::{CacheAccuracy, LayerRows, compare_caches};
+pub use cache_accuracy::{CacheAccuracy, compare_caches};
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use key_choice::KeyChoice;

@@ -40,7 +40,8 @@ impl<T: Element> Attention<T> {
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for
-    /// metadata of other groups of layers; as for
+    /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
+    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have; as for
     /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
@@ -69,8 +70,7 @@ impl<T: Element> Attention<T> {
 impl<T: Element> LayerGroup<T> {
     /// Refuses a stream, heads or metadata that do not fit the layers and their cache.
     fn admits(&self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
-        self.cache.admits(stream)?;
-        self.shape.check_cache(&self.cache.shape())?;
+        self.check(stream)?;
         metadata.check_requests()?;
         metadata.check_pool(self.cache.pool())?;
         let given = metadata.settings().causality;

@@ -130,8 +130,7 @@ impl<T: Element> AttentionGraphs<T> {
         limits: &GraphLimits,
     ) -> Result<Self> {
         for group in attention.groups() {
-            group.cache().admits(stream)?;
-            group.shape().check_cache(&group.cache().shape())?;
+            group.check(stream)?;
         }
         limits.check()?;
         let places = attention.places().to_vec();

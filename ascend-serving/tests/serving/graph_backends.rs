@@ -7,9 +7,8 @@ use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, KeySplit, LayerMask,
-    NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, TwoFusedCalls,
-    rules,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, LayerMask,
+    NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
 };
 
 use crate::harness;
@@ -117,14 +116,9 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
 #[test]
 fn calls_that_depend_on_lengths_are_not_captured() {
     let stream = harness::stream();
-    let split = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
-    let thresholds = SharedPrefixThresholds::ALWAYS;
+    let split = SplitDecode::Tiles(NonZeroUsize::new(128).unwrap());
     let varying = || {
-        Backends::<bf16>::none()
-            .with(SharedPrefixDecode { thresholds })
-            .with(SplitDecode { split })
-            .with(CascadePrefill)
-            .with(TwoFusedCalls)
+        Backends::<bf16>::none().with(SharedPrefixDecode::ALWAYS).with(split).with(CascadePrefill).with(TwoFusedCalls)
     };
     for each in [1, 2] {
         let limits = GraphLimits::new([2], 300).tokens_each(each);
@@ -144,8 +138,8 @@ fn calls_that_depend_on_lengths_are_not_captured() {
 #[test]
 fn calls_that_happen_not_to_depend_on_lengths_are_captured() {
     let stream = harness::stream();
-    let split = KeySplit::Tiles(NonZeroUsize::new(384).unwrap());
-    let backends = Backends::<bf16>::none().with(SplitDecode { split });
+    let split = SplitDecode::Tiles(NonZeroUsize::new(384).unwrap());
+    let backends = Backends::<bf16>::none().with(split);
     assert_eq!(replayed(&stream, backends, Causality::Causal, 1), "split_decode");
 }
 

@@ -6,7 +6,7 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CacheAccuracy, Causality,
-    FusedAttention, LayerRows, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
+    FusedAttention, LayerInputs, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
 };
 
 use crate::harness;
@@ -108,9 +108,9 @@ impl Layer {
         Self { numbers, tensors }
     }
 
-    pub fn rows(&self) -> LayerRows<'_, bf16> {
+    pub fn rows(&self) -> LayerInputs<'_, bf16> {
         let [query, key, value] = &self.tensors;
-        LayerRows { query, key, value }
+        (query, key, value).into()
     }
 }
 

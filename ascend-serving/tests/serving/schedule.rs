@@ -11,7 +11,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionShape, AttentionState, Backends, BatchSettings, CascadePrefill, Causality, Drafting,
-    FusedAttention, PagedDecode, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TwoFusedCalls,
+    FusedAttention, PagedDecode, SharedPrefixDecode, StatePolicy, TwoFusedCalls,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -77,8 +77,7 @@ impl Model {
         let mut backends = Backends::none();
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
-            let thresholds = SharedPrefixThresholds::ALWAYS;
-            backends = backends.with(SharedPrefixDecode { thresholds }).with(CascadePrefill);
+            backends = backends.with(SharedPrefixDecode::ALWAYS).with(CascadePrefill);
         }
         // What the decode path takes: other caches and windows are another backend's.
         let decodes = self.window.is_none() && self.format != Cache::Nz;
