@@ -180,8 +180,8 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
-    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step does
-    /// not have is refused when the step begins.
+    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step
+    /// does not have is refused when the step begins.
     pub fn prefer(
         mut self,
         layers: impl IntoIterator<Item = usize>,

@@ -17,8 +17,8 @@ use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 ///
 /// Each step begins with its [`AttentionMetadata`], and each layer of the step calls
 /// [`Step::forward`](crate::Step::forward). Most models have layers of one kind ([`Attention::new`]). One with several,
-/// such as full ones and ones with a sliding window (Gemma, gpt-oss), has a [`LayerGroup`] of each kind, with a cache of
-/// its own ([`Attention::of_groups`]): one step, one sequence of a request and one metadata serve all of them.
+/// such as full ones and ones with a sliding window (Gemma, gpt-oss), has a [`LayerGroup`] of each kind, with a cache
+/// of its own ([`Attention::of_groups`]): one step, one sequence of a request and one metadata serve all of them.
 #[derive(Debug)]
 pub struct Attention<T: Element> {
     /// At least one.
@@ -40,8 +40,8 @@ impl<T: Element> Attention<T> {
     /// The attention of a model of `layers` layers of several kinds.
     ///
     /// A sequence has blocks in the pool of each group ([`Attention::sequence`]). Growing it gives back the tokens that
-    /// the windows no longer show, so that the cache of a windowed group holds no more of a request than the window, one
-    /// step's tokens and a block. The layers of one group may have sinks while those of another have none.
+    /// the windows no longer show, so that the cache of a windowed group holds no more of a request than the window,
+    /// one step's tokens and a block. The layers of one group may have sinks while those of another have none.
     ///
     /// ```
     /// use std::num::NonZeroUsize;
@@ -227,9 +227,9 @@ impl<T: Element> Attention<T> {
         Ok(())
     }
 
-    /// Takes the findings of the range check since the last call, in work that the device has finished: the oldest
-    /// 256 at most, with the layers as the model numbers them. A warning (`tracing`) reports each finding, too, when it is found. Without a check there are
-    /// none.
+    /// Takes the findings of the range check since the last call, in work that the device has finished: the oldest 256
+    /// at most, with the layers as the model numbers them. A warning (`tracing`) reports each finding, too, when it is
+    /// found. Without a check there are none.
     ///
     /// # Errors
     /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.

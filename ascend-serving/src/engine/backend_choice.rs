@@ -86,8 +86,9 @@ const EXAMPLES: [Example; 5] = {
 
 impl<T: Element> Attention<T> {
     /// Reports which of the backends would serve each kind of step on this device with the cache of a layer, for layers
-    /// with this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when
-    /// the engine starts; on the emulation of a product and release it answers also for machines that you do not have.
+    /// with this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it
+    /// when the engine starts; on the emulation of a product and release it answers also for machines that you do not
+    /// have.
     ///
     /// A choice may depend on more than the kind: backends such as [`SharedPrefixDecode`](crate::SharedPrefixDecode)
     /// leave small steps to the others.

@@ -72,9 +72,9 @@ impl Seen {
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
 /// [quantised](crate::kv::PagedKvCache::quantised_as) one, and reports for each layer how far the outputs are apart.
-/// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the inputs of
-/// all of them for each layer of the model, without latents. It waits for the stream: use it to choose scales and layers before serving, not
-/// while serving.
+/// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the inputs of all of
+/// them for each layer of the model, without latents. It waits for the stream: use it to choose scales and layers
+/// before serving, not while serving.
 ///
 /// Attention alone is compared, on the same queries, keys and values: in a model later layers get other ones.
 ///

@@ -121,9 +121,10 @@ struct LayerPlan<T: Element> {
 }
 
 impl<'a, T: Element> Step<'a, T> {
-    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, then attends. Returns at once. The first
-    /// layer with a mask plans for all layers with it. The attention is `[tokens, N, D]`; of latent attention the
-    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
+    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, then attends.
+    /// Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
+    /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
+    /// have the form of the first.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
@@ -179,28 +180,33 @@ impl<'a, T: Element> Step<'a, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let mut outcome = self.queue_layer(layer, inputs, into, launch);
-        match &mut outcome {
-            Err(why) if why.breaks(&rules::QUANTISED_FINITE) => {
-                if let Some(checker) = &mut self.attention.range_checker {
-                    // The refusal names the first row that cannot be quantised; the check reports more.
-                    let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]);
-                    if let Err(other) = checker.check(self.stream, layer, tensors) {
-                        tracing::warn!("no range check of layer {layer}, which is refused: {other}");
-                    }
-                }
+        let outcome = match self.layers.check_not_repeated(layer) {
+            Ok(()) => self.queue_layer(layer, inputs, into, launch).map_err(|why| self.named_layer(why, layer)),
+            Err(repeated) => Err(repeated.into()),
+        };
+        if let Err(why) = &outcome
+            && why.breaks(&rules::QUANTISED_FINITE)
+            && let Some(checker) = &mut self.attention.range_checker
+        {
+            // The refusal names the first row that cannot be quantised; the check reports more.
+            let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]);
+            if let Err(other) = checker.check(self.stream, layer, tensors) {
+                tracing::warn!("no range check of layer {layer}, which is refused: {other}");
             }
-            _ => {}
         }
-        if let Err(Error::Violation(violation)) = &mut outcome
+        self.layers.note_outcome(layer, outcome)
+    }
+
+    /// A refusal of a layer that is known by its number in the cache, with that in the model.
+    fn named_layer(&self, mut why: Error, layer: usize) -> Error {
+        if let Error::Violation(violation) = &mut why
             && let Ok((_, local)) = self.attention.group_of(layer)
             && local != layer
         {
-            // The layer was known by its number in the cache.
             let of_model = format!(", in layer {layer} of the model, number {local} of its group");
             violation.given.push_str(&of_model);
         }
-        self.layers.note_outcome(layer, outcome)
+        why
     }
 
     fn queue_layer<R>(
@@ -210,7 +216,6 @@ impl<'a, T: Element> Step<'a, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        self.layers.check_not_repeated(layer)?;
         let (layers, places) = (&mut self.attention.groups, &self.attention.places);
         let known = places.get(layer).copied();
         let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));

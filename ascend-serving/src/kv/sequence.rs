@@ -371,7 +371,8 @@ impl Sequence {
                         part.len, part.given_back
                     ),
                     "a sequence that still has what the next token sees",
-                    "share the prefix when its last token was cached, before giving blocks back, and keep that sequence",
+                    "share the prefix when its last token was cached, before giving blocks back, and keep that \
+                     sequence",
                 ));
             }
             part.check_kept(tokens, shown(part))?;
@@ -467,7 +468,8 @@ impl Sequence {
         tokens == 0 || (tokens <= self.len && shown >= self.given_back)
     }
 
-    /// Refuses to cut it to `tokens` tokens, where the next token sees those from `shown` on, if it does not have these.
+    /// Refuses to cut it to `tokens` tokens, where the next token sees those from `shown` on, if it does not have
+    /// these.
     fn check_kept(&self, tokens: usize, shown: usize) -> Result<(), Violation> {
         if self.keeps(tokens, shown) {
             return Ok(());

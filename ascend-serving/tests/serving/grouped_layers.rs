@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, Causality, FusedAttention, LayerGroup,
-    StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
+    LayerGroup, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -167,4 +167,23 @@ fn tokens_that_no_step_has_computed_stay_in_a_window() {
     model.grow(&stream, &mut sequence, 1).unwrap();
     assert_eq!(sequence.group(1).unwrap().given_back(), 512);
     step(&mut model, &sequence, 1);
+}
+
+#[test]
+fn a_sequence_of_several_groups_serves_all_of_them_or_none() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 5).unwrap();
+    assert_eq!(sequence.grow(1).unwrap_err().rule, &rules::GROUP_LAYERS);
+    assert_eq!(sequence.drop_before(1).unwrap_err().rule, &rules::GROUP_LAYERS);
+    let alone = attention(&stream, 2, 40).grow(&stream, &mut sequence, 1).unwrap_err();
+    assert!(alone.breaks(&rules::GROUP_LAYERS), "{alone}");
+    let settings = BatchSettings::of(model.cache(), Causality::Causal);
+    let first = AttentionMetadata::new(&[BatchRequest::of(&sequence, 5)], settings).unwrap_err();
+    assert_eq!(first.rule, &rules::GROUP_LAYERS);
+    let in_row = model.metadata(&[BatchRequest::in_row(&[0], 0, 5)], POLICY).unwrap_err();
+    assert_eq!((in_row.rule, &*in_row.given), (&rules::GROUP_LAYERS, "a request without a sequence"));
+    assert_eq!([0, 1].map(|group| sequence.group(group).map(Sequence::len)), [Some(5); 2]);
+    assert!(sequence.group(2).is_none());
 }
