@@ -69,7 +69,7 @@ impl<'a> BatchRequest<'a> {
         }
     }
 
-    /// The same request in the cache of another group of layers than the first, where its sequence has one.
+    /// The request in the cache of a group of layers, where its sequence has one.
     pub(super) fn in_group(&self, group: usize) -> Option<Self> {
         let part = Self::of(self.sequence?.group(group)?, self.new);
         Some(Self { drafts: self.drafts, prompt_len: self.prompt_len, recompute: self.recompute, ..part })

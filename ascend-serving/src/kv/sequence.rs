@@ -36,7 +36,7 @@ pub struct Sequence {
     written_by_step: Vec<Block>,
     /// Which keys the layers see, where growth gives back the tokens that they show no more.
     causality: Option<Causality>,
-    /// The same tokens in the caches of the other groups of layers.
+    /// Its tokens in the caches of the other groups of layers.
     others: Vec<Sequence>,
 }
 
