@@ -9,8 +9,8 @@ use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors, PagedDecode, RangeCheck,
-    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, StepContext, StepPlan,
+    FusedAttention, LayerGroup, LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, StatePolicy, StepContext,
+    StepPlan,
 };
 use divan::Bencher;
 
@@ -61,11 +61,10 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
         let shape = CacheShape::new(1, 1, 1);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(&device, 16_384, 128, shape, pad).unwrap();
-        let attention = Attention::new(AttentionShape::new(1, 1, 1), cache, Backends::none());
-        LayerGroup::new([layer], causality, attention)
+        LayerGroup::new([layer], causality, AttentionShape::new(1, 1, 1), cache, Backends::none())
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
-    let mut attention = GroupedAttention::new(2, groups).unwrap();
+    let mut attention = Attention::of_groups(2, groups).unwrap();
     let sequences: Vec<_> = (0..requests)
         .map(|request| {
             let mut sequence = attention.sequence();
@@ -76,7 +75,7 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
         })
         .collect();
     let batch = || -> Vec<_> {
-        let one = |sequence| GroupedRequest::of(sequence, 1);
+        let one = |sequence| BatchRequest::of(sequence, 1);
         sequences.iter().map(one).collect()
     };
     let mut metadata = attention.metadata(&batch(), StatePolicy::default()).unwrap();
@@ -239,6 +238,5 @@ fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode { thresholds });
+    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode::ALWAYS);
 }

@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
             outputs.push(layers.forward(layer, (&query, &key, &value))?);
         }
-        let served = layers.selected().map_or("nothing", |selected| selected.name);
+        let served = layers.selected(0).map_or("nothing", |selected| selected.name);
         drop(layers);
 
         // The last row of each request against its whole sequence in double precision.

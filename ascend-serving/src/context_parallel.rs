@@ -7,7 +7,8 @@ use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
-use crate::batch::{AttentionMetadata, BatchRequest, Causality};
+use crate::batch::{AttentionMetadata, BatchRequest};
+use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{
     CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, StepTokens, check_slots, uncopied, written_over,

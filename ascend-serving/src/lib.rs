@@ -7,22 +7,19 @@
 //! # fn main() -> ascend_serving::Result<()> {
 //! # #[cfg(feature = "emulation")] {
 //! use ascend_attention::{Runtime, bf16};
-//! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-//! use ascend_serving::{
-//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-//! };
+//! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+//! use ascend_serving::{Attention, AttentionShape, Backends, BatchRequest, StatePolicy};
 //!
 //! let stream = Runtime::emulated()?.device(0)?.stream()?;
 //! // 8 blocks of 128 tokens; 2 layers, 4 query heads over 2 key heads of 64 elements.
 //! let shape = CacheShape::new(2, 2, 64);
 //! let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative)?;
-//! let settings = BatchSettings::of(&cache, Causality::Causal);
 //! let backends = Backends::standard(stream.device());
 //! let mut attention = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
 //!
-//! let mut sequence = Sequence::new(attention.cache().pool());
+//! let mut sequence = attention.sequence();
 //! attention.grow(&stream, &mut sequence, 3)?;
-//! let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings)?;
+//! let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], StatePolicy::default())?;
 //! let mut step = attention.begin(&stream, &metadata)?;
 //! for layer in 0..2 {
 //!     // What the model projects: [tokens, heads, elements].
@@ -60,7 +57,7 @@
 //! # Step and backends
 //!
 //! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
-//! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
+//! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
@@ -76,7 +73,7 @@
 //!   of a [`LocalBatch`].
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
 //! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
-//! - [`HybridBackend`]: chooses a backend by layer and by kind of step.
+//! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
 //! - [`RangeCheck`]: checks the numbers of steps, to find the first layer that overflows.
@@ -110,6 +107,7 @@
 
 mod backends;
 mod batch;
+mod causality;
 mod context_parallel;
 mod drafts;
 mod engine;
@@ -126,9 +124,10 @@ mod split_kv;
 pub use ascend_attention::Violation;
 pub use backends::*;
 pub use batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, LayerMask, MultiItemPrompt,
-    NamedMask, RecordedBatch, StatePolicy,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, LayerMask, MultiItemPrompt, NamedMask,
+    RecordedBatch, StatePolicy,
 };
+pub use causality::Causality;
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
     AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeRequest,
@@ -136,10 +135,9 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
-    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, GroupedAttention, GroupedMetadata,
-    GroupedRequest, GroupedSequence, GroupedStep, IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerRows,
-    LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
-    compare_backends, compare_caches,
+    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
+    LayerInputs, LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step,
+    StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -164,7 +162,7 @@ pub use split_kv::SplitLimits;
 /// let mut sequence = Sequence::new(&pool);
 /// sequence.grow(130)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
-/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 130)], settings)?;
+/// let metadata = attention.metadata(&[BatchRequest::of(&sequence, 130)], StatePolicy::default())?;
 /// assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
 /// # Ok(())
 /// # }
@@ -177,11 +175,10 @@ pub mod prelude {
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,
-        BatchRequest, BatchSettings, Causality, DraftTree, Drafting, FusedAttention, GraphLimits, GroupedAttention,
-        GroupedRequest, GroupedSequence, HybridBackend, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask,
-        LayerTensors, Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode,
-        StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs, TreeRequest, TreeVerification,
-        TwoFusedCalls,
+        BatchRequest, BatchSettings, Causality, DraftTree, Drafting, FusedAttention, GraphLimits, LatentForm,
+        LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, Mla, PagedDecode, PrefixCache,
+        QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step, StepCall, StepContext,
+        StepProgram, TreeGraphs, TreeRequest, TreeVerification, TwoFusedCalls,
     };
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ascend_attention::{Element, Violation};
 
-use crate::batch::Causality;
-use crate::engine::{GroupedAttention, GroupedSequence};
+use crate::causality::Causality;
+use crate::engine::Attention;
 use crate::kv::{Block, BlockPool, Sequence, uncopied};
 use crate::rules;
 
@@ -106,7 +106,7 @@ impl Group {
 /// Nothing is evicted automatically: a scheduler reads [`available_blocks`](Self::available_blocks), and calls
 /// [`evict`](Self::evict) before it grows a sequence. Blocks that a sequence holds too are never evicted.
 ///
-/// For a model with several groups of layers ([`PrefixCache::grouped`]) a node has a block in each group. A group
+/// For a model with several groups of layers ([`PrefixCache::of`]) a node has a block in each group. A group
 /// with a window may lack it, so that a prefix is found only where each window is complete.
 ///
 /// ```
@@ -118,12 +118,12 @@ impl Group {
 /// let mut prefixes = PrefixCache::<u32>::new(&pool, Causality::Causal)?;
 /// let prompt: Vec<u32> = (0..11).collect();
 ///
-/// let mut first = prefixes.share(b"", &prompt)?; // nothing yet
+/// let mut first = prefixes.share(b"", &prompt); // nothing yet
 /// let _ = first.grow(prompt.len() - first.len())?;
 /// // ... the step that computes them is queued, then:
 /// prefixes.insert(b"", &prompt, &first)?;
 ///
-/// let second = prefixes.share(b"", &prompt)?;
+/// let second = prefixes.share(b"", &prompt);
 /// assert_eq!((second.len(), second.row()), (8, &first.row()[..2]));
 /// assert_eq!(prefixes.hit_len(b"another adapter", &prompt), 0);
 /// # Ok(())
@@ -150,14 +150,14 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Self::of_groups(std::iter::once((pool.as_ref(), causality)))
     }
 
-    /// An empty cache for the groups of a model, in their order.
+    /// An empty cache for the groups of a model's layers, in their order.
     ///
     /// # Errors
     /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, for caches of several block
     /// sizes, and for groups that share a pool.
-    pub fn grouped<E: Element>(attention: &GroupedAttention<E>) -> Result<Self, Violation> {
+    pub fn of<E: Element>(attention: &Attention<E>) -> Result<Self, Violation> {
         let groups = attention.groups().iter();
-        Self::of_groups(groups.map(|group| (group.attention().cache().pool(), group.causality())))
+        Self::of_groups(groups.map(|group| (group.cache().pool(), group.causality())))
     }
 
     fn of_groups<'p>(groups: impl Iterator<Item = (&'p BlockPool, Causality)>) -> Result<Self, Violation> {
@@ -209,56 +209,88 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt
     /// is never among them: a step has to compute it, since its attention gives the first new token. The blocks count
-    /// as used now.
+    /// as used now. In each group the window is complete, and blocks before it are given back.
     ///
     /// Work that reads them must come after the work that computed them: on the same stream, or after an event of it.
-    ///
-    /// # Errors
-    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) if the model has several groups of layers.
-    pub fn share(&mut self, salt: &[u8], tokens: &[T]) -> Result<Sequence, Violation> {
-        self.check_count(1)?;
-        let mut parts = self.share_parts(salt, tokens).into_iter();
-        match parts.next() {
-            Some((sequence, _)) => Ok(sequence),
-            None => Err(self.other_count(1)),
-        }
-    }
-
-    /// Does what [`share`](Self::share) does, in every group: each window is complete, and blocks before it are given
-    /// back.
-    pub fn share_grouped(&mut self, salt: &[u8], tokens: &[T]) -> GroupedSequence {
-        GroupedSequence { parts: self.share_parts(salt, tokens) }
+    pub fn share(&mut self, salt: &[u8], tokens: &[T]) -> Sequence {
+        let path = self.longest(salt, tokens);
+        let now = self.tick();
+        let groups = self.groups.len();
+        let mut part = |group: usize| {
+            let layers = &self.groups[group];
+            let (pool, causality) = (layers.pool.clone(), layers.causality);
+            let shown = layers.first_shown(path.len());
+            let mut blocks = Vec::with_capacity(path.len());
+            for (column, id) in path.iter().enumerate() {
+                blocks.push(match column < shown {
+                    true => None,
+                    false => self.touch(*id, group, now).cloned(),
+                });
+            }
+            Sequence::of_blocks(&pool, blocks).seen_by(Some(causality))
+        };
+        part(0).beside((1..groups).map(part))
     }
 
     /// Caches the full blocks of `tokens`, the first tokens of a sequence, whose computation was queued. Returns the
-    /// number of blocks that the cache did not hold before.
+    /// number of blocks that the cache did not hold before. The blocks of a windowed group are cached as far as the
+    /// sequence still holds them: a prefix that ends there is found.
     ///
     /// Where another sequence has inserted the same tokens before, its blocks stay.
     ///
     /// # Errors
-    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) if the model has several groups of layers;
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for a sequence of a model with other groups of layers;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks that wait for a copy,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for tokens that some cache of the pool has not computed.
     pub fn insert(&mut self, salt: &[u8], tokens: &[T], sequence: &Sequence) -> Result<usize, Violation> {
-        self.insert_parts(salt, tokens, &[sequence])
-    }
-
-    /// Does what [`insert`](Self::insert) does, in every group. The blocks of a windowed group are cached as far as
-    /// the sequence still holds them: a prefix that ends there is found.
-    ///
-    /// # Errors
-    /// As for [`insert`](Self::insert); [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for a sequence of a model
-    /// with other groups.
-    pub fn insert_grouped(
-        &mut self,
-        salt: &[u8],
-        tokens: &[T],
-        sequence: &GroupedSequence,
-    ) -> Result<usize, Violation> {
-        let parts: Vec<_> = sequence.parts.iter().map(|(part, _)| part).collect();
-        self.insert_parts(salt, tokens, &parts)
+        let parts: Vec<&Sequence> = sequence.groups().collect();
+        if parts.len() != self.groups.len() {
+            return Err(Violation::new(
+                &rules::PREFIX_GROUPS,
+                format_args!("a sequence in {} pools", parts.len()),
+                format_args!("one in each of {}", self.groups.len()),
+                "insert sequences of the attention whose groups of layers the prefix cache was made with",
+            ));
+        }
+        for (group, part) in self.groups.iter().zip(&parts) {
+            check_part(&group.pool, part, tokens.len())?;
+        }
+        let now = self.tick();
+        let mut parent = Parent::Root(salt.into());
+        let (mut added, mut last) = (0, None);
+        for (column, block) in tokens.chunks_exact(self.block_size).enumerate() {
+            let id = match self.child(&parent, block) {
+                Some(id) => id,
+                None => {
+                    // Without this block no later one would be found.
+                    let mut groups = self.groups.iter().zip(&parts);
+                    if groups.any(|(group, part)| group.is_full() && part.block(column).is_none()) {
+                        break;
+                    }
+                    self.add(parent, block, column)
+                }
+            };
+            for (group, part) in parts.iter().enumerate() {
+                let block = part.block(column);
+                let full = self.groups[group].is_full();
+                if self.held(id, group).is_some() {
+                    if full || block.is_some() {
+                        self.touch(id, group, now);
+                    }
+                } else if let Some(block) = block {
+                    self.hold(id, group, block.clone(), now);
+                    added += 1;
+                }
+            }
+            parent = Parent::Node(id);
+            last = Some(id);
+        }
+        if let Some(last) = last {
+            self.prune(last);
+        }
+        Ok(added)
     }
 
     /// Gives back up to `blocks` blocks of a group (0 if it is the only one) that no sequence holds: the least
@@ -362,84 +394,6 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
         path.truncate(longest);
         path
-    }
-
-    fn share_parts(&mut self, salt: &[u8], tokens: &[T]) -> Vec<(Sequence, Causality)> {
-        let path = self.longest(salt, tokens);
-        let now = self.tick();
-        let parts = (0..self.groups.len()).filter_map(|group| {
-            let layers = self.groups.get(group)?;
-            let (pool, causality) = (layers.pool.clone(), layers.causality);
-            let shown = layers.first_shown(path.len());
-            let mut blocks = Vec::with_capacity(path.len());
-            for (column, id) in path.iter().enumerate() {
-                blocks.push(match column < shown {
-                    true => None,
-                    false => self.touch(*id, group, now).cloned(),
-                });
-            }
-            Some((Sequence::of_blocks(&pool, blocks), causality))
-        });
-        parts.collect()
-    }
-
-    fn insert_parts(&mut self, salt: &[u8], tokens: &[T], parts: &[&Sequence]) -> Result<usize, Violation> {
-        self.check_count(parts.len())?;
-        for (group, part) in self.groups.iter().zip(parts) {
-            check_part(&group.pool, part, tokens.len())?;
-        }
-        let now = self.tick();
-        let mut parent = Parent::Root(salt.into());
-        let (mut added, mut last) = (0, None);
-        for (column, block) in tokens.chunks_exact(self.block_size).enumerate() {
-            let id = match self.child(&parent, block) {
-                Some(id) => id,
-                None => {
-                    // Without this block no later one would be found.
-                    let mut groups = self.groups.iter().zip(parts);
-                    if groups.any(|(group, part)| group.is_full() && part.block(column).is_none()) {
-                        break;
-                    }
-                    self.add(parent, block, column)
-                }
-            };
-            for (group, part) in parts.iter().enumerate() {
-                let block = part.block(column);
-                let full = self.groups[group].is_full();
-                if self.held(id, group).is_some() {
-                    if full || block.is_some() {
-                        self.touch(id, group, now);
-                    }
-                } else if let Some(block) = block {
-                    self.hold(id, group, block.clone(), now);
-                    added += 1;
-                }
-            }
-            parent = Parent::Node(id);
-            last = Some(id);
-        }
-        if let Some(last) = last {
-            self.prune(last);
-        }
-        Ok(added)
-    }
-
-    fn check_count(&self, groups: usize) -> Result<(), Violation> {
-        match groups == self.groups.len() {
-            true => Ok(()),
-            false => Err(self.other_count(groups)),
-        }
-    }
-
-    #[cold]
-    fn other_count(&self, groups: usize) -> Violation {
-        Violation::new(
-            &rules::PREFIX_GROUPS,
-            format_args!("a sequence in {groups} pools"),
-            format_args!("one in each of {}", self.groups.len()),
-            "use `share_grouped` and `insert_grouped` for a model with several groups of layers, and sequences of its \
-             attention",
-        )
     }
 
     /// The nodes whose blocks of a group may be given back, in order. In a group without windows they are leaves when

@@ -81,7 +81,7 @@ ascend_attention::spec::library_rules! {
     STEP_LAYERS = "step.layers",
         "all layers of a step with one mask bring sinks or none does, and all bring latents in one form or none does",
         "bring sinks in every layer or in none, and latents alike, with queries in one form; layers of another kind "
-        "have another mask or a group of their own in `GroupedAttention`";
+        "have another mask or a group of their own in `Attention::of_groups`";
     STEP_LAYERS_MISSING = "step.layers_missing",
         "a step queues all layers before the next step of its sequences begins",
         "begin the step again and queue every layer";
@@ -241,14 +241,14 @@ ascend_attention::spec::library_rules! {
         "neighbouring requests share enough cached blocks that all their tokens see",
         "sort the batch by rows of the table, and register an ordinary backend behind this one";
     BACKEND_NAME = "backend.name",
-        "a set of layers names a registered backend for each kind of step",
-        "register the backend before the sets are made";
-    HYBRID_LAYERS = "hybrid.layers",
-        "each layer is in exactly one set of a `HybridBackend`",
-        "divide the layers of the model among the sets";
+        "layers prefer a registered backend",
+        "register the backend by `with` before it is preferred";
+    BACKEND_LAYERS = "backend.layers",
+        "backends are preferred for layers of the cache",
+        "name the layers in `Backends::prefer` as their cache numbers them, from 0 on";
     GROUP_LAYERS = "group.layers",
         "each layer of the model is in exactly one group, and a step has metadata for every group",
-        "divide the layers of the model among the groups, and make the metadata by `GroupedAttention::metadata`";
+        "divide the layers of the model among the groups, and make the metadata by `Attention::metadata`";
     PREFIX_GROUPS = "prefix.groups",
         "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
         "pool, which is a group, counted from 0",

@@ -15,9 +15,8 @@ use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GroupedAttention, GroupedRequest,
-    LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode,
-    QuantisedDecode, StatePolicy,
+    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, LatentForm, LatentTensors, LayerGroup,
+    LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode, QuantisedDecode, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -248,17 +247,17 @@ fn mixed_layers_of_a_step() -> usize {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(device, 12, BLOCK, shape, pad).unwrap();
         let shape = AttentionShape::new(4, 2, 64);
-        let attention = Attention::new(shape, cache, Backends::none().with(FusedAttention));
-        LayerGroup::new((first..all).step_by(2), causality, attention)
+        let backends = Backends::none().with(FusedAttention);
+        LayerGroup::new((first..all).step_by(2), causality, shape, cache, backends)
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
-    let mut engine = GroupedAttention::new(all, groups).unwrap();
+    let mut engine = Attention::of_groups(all, groups).unwrap();
     let mut sequences = [3, 230].map(|len| {
         let mut sequence = engine.sequence();
         engine.grow(&stream, &mut sequence, len).unwrap();
         for (at, group) in engine.groups().iter().enumerate() {
             let part = sequence.group(at).unwrap();
-            let cache = group.attention().cache();
+            let cache = group.cache();
             cache.mark_computed(part, len).unwrap();
         }
         sequence
@@ -266,7 +265,7 @@ fn mixed_layers_of_a_step() -> usize {
     for sequence in &mut sequences {
         engine.grow(&stream, sequence, 1).unwrap();
     }
-    let requests: Vec<_> = sequences.iter().map(|s| GroupedRequest::of(s, 1)).collect();
+    let requests: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
     let metadata = engine.metadata(&requests, StatePolicy::default()).unwrap();
     let rows = |heads: usize| {
         let zeros = vec![bf16::ZERO; 2 * heads * 64];

@@ -22,11 +22,11 @@ use ascend_serving::kv::{
     BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PagedKvCache, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ContextParallel, DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, HybridBackend,
-    LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerSet, Mla, NamedMask,
-    NamedMaskAttention, PagedDecode, Phase, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
-    SharedPrefixDecode, SharedPrefixThresholds, StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
+    LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode, PrefixCache,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode, StatePolicy, TreeRequest,
+    TreeVerification, TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -36,11 +36,8 @@ fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let registry = Backends::none().with(FusedAttention).with(TwoFusedCalls).with(PagedDecode);
-    let even = LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode");
-    let odd = LayerSet::new([1], "fused");
-    let hybrid = HybridBackend::new(LAYERS, registry, [even, odd])?;
-    let backends = Backends::none().with(TwoFusedCalls).with(hybrid).with(FusedAttention);
+    let backends = Backends::none().with(TwoFusedCalls).with(FusedAttention).with(PagedDecode);
+    let backends = backends.prefer([0], &[AttentionState::DecodeOnly], "paged_decode")?;
     schedule(stream, pools, backends)
 }
 
@@ -61,8 +58,7 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    let backends = Backends::none().with(SharedPrefixDecode { thresholds }).with(CascadePrefill).with(FusedAttention);
+    let backends = Backends::none().with(SharedPrefixDecode::ALWAYS).with(CascadePrefill).with(FusedAttention);
     schedule(stream, pools, backends)
 }
 
@@ -200,21 +196,20 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let window = Causality::Window(NonZeroUsize::new(100).unwrap());
     let mut group = |layers: [usize; LAYERS], causality| -> Result<_> {
         let backends = Backends::none().with(PagedDecode).with(FusedAttention);
-        let attention = Attention::new(shape(), cache(stream, pools)?, backends);
-        Ok(LayerGroup::new(layers, causality, attention))
+        Ok(LayerGroup::new(layers, causality, shape(), cache(stream, pools)?, backends))
     };
     let groups = [group([0, 2], Causality::Causal)?, group([1, 3], window)?];
-    let mut attention = GroupedAttention::new(2 * LAYERS, groups)?;
-    let mut prefixes = PrefixCache::<u32>::grouped(&attention)?;
+    let mut attention = Attention::of_groups(2 * LAYERS, groups)?;
+    let mut prefixes = PrefixCache::<u32>::of(&attention)?;
     let prompt: Vec<u32> = (0..400).collect();
     for turn in 0..3 {
         // The last one begins otherwise, and finds nothing.
         let tokens = prompt.get(turn / 2..).unwrap();
-        let mut sequence = prefixes.share_grouped(b"", tokens);
+        let mut sequence = prefixes.share(b"", tokens);
         assert_eq!(sequence.is_empty(), turn != 1);
         for new in [tokens.len() - sequence.len(), 1] {
             attention.grow(stream, &mut sequence, new)?;
-            let request = GroupedRequest::of(&sequence, new);
+            let request = BatchRequest::of(&sequence, new);
             let metadata = attention.metadata(&[request], StatePolicy::default())?;
             let query = ones(stream, bf16::ONE, [new, HEADS, DIM])?;
             let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
@@ -223,7 +218,7 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
                 step.forward(layer, (&query, &key, &key))?;
             }
             drop(step);
-            prefixes.insert_grouped(b"", tokens, &sequence)?;
+            prefixes.insert(b"", tokens, &sequence)?;
             query.download(stream)?;
         }
         prefixes.evict(1, turn)?;

@@ -81,7 +81,7 @@ pub fn check(
         .collect();
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.set_mask(mask);
-    let choice = attention.backend_choice(&stream, &metadata, None, None);
+    let choice = attention.backend_choice(&stream, &metadata, 0, None, None);
     let choice = choice.unwrap();
     let said = choice.memory.total(1);
 
@@ -105,7 +105,7 @@ pub fn check(
     };
     let first = layer(&mut step, 0).saturating_sub(writes);
     let second = layer(&mut step, 1);
-    let selected = step.selected().unwrap();
+    let selected = step.selected(0).unwrap();
     prop_assert_eq!(choice.served.as_deref().ok(), Some(selected.name));
     prop_assert_eq!(selected.plan.memory(), choice.memory);
     let StepMemory { held, layer, .. } = choice.memory;

@@ -153,7 +153,7 @@ pub fn run_on(
         let output = step.forward(layer, inputs).unwrap();
         outputs.push(output.download(stream).unwrap());
     }
-    let selected = step.selected().unwrap();
+    let selected = step.selected(0).unwrap();
     let refused = selected.refused.iter();
     let ran = Ran {
         name: selected.name,

@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 *time += begun.elapsed();
             }
         }
-        if let Some(selected) = step.selected() {
+        if let Some(selected) = step.selected(0) {
             println!("{new} tokens up to {}: {}", prompt.len(), selected.name);
             for refused in &selected.refused {
                 println!("  not {refused}");

@@ -119,7 +119,7 @@ const CALLS: &[Call] = &[
             return;
         };
         let _ = triangle.choices(&metadata);
-        if let Ok(choice) = attention.backend_choice(&stream, &metadata, None, None) {
+        if let Ok(choice) = attention.backend_choice(&stream, &metadata, 0, None, None) {
             let _ = choice.memory.total(draw.usize());
         }
         let Ok(mut step) = attention.begin(&stream, &metadata) else {

@@ -10,8 +10,8 @@ use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
     AttentionShape, BackendComparison, BackendTrial, Backends, BatchedQueries, CascadePrefill, ChunkedLocalAttention,
-    FusedAttention, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SharedPrefixThresholds,
-    SplitDecode, TwoFusedCalls, compare_backends,
+    FusedAttention, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SplitDecode, TwoFusedCalls,
+    compare_backends,
 };
 use clap::ValueEnum;
 
@@ -223,10 +223,10 @@ fn backends<T: Number>(names: &[Name]) -> Backends<T> {
         Name::PagedDecode => backends.with(PagedDecode),
         Name::BatchedQueries => backends.with(BatchedQueries),
         Name::CascadePrefill => backends.with(CascadePrefill),
-        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS }),
+        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode::ALWAYS),
         Name::PromptAndIncre => backends.with(PromptAndIncre),
         Name::ChunkedLocalAttention => backends.with(ChunkedLocalAttention),
-        Name::SplitDecode(keys) => backends.with(SplitDecode { split: KeySplit::Tiles(*keys) }),
+        Name::SplitDecode(keys) => backends.with(SplitDecode::Tiles(*keys)),
     };
     names.iter().fold(Backends::none(), add)
 }

@@ -6,8 +6,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, Causality, GraphLimits, GroupedAttention, GroupedRequest,
-    GroupedSequence, LayerGroup, PrefixCache, Result, StatePolicy, rules,
+    Attention, AttentionGraphs, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup,
+    PrefixCache, Result, StatePolicy, rules,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -35,7 +35,7 @@ pub(crate) struct Limits {
 pub(crate) struct Engine<'a> {
     model: &'a Model,
     stream: &'a Stream,
-    attention: GroupedAttention<bf16>,
+    attention: Attention<bf16>,
     graphs: Option<AttentionGraphs<bf16>>,
     /// Blocks of requests that ended or still run, by their tokens.
     prefixes: PrefixCache,
@@ -45,7 +45,7 @@ pub(crate) struct Engine<'a> {
 /// A request in a step: its new tokens, for which `cached` was grown.
 pub(crate) struct Work<'a> {
     pub(crate) tokens: &'a [u32],
-    pub(crate) cached: &'a GroupedSequence,
+    pub(crate) cached: &'a Sequence,
 }
 
 impl<'a> Engine<'a> {
@@ -57,33 +57,31 @@ impl<'a> Engine<'a> {
                 None => kinds.push((*causality, vec![layer])),
             }
         }
-        let groups = kinds.into_iter().map(|(causality, layers)| {
-            let attention = attention(&model.config, stream, causality, layers.len(), limits)?;
-            Ok(LayerGroup::new(layers, causality, attention))
-        });
+        let groups = kinds.into_iter();
+        let groups = groups.map(|(causality, layers)| group(&model.config, stream, causality, layers, limits));
         let groups = groups.collect::<Result<Vec<_>>>()?;
-        let attention = GroupedAttention::new(model.layers.len(), groups)?;
+        let attention = Attention::of_groups(model.layers.len(), groups)?;
         let graphs = GraphLimits::new(limits.graphs.iter().copied(), limits.longest);
         let graphs = match limits.int8 {
             true => None,
-            false => Some(attention.capture(stream, &graphs)?),
+            false => Some(attention.capture_layers(stream, |layer| attention.mask(layer), &graphs)?),
         };
-        Ok(Self { graphs, prefixes: PrefixCache::grouped(&attention)?, model, stream, attention, replays: 0 })
+        Ok(Self { graphs, prefixes: PrefixCache::of(&attention)?, model, stream, attention, replays: 0 })
     }
 
     /// The longest prefix of these tokens that is cached, which may be none of them.
-    pub(crate) fn cached_prefix(&mut self, tokens: &[u32]) -> GroupedSequence {
-        self.prefixes.share_grouped(b"", tokens)
+    pub(crate) fn cached_prefix(&mut self, tokens: &[u32]) -> Sequence {
+        self.prefixes.share(b"", tokens)
     }
 
     /// Remembers tokens that were computed, for prompts that begin with them.
-    pub(crate) fn remember(&mut self, tokens: &[u32], cached: &GroupedSequence) -> Result<()> {
-        self.prefixes.insert_grouped(b"", tokens, cached)?;
+    pub(crate) fn remember(&mut self, tokens: &[u32], cached: &Sequence) -> Result<()> {
+        self.prefixes.insert(b"", tokens, cached)?;
         Ok(())
     }
 
     /// Makes room for new tokens, by forgetting what was used longest ago if it takes that; whether there was room.
-    pub(crate) fn grow(&mut self, cached: &mut GroupedSequence, tokens: usize) -> Result<bool> {
+    pub(crate) fn grow(&mut self, cached: &mut Sequence, tokens: usize) -> Result<bool> {
         let wanted = wanted_blocks(cached, tokens) + 1;
         for (group, pool) in pools(&self.attention).enumerate() {
             let missing = wanted.saturating_sub(pool.free_blocks());
@@ -97,13 +95,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Whether one step may add these numbers of tokens to these sequences.
-    pub(crate) fn admits(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
+    pub(crate) fn admits(&self, requests: &[(&Sequence, usize)]) -> bool {
         self.attention.admits(requests.iter().copied()).is_ok()
     }
 
     /// Whether there are blocks for these numbers of further tokens of the sequences, or would be without what is only
     /// remembered.
-    pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
+    pub(crate) fn has_room(&self, requests: &[(&Sequence, usize)]) -> bool {
         let wanted = requests.iter();
         let wanted = wanted.map(|(cached, new)| wanted_blocks(cached, *new));
         let wanted = wanted.sum::<usize>() + 1;
@@ -115,7 +113,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Blocks that a sequence reads, in all caches.
-    pub(crate) fn blocks(&self, cached: &GroupedSequence) -> usize {
+    pub(crate) fn blocks(&self, cached: &Sequence) -> usize {
         let groups = 0..self.attention.groups().len();
         let rows = groups.filter_map(|group| cached.group(group)).map(Sequence::row);
         // What was given back stands as 0, where nothing but padding is written.
@@ -136,7 +134,7 @@ impl<'a> Engine<'a> {
     /// Computes a step: the logits behind the last token of each request.
     pub(crate) fn step(&mut self, batch: &[Work<'_>]) -> Result<Vec<Vec<f32>>> {
         let requests = batch.iter();
-        let requests: Vec<_> = requests.map(|work| GroupedRequest::of(work.cached, work.tokens.len())).collect();
+        let requests: Vec<_> = requests.map(|work| BatchRequest::of(work.cached, work.tokens.len())).collect();
         let mut metadata = self.attention.metadata(&requests, POLICY)?;
         let tokens: Vec<u32> = batch.iter().flat_map(|work| work.tokens).copied().collect();
         let positions = batch.iter().flat_map(|work| {
@@ -148,10 +146,10 @@ impl<'a> Engine<'a> {
         let (model, stream) = (self.model, self.stream);
 
         let graphs = self.graphs.as_mut();
-        let graphs = graphs.filter(|graphs| graphs.serves_grouped(&metadata));
+        let graphs = graphs.filter(|graphs| graphs.serves(&metadata));
         let state = if let Some(graphs) = graphs {
             self.replays += 1;
-            let mut step = graphs.begin_grouped(stream, &mut metadata)?;
+            let mut step = graphs.begin(stream, &mut metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
                 let [query, key, value] = uploaded(stream, &model.config, &attended)?;
                 let output = step.forward(layer, (&query, &key, &value))?;
@@ -181,30 +179,30 @@ impl<'a> Engine<'a> {
 }
 
 /// The pools of all caches.
-fn pools(attention: &GroupedAttention<bf16>) -> impl Iterator<Item = &BlockPool> {
+fn pools(attention: &Attention<bf16>) -> impl Iterator<Item = &BlockPool> {
     let groups = attention.groups().iter();
-    groups.map(|group| group.attention().cache().pool())
+    groups.map(|group| group.cache().pool())
 }
 
 /// Blocks that a sequence takes in each cache for this number of further tokens.
-fn wanted_blocks(cached: &GroupedSequence, new: usize) -> usize {
+fn wanted_blocks(cached: &Sequence, new: usize) -> usize {
     let len = cached.len();
     (len + new).div_ceil(BLOCK_SIZE) - len.div_ceil(BLOCK_SIZE)
 }
 
-/// The attention of the layers that see the same keys, with their cache.
-fn attention(
+/// The layers that see the same keys, with their cache.
+fn group(
     config: &Config,
     stream: &Stream,
     causality: Causality,
-    layers: usize,
+    layers: Vec<usize>,
     limits: &Limits,
-) -> Result<Attention<bf16>> {
+) -> Result<LayerGroup<bf16>> {
     let blocks = match causality {
         Causality::Window(_) => limits.windowed_blocks,
         _ => limits.blocks,
     };
-    let shape = CacheShape::new(layers, config.kv_heads, config.head_dim);
+    let shape = CacheShape::new(layers.len(), config.kv_heads, config.head_dim);
     let pad = PadPolicy::DumpSlot(0);
     let device = stream.device();
     let heads = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
@@ -212,7 +210,7 @@ fn attention(
         true => PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad)?,
         false => PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?,
     };
-    Ok(Attention::new(heads, cache, Backends::standard(device)))
+    Ok(LayerGroup::new(layers, causality, heads, cache, Backends::standard(device)))
 }
 
 /// What a layer attends with, on the device.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 
-use ascend_serving::GroupedSequence;
+use ascend_serving::kv::Sequence;
 
 use crate::engine::{Engine, Work};
 
@@ -50,11 +50,11 @@ impl Request {
 /// A request that has blocks.
 struct Running {
     request: Request,
-    cached: GroupedSequence,
+    cached: Sequence,
 }
 
 /// The number of tokens that a request computes next.
-fn next(request: &Request, cached: &GroupedSequence) -> usize {
+fn next(request: &Request, cached: &Sequence) -> usize {
     (request.tokens.len() - cached.len()).min(CHUNK)
 }
 

@@ -3,7 +3,8 @@
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{Element, Violation};
 
-use crate::batch::{Causality, LayerMask};
+use crate::batch::LayerMask;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::local_attention::LocalBatch;
 use crate::rules;

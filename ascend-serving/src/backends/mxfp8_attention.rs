@@ -9,7 +9,7 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
-use crate::batch::Causality;
+use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
 use crate::rules;

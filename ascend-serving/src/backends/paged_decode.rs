@@ -3,7 +3,8 @@
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Tensor};
 
-use crate::batch::{AttentionState, Causality};
+use crate::batch::AttentionState;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::LayerCache;
 use crate::rules;

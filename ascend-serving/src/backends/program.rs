@@ -1,7 +1,6 @@
 //! What a step computes, as a backend describes it: calls, and at most one merge of their results.
 
 use std::fmt;
-use std::iter;
 
 use ascend_attention::attention::CallLengths;
 use ascend_attention::merge::PartsOfRows;
@@ -14,7 +13,7 @@ use super::latent_tensors::LatentForm;
 use super::shown_keys;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
-use super::step_memory::{MemoryLimit, StepMemory};
+use super::step_memory::StepMemory;
 
 /// The work of a step: calls of FusedInferAttentionScore, one after the other, and at most one merge of their results
 /// by their log-sum-exps. What no such call computes is a [`StepStage`], which runs before the calls.
@@ -29,78 +28,12 @@ pub struct StepProgram<T: Element> {
     /// Whether rows may see fewer keys than the step's mask shows.
     leaves_keys_out: bool,
     pub(super) stage: Option<Box<dyn StepStage<T>>>,
-    /// The programs of layers that are computed otherwise than others; nothing else is done then.
-    pub(super) by_layer: Option<LayerPrograms<StepProgram<T>>>,
-}
-
-/// Programs of one step, or plans of them, and which of them computes a layer.
-#[derive(Debug)]
-pub(super) struct LayerPrograms<P> {
-    /// Each with its name in errors.
-    pub(super) programs: Vec<(String, P)>,
-    /// The number of each layer's program.
-    pub(super) of_layer: Vec<usize>,
-    /// The most memory of all together.
-    pub(super) limit: Option<MemoryLimit>,
-}
-
-impl<P> LayerPrograms<P> {
-    /// The programs.
-    pub(super) fn all(&self) -> impl Iterator<Item = &P> {
-        self.programs.iter().map(|(_, program)| program)
-    }
-
-    /// The program that computes a layer.
-    fn get(&self, layer: usize) -> Result<&P, Violation> {
-        let program = self.of_layer.get(layer);
-        match program.and_then(|program| self.programs.get(*program)) {
-            Some((_, program)) => Ok(program),
-            None => Err(rules::HYBRID_LAYERS
-                .broken(format_args!("layer {layer}"), format_args!("layers below {}", self.of_layer.len()))),
-        }
-    }
-}
-
-/// A program or a plan that computes all layers, or is divided into others that each compute some of them.
-pub(super) trait LayerDivided: Sized + 'static {
-    /// The others; `None` for one that computes all layers.
-    fn layer_programs(&self) -> Option<&LayerPrograms<Self>>;
-
-    /// The undivided one that computes a layer.
-    ///
-    /// # Errors
-    /// [`HYBRID_LAYERS`](crate::rules::HYBRID_LAYERS) for a layer that none computes.
-    fn find_layer(&self, layer: usize) -> Result<&Self, Violation> {
-        match self.layer_programs() {
-            None => Ok(self),
-            Some(layers) => layers.get(layer)?.find_layer(layer),
-        }
-    }
-
-    /// Each undivided one.
-    fn each_undivided(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
-        match self.layer_programs() {
-            None => Box::new(iter::once(self)),
-            Some(layers) => Box::new(layers.all().flat_map(Self::each_undivided)),
-        }
-    }
-}
-
-impl<T: Element> LayerDivided for StepProgram<T> {
-    fn layer_programs(&self) -> Option<&LayerPrograms<Self>> {
-        self.by_layer.as_ref()
-    }
 }
 
 impl<T: Element> StepProgram<T> {
     /// Calls that each compute rows of their own.
     pub fn new(calls: impl IntoIterator<Item = StepCall>) -> Self {
-        Self { calls: calls.into_iter().collect(), merge: None, leaves_keys_out: false, stage: None, by_layer: None }
-    }
-
-    /// A program of several, one of which computes a layer.
-    pub(super) fn by_layer(programs: LayerPrograms<Self>) -> Self {
-        Self { by_layer: Some(programs), ..Self::new([]) }
+        Self { calls: calls.into_iter().collect(), merge: None, leaves_keys_out: false, stage: None }
     }
 
     /// Merges the results of the packed calls, each of which computes all rows of the step: `rows` names the calls
@@ -123,22 +56,14 @@ impl<T: Element> StepProgram<T> {
         self
     }
 
-    /// The lengths of each call of a layer.
-    pub(crate) fn lengths(&self, layer: usize) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
-        Ok(self.find_layer(layer)?.calls.iter().map(StepCall::lengths))
-    }
-
-    /// The calls of all layers.
-    pub(super) fn all_calls(&self) -> impl Iterator<Item = &StepCall> {
-        self.each_undivided().flat_map(|program| &program.calls)
+    /// The lengths of each call.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = CallLengths<'_>> {
+        self.calls.iter().map(StepCall::lengths)
     }
 
     /// Refuses a program whose calls compute rows twice or not at all, read keys that their requests do not have, show
-    /// keys that are hidden, or count sinks twice. The programs of a program by layer are checked by themselves.
+    /// keys that are hidden, or count sinks twice.
     pub(super) fn check(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
-        if self.by_layer.is_some() {
-            return Ok(());
-        }
         self.check_rows(step.metadata.tokens())?;
         self.check_latent(step, first)?;
         shown_keys::check(&self.calls, self.merge.as_deref(), self.leaves_keys_out, step)?;
@@ -215,35 +140,19 @@ impl<T: Element> StepProgram<T> {
         ))
     }
 
-    /// Whether both have programs of their own for the same layers.
-    fn divides_as(&self, other: &Self) -> bool {
-        match (&self.by_layer, &other.by_layer) {
-            (None, None) => true,
-            (Some(one), Some(other)) => {
-                let mut programs = one.all().zip(other.all());
-                one.of_layer == other.of_layer
-                    && one.programs.len() == other.programs.len()
-                    && programs.all(|(one, other)| one.divides_as(other))
-            }
-            _ => false,
-        }
-    }
-
     /// Refuses a program that differs from this one in more than lengths, blocks and the contents of masks.
     pub(crate) fn check_form(&self, other: &Self, backend: &str) -> Result<(), Violation> {
-        let alike = |(one, other): (&Self, &Self)| {
-            let mut calls = one.calls.iter().zip(&other.calls);
-            one.calls.len() == other.calls.len()
-                && calls.all(|(one, other)| one.has_form_of(other))
-                && one.merge == other.merge
-                && other.stage.is_none()
-        };
-        if self.divides_as(other) && self.each_undivided().zip(other.each_undivided()).all(alike) {
+        let mut calls = self.calls.iter().zip(&other.calls);
+        if self.calls.len() == other.calls.len()
+            && calls.all(|(one, other)| one.has_form_of(other))
+            && self.merge == other.merge
+            && other.stage.is_none()
+        {
             return Ok(());
         }
         Err(Violation::new(
             &rules::GRAPH_BACKEND,
-            format_args!("calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"),
+            format_args!("calls of the backend `{backend}` whose number, rows or merge depend on the step"),
             "calls that the captured size fixes",
             "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 \
              in a capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
@@ -252,9 +161,9 @@ impl<T: Element> StepProgram<T> {
 
     /// Refuses a program that no graph records: its work does not consist of calls alone.
     pub(crate) fn check_recordable(&self, backend: &'static str) -> Result<(), Violation> {
-        match self.each_undivided().any(|program| program.stage.is_some()) {
-            false => Ok(()),
-            true => Err(Violation::new(
+        match &self.stage {
+            None => Ok(()),
+            Some(_) => Err(Violation::new(
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, whose program has a `StepStage`"),
                 "calls alone, whose number and rows the captured size fixes",
@@ -277,7 +186,6 @@ impl<T: Element> fmt::Debug for StepProgram<T> {
             .field("calls", &self.calls)
             .field("merge", &self.merge)
             .field("stage", &self.stage)
-            .field("by_layer", &self.by_layer)
             .finish()
     }
 }
@@ -308,31 +216,4 @@ pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3
 /// The shape of the output of absorbed queries: `[N, tokens, 512]`.
 pub(super) fn heads_first(absorbed: &AnyTensor) -> [usize; 3] {
     [1, 0, 2].map(|axis| size(absorbed, axis))
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use super::*;
-    use ascend_attention::{attention, bf16};
-
-    #[test]
-    fn layers_that_other_programs_compute_are_another_form() {
-        let call = || {
-            let ends = attention::Cumulative::new(vec![1]).unwrap();
-            StepCall::packed(ends, attention::PerRequest::new(vec![9]).unwrap())
-        };
-        let program = |of_layer: [usize; 3]| {
-            let programs = ["full", "last"].map(|name| (name.to_owned(), call().into()));
-            StepProgram::<bf16>::by_layer(LayerPrograms {
-                programs: programs.into(),
-                of_layer: of_layer.into(),
-                limit: None,
-            })
-        };
-        let form = program([0, 0, 1]);
-        form.check_form(&program([0, 0, 1]), "hybrid").unwrap();
-        let refusal = form.check_form(&program([0, 1, 1]), "hybrid").unwrap_err();
-        assert_eq!(refusal.rule, &rules::GRAPH_BACKEND);
-    }
 }

@@ -12,7 +12,8 @@ use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
 use ascend_attention::spec::{Layout, ops::fused_infer_attention_score as fia};
 use ascend_attention::{Device, Element, Mask, Stream, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality};
+use crate::batch::AttentionMetadata;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::rules;

@@ -2,7 +2,7 @@
 
 use ascend_attention::{Element, InnerPrecise};
 
-use crate::batch::Causality;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::QuantisedLayer;
 use crate::rules;

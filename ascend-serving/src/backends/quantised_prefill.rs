@@ -8,7 +8,7 @@ use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
 
-use crate::batch::Causality;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
 use crate::sharing::lock;

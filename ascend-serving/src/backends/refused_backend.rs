@@ -81,12 +81,6 @@ fn rules_of(why: &Error) -> Vec<&'static Rule> {
     }
 }
 
-/// The error of a backend, or of the program of some layers, that `part` names.
-pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
-    let refused = RefusedBackend::new("", why, device);
-    Error::NoBackend { rules: rules_of(&refused.why), reasons: format!("{part}: {}", refused.reason()) }
-}
-
 /// The rules by which backends refuse steps that they are not made for.
 const OTHER_STEPS: [&Rule; 11] = [
     &rules::BACKEND_STEP,

@@ -1,14 +1,17 @@
 //! Backends by name, tried in order.
 
-use std::fmt;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::{fmt, iter};
 
 use ascend_attention::case::tentatively;
 use ascend_attention::spec::Rule;
 use ascend_attention::{Device, Element, Error as CallError, Violation};
 
-use crate::batch::{AttentionState, Causality, LayerMask};
+use crate::batch::{AttentionState, LayerMask};
+use crate::causality::Causality;
 use crate::error::{Error, Result};
+use crate::kv::CacheShape;
 use crate::rules;
 
 use super::backend::{AttentionBackend, checked_program};
@@ -28,9 +31,11 @@ use super::step_context::{LayerTensors, StepContext};
 use super::step_memory::{MemoryLimit, StepMemory};
 use super::step_plan::StepPlan;
 
-/// Backends in the order in which they are tried.
+/// Backends in the order in which they are tried, and those that some layers try first.
 pub struct Backends<T: Element> {
     backends: Vec<Arc<dyn AttentionBackend<T>>>,
+    /// The names of backends that are tried first, by layer of the cache and kind of step.
+    preferred: HashMap<(usize, AttentionState), &'static str>,
     memory_limit: Option<MemoryLimit>,
 }
 
@@ -57,10 +62,26 @@ pub struct SelectedBackend<T: Element> {
     pub refused: Vec<RefusedBackend>,
 }
 
+/// The plan of the layers that prefer a backend, or of those that prefer none.
+#[derive(Debug)]
+pub(crate) struct PreferredPlan<T: Element> {
+    pub(crate) preferred: Option<&'static str>,
+    pub(crate) selected: SelectedBackend<T>,
+}
+
+/// Refuses a preference of a layer that a cache of `layers` layers does not have.
+fn check_layer(layer: usize, layers: usize) -> Result<(), Violation> {
+    match layer < layers {
+        true => Ok(()),
+        false => Err(rules::BACKEND_LAYERS
+            .broken(format_args!("a preference of layer {layer}"), format_args!("layers below {layers}"))),
+    }
+}
+
 impl<T: Element> Backends<T> {
     /// An empty list of backends.
     pub fn none() -> Self {
-        Self { backends: Vec::new(), memory_limit: None }
+        Self { backends: Vec::new(), preferred: HashMap::new(), memory_limit: None }
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
@@ -71,7 +92,7 @@ impl<T: Element> Backends<T> {
     /// and [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
     /// Others are added behind ([`Backends::with`]), or go in front by appending these to them ([`Backends::append`]):
-    /// those that divide keys, share prefixes or choose by layer.
+    /// those that divide keys or share prefixes.
     pub fn standard(device: &Device) -> Self {
         if PromptAndIncre::is_all_of(device) {
             return Self::none().with(PromptAndIncre);
@@ -90,7 +111,8 @@ impl<T: Element> Backends<T> {
     }
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
-    /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then.
+    /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then. The plans
+    /// of layers with one mask that [prefer](Self::prefer) several backends count together.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self
@@ -108,7 +130,8 @@ impl<T: Element> Backends<T> {
     }
 
     /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. Those with a name that
-    /// is registered are left out. A [`memory_limit`](Self::memory_limit) of these is that of all.
+    /// is registered are left out. A [`memory_limit`](Self::memory_limit) of these is that of all, and so is what they
+    /// [prefer](Self::prefer).
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -129,8 +152,66 @@ impl<T: Element> Backends<T> {
                 self.backends.push(backend);
             }
         }
+        for (layer, name) in others.preferred {
+            self.preferred.entry(layer).or_insert(name);
+        }
         self.memory_limit = self.memory_limit.or(others.memory_limit);
         self
+    }
+
+    /// Tries a registered backend before the others for some layers, as their cache numbers them, in some kinds of
+    /// steps: where it refuses a step, the others are tried in their order. A later preference replaces an earlier one.
+    ///
+    /// A step plans once with each backend that its layers prefer, when the first layer with a mask is planned, so that
+    /// a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
+    /// requests add several tokens, in those of [chunks](AttentionState::ChunkedPrefill).
+    ///
+    /// ```
+    /// use ascend_attention::bf16;
+    /// use ascend_serving::{AttentionState, Backends, FusedAttention, PagedDecode};
+    ///
+    /// # fn main() -> Result<(), ascend_serving::Violation> {
+    /// let backends = Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+    /// let backends = backends.prefer([1, 3], &[AttentionState::DecodeOnly], "paged_decode")?;
+    /// # let _ = backends;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
+    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step
+    /// does not have is refused when the step begins.
+    pub fn prefer(
+        mut self,
+        layers: impl IntoIterator<Item = usize>,
+        states: &[AttentionState],
+        name: &str,
+    ) -> Result<Self, Violation> {
+        let Some(name) = self.names().find(|known| *known == name) else {
+            let names: Vec<_> = self.names().collect();
+            return Err(rules::BACKEND_NAME.broken(format_args!("{name:?}"), format_args!("one of {names:?}")));
+        };
+        // One more than any cache has, so that an endless list ends.
+        for (nth, layer) in layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).enumerate() {
+            check_layer(layer.max(nth), CacheShape::MAX_LAYERS)?;
+            self.preferred.extend(states.iter().map(|state| ((layer, *state), name)));
+        }
+        Ok(self)
+    }
+
+    /// Refuses preferences of layers that a cache of `layers` layers does not have.
+    pub(crate) fn check_layers(&self, layers: usize) -> Result<(), Violation> {
+        let named = self.preferred.keys().map(|(layer, _)| *layer).max();
+        named.map_or(Ok(()), |layer| check_layer(layer, layers))
+    }
+
+    /// The name of the backend that a layer tries first, if another one than the first of all.
+    pub(crate) fn preferred(&self, layer: usize, state: AttentionState) -> Option<&'static str> {
+        match self.preferred.is_empty() {
+            true => None,
+            false => self.preferred.get(&(layer, state)).copied(),
+        }
     }
 
     /// The backend of this name.
@@ -149,13 +230,49 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<SelectedBackend<T>> {
+        self.plan_beside(step, first, StepMemory::default())
+    }
+
+    /// Prepares a step with the first backend that can serve it within the limit of memory, beside plans for other
+    /// layers that need `held`.
+    fn plan_beside(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        held: StepMemory,
+    ) -> Result<SelectedBackend<T>> {
         let (selected, refused) = self.plan_first(step, first, |backend| {
             let plan = StepPlan::new(&**backend, step, first)?;
-            self.admits(plan.memory())?;
+            self.admits(held.beside(plan.memory()))?;
             Ok((backend.name(), plan))
         })?;
         let (name, plan) = selected;
         Ok(SelectedBackend { name, plan, refused })
+    }
+
+    /// Prepares a step for all layers with one mask, of a cache of `layers` layers: a plan for each backend that some
+    /// of them prefer, that of `first` in front.
+    ///
+    /// # Errors
+    /// As for [`plan`](Self::plan).
+    pub(crate) fn plan_layers(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        layers: usize,
+    ) -> Result<Vec<PreferredPlan<T>>> {
+        let mut plans: Vec<PreferredPlan<T>> = Vec::new();
+        let mut held = StepMemory::default();
+        for layer in iter::once(first.layer).chain(0..layers) {
+            let preferred = self.preferred(layer, step.metadata.state());
+            if plans.iter().any(|plan| plan.preferred == preferred) {
+                continue;
+            }
+            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, held)?;
+            held = held.beside(selected.plan.memory());
+            plans.push(PreferredPlan { preferred, selected });
+        }
+        Ok(plans)
     }
 
     /// Advice on a backend that may serve the step, unless it is registered.
@@ -195,11 +312,6 @@ impl<T: Element> Backends<T> {
         )
     }
 
-    /// The most memory of a plan.
-    pub(super) fn limit(&self) -> Option<MemoryLimit> {
-        self.memory_limit
-    }
-
     fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
         self.memory_limit.map_or(Ok(()), |limit| limit.admits(memory))
     }
@@ -237,6 +349,14 @@ impl<T: Element> Backends<T> {
         Ok(recorded)
     }
 
+    /// The backends in the order in which a layer tries them.
+    fn in_order(&self, layer: usize, state: AttentionState) -> impl Iterator<Item = &Arc<dyn AttentionBackend<T>>> {
+        let preferred = self.preferred(layer, state);
+        let is_preferred = move |backend: &&Arc<dyn AttentionBackend<T>>| Some(backend.name()) == preferred;
+        let others = self.backends.iter().filter(move |backend| !is_preferred(backend));
+        self.backends.iter().filter(is_preferred).chain(others)
+    }
+
     /// What `prepare` makes of the first backend that it takes, and why it took none before. No other backend is tried
     /// behind one whose program is wrong, which would hide the mistake, or behind a device that fails.
     fn plan_first<R>(
@@ -247,7 +367,7 @@ impl<T: Element> Backends<T> {
     ) -> Result<(R, Vec<RefusedBackend>)> {
         tentatively(|| {
             let mut refused = Vec::new();
-            for backend in &self.backends {
+            for backend in self.in_order(first.layer, step.metadata.state()) {
                 match prepare(backend) {
                     Ok(prepared) => return Ok((prepared, refused)),
                     // A device that fails says nothing about the backend.
@@ -270,5 +390,34 @@ impl<T: Element> Backends<T> {
 impl<T: Element> fmt::Debug for Backends<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use ascend_attention::bf16;
+
+    #[test]
+    fn layers_try_what_they_prefer_in_front_of_the_others() {
+        use AttentionState::{ChunkedPrefill, DecodeOnly};
+        let both = || Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+        let backends = both().prefer([0, 2], &[DecodeOnly], "paged_decode").unwrap();
+        // A later preference replaces an earlier one, and appended ones replace none.
+        let backends = backends.prefer([2], &[DecodeOnly], "fused").unwrap();
+        let backends = backends.append(both().prefer([1, 2], &[DecodeOnly], "paged_decode").unwrap());
+        let order = |layer, state| backends.in_order(layer, state).map(|backend| backend.name()).collect::<Vec<_>>();
+        for layer in 0..4 {
+            let first = if layer < 2 { ["paged_decode", "fused"] } else { ["fused", "paged_decode"] };
+            assert_eq!(order(layer, DecodeOnly), first, "layer {layer}");
+            assert_eq!(order(layer, ChunkedPrefill), ["fused", "paged_decode"]);
+        }
+        backends.check_layers(3).unwrap();
+        assert_eq!(backends.check_layers(2).unwrap_err().rule, &rules::BACKEND_LAYERS);
+        let sparse = both().prefer([0], &[DecodeOnly], "sparse").unwrap_err();
+        assert_eq!((sparse.rule, &*sparse.given), (&rules::BACKEND_NAME, "\"sparse\""));
+        let far = both().prefer([CacheShape::MAX_LAYERS], &[DecodeOnly], "fused").unwrap_err();
+        assert_eq!(far.rule, &rules::BACKEND_LAYERS);
     }
 }

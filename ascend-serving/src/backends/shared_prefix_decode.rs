@@ -7,7 +7,8 @@ use ascend_attention::Element;
 use ascend_attention::attention::{Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
 
-use crate::batch::{AttentionMetadata, Causality};
+use crate::batch::AttentionMetadata;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 
@@ -16,36 +17,13 @@ use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
-/// When reading a shared prefix once is worth the additional calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SharedPrefixThresholds {
-    /// Fewest requests that share a prefix.
-    pub min_requests: usize,
-    /// Fewest keys that they share.
-    pub min_shared_keys: usize,
-    /// Fewest key reads that a step saves, summed over its shared prefixes: the shared keys of each times its requests
-    /// but one.
-    pub min_saved_keys: usize,
-}
-
-impl SharedPrefixThresholds {
-    /// Where it begins to take less time than one packed call on the emulation, the less the more keys are shared, as
-    /// `cargo bench -p ascend-serving --bench serving -- shared_prefix` measures it. Kernels there are bound by
-    /// arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
-    pub const MEASURED: Self = Self { min_requests: 16, min_shared_keys: 1024, min_saved_keys: 15 * 1024 };
-
-    /// Reads every shared prefix once, even where that saves nothing.
-    pub const ALWAYS: Self = Self { min_requests: 2, min_shared_keys: 1, min_saved_keys: 1 };
-}
-
 /// Neighbouring requests of a batch that begin with the same cached blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SharedPrefixRequests {
+#[derive(Clone, Debug)]
+struct SharedPrefix {
     /// Their places in the batch.
-    pub requests: Range<usize>,
+    requests: Range<usize>,
     /// Blocks that they share, all of them full.
-    pub blocks: usize,
+    blocks: usize,
 }
 
 /// Decoding, and verifying of drafts, for requests that share a cached prefix: their rows are stacked to one sequence
@@ -63,12 +41,17 @@ pub struct SharedPrefixRequests {
 /// as of the one with the fewest.
 ///
 /// Sinks are counted by the call over the keys after the shared blocks on Ascend 950, where its log-sum-exps are
-/// known to include them, and refused elsewhere. Steps that save less than the [`SharedPrefixThresholds`] require are
-/// refused, too. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
+/// known to include them, and refused elsewhere. Steps that save less than the fields require are refused,
+/// too. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
-    /// When to read a shared prefix once.
-    pub thresholds: SharedPrefixThresholds,
+    /// Fewest requests that share a prefix.
+    pub min_requests: usize,
+    /// Fewest keys that they share.
+    pub min_shared_keys: usize,
+    /// Fewest key reads that a step saves, summed over its shared prefixes: the shared keys of each times its requests
+    /// but one.
+    pub min_saved_keys: usize,
 }
 
 /// The bits that name the two calls in [`PartsOfRows`].
@@ -78,7 +61,7 @@ const PREFIX: u16 = 2;
 /// How a step is divided.
 #[derive(Debug)]
 struct Division {
-    prefixes: Vec<SharedPrefixRequests>,
+    prefixes: Vec<SharedPrefix>,
     /// How many of a prefix's blocks are read once, the last ones; `None` for all of them.
     blocks: Option<usize>,
     /// Which keys a token sees of those that its request reads on its own.
@@ -87,13 +70,21 @@ struct Division {
 
 impl Division {
     /// The range of a prefix's blocks that are read once.
-    fn once(&self, prefix: &SharedPrefixRequests) -> Range<usize> {
+    fn once(&self, prefix: &SharedPrefix) -> Range<usize> {
         let first = self.blocks.map_or(0, |once| prefix.blocks.saturating_sub(once));
         first..prefix.blocks
     }
 }
 
 impl SharedPrefixDecode {
+    /// Where it begins to take less time than one packed call on the emulation, the less the more keys are shared, as
+    /// `cargo bench -p ascend-serving --bench serving -- shared_prefix` measures it. Kernels there are bound by
+    /// arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
+    pub const MEASURED: Self = Self { min_requests: 16, min_shared_keys: 1024, min_saved_keys: 15 * 1024 };
+
+    /// Reads every shared prefix once, even where that saves nothing.
+    pub const ALWAYS: Self = Self { min_requests: 2, min_shared_keys: 1, min_saved_keys: 1 };
+
     /// Divides a step whose tokens see keys by `causality`; `None` if that does not pay.
     fn division(&self, metadata: &AttentionMetadata, causality: Causality) -> Option<Division> {
         let prefixes = self.find_shared_prefixes(metadata);
@@ -110,7 +101,7 @@ impl SharedPrefixDecode {
         let block_size = metadata.settings().block_size.max(1);
         let lengths = metadata.kv_lengths().lengths();
         // The last token of the longest request sees the fewest of the shared blocks.
-        let seen = |prefix: &SharedPrefixRequests| {
+        let seen = |prefix: &SharedPrefix| {
             let lengths = lengths.get(prefix.requests.clone()).unwrap_or_default();
             let longest = lengths.iter().copied().max().unwrap_or(0);
             let hidden = longest.saturating_sub(window.get());
@@ -124,16 +115,16 @@ impl SharedPrefixDecode {
         let whole = each.all(|(at, len)| *len <= left.get() || is_shared(at));
         let others = prefixes.iter().map(|prefix| prefix.requests.len().saturating_sub(1));
         let saved = others.fold(0usize, |sum, others| sum.saturating_add(keys.saturating_mul(others)));
-        let pays = keys >= self.thresholds.min_shared_keys && saved >= self.thresholds.min_saved_keys;
+        let pays = keys >= self.min_shared_keys && saved >= self.min_saved_keys;
         (whole && pays).then_some(Division { prefixes, blocks: Some(once), causality: Causality::Window(left) })
     }
 
-    /// The groups that save most, in order; none if they save less than the thresholds require.
-    pub fn find_shared_prefixes(&self, metadata: &AttentionMetadata) -> Vec<SharedPrefixRequests> {
+    /// The groups that save most, in order; none if they save less than is required.
+    fn find_shared_prefixes(&self, metadata: &AttentionMetadata) -> Vec<SharedPrefix> {
         let block_size = metadata.settings().block_size;
         let shared = shared_with_next(metadata);
         // Entry `n` is for the first `n` requests: the most keys saved, and the last shared prefix.
-        let mut best: Vec<(usize, Option<SharedPrefixRequests>)> = vec![(0, None)];
+        let mut best: Vec<(usize, Option<SharedPrefix>)> = vec![(0, None)];
         for end in 1..=shared.len().saturating_add(1) {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
             let mut blocks = usize::MAX;
@@ -141,20 +132,20 @@ impl SharedPrefixDecode {
             for (start, with_next) in steps {
                 blocks = blocks.min(*with_next);
                 let keys = blocks.saturating_mul(block_size);
-                if keys == 0 || keys < self.thresholds.min_shared_keys {
+                if keys == 0 || keys < self.min_shared_keys {
                     break;
                 }
                 let others = end.saturating_sub(start).saturating_sub(1);
                 let before = best.get(start).map_or(0, |(saved, _)| *saved);
                 let saved = before.saturating_add(keys.saturating_mul(others));
-                if others.saturating_add(1) >= self.thresholds.min_requests && saved > found.0 {
+                if others.saturating_add(1) >= self.min_requests && saved > found.0 {
                     let requests = start..end;
-                    found = (saved, Some(SharedPrefixRequests { requests, blocks }));
+                    found = (saved, Some(SharedPrefix { requests, blocks }));
                 }
             }
             best.push(found);
         }
-        if best.last().map_or(0, |(saved, _)| *saved) < self.thresholds.min_saved_keys.max(1) {
+        if best.last().map_or(0, |(saved, _)| *saved) < self.min_saved_keys.max(1) {
             return Vec::new();
         }
         let mut prefixes = Vec::new();
@@ -205,9 +196,8 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     first.describe_sinks(),
                 ),
                 format_args!(
-                    "{:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks on \
-                     Ascend 950 alone",
-                    self.thresholds
+                    "{self:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks \
+                     on Ascend 950 alone"
                 ),
             )
             .into());

@@ -8,7 +8,8 @@ use ascend_attention::Violation;
 use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::geometry::MaskGeometry;
 
-use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::rules;
 
 use super::step_call::{CallKeys, CallMask, StepCall};

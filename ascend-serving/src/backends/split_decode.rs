@@ -8,7 +8,8 @@ use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{Element, Violation};
 
-use crate::batch::{AttentionState, Causality};
+use crate::batch::AttentionState;
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
@@ -18,10 +19,20 @@ use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_single_tokens, merges_sinks};
 
-/// How [`SplitDecode`] divides the keys of a request into parts.
+/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges. One
+/// packed call (TND) computes the first range of every request, one the second, and so on; the device combines them
+/// by their log-sum-exps.
+///
+/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is
+/// for steps whose parts the caller has to choose: with [`SplitDecode::Tiles`] no request's result depends on the
+/// lengths of the others, as long as the operator computes a row over one tile alike in every batch.
+///
+/// Sinks are counted by the first part on Ascend 950, where its log-sum-exps are known to include them, and refused
+/// elsewhere. Parts are rounded to the query's type before they are merged. [`FusedAttention`](crate::FusedAttention)
+/// lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum KeySplit {
+pub enum SplitDecode {
     /// Parts that fill the cores and are about equally long in the whole batch, by [`SplitLimits::balanced`].
     Balanced {
         /// Most parts of a request, at most [`SplitDecode::MAX_PARTS`].
@@ -34,23 +45,6 @@ pub enum KeySplit {
     Tiles(NonZeroUsize),
 }
 
-/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges. One
-/// packed call (TND) computes the first range of every request, one the second, and so on; the device combines them
-/// by their log-sum-exps.
-///
-/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is
-/// for steps whose parts the caller has to choose: with [`KeySplit::Tiles`] no request's result depends on the
-/// lengths of the others, as long as the operator computes a row over one tile alike in every batch.
-///
-/// Sinks are counted by the first part on Ascend 950, where its log-sum-exps are known to include them, and refused
-/// elsewhere. Parts are rounded to the query's type before they are merged. [`FusedAttention`](crate::FusedAttention)
-/// lists what packed calls take in each release.
-#[derive(Clone, Copy, Debug)]
-pub struct SplitDecode {
-    /// How to divide.
-    pub split: KeySplit,
-}
-
 impl SplitDecode {
     /// Most parts of a request, which is the most that a merge takes.
     pub const MAX_PARTS: usize = UpdateCall::MAX_PARTS;
@@ -59,15 +53,15 @@ impl SplitDecode {
     fn ranges(&self, step: &StepContext<'_>) -> Result<Vec<Vec<Range<usize>>>, Violation> {
         let block_size = step.block_table.block_size();
         let lengths = step.metadata.kv_lengths();
-        let parts = match self.split {
-            KeySplit::Balanced { max_splits, cores } => SplitLimits {
+        let parts = match *self {
+            Self::Balanced { max_splits, cores } => SplitLimits {
                 max_splits: max_splits.min(Self::MAX_PARTS),
                 cores,
                 heads: step.shape.heads,
                 kv_heads: step.shape.kv_heads,
             }
             .balanced(lengths)?,
-            KeySplit::Tiles(tile) => {
+            Self::Tiles(tile) => {
                 if !tile.get().is_multiple_of(block_size.max(1)) {
                     return Err(rules::SPLIT_TILE.broken(
                         format_args!("tiles of {tile} keys in blocks of {block_size}"),
@@ -87,9 +81,9 @@ impl SplitDecode {
                     "choose longer tiles",
                 ));
             }
-            let size = match self.split {
-                KeySplit::Balanced { .. } => len.div_ceil(parts.max(1)),
-                KeySplit::Tiles(tile) => tile.get(),
+            let size = match *self {
+                Self::Balanced { .. } => len.div_ceil(parts.max(1)),
+                Self::Tiles(tile) => tile.get(),
             };
             Ok(key_ranges(len, size, block_size).collect())
         })

@@ -6,7 +6,8 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor};
 
-use crate::batch::{Causality, MaskedRequest, NamedMask};
+use crate::batch::{MaskedRequest, NamedMask};
+use crate::causality::Causality;
 use crate::error::Result;
 
 use super::latent_tensors::LatentForm;

@@ -6,7 +6,8 @@ use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::spec::{Layout, Rule};
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;

@@ -15,8 +15,7 @@ use crate::sharing::PlannedStream;
 
 use super::backend::{AttentionBackend, checked_program};
 use super::latent_tensors::LatentFormKind;
-use super::program::{LayerDivided, LayerPrograms, StepProgram, StepStage, heads_first, output_shape};
-use super::refused_backend::refused_part;
+use super::program::{StepProgram, StepStage, heads_first, output_shape};
 use super::step_call::{CallKeys, CallMask, StepCall};
 use super::step_context::{LayerTensors, StepContext, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
@@ -26,7 +25,6 @@ pub struct StepPlan<T: Element> {
     calls: Vec<PlannedCall>,
     merge: Option<PlannedMerge<T>>,
     stage: Option<Box<dyn StepStage<T>>>,
-    by_layer: Option<LayerPrograms<StepPlan<T>>>,
     /// Shapes of the planned queries.
     queries: Vec<Vec<usize>>,
     /// The form of the planned queries over latents.
@@ -108,12 +106,6 @@ impl PlannedCall {
     }
 }
 
-impl<T: Element> LayerDivided for StepPlan<T> {
-    fn layer_programs(&self) -> Option<&LayerPrograms<Self>> {
-        self.by_layer.as_ref()
-    }
-}
-
 /// Keys of a named mask's row: the tokens of every block in a row of the table.
 fn mask_columns(table: &BlockTable) -> usize {
     table.columns().saturating_mul(table.block_size())
@@ -142,10 +134,6 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<Self> {
-        let by_layer = match program.by_layer {
-            None => None,
-            Some(programs) => Some(Self::divide(programs, step, first, columns)?),
-        };
         let merged = program.merge.is_some();
         let calls = program.calls.into_iter();
         let calls = calls.map(|call| PlannedCall::new(call, step, first, (columns, merged)));
@@ -177,7 +165,6 @@ impl<T: Element> StepPlan<T> {
             calls,
             merge,
             stage: program.stage,
-            by_layer,
             queries: first.queries().map(|(_, query)| query.shape().to_vec()).collect(),
             form: first.latent_form(),
             stream: PlannedStream::of(step.stream),
@@ -185,33 +172,10 @@ impl<T: Element> StepPlan<T> {
         })
     }
 
-    /// Prepares each of the programs that compute some layers.
-    fn divide(
-        layers: LayerPrograms<StepProgram<T>>,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-        columns: Option<usize>,
-    ) -> Result<LayerPrograms<Self>> {
-        let LayerPrograms { programs, of_layer, limit } = layers;
-        let programs = programs.into_iter().map(|(name, program)| {
-            let plan = Self::of_program(program, step, first, columns);
-            let plan = plan.map_err(|why| refused_part(&name, why, step.stream.device()))?;
-            Ok((name, plan))
-        });
-        let layers = LayerPrograms { programs: programs.collect::<Result<_>>()?, of_layer, limit };
-        if let Some(limit) = limit {
-            limit.admits(memory_of(&layers))?;
-        }
-        Ok(layers)
-    }
-
     /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
     /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit)
     /// compares with it.
     pub fn memory(&self) -> StepMemory {
-        if let Some(layers) = &self.by_layer {
-            return memory_of(layers);
-        }
         let merge = self.merge.as_ref();
         let calls = self.calls.iter().map(|call| call.plan.workspace_bytes());
         let workspaces = calls.chain(merge.map(|merge| merge.plan.workspace_bytes()));
@@ -243,13 +207,12 @@ impl<T: Element> StepPlan<T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with what the layer reads.
     pub fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         self.stream.check(stream)?;
-        let plan = self.find_layer(layer.layer)?;
-        plan.check_form(layer)?;
-        plan.check_tensors(layer, output)?;
-        if let Some(stage) = &plan.stage {
+        self.check_form(layer)?;
+        self.check_tensors(layer, output)?;
+        if let Some(stage) = &self.stage {
             stage.launch_into(stream, layer, output)?;
         }
-        plan.queue(stream, layer, output, |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?))
+        self.queue(stream, layer, output, |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?))
     }
 
     /// Refuses queries in another form than was planned.
@@ -334,8 +297,7 @@ impl<T: Element> StepPlan<T> {
         limits: KeyLimits,
     ) -> Result<()> {
         let longest = limits.keys.min(mask_columns(&self.block_table));
-        let plan = self.find_layer(layer.layer)?;
-        plan.queue(capture, layer, output, |planned, inputs, output| {
+        self.queue(capture, layer, output, |planned, inputs, output| {
             let description = &planned.description;
             let call = match planned.call.lengths() {
                 CallLengths::PackedPaged { q, .. } => capture.attention_within(description, q, limits, inputs),
@@ -357,7 +319,7 @@ impl<T: Element> StepPlan<T> {
         block_table: &BlockTable,
     ) -> Result<Vec<Option<HostMask>>> {
         let columns = mask_columns(block_table);
-        let masks = program.all_calls().map(|call| match &call.mask {
+        let masks = program.calls.iter().map(|call| match &call.mask {
             CallMask::Operator(_) => Ok(None),
             CallMask::Named(mask, requests) => mask.on_host(requests, columns).map(Some),
         });
@@ -366,8 +328,7 @@ impl<T: Element> StepPlan<T> {
 
     /// Puts the tables and masks of a step's program into those that a graph reads, which waits for the stream.
     pub(crate) fn refill(&self, stream: &Stream, program: &StepProgram<T>, masks: &[Option<HostMask>]) -> Result<()> {
-        let planned = self.each_undivided().flat_map(|plan| &plan.calls);
-        for ((planned, call), mask) in planned.zip(program.all_calls()).zip(masks) {
+        for ((planned, call), mask) in self.calls.iter().zip(&program.calls).zip(masks) {
             if let (Some(table), CallKeys::Blocks(rows)) = (&planned.table, &call.keys) {
                 table.overwrite(stream, rows)?;
             }
@@ -377,12 +338,6 @@ impl<T: Element> StepPlan<T> {
         }
         Ok(())
     }
-}
-
-/// The memory of plans of which each layer runs one.
-fn memory_of<T: Element>(layers: &LayerPrograms<StepPlan<T>>) -> StepMemory {
-    let plans = layers.all().map(StepPlan::memory);
-    plans.fold(StepMemory::default(), StepMemory::beside)
 }
 
 /// Log-sum-exps of the shape of the first part's.

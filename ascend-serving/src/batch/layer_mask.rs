@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::{Device, Mask, Violation};
 
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 use crate::sharing::lock;
-
-use super::causality::Causality;
 
 /// Which keys the tokens of a layer see. A step has one
 /// ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a layer may have another

@@ -1,5 +1,6 @@
 //! The lengths, slots and block table that the attention calls of one step share.
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use ascend_attention::Violation;
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
+use crate::causality::Causality;
 use crate::kv::{
     BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId, Sequence,
     SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
@@ -14,7 +16,6 @@ use crate::kv::{
 use crate::rules;
 
 use super::BatchSettings;
-use super::causality::Causality;
 use super::layer_mask::{LayerMask, MaskedRequest};
 use super::request::{BatchRequest, columns, shared_block};
 use super::state::AttentionState;
@@ -24,6 +25,10 @@ use super::state::AttentionState;
 ///
 /// Tokens are packed request after request. After the requests there may be dummy ones
 /// ([`pad_to`](AttentionMetadata::pad_to)), whose tokens write nothing and whose results mean nothing.
+///
+/// The metadata of a model with several groups of layers ([`Attention::metadata`](crate::Attention::metadata)) has the
+/// same requests in the cache of each: lengths, table and slots are those of the first group, and
+/// [`group`](AttentionMetadata::group) has the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMetadata {
     pub(super) settings: BatchSettings,
@@ -43,6 +48,8 @@ pub struct AttentionMetadata {
     /// Whether some request gave back tokens.
     given_back: bool,
     sequences: Sequences,
+    /// The metadata of the other groups of layers.
+    pub(super) others: Vec<AttentionMetadata>,
 }
 
 /// For each request its sequence as it was when the step was made, or none. It takes no part in comparing steps: all
@@ -102,11 +109,34 @@ impl AttentionMetadata {
     /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside the cache,
     /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED) for a block that a row names twice. For the step:
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same place,
-    /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes.
+    /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for sequences of another number of groups of layers.
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Violation> {
-        let mut metadata = Self::empty(settings);
+        Self::of_groups(requests, settings, iter::empty())
+    }
+
+    /// The metadata of a model whose first group of layers has these settings, and the others theirs.
+    pub(crate) fn of_groups(
+        requests: &[BatchRequest<'_>],
+        first: BatchSettings,
+        others: impl Iterator<Item = BatchSettings>,
+    ) -> Result<Self, Violation> {
+        let mut metadata = Self { others: others.map(Self::empty).collect(), ..Self::empty(first) };
         metadata.renew(requests)?;
         Ok(metadata)
+    }
+
+    /// The metadata of a group of layers, 0 for the first.
+    pub fn group(&self, group: usize) -> Option<&Self> {
+        match group.checked_sub(1) {
+            None => Some(self),
+            Some(other) => self.others.get(other),
+        }
+    }
+
+    /// The metadata of each group.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Self> + Clone {
+        iter::once(self).chain(&self.others)
     }
 
     /// A step without requests.
@@ -128,6 +158,7 @@ impl AttentionMetadata {
             mask: settings.causality.into(),
             given_back: false,
             sequences: Sequences::default(),
+            others: Vec::new(),
         }
     }
 
@@ -147,16 +178,38 @@ impl AttentionMetadata {
         }
         // The table is no wider than the longest row; a row that is too short is refused.
         self.clear(self.columns(longest).min(widest));
-        let outcome = self.fill(requests);
+        let outcome = self.fill(requests).and_then(|()| self.renew_others(requests));
         if outcome.is_err() {
             self.forget();
         }
         outcome
     }
 
+    /// Renews the metadata of the other groups. Sequences of other groups are refused.
+    fn renew_others(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
+        let groups = self.others.len().saturating_add(1);
+        let sequences = requests.iter().filter_map(|request| request.sequence);
+        sequences.clone().try_for_each(|sequence| sequence.check_groups(groups))?;
+        for (other, group) in self.others.iter_mut().zip(1..) {
+            let requests = requests.iter().map(|request| {
+                request.in_group(group).ok_or_else(|| {
+                    Violation::new(
+                        &rules::GROUP_LAYERS,
+                        "a request without a sequence",
+                        format_args!("one with a sequence in the caches of {groups} groups of layers"),
+                        "make requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
+                    )
+                })
+            });
+            other.renew(&requests.collect::<Result<Vec<_>, _>>()?)?;
+        }
+        Ok(())
+    }
+
     /// Removes all requests.
-    pub(crate) fn forget(&mut self) {
+    fn forget(&mut self) {
         self.clear(0);
+        self.others.iter_mut().for_each(Self::forget);
     }
 
     fn clear(&mut self, columns: usize) {
@@ -219,6 +272,20 @@ impl AttentionMetadata {
             self.sequences.pool = pool.cloned();
         }
         Ok(())
+    }
+
+    /// Refuses metadata of another number of groups of layers than `groups`.
+    pub(crate) fn check_groups(&self, groups: usize) -> Result<(), Violation> {
+        let own = self.others.len().saturating_add(1);
+        match own == groups {
+            true => Ok(()),
+            false => Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                format_args!("metadata of {own} groups of layers"),
+                format_args!("{groups}"),
+                "make the metadata of a step with the attention that computes it or was captured",
+            )),
+        }
     }
 
     /// Refuses metadata without requests, such as that which could not be renewed.
@@ -363,6 +430,7 @@ impl AttentionMetadata {
     /// ([`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)).
     pub fn set_mask(&mut self, mask: impl Into<LayerMask>) {
         self.mask = mask.into();
+        self.others.iter_mut().for_each(|other| other.set_mask(self.mask.clone()));
     }
 
     /// Refuses a mask that may show tokens which a sequence gave back.

@@ -1,6 +1,5 @@
 //! What a step has to do: requests, what all of them share, and what kind of step they make.
 
-mod causality;
 mod layer_mask;
 mod metadata;
 mod multi_item;
@@ -14,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use ascend_attention::Violation;
 
+use crate::causality::Causality;
 use crate::kv::{BlockPool, PadPolicy, count_slots};
 use crate::rules;
 
-pub use causality::Causality;
 pub(crate) use layer_mask::MaskedRequest;
 pub use layer_mask::{LayerMask, NamedMask};
 pub use metadata::AttentionMetadata;

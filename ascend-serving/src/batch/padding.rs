@@ -31,7 +31,8 @@ impl AttentionMetadata {
         }
         let (rows, left) = (self.dummy_rows(), tokens - now);
         let dummies = (0..left).step_by(rows);
-        self.add_dummies(tokens, dummies.map(|from| rows.min(left - from)))
+        self.add_dummies(tokens, dummies.map(|from| rows.min(left - from)))?;
+        self.others.iter_mut().try_for_each(|other| other.pad_to(tokens))
     }
 
     /// Adds dummy requests of these query tokens each, up to `tokens` of all requests.
@@ -71,7 +72,8 @@ impl AttentionMetadata {
     /// not fit in the host's memory. Nothing is added then.
     pub(crate) fn pad_to_requests(&mut self, requests: usize, tokens: usize) -> Result<(), Violation> {
         let dummies = self.missing(requests, tokens)?;
-        self.add_dummies(tokens, dummies)
+        self.add_dummies(tokens, dummies)?;
+        self.others.iter_mut().try_for_each(|other| other.pad_to_requests(requests, tokens))
     }
 
     /// A padded copy of a step for graphs, which read the cache whatever the kind of the step is: steps of single
@@ -111,6 +113,7 @@ impl AttentionMetadata {
         } else if !self.state.reads_cache() {
             self.state = AttentionState::ChunkedPrefill;
         }
+        self.others.iter_mut().for_each(Self::read_cache);
     }
 
     /// Whether [`pad_to_requests`](Self::pad_to_requests) accepts these numbers.

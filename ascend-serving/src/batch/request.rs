@@ -2,10 +2,9 @@
 
 use ascend_attention::Violation;
 
+use crate::causality::Causality;
 use crate::kv::{BlockPool, PoolId, Sequence, StepTokens, check_blocks_of, check_tokens, uncopied, used_of_row};
 use crate::rules;
-
-use super::causality::Causality;
 
 /// One request in a step.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +54,7 @@ impl<'a> BatchRequest<'a> {
     ///
     /// Tokens before a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window. A layer with a
-    /// larger window is refused.
+    /// larger window is refused. Of a sequence of several groups of layers they are those of the first.
     pub fn of(sequence: &'a Sequence, new: usize) -> Self {
         Self {
             // None where there are fewer than the new tokens, which a step refuses.
@@ -68,6 +67,12 @@ impl<'a> BatchRequest<'a> {
             sequence: Some(sequence),
             recompute: false,
         }
+    }
+
+    /// The request in the cache of a group of layers, where its sequence has one.
+    pub(super) fn in_group(&self, group: usize) -> Option<Self> {
+        let part = Self::of(self.sequence?.group(group)?, self.new);
+        Some(Self { drafts: self.drafts, prompt_len: self.prompt_len, recompute: self.recompute, ..part })
     }
 
     /// A request without a [`Sequence`]: `new` tokens after `cached` ones, in the blocks of a row of the table, which

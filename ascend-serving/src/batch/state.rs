@@ -23,6 +23,10 @@ pub enum AttentionState {
 }
 
 impl AttentionState {
+    /// Every kind of step.
+    pub const ALL: [Self; 5] =
+        [Self::PrefillNoCache, Self::PrefillCacheHit, Self::DecodeOnly, Self::ChunkedPrefill, Self::SpecDecoding];
+
     /// Whether attention reads the paged cache rather than this step's keys.
     pub fn reads_cache(self) -> bool {
         self != Self::PrefillNoCache

@@ -1,29 +1,179 @@
 //! Attention with a cache: what a model's layers call.
 
-use ascend_attention::{Element, Number, Stream};
+use ascend_attention::{Element, Number, Stream, Violation};
 
 use crate::backends::{AttentionShape, Backends};
+use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, LayerMask, StatePolicy};
+use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{PagedKvCache, Sequence};
+use crate::kv::{BlockPool, CacheShape, PagedKvCache, Sequence, no_layer};
+use crate::rules;
 
+use super::layer_group::{LayerGroup, LayerPlace};
 use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 
-/// The attention of a model: its heads, a paged cache, and the backends that compute it.
+/// The attention of a model: a table of its layers, which says for each the heads, the paged cache, the keys that its
+/// tokens see, and the backends that compute it.
 ///
-/// Each step begins with its [`AttentionMetadata`](crate::AttentionMetadata), and each layer of the step calls
-/// [`Step::forward`](crate::Step::forward).
+/// Each step begins with its [`AttentionMetadata`], and each layer of the step calls
+/// [`Step::forward`](crate::Step::forward). Most models have layers of one kind ([`Attention::new`]). One with several,
+/// such as full ones and ones with a sliding window (Gemma, gpt-oss), has a [`LayerGroup`] of each kind, with a cache
+/// of its own ([`Attention::of_groups`]): one step, one sequence of a request and one metadata serve all of them.
 #[derive(Debug)]
 pub struct Attention<T: Element> {
-    pub(super) shape: AttentionShape,
-    pub(super) cache: PagedKvCache<T>,
-    pub(super) backends: Backends<T>,
+    /// At least one.
+    pub(super) groups: Vec<LayerGroup<T>>,
+    /// The place of each layer of the model.
+    pub(super) places: Vec<LayerPlace>,
     pub(super) range_checker: Option<RangeChecker<T>>,
 }
 
 impl<T: Element> Attention<T> {
-    /// Attention of these heads over a cache, computed by these backends.
+    /// Attention of these heads over a cache with all layers of the model, computed by these backends.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
-        Self { shape, cache, backends, range_checker: None }
+        let layers = 0..cache.shape().layers;
+        let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
+        let group = LayerGroup { layers: layers.collect(), causality: None, shape, cache, backends };
+        Self { groups: vec![group], places, range_checker: None }
+    }
+
+    /// The attention of a model of `layers` layers of several kinds.
+    ///
+    /// A sequence has blocks in the pool of each group ([`Attention::sequence`]). Growing it gives back the tokens that
+    /// the windows no longer show, so that the cache of a windowed group holds no more of a request than the window,
+    /// one step's tokens and a block. The layers of one group may have sinks while those of another have none.
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    ///
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{
+    ///     Attention, AttentionShape, Backends, BatchRequest, Causality, LayerGroup, StatePolicy,
+    /// };
+    /// use ascend_attention::{Runtime, Tensor, bf16};
+    ///
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let device = Runtime::emulated()?.device(0)?;
+    /// let stream = device.stream()?;
+    /// let window = NonZeroUsize::new(128).map_or(Causality::Causal, Causality::Window);
+    /// let group = |layers: [usize; 2], causality, blocks| -> ascend_serving::Result<_> {
+    ///     let shape = CacheShape::new(layers.len(), 1, 64);
+    ///     let cache = PagedKvCache::<bf16>::new(&device, blocks, 128, shape, PadPolicy::SkipNegative)?;
+    ///     Ok(LayerGroup::new(layers, causality, AttentionShape::new(1, 1, 64), cache, Backends::standard(&device)))
+    /// };
+    /// // Layers 1 and 3 see everything; 0 and 2 see 128 keys, and their cache is small.
+    /// let groups = [group([1, 3], Causality::Causal, 16)?, group([0, 2], window, 8)?];
+    /// let mut attention = Attention::of_groups(4, groups)?;
+    ///
+    /// let mut sequence = attention.sequence();
+    /// for tokens in [700, 1] {
+    ///     attention.grow(&stream, &mut sequence, tokens)?;
+    ///     let request = BatchRequest::of(&sequence, tokens);
+    ///     let metadata = attention.metadata(&[request], StatePolicy::default())?;
+    ///     let rows = stream.upload(&vec![bf16::ONE; tokens * 64], [tokens, 1, 64])?;
+    ///     let mut step = attention.begin(&stream, &metadata)?;
+    ///     for layer in 0..4 {
+    ///         step.forward(layer, (&rows, &rows, &rows))?;
+    ///     }
+    /// }
+    /// let held = |group: usize| attention.groups()[group].cache().pool().held_blocks();
+    /// assert_eq!((held(0), held(1)), (6, 2));
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a layer that is in no group, in several or not in the model,
+    /// for a group whose cache has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or
+    /// groups.
+    pub fn of_groups(layers: usize, groups: impl IntoIterator<Item = LayerGroup<T>>) -> Result<Self, Violation> {
+        // One more than any model has, so that an endless list ends.
+        let most = CacheShape::MAX_LAYERS;
+        let groups = groups.into_iter().take(most.saturating_add(1));
+        let groups: Vec<LayerGroup<T>> = groups.collect();
+        let wrong = |given: String| {
+            Violation::new(
+                &rules::GROUP_LAYERS,
+                given,
+                format_args!("each layer below {layers} in one group, whose cache has as many layers"),
+                "divide the layers of the model among the groups",
+            )
+        };
+        let named: usize = groups.iter().map(|group| group.layers.len()).sum();
+        if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
+            return Err(wrong(format!("{} groups of {named} layers", groups.len())));
+        }
+        let mut places = vec![None; layers];
+        for (at, group) in groups.iter().enumerate() {
+            let cached = group.cache.shape().layers;
+            if cached != group.layers.len() {
+                let own = group.layers.len();
+                return Err(wrong(format!("group {at} of {own} layers, {cached} in its cache")));
+            }
+            for (local, &layer) in group.layers.iter().enumerate() {
+                match places.get_mut(layer) {
+                    Some(place @ None) => *place = Some(LayerPlace { group: at, layer: local }),
+                    _ => return Err(wrong(format!("layer {layer} in group {at}"))),
+                }
+            }
+        }
+        Ok(Self { groups, places: places.into_iter().flatten().collect(), range_checker: None })
+    }
+
+    /// The groups of layers, at least one.
+    pub fn groups(&self) -> &[LayerGroup<T>] {
+        &self.groups
+    }
+
+    /// The place of each layer of the model.
+    pub(crate) fn places(&self) -> &[LayerPlace] {
+        &self.places
+    }
+
+    /// The group of a layer of the model, and its number there.
+    pub(super) fn group_of(&self, layer: usize) -> Result<(&LayerGroup<T>, usize)> {
+        let place = self.places.get(layer);
+        let known = place.and_then(|place| Some((self.groups.get(place.group)?, place.layer)));
+        known.ok_or_else(|| no_layer(layer, self.places.len()))
+    }
+
+    /// The mask of a layer of the model by the causality of its group; causal where that is left to the steps.
+    pub fn mask(&self, layer: usize) -> LayerMask {
+        self.group_of(layer).map_or(Causality::Causal, |(group, _)| group.causality()).into()
+    }
+
+    /// A sequence without tokens, in the cache of each group.
+    pub fn sequence(&self) -> Sequence {
+        let part = |group: &LayerGroup<T>| Sequence::new(group.cache.pool()).seen_by(group.causality);
+        part(&self.groups[0]).beside(self.groups.iter().skip(1).map(part))
+    }
+
+    /// Whether one step can add these numbers of tokens to these sequences: [`BlockPool::admits`] in each group, after
+    /// [`Attention::grow`] has given tokens back. A sequence that has grown already adds none.
+    ///
+    /// # Errors
+    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
+    pub fn admits<'s>(&self, requests: impl IntoIterator<Item = (&'s Sequence, usize)>) -> Result<(), Violation> {
+        // One more than the pools admit, so that an endless list ends.
+        let most = BlockPool::MAX_REQUESTS.saturating_add(1);
+        let requests: Vec<_> = requests.into_iter().take(most).collect();
+        for (at, group) in self.groups.iter().enumerate() {
+            let parts = requests.iter().filter_map(|(sequence, tokens)| Some((sequence.group(at)?, *tokens)));
+            group.cache.pool().admits(parts.map(|(part, tokens)| part.keys_after(tokens)))?;
+        }
+        Ok(())
+    }
+
+    /// The metadata of a step of these requests, in the cache of each group.
+    ///
+    /// # Errors
+    /// As for [`AttentionMetadata::new`].
+    pub fn metadata(&self, requests: &[BatchRequest<'_>], policy: StatePolicy) -> Result<AttentionMetadata, Violation> {
+        let settings = |group: &LayerGroup<T>| BatchSettings::of(&group.cache, group.causality()).policy(policy);
+        let others = self.groups.iter().skip(1).map(settings);
+        AttentionMetadata::of_groups(requests, settings(&self.groups[0]), others)
     }
 
     /// Sets the check of the numbers of the steps that begin from now on, or removes it; steps that are replayed from
@@ -77,9 +227,9 @@ impl<T: Element> Attention<T> {
         Ok(())
     }
 
-    /// Takes the findings of the range check since the last call, in work that the device has finished: the oldest
-    /// 256 at most. A warning (`tracing`) reports each finding, too, when it is found. Without a check there are
-    /// none.
+    /// Takes the findings of the range check since the last call, in work that the device has finished: the oldest 256
+    /// at most, with the layers as the model numbers them. A warning (`tracing`) reports each finding, too, when it is
+    /// found. Without a check there are none.
     ///
     /// # Errors
     /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.
@@ -95,33 +245,58 @@ impl<T: Element> Attention<T> {
         take_findings(&mut self.range_checker, true)
     }
 
-    /// The heads.
+    /// The heads; of several groups those of the first.
     pub fn shape(&self) -> AttentionShape {
-        self.shape
+        self.groups[0].shape
     }
 
-    /// The cache.
+    /// The cache; of several groups that of the first.
     pub fn cache(&self) -> &PagedKvCache<T> {
-        &self.cache
+        &self.groups[0].cache
     }
 
-    /// The backends, in the order in which they are tried.
+    /// The backends, in the order in which they are tried; of several groups those of the first.
     pub fn backends(&self) -> &Backends<T> {
-        &self.backends
+        &self.groups[0].backends
     }
 
-    /// The cache, to copy blocks and to grow sequences in ([`Attention::grow`] does so too).
+    /// The cache, to copy blocks and to grow sequences in ([`Attention::grow`] does so too); of several groups that of
+    /// the first.
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
-        &mut self.cache
+        &mut self.groups[0].cache
     }
 
-    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on
-    /// other streams that write such a block, or read the copy, have to wait for this one. Before it reports that
-    /// there are no blocks, it waits for blocks that steps in flight may still read.
+    /// Makes room for `tokens` more tokens of a sequence in each group, and queues the copies of blocks that it shared:
+    /// steps on other streams that write such a block, or read the copy, have to wait for this one. Sequences of
+    /// [`Attention::sequence`] and [`PrefixCache::share`](crate::PrefixCache::share) give back the tokens before the
+    /// window of the first one that is not computed. After an error no group has grown, but these tokens may be given
+    /// back: make the metadata anew, also of steps without this growth. Before it reports that there are no blocks, it
+    /// waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`].
+    /// As for [`PagedKvCache::grow`]; [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
-        self.cache.grow(stream, sequence, tokens).map(drop)
+        sequence.check_groups(self.groups.len())?;
+        for (group, part) in self.groups.iter().zip(sequence.groups()) {
+            group.cache.admits(stream)?;
+            group.cache.holds(part)?;
+        }
+        sequence.give_back();
+        let mut rooms = Vec::with_capacity(self.groups.len());
+        for (at, group) in self.groups.iter().enumerate() {
+            if let Some(part) = sequence.group_mut(at) {
+                rooms.push(group.cache.reserve(part, tokens)?);
+            }
+        }
+        for (group, room) in self.groups.iter_mut().zip(&rooms) {
+            group.cache.copy_blocks(stream, &room.copies)?;
+        }
+        for (at, room) in rooms.into_iter().enumerate() {
+            if let Some(part) = sequence.group_mut(at) {
+                // The slots are not used: the metadata has them, and the copies are queued.
+                let _ = part.settle(room)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -12,6 +12,7 @@ use crate::kv::PadPolicy;
 
 use super::attention::Attention;
 use super::layer_check::check_layer;
+use super::layer_group::LayerGroup;
 
 /// The backend that would serve one kind of step. From [`Attention::backend_choices`].
 #[derive(Clone, Debug)]
@@ -84,9 +85,10 @@ const EXAMPLES: [Example; 5] = {
 };
 
 impl<T: Element> Attention<T> {
-    /// Reports which of the backends would serve each kind of step on this device with this cache, for layers with
-    /// this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when
-    /// the engine starts; on the emulation of a product and release it answers also for machines that you do not have.
+    /// Reports which of the backends would serve each kind of step on this device with the cache of a layer, for layers
+    /// with this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it
+    /// when the engine starts; on the emulation of a product and release it answers also for machines that you do not
+    /// have.
     ///
     /// A choice may depend on more than the kind: backends such as [`SharedPrefixDecode`](crate::SharedPrefixDecode)
     /// leave small steps to the others.
@@ -108,7 +110,7 @@ impl<T: Element> Attention<T> {
     /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 8, 128),
     /// PadPolicy::SkipNegative)?; let backends = Backends::none().with(FusedAttention).with(PagedDecode);
     /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
-    /// for choice in attention.backend_choices(&stream, Causality::Causal, None)? {
+    /// for choice in attention.backend_choices(&stream, 0, Causality::Causal, None)? {
     ///     match choice.state {
     ///         AttentionState::DecodeOnly => assert_eq!(choice.served.as_deref(), Ok(&*"paged_decode")),
     ///         _ => assert!(choice.served.is_err(), "{choice}"),
@@ -126,39 +128,21 @@ impl<T: Element> Attention<T> {
     pub fn backend_choices(
         &self,
         stream: &Stream,
+        layer: usize,
         mask: impl Into<LayerMask>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<Vec<BackendChoice>> {
         let mask = mask.into();
-        self.cache().admits(stream)?;
-        self.shape().check_cache(&self.cache().shape())?;
-        EXAMPLES.iter().map(|example| self.example_choice(stream, &mask, learnable_sink, example)).collect()
-    }
-
-    fn example_choice(
-        &self,
-        stream: &Stream,
-        mask: &LayerMask,
-        learnable_sink: Option<&AnyTensor>,
-        example: &Example,
-    ) -> Result<BackendChoice> {
-        let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
-        let settings = settings.policy(example.policy);
-        let rows = rows_of(example, settings.block_size(), self.cache().pool().pad_policy());
-        let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
-            .map(|(&(new, drafts, cached), row)| BatchRequest {
-                pool: Some(self.cache().pool().id()),
-                ..BatchRequest::in_row(row, cached, new).drafts(drafts)
-            })
-            .collect();
-        let mut metadata = AttentionMetadata::new(&requests, settings)?;
-        metadata.set_mask(mask.clone());
-        self.choice(stream, &metadata, mask, learnable_sink)
+        let (group, layer) = self.group_of(layer)?;
+        group.check(stream)?;
+        let choices =
+            EXAMPLES.iter().map(|example| group.example_choice(stream, (layer, &mask), learnable_sink, example));
+        choices.collect()
     }
 
     /// Reports which of the backends would serve this step, such as the largest that a scheduler makes, and what
-    /// memory it would need ([`BackendChoice::memory`]): it is planned for layers with this mask, or else with the
-    /// step's, and with these sinks or without, and nothing is queued. The query and the new keys of one layer are
+    /// memory it would need ([`BackendChoice::memory`]): it is planned for a layer with this mask, or else with the
+    /// step's, and with these sinks or without, and nothing is queued. The query and the new keys of the layer are
     /// allocated meanwhile.
     ///
     /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much memory is
@@ -171,35 +155,61 @@ impl<T: Element> Attention<T> {
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
+        layer: usize,
         mask: Option<&LayerMask>,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
-        self.cache().admits(stream)?;
-        self.shape().check_cache(&self.cache().shape())?;
-        metadata.check_pool(self.cache().pool())?;
-        metadata.check_blocks(self.cache().pool())?;
-        let mask = mask.unwrap_or(metadata.mask());
-        self.choice(stream, metadata, mask, learnable_sink)
+        metadata.check_groups(self.groups.len())?;
+        let (group, local) = self.group_of(layer)?;
+        let place = self.places.get(layer).map_or(0, |place| place.group);
+        let metadata = metadata.group(place).unwrap_or(metadata);
+        group.check(stream)?;
+        metadata.check_pool(group.cache.pool())?;
+        metadata.check_blocks(group.cache.pool())?;
+        group.choice(stream, metadata, (local, mask.unwrap_or(metadata.mask())), learnable_sink)
+    }
+}
+
+impl<T: Element> LayerGroup<T> {
+    fn example_choice(
+        &self,
+        stream: &Stream,
+        (layer, mask): (usize, &LayerMask),
+        learnable_sink: Option<&AnyTensor>,
+        example: &Example,
+    ) -> Result<BackendChoice> {
+        let settings = BatchSettings::of(&self.cache, mask.causality().unwrap_or_default());
+        let settings = settings.policy(example.policy);
+        let rows = rows_of(example, settings.block_size(), self.cache.pool().pad_policy());
+        let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
+            .map(|(&(new, drafts, cached), row)| BatchRequest {
+                pool: Some(self.cache.pool().id()),
+                ..BatchRequest::in_row(row, cached, new).drafts(drafts)
+            })
+            .collect();
+        let mut metadata = AttentionMetadata::new(&requests, settings)?;
+        metadata.set_mask(mask.clone());
+        self.choice(stream, &metadata, (layer, mask), learnable_sink)
     }
 
     fn choice(
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
-        mask: &LayerMask,
+        (layer, mask): (usize, &LayerMask),
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
         metadata.check_mask(mask)?;
-        let block_table = self.cache().block_table(stream, metadata.table())?;
-        let shape = self.shape();
+        let block_table = self.cache.block_table(stream, metadata.table())?;
+        let shape = self.shape;
         let rows = |heads, dim| Tensor::<T>::empty(stream.device(), [metadata.tokens(), heads, dim]);
         let query = rows(shape.heads, shape.head_dim)?;
         let key = rows(shape.kv_heads, shape.head_dim)?;
-        let value = rows(shape.kv_heads, self.cache().shape().value_dim)?;
-        let (cache, quantised) = self.cache().tensors(0)?;
+        let value = rows(shape.kv_heads, self.cache.shape().value_dim)?;
+        let (cache, quantised) = self.cache.tensors(layer)?;
         let context = StepContext { stream, shape, metadata, mask, block_table: &block_table, recorded: false };
         let tensors = LayerTensors {
-            layer: 0,
+            layer,
             query: &query,
             key: &key,
             value: &value,
@@ -209,7 +219,7 @@ impl<T: Element> Attention<T> {
             latent: None,
         };
         check_layer(&context, &tensors)?;
-        let (served, refused, memory) = match self.backends().plan(&context, &tensors) {
+        let (served, refused, memory) = match self.backends.plan(&context, &tensors) {
             Ok(selected) => (Ok(selected.name), selected.refused, selected.plan.memory()),
             Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new(), StepMemory::default()),
             Err(why) => return Err(why),

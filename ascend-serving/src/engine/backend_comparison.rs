@@ -86,8 +86,8 @@ pub struct StepComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedStep {
-    /// The backend that served the step: that of the first layer, if a [`HybridBackend`](crate::HybridBackend) has
-    /// several.
+    /// The backend that served the step: that of the first layer, if its layers
+    /// [prefer](crate::Backends::prefer) several.
     pub backend: &'static str,
     /// Time on the host's clock from the beginning of the step, planning included, until the stream has finished its
     /// last layer: the fastest of [the runs](BackendTrial::runs).
@@ -308,7 +308,7 @@ fn forward<T: Number>(
     for (layer, [query, key, value]) in layers.iter().enumerate() {
         outputs.push(step.forward(layer, (query, key, value))?);
     }
-    let backend = step.selected().map_or("", |selected| selected.name);
+    let backend = step.selected(0).map_or("", |selected| selected.name);
     Ok((backend, outputs))
 }
 

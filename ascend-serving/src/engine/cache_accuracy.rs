@@ -1,23 +1,12 @@
 //! How far attention over a quantised cache is from attention over one of 16 bits.
 
-use ascend_attention::{Element, Number, Stream, Tensor};
+use ascend_attention::{Number, Stream};
 
-use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, Causality};
+use crate::batch::{BatchRequest, StatePolicy};
 use crate::error::{Error, Result};
-use crate::kv::Sequence;
 
 use super::attention::Attention;
-
-/// The rows of one layer for the tokens of a sequence, packed: `[tokens, N, D]`.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerRows<'a, T: Element> {
-    /// Queries.
-    pub query: &'a Tensor<T>,
-    /// Keys.
-    pub key: &'a Tensor<T>,
-    /// Values.
-    pub value: &'a Tensor<T>,
-}
+use super::layer_inputs::LayerInputs;
 
 /// How far the outputs of one layer are apart; NaN if an output is NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,9 +72,9 @@ impl Seen {
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
 /// [quantised](crate::kv::PagedKvCache::quantised_as) one, and reports for each layer how far the outputs are apart.
-/// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the rows of all of
-/// them for each layer of the caches. It waits for the stream: use it to choose scales and layers before serving, not
-/// while serving.
+/// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the inputs of all of
+/// them for each layer of the model, without latents. It waits for the stream: use it to choose scales and layers
+/// before serving, not while serving.
 ///
 /// Attention alone is compared, on the same queries, keys and values: in a model later layers get other ones.
 ///
@@ -99,7 +88,7 @@ pub fn compare_caches<T: Number>(
     exact: &mut Attention<T>,
     quantised: &mut Attention<T>,
     steps: &[usize],
-    layers: &[LayerRows<'_, T>],
+    layers: &[LayerInputs<'_, T>],
 ) -> Result<Vec<CacheAccuracy>> {
     let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
     let rows = (layers.first()).and_then(|layer| layer.query.shape().first());
@@ -116,14 +105,14 @@ pub fn compare_caches<T: Number>(
         )
         .fix("say how many of the rows each step has, in order, so that all of them are in one"));
     }
-    let counts = [&*exact, &*quantised].map(|attention| attention.cache().shape().layers);
+    let counts = [&*exact, &*quantised].map(|attention| attention.places.len());
     if counts != [layers.len(); 2] {
-        return Err(Error::invalid("layers", layers.len(), format_args!("{counts:?}, as the caches have"))
-            .fix("bring rows for each layer of the caches"));
+        return Err(Error::invalid("layers", layers.len(), format_args!("{counts:?}, as the models have"))
+            .fix("bring rows for each layer of the models"));
     }
     let mut seen = vec![Seen::NOTHING; layers.len()];
     let mut runs = [exact, quantised].map(|attention| {
-        let sequence = Sequence::new(attention.cache().pool());
+        let sequence = attention.sequence();
         (attention, sequence)
     });
     let mut first = 0usize;
@@ -132,15 +121,14 @@ pub fn compare_caches<T: Number>(
         let mut outputs = Vec::with_capacity(runs.len());
         for (attention, sequence) in &mut runs {
             attention.grow(stream, sequence, *new)?;
-            let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-            let batch = [BatchRequest::of(sequence, *new)];
-            let metadata = AttentionMetadata::new(&batch, settings)?;
+            let metadata = attention.metadata(&[BatchRequest::of(sequence, *new)], StatePolicy::default())?;
             let mut step = attention.begin(stream, &metadata)?;
             let mut of_layers = Vec::with_capacity(layers.len());
             for (at, layer) in layers.iter().enumerate() {
                 let [query, key, value] =
                     [layer.query, layer.key, layer.value].map(|rows| rows.narrow(0, place.clone()));
-                let output = step.forward(at, (&query?, &key?, &value?))?;
+                let inputs = LayerInputs { query: &query?, key: &key?, value: &value?, ..*layer };
+                let output = step.forward(at, inputs)?;
                 of_layers.push(output.download(stream)?);
             }
             outputs.push(of_layers);

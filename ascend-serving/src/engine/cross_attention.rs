@@ -7,7 +7,8 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::backends::{
     AttentionShape, LayerTensors, RefusedBackend, StepCall, StepContext, StepPlan, decode_layout, no_backend, size,
 };
-use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{CacheEntry, CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied};
 use crate::rules;

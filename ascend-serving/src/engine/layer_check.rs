@@ -34,7 +34,7 @@ impl InputKinds {
             format_args!("layer {}: {}", layer.layer, given.describe()),
             format_args!("{}, as the first layer of the step with this mask", self.describe()),
             "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike, with \
-             queries in one form; divide layers of several kinds into the groups of a `GroupedAttention`",
+             queries in one form; divide layers of several kinds into the groups of `Attention::of_groups`",
         ))
     }
 

@@ -44,7 +44,7 @@ use crate::batch::LayerMask;
 ///     let inputs = LayerInputs::from((&rows, &rows, &rows)).mask(mask);
 ///     step.forward(layer, inputs)?;
 /// }
-/// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("named_mask"));
+/// assert_eq!(step.selected(2).map(|selected| selected.name), Some("named_mask"));
 /// # }
 /// # Ok(())
 /// # }

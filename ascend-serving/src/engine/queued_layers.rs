@@ -45,29 +45,6 @@ impl QueuedLayers {
         Self { queued: vec![false; layers], missing: layers, wrote: false, warned: false, progress, again, torn: false }
     }
 
-    /// Takes over what the steps of single groups would record: the tokens count as computed once the layers of every
-    /// group are queued.
-    pub(crate) fn join<'s>(&mut self, parts: impl Iterator<Item = &'s mut QueuedLayers>) {
-        for part in parts {
-            part.silence();
-            self.progress.append(&mut part.progress);
-        }
-    }
-
-    /// Notes what the step of a group has done with one of its layers, the number `local` there, which may be queued
-    /// though an error came after it. The progress of the group is that at `group`.
-    pub(crate) fn note_part(&mut self, layer: usize, part: &QueuedLayers, (group, local): (usize, usize)) {
-        self.wrote |= part.wrote;
-        if part.torn {
-            self.torn = true;
-            let own = self.progress.get(group);
-            own.into_iter().for_each(|progress| progress.lose_group(GROUP));
-        }
-        if part.queued.get(local) == Some(&true) {
-            self.note_queued(layer);
-        }
-    }
-
     /// Gives no warning on drop.
     pub(crate) fn silence(&mut self) {
         self.warned = true;
@@ -109,11 +86,11 @@ impl QueuedLayers {
         )
     }
 
-    /// Notes that a write has lost the tokens of a group in front of the step: nothing of the step counts.
-    pub(crate) fn lose_group(&mut self) {
+    /// Notes that a write of a group of layers has lost tokens in front of the step: nothing of the step counts.
+    pub(crate) fn lose_group(&mut self, group: usize) {
         self.torn = true;
-        let own = self.progress.iter();
-        own.for_each(|progress| progress.lose_group(GROUP));
+        let own = self.progress.get(group);
+        own.into_iter().for_each(|progress| progress.lose_group(GROUP));
     }
 
     /// Notes that a layer is about to write to the cache.
@@ -209,16 +186,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_of_a_group_that_is_queued_before_an_error_is_queued_in_the_model() {
-        let mut model = QueuedLayers::new(2, Vec::new(), STEP_AGAIN);
-        let mut group = QueuedLayers::new(1, Vec::new(), STEP_AGAIN);
-        model.note_part(1, &group, (0, 0));
-        assert!(model.check_not_repeated(1).is_ok());
-        let _: Result<(), ()> = group.note_outcome(0, Ok(()));
-        model.note_part(1, &group, (0, 0));
-        let checked: Result<(), ()> = model.note_outcome(1, Err(()));
-        assert!(checked.is_err());
-        assert!(model.check_not_repeated(1).is_err());
-        assert_eq!(model.end().unwrap_err().given, "a step that ends without layer 0");
+    fn a_step_ends_with_all_layers_and_an_error_queues_none() {
+        let mut layers = QueuedLayers::new(2, Vec::new(), STEP_AGAIN);
+        let failed: Result<(), ()> = layers.note_outcome(1, Err(()));
+        assert!(failed.is_err() && layers.check_not_repeated(1).is_ok());
+        let queued: Result<(), ()> = layers.note_outcome(1, Ok(()));
+        assert!(queued.is_ok() && layers.check_not_repeated(1).is_err());
+        assert_eq!(layers.end().unwrap_err().given, "a step that ends without layer 0");
     }
 }

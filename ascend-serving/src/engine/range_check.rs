@@ -79,7 +79,7 @@ impl fmt::Display for LayerTensor {
 pub struct RangeFinding {
     /// The step, counted from 0 since the check was set.
     pub step: u64,
-    /// The layer as the cache numbers it, or as the model does where groups of layers have caches of their own.
+    /// The layer, as the model numbers it.
     pub layer: usize,
     /// The tensor of the layer.
     pub tensor: LayerTensor,

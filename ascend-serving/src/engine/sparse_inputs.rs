@@ -4,7 +4,8 @@ use std::fmt;
 
 use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
 
-use crate::batch::{AttentionMetadata, Causality, LayerMask};
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 

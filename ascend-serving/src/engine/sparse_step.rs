@@ -32,6 +32,7 @@ impl<T: Element> SparseLatent<T> {
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<SparseStep<'a, T>> {
         self.check()?;
         self.latents.admits(stream)?;
+        metadata.check_groups(1)?;
         metadata.check_requests()?;
         metadata.check_pool(self.latents.pool())?;
         check_causal(metadata)?;

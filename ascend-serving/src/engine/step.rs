@@ -1,16 +1,17 @@
 //! A step in progress, layer by layer.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{LayerTensors, SelectedBackend, StepContext, StepPlan};
+use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan};
 use crate::batch::{AttentionMetadata, LayerMask};
-use crate::error::Result;
-use crate::kv::{CacheWrite, CopiesIn, StepLease};
+use crate::error::{Error, Result};
+use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
 use crate::rules;
 
 use super::attention::Attention;
 use super::layer_check::{InputKinds, check_layer};
+use super::layer_group::LayerGroup;
 use super::layer_inputs::LayerInputs;
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
@@ -38,35 +39,51 @@ impl<T: Element> Attention<T> {
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence holds,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
-    /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// layers; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for
+    /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
+    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have; as for
+    /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
-        self.cache.admits(stream)?;
-        self.shape.check_cache(&self.cache.shape())?;
-        metadata.check_requests()?;
-        metadata.check_pool(self.cache.pool())?;
-        self.cache.check_recomputed(metadata.step_tokens())?;
-        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
-        let lease = self.cache.pool().begin_step(stream);
-        let progress = metadata.begin_progress(self.cache.entry())?;
-        // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
-        let blocks = metadata.sequence_blocks();
-        self.cache.queue_copies_to(stream, blocks)?;
-        let copies = CopiesIn::Cache(self.cache.entry());
-        metadata.check_copies_queued(self.cache.pool(), copies)?;
-        let block_table = self.cache.block_table(stream, metadata.table())?;
+        metadata.check_groups(self.groups.len())?;
+        let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
+        for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {
+            group.admits(stream, metadata)?;
+            let cache = &mut group.cache;
+            // Blocks that go back from here on wait for the step; those that went back before are found by the check.
+            leases.push(cache.pool().begin_step(stream));
+            progress.push(metadata.begin_progress(cache.entry())?);
+            // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
+            cache.queue_copies_to(stream, metadata.sequence_blocks())?;
+            metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache.entry()))?;
+            let block_table = cache.block_table(stream, metadata.table())?;
+            let plan_of = vec![None; cache.shape().layers];
+            groups.push(GroupStep { metadata, block_table, write: None, planned: Vec::new(), plan_of });
+        }
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);
         }
-        Ok(Step {
-            block_table,
-            lease,
-            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN),
-            attention: self,
-            stream,
-            metadata,
-            write: None,
-            planned: Vec::new(),
-        })
+        let layers = QueuedLayers::new(self.places.len(), progress, STEP_AGAIN);
+        Ok(Step { attention: self, stream, groups, leases, layers })
+    }
+}
+
+impl<T: Element> LayerGroup<T> {
+    /// Refuses a stream, heads or metadata that do not fit the layers and their cache.
+    fn admits(&self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
+        self.check(stream)?;
+        metadata.check_requests()?;
+        metadata.check_pool(self.cache.pool())?;
+        let given = metadata.settings().causality;
+        if let Some(own) = self.causality.filter(|own| *own != given) {
+            return Err(Violation::new(
+                &rules::STEP_CAUSALITY,
+                format_args!("a step of {}", LayerMask::from(given)),
+                LayerMask::from(own),
+                "make the metadata by `Attention::metadata` of this attention",
+            )
+            .into());
+        }
+        Ok(self.cache.check_recomputed(metadata.step_tokens())?)
     }
 }
 
@@ -78,27 +95,37 @@ impl<T: Element> Attention<T> {
 pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
     stream: &'a Stream,
-    metadata: &'a AttentionMetadata,
-    block_table: BlockTable,
-    lease: StepLease<'a, Stream>,
-    /// The write that the first layer of the step has prepared for all layers.
-    write: Option<CacheWrite>,
-    planned: Vec<MaskPlan<T>>,
-    pub(crate) layers: QueuedLayers,
+    groups: Vec<GroupStep<'a, T>>,
+    leases: Vec<StepLease<'a, Stream>>,
+    layers: QueuedLayers,
 }
 
-/// The plan that the first layer with a mask has made for all layers with it.
+/// What the layers of a group share in a step.
 #[derive(Debug)]
-struct MaskPlan<T: Element> {
+struct GroupStep<'a, T: Element> {
+    metadata: &'a AttentionMetadata,
+    block_table: BlockTable,
+    /// The write that the first layer has prepared for all layers.
+    write: Option<CacheWrite>,
+    planned: Vec<LayerPlan<T>>,
+    /// For each layer of the group the number of its plan.
+    plan_of: Vec<Option<usize>>,
+}
+
+/// The plan of the layers that have the same mask and prefer the same backend.
+#[derive(Debug)]
+struct LayerPlan<T: Element> {
     mask: LayerMask,
-    selected: SelectedBackend<T>,
+    plan: PreferredPlan<T>,
+    /// Those of the first layer with the mask.
     input_kinds: InputKinds,
 }
 
-impl<T: Element> Step<'_, T> {
-    /// Queues one layer: writes its keys and values to the step's slots, then attends. Returns at once. The first
-    /// layer with a mask plans for all layers with it. The attention is `[tokens, N, D]`; of latent attention the
-    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
+impl<'a, T: Element> Step<'a, T> {
+    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, then attends.
+    /// Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
+    /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
+    /// have the form of the first.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
@@ -155,9 +182,12 @@ impl<T: Element> Step<'_, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let outcome = self.queue_layer(layer, inputs, into, launch);
-        let refused = outcome.as_ref().err();
-        if refused.is_some_and(|why| why.breaks(&rules::QUANTISED_FINITE))
+        let outcome = match self.layers.check_not_repeated(layer) {
+            Ok(()) => self.queue_layer(layer, inputs, into, launch).map_err(|why| self.named_layer(why, layer)),
+            Err(repeated) => Err(repeated.into()),
+        };
+        if let Err(why) = &outcome
+            && why.breaks(&rules::QUANTISED_FINITE)
             && let Some(checker) = &mut self.attention.range_checker
         {
             // The refusal names the first row that cannot be quantised; the check reports more.
@@ -169,6 +199,18 @@ impl<T: Element> Step<'_, T> {
         self.layers.note_outcome(layer, outcome)
     }
 
+    /// A refusal of a layer that is known by its number in the cache, with that in the model.
+    fn named_layer(&self, mut why: Error, layer: usize) -> Error {
+        if let Error::Violation(violation) = &mut why
+            && let Ok((_, local)) = self.attention.group_of(layer)
+            && local != layer
+        {
+            let of_model = format!(", in layer {layer} of the model, number {local} of its group");
+            violation.given.push_str(&of_model);
+        }
+        why
+    }
+
     fn queue_layer<R>(
         &mut self,
         layer: usize,
@@ -176,21 +218,19 @@ impl<T: Element> Step<'_, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        self.layers.check_not_repeated(layer)?;
+        let (layers, places) = (&mut self.attention.groups, &self.attention.places);
+        let known = places.get(layer).copied();
+        let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));
+        let (place, layers, step) = known.ok_or_else(|| no_layer(layer, places.len()))?;
+        let GroupStep { metadata, block_table, write, planned, plan_of } = step;
         let &LayerInputs { query, key, value, learnable_sink, latent, .. } = inputs;
-        let mask = inputs.mask.unwrap_or(self.metadata.mask());
-        let context = StepContext {
-            stream: self.stream,
-            shape: self.attention.shape,
-            metadata: self.metadata,
-            mask,
-            block_table: &self.block_table,
-            recorded: false,
-        };
+        let mask = inputs.mask.unwrap_or(metadata.mask());
+        let shape = layers.shape;
+        let context = StepContext { stream: self.stream, shape, metadata, mask, block_table, recorded: false };
         // Clones of the handles, since writing borrows the cache mutably.
-        let (layer_cache, quantised) = self.attention.cache.tensors(layer)?;
+        let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
         let tensors = LayerTensors {
-            layer,
+            layer: place.layer,
             query,
             key,
             value,
@@ -201,49 +241,46 @@ impl<T: Element> Step<'_, T> {
         };
         check_layer(&context, &tensors)?;
         tensors.check_outputs(into)?;
-        let mut planned = self.planned.iter();
-        let known = planned.position(|planned| planned.mask == *mask);
-        let at = match known {
+        let preferred = layers.backends.preferred(place.layer, metadata.state());
+        let is_own = |known: &LayerPlan<T>| known.mask == *mask && known.plan.preferred == preferred;
+        let at = match planned.iter().position(is_own) {
             Some(at) => at,
             None => {
-                self.metadata.check_mask(mask)?;
-                let selected = self.attention.backends.plan(&context, &tensors)?;
-                self.planned.push(MaskPlan { mask: mask.clone(), selected, input_kinds: InputKinds::of(&tensors) });
-                self.planned.len() - 1
+                metadata.check_mask(mask)?;
+                let at = planned.len();
+                let input_kinds = InputKinds::of(&tensors);
+                let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
+                // That of this layer is the first of them.
+                planned.extend(plans.into_iter().map(|plan| LayerPlan { mask: mask.clone(), plan, input_kinds }));
+                at
             }
         };
-        let planned = &self.planned[at];
+        if let Some(plan) = plan_of.get_mut(place.layer) {
+            *plan = Some(at);
+        }
+        let planned = &planned[at];
         planned.input_kinds.check_same(&tensors)?;
-        let cache = &mut self.attention.cache;
-        let write = match &self.write {
+        let cache = &mut layers.cache;
+        let write = match write {
             Some(write) => write,
-            None => {
-                let slots = self.metadata.slots();
-                let write = CacheWrite::plan(cache, self.stream, slots, key, value)?;
-                &*self.write.insert(write)
-            }
+            None => write.insert(CacheWrite::plan(cache, self.stream, metadata.slots(), key, value)?),
         };
         self.layers.begin_write();
         let mut torn = false;
-        let written = cache.write_layer(self.stream, write, layer, [key, value], &mut torn);
+        let written = cache.write_layer(self.stream, write, place.layer, [key, value], &mut torn);
         if torn {
-            self.layers.lose_group();
+            self.layers.lose_group(place.group);
         }
         written?;
-        launch(&planned.selected.plan, self.stream, &tensors)
+        launch(&planned.plan.selected.plan, self.stream, &tensors)
     }
 
-    /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the
-    /// first.
-    pub fn selected(&self) -> Option<&SelectedBackend<T>> {
-        self.planned.first().map(|planned| &planned.selected)
-    }
-
-    /// The backend and plan that serve the layers with a mask, once the first of them is planned.
-    pub fn selected_for(&self, mask: &LayerMask) -> Option<&SelectedBackend<T>> {
-        let mut planned = self.planned.iter();
-        let found = planned.find(|planned| planned.mask == *mask);
-        found.map(|planned| &planned.selected)
+    /// The backend and plan that serve a layer of the model, once it is planned.
+    pub fn selected(&self, layer: usize) -> Option<&SelectedBackend<T>> {
+        let place = self.attention.places.get(layer)?;
+        let step = self.groups.get(place.group)?;
+        let planned = (*step.plan_of.get(place.layer)?)?;
+        step.planned.get(planned).map(|planned| &planned.plan.selected)
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
@@ -260,8 +297,8 @@ impl<T: Element> Step<'_, T> {
         Ok(self.layers.end()?)
     }
 
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
+    /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.
+    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
+        &self.leases
     }
 }

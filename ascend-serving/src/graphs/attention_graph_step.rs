@@ -5,12 +5,12 @@ use std::fmt;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
-use crate::engine::{LayerInputs, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors};
+use crate::engine::{LayerInputs, LayerPlace, RangeChecker, STEP_HEADS_FIX, StepRows, latent_tensors, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
 
-use super::captured_group::{CapturedGroup, LayerPlace};
+use super::captured_group::CapturedGroup;
 use super::graph_pool::GraphStep;
 use super::graph_tensors::{GraphTensors, GroupBuffers};
 

@@ -7,16 +7,13 @@ use ascend_attention::graph::Update;
 use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
-use crate::engine::{
-    Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN,
-    same_groups, take_findings,
-};
+use crate::engine::{Attention, LayerPlace, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN, take_findings};
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, no_layer};
 use crate::rules;
 
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
-use super::captured_group::{CapturedGroup, LayerPlace, fitting_rows};
+use super::captured_group::{CapturedGroup, fitting_rows};
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
 use super::graph_tensors::{GroupBuffers, ReplayedProgram};
@@ -30,7 +27,7 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 /// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
 /// them. Over a cache of latents the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)).
-/// From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// From [`Attention::capture`] or [`Attention::capture_layers`].
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -104,8 +101,9 @@ impl<T: Element> Attention<T> {
         self.capture_layers(stream, |_| mask.clone(), limits)
     }
 
-    /// As [`capture`](Self::capture), but each layer has its own mask: full and windowed layers over one cache, whose
-    /// steps have one metadata. Sequences keep all tokens that any layer shows.
+    /// As [`capture`](Self::capture), but each layer of the model has its own mask: that of its
+    /// [group](Self::mask), with limits for every group, or another one that shows no more, such as those of full and
+    /// windowed layers over one cache, whose sequences keep all tokens that any layer shows.
     ///
     /// # Errors
     /// As for [`Attention::capture`].
@@ -115,48 +113,29 @@ impl<T: Element> Attention<T> {
         mask: impl Fn(usize) -> M,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
-        let layers = 0..self.cache().shape().layers;
-        let masks = layers.clone().map(|layer| mask(layer).into());
-        let group = CapturedGroup::new(self.cache(), self.shape(), masks.collect(), false, limits);
-        let places = layers.map(|layer| LayerPlace { group: 0, layer });
-        AttentionGraphs::capture(stream, &[self], vec![group], places.collect(), limits)
-    }
-}
-
-impl<T: Element> GroupedAttention<T> {
-    /// Captures steps of all layers, as [`Attention::capture`] does, with limits for every group.
-    ///
-    /// # Errors
-    /// As for [`Attention::capture`].
-    pub fn capture(&self, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<T>> {
-        let groups = self.groups();
-        let attentions: Vec<_> = groups.iter().map(LayerGroup::attention).collect();
-        let captured = groups.iter().map(|group| {
-            let masks = vec![group.causality().into(); group.layers().len()];
-            let attention = group.attention();
-            CapturedGroup::new(attention.cache(), attention.shape(), masks, true, limits)
+        let groups = self.groups().iter().map(|group| {
+            let preferred = |layer| group.backends().preferred(layer, limits.each.state());
+            let layers = group.layers().iter().enumerate();
+            let layers = layers.map(|(own, layer)| (mask(*layer).into(), preferred(own)));
+            CapturedGroup::new(group.cache(), group.shape(), group.kept_window(), layers, limits)
         });
-        let places = self.layer_places().iter();
-        let places = places.map(|&(group, layer)| LayerPlace { group, layer });
-        let places = places.collect();
-        AttentionGraphs::capture(stream, &attentions, captured.collect(), places, limits)
+        AttentionGraphs::capture(stream, self, groups.collect(), limits)
     }
 }
 
 impl<T: Element> AttentionGraphs<T> {
-    /// Captures the layers of each group, whose caches are those of its `attention`.
+    /// Captures the layers of an attention, by groups.
     fn capture(
         stream: &Stream,
-        attentions: &[&Attention<T>],
+        attention: &Attention<T>,
         groups: Vec<CapturedGroup>,
-        places: Vec<LayerPlace>,
         limits: &GraphLimits,
     ) -> Result<Self> {
-        for attention in attentions {
-            attention.cache().admits(stream)?;
-            attention.shape().check_cache(&attention.cache().shape())?;
+        for group in attention.groups() {
+            group.check(stream)?;
         }
         limits.check()?;
+        let places = attention.places().to_vec();
         check_sinks(stream, groups.len(), &places, limits)?;
         let sinks = &limits.learnable_sinks;
         let of_group = |group: usize| {
@@ -172,20 +151,20 @@ impl<T: Element> AttentionGraphs<T> {
             places.len(),
             |rows| {
                 let requests = limits.each.requests(rows);
-                let both = groups.iter().zip(attentions).enumerate();
-                both.map(|(at, (group, attention))| group.buffers(stream, attention, requests, &of_group(at))).collect()
+                let both = groups.iter().zip(attention.groups()).enumerate();
+                both.map(|(at, (group, own))| group.buffers(stream, own, requests, &of_group(at))).collect()
             },
             |capture, _, layer, buffers: &Vec<GroupBuffers<T>>| {
                 let known = places.get(layer).and_then(|place| {
                     let LayerPlace { group: at, layer } = *place;
-                    let attention = (*attentions.get(at)?, layer);
-                    Some((groups.get(at)?, attention, buffers.get(at)?))
+                    let own = (attention.groups().get(at)?, layer);
+                    Some((groups.get(at)?, own, buffers.get(at)?))
                 });
-                let Some((group, attention, buffers)) = known else {
+                let Some((group, own, buffers)) = known else {
                     return Err(no_layer(layer, places.len()));
                 };
                 let sink = sinks.get(layer).and_then(Option::as_ref);
-                group.record(capture, attention, sink, buffers)
+                group.record(capture, own, sink, buffers)
             },
         )?;
         Ok(Self {
@@ -249,18 +228,13 @@ impl<T: Element> AttentionGraphs<T> {
     /// the same because the calls of a backend of one's own depend on more than the size
     /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)).
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
-        self.check(std::slice::from_ref(metadata)).is_ok()
-    }
-
-    /// Whether a step of a model with several kinds of layers can be replayed, as [`serves`](Self::serves).
-    pub fn serves_grouped(&self, metadata: &GroupedMetadata) -> bool {
-        self.check(&metadata.groups).is_ok()
+        self.check(metadata).is_ok()
     }
 
     /// The query rows that a step is padded to, or why it cannot be replayed.
-    fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
-        same_groups(step.len(), self.groups.len())?;
-        let parts: Vec<_> = self.groups.iter().zip(step).collect();
+    fn check(&self, step: &AttentionMetadata) -> Result<usize, Violation> {
+        step.check_groups(self.groups.len())?;
+        let parts: Vec<_> = self.groups.iter().zip(step.groups()).collect();
         let sizes: Vec<usize> = self.graphs.sizes().collect();
         fitting_rows(&sizes, &parts, |rows, group| {
             let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.get(group));
@@ -306,33 +280,13 @@ impl<T: Element> AttentionGraphs<T> {
         stream: &'a Stream,
         metadata: &mut AttentionMetadata,
     ) -> Result<AttentionGraphStep<'a, T>> {
-        self.start(stream, std::slice::from_mut(metadata))
-    }
-
-    /// Begins a step of a model with several kinds of layers, as [`begin`](Self::begin).
-    ///
-    /// # Errors
-    /// As for [`AttentionGraphs::begin`].
-    pub fn begin_grouped<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &mut GroupedMetadata,
-    ) -> Result<AttentionGraphStep<'a, T>> {
-        self.start(stream, &mut metadata.groups)
-    }
-
-    fn start<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &mut [AttentionMetadata],
-    ) -> Result<AttentionGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
         let rows = self.check(metadata)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
-        let progress = self.groups.iter().zip(&*metadata);
+        let progress = self.groups.iter().zip(metadata.groups());
         let progress = progress.map(|(group, metadata)| {
             let progress = metadata.begin_progress(group.cache_entry())?;
             let copies = CopiesIn::Cache(group.cache_entry());
@@ -343,35 +297,31 @@ impl<T: Element> AttentionGraphs<T> {
         let requests = self.each.requests(rows);
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
         let buffers = Arc::clone(self.graphs.buffers(rows).ok_or_else(|| self.graphs.too_large(rows))?);
-        let programs = self.groups.iter().zip(&*buffers).zip(&*metadata);
-        let programs = programs
-            .map(|((group, buffers), metadata)| group.replayed(stream, buffers, &metadata.replayed(requests, rows)?));
+        let padded = metadata.replayed(requests, rows)?;
+        let programs = self.groups.iter().zip(&*buffers).zip(padded.groups());
+        let programs = programs.map(|((group, buffers), padded)| group.replayed(stream, buffers, padded));
         let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
-        let mut actual = 0;
-        for metadata in &mut *metadata {
-            metadata.pad_to_requests(requests, rows)?;
-            actual = metadata.actual_tokens();
-        }
-        let metadata = &*metadata;
+        metadata.pad_to_requests(requests, rows)?;
+        let (metadata, actual) = (&*metadata, metadata.actual_tokens());
         let layers = CapturedLayers { places: &self.places, groups: &self.groups, sinks: &self.sinks };
         let CapturedLayers { places, groups, .. } = layers;
         let lengths = |layer: usize, update: Update| {
             let known = places.get(layer).and_then(|place| {
                 let program = groups.get(place.group)?.program(place.layer)?;
-                Some((programs.get(place.group)?.get(program)?, place.layer))
+                programs.get(place.group)?.get(program)
             });
-            let (known, layer) = known.ok_or_else(|| layers.missing(layer))?;
-            Ok(update.each(known.program.lengths(layer)?)?)
+            let known = known.ok_or_else(|| layers.missing(layer))?;
+            Ok(update.each(known.program.lengths())?)
         };
         let step = self.graphs.start(stream, rows, (places.len(), progress, STEP_AGAIN), lengths, |buffers| {
-            let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
+            let mut all = groups.iter().zip(buffers).zip(metadata.groups()).zip(&programs);
             all.try_for_each(|(((group, buffers), metadata), programs)| group.fill(stream, buffers, metadata, programs))
         })?;
         let mut range_checker = self.range_checker.as_mut();
-        if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
+        if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
         }
         Ok(AttentionGraphStep { leases, step, layers, stream, actual, rows, range_checker })

@@ -1,5 +1,6 @@
 //! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
@@ -7,8 +8,9 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
-use crate::batch::{AttentionMetadata, BatchSettings, Causality, LayerMask, MaskedRequest, StatePolicy};
-use crate::engine::Attention;
+use crate::batch::{AttentionMetadata, BatchSettings, LayerMask, MaskedRequest, StatePolicy};
+use crate::causality::Causality;
+use crate::engine::LayerGroup;
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, LayerCache, PagedKvCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
@@ -19,13 +21,13 @@ use crate::rules;
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
-/// The group and number of a captured layer of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LayerPlace {
-    /// Its group.
-    pub(super) group: usize,
-    /// Its number among the layers of the group.
-    pub(super) layer: usize,
+/// The captured layers of a group that have the same mask and prefer the same backend.
+#[derive(Clone, Debug)]
+struct AlikeLayers {
+    mask: LayerMask,
+    preferred: Option<&'static str>,
+    /// The first of them.
+    first: usize,
 }
 
 /// Captured layers that share a cache.
@@ -34,10 +36,8 @@ pub(super) struct CapturedGroup {
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
     heads: AttentionShape,
-    /// Which keys the tokens of each layer see.
-    layers: Vec<LayerMask>,
-    /// The different masks of the layers, each of which has a program of its own.
-    seen: Vec<LayerMask>,
+    /// The layers that have a program of their own.
+    alike: Vec<AlikeLayers>,
     /// For each layer the number of its program.
     program_of: Vec<usize>,
     limits: KeyLimits,
@@ -46,21 +46,19 @@ pub(super) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// A group of layers with these masks. Where sequences give back the tokens before a window, the limit of keys is
-    /// lowered to what the window needs.
+    /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back the
+    /// tokens before a window, the limit of keys is lowered to what the window needs.
     pub(super) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,
-        layers: Vec<LayerMask>,
-        gives_back: bool,
+        window: Option<NonZeroUsize>,
+        layers: impl Iterator<Item = (LayerMask, Option<&'static str>)>,
         limits: &GraphLimits,
     ) -> Self {
         let pool = cache.pool();
         let block_size = pool.block_size();
-        let shown = layers.first().filter(|_| gives_back);
-        let shown = shown.and_then(|mask| mask.causality().ok()?.window());
         // The block in which the window of the first new token begins is read as a whole.
-        let keys = shown.map_or(usize::MAX, |window| {
+        let keys = window.map_or(usize::MAX, |window| {
             let around = block_size.saturating_add(limits.each.0).saturating_sub(2);
             // One dummy request may have to take all rows but one for each request.
             let rows = limits.sizes.iter().max().map_or(0, |size| {
@@ -69,13 +67,13 @@ impl CapturedGroup {
             });
             window.get().saturating_add(around).max(rows)
         });
-        let mut seen: Vec<LayerMask> = Vec::new();
-        let mut program_of = Vec::with_capacity(layers.len());
-        for mask in &layers {
-            let known = seen.iter().position(|known| known == mask);
-            program_of.push(known.unwrap_or(seen.len()));
+        let mut alike: Vec<AlikeLayers> = Vec::new();
+        let mut program_of = Vec::new();
+        for (layer, (mask, preferred)) in layers.enumerate() {
+            let known = alike.iter().position(|known| known.mask == mask && known.preferred == preferred);
+            program_of.push(known.unwrap_or(alike.len()));
             if known.is_none() {
-                seen.push(mask.clone());
+                alike.push(AlikeLayers { mask, preferred, first: layer });
             }
         }
         Self {
@@ -83,8 +81,7 @@ impl CapturedGroup {
             cache_entry: Arc::clone(cache.entry()),
             shape: cache.shape(),
             heads,
-            layers,
-            seen,
+            alike,
             program_of,
             limits: KeyLimits { keys: limits.keys.min(keys), blocks: limits.blocks.min(pool.blocks()), block_size },
             each: limits.each,
@@ -107,7 +104,7 @@ impl CapturedGroup {
 
     /// Which keys the tokens of a layer see.
     pub(super) fn mask(&self, layer: usize) -> Option<&LayerMask> {
-        self.layers.get(layer)
+        Some(&self.alike.get(self.program(layer)?)?.mask)
     }
 
     /// Columns of the block table.
@@ -121,13 +118,14 @@ impl CapturedGroup {
     fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.check_pool(&self.pool)?;
         metadata.check_blocks(&self.pool)?;
-        if let Some(first) = self.seen.first()
-            && !self.seen.contains(metadata.mask())
+        let mut masks = self.alike.iter().map(|alike| &alike.mask);
+        if let Some(first) = masks.clone().next()
+            && !masks.clone().any(|mask| mask == metadata.mask())
         {
             let given = metadata.mask();
             return Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), first));
         }
-        self.seen.iter().try_for_each(|seen| metadata.check_mask(seen))
+        masks.try_for_each(|mask| metadata.check_mask(mask))
     }
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
@@ -138,7 +136,7 @@ impl CapturedGroup {
         programs: &[CapturedProgram<T>],
     ) -> Result<(), Violation> {
         let each = self.each.0;
-        let mut alike = self.seen.iter().zip(programs);
+        let mut alike = self.alike.iter().map(|alike| &alike.mask).zip(programs);
         let alike = alike.find(|(mask, program)| program.dummy_rows.is_none() || mask.named().is_some());
         let mut requests = metadata.masked_requests();
         let other = requests.find(|request| match (request.place, alike) {
@@ -272,7 +270,7 @@ impl CapturedGroup {
     pub(super) fn buffers<T: Element>(
         &self,
         stream: &Stream,
-        attention: &Attention<T>,
+        group: &LayerGroup<T>,
         requests: usize,
         sinks: &[Option<&AnyTensor>],
     ) -> Result<GroupBuffers<T>> {
@@ -295,7 +293,7 @@ impl CapturedGroup {
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
         let new = [&tensors.key, &tensors.value];
-        let (cache, quantised) = attention.cache().tensors(0)?;
+        let (cache, quantised) = group.cache().tensors(0)?;
         let (write, quantisers) = match &quantised {
             None => (WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
@@ -314,15 +312,14 @@ impl CapturedGroup {
         let examples = [Some(most), few].into_iter().flatten();
         let examples = examples.map(|rows| Ok((rows, self.examples(requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
-        let programs = self.seen.iter().enumerate().map(|(at, mask)| {
-            let mut layers = self.program_of.iter();
-            let layer = layers.position(|program| *program == at).unwrap_or(0);
-            let (cache, quantised) = attention.cache().tensors(layer)?;
+        let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {
+            let layer = *layer;
+            let (cache, quantised) = group.cache().tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
             let record = |steps: &[&AttentionMetadata]| {
                 let steps = steps.iter().map(|metadata| self.context(stream, metadata, mask, &table));
-                attention.backends().record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
+                group.backends().record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
             Ok(CapturedProgram { recorded, dummy_rows, layer, cache, quantised, sink: sink.cloned() })
@@ -386,16 +383,16 @@ impl CapturedGroup {
     pub(super) fn record<T: Element>(
         &self,
         capture: &Capturing<'_>,
-        (attention, layer): (&Attention<T>, usize),
+        (group, layer): (&LayerGroup<T>, usize),
         sink: Option<&AnyTensor>,
         buffers: &GroupBuffers<T>,
     ) -> Result<()> {
         let GroupBuffers { table, slots, quantisers, write, programs, tensors } = buffers;
         let program = self.program(layer).and_then(|at| programs.get(at));
         let Some(program) = program else {
-            return Err(no_layer(layer, self.layers.len()));
+            return Err(no_layer(layer, self.program_of.len()));
         };
-        let (cache, quantised) = attention.cache().tensors(layer)?;
+        let (cache, quantised) = group.cache().tensors(layer)?;
         let (rows, new) = (self.each.rows(table.sequences()), [&tensors.key, &tensors.value]);
         match (quantisers, &quantised) {
             (Some(quantisers), Some(layer)) => {
@@ -421,8 +418,8 @@ impl CapturedGroup {
         metadata: &AttentionMetadata,
     ) -> Result<Vec<ReplayedProgram<T>>> {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
-        let programs = self.seen.iter().zip(&buffers.programs);
-        let programs = programs.map(|(mask, captured)| {
+        let programs = self.alike.iter().zip(&buffers.programs);
+        let programs = programs.map(|(AlikeLayers { mask, .. }, captured)| {
             let Recorded { backend, form, plan } = &captured.recorded;
             let cache = (&captured.cache, captured.quantised.as_ref());
             let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());

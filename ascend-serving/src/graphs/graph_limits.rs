@@ -3,6 +3,7 @@
 use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
+use crate::batch::AttentionState;
 use crate::kv::CacheShape;
 use crate::rules;
 
@@ -30,6 +31,14 @@ impl RowsEach {
     /// The rows of `requests` requests.
     pub(super) fn rows(self, requests: usize) -> usize {
         requests.saturating_mul(self.0)
+    }
+
+    /// The kind of steps that are captured.
+    pub(super) fn state(self) -> AttentionState {
+        match self.0 {
+            1 => AttentionState::DecodeOnly,
+            _ => AttentionState::ChunkedPrefill,
+        }
     }
 
     /// The requests that have `rows` rows.
@@ -95,7 +104,7 @@ impl GraphLimits {
     }
 
     /// Sets one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
-    /// group without sinks ([`GroupedAttention`](crate::GroupedAttention)). At most one layer more than
+    /// group without sinks ([`Attention::of_groups`](crate::Attention::of_groups)). At most one layer more than
     /// [`CacheShape::MAX_LAYERS`] is kept: no model has more.
     pub fn learnable_sinks<E: Element, S: Into<Option<Tensor<E>>>>(
         mut self,

@@ -184,7 +184,8 @@ impl<B> GraphPool<B> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) and
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED)
-    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin). As for
+    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin), and
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for metadata of several groups of layers. As for
     /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
     pub fn begin<'a>(
         &'a mut self,
@@ -193,6 +194,7 @@ impl<B> GraphPool<B> {
         fill: impl FnOnce(&B, &AttentionMetadata) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
+        metadata.check_groups(1)?;
         metadata.check_requests()?;
         let size = self.fitting(metadata.tokens())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.

@@ -10,7 +10,8 @@ use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::batch::{AttentionMetadata, Causality};
+use crate::batch::AttentionMetadata;
+use crate::causality::Causality;
 use crate::engine::{SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in, lengths_and_blocks, paged};
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, MAX_INT32, WriteViews, scattered_slots, slot_mapping};
@@ -114,8 +115,8 @@ impl<T: Element> SparseLatent<T> {
                 .fix("give the heads of the model's indexers, such as 64"));
         }
         let (layers, indexers) = (self.latents().shape().layers, self.index_keys().shape().layers);
-        let mask = vec![Causality::Causal.into()];
-        let group = CapturedGroup::new(self.latents(), self.shape(), mask, false, limits);
+        let mask = std::iter::once((Causality::Causal.into(), None));
+        let group = CapturedGroup::new(self.latents(), self.shape(), None, mask, limits);
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.rows(),
@@ -151,6 +152,7 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, metadata: &AttentionMetadata) -> Result<usize> {
         let no_programs = |_, _| &[] as &[CapturedProgram<T>];
+        metadata.check_groups(1)?;
         let sizes: Vec<usize> = self.graphs.sizes().collect();
         Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
     }

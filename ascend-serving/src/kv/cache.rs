@@ -276,6 +276,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`PagedKvCache::copy_blocks`].
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<Vec<i32>> {
         self.admits(stream)?;
+        sequence.check_groups(1)?;
         let room = self.reserve(sequence, tokens)?;
         self.copy_blocks(stream, &room.copies)?;
         Ok(sequence.settle(room)?.slots)

@@ -1,7 +1,10 @@
 //! The tokens that one request has in a paged cache.
 
+use std::iter;
+
 use ascend_attention::Violation;
 
+use crate::causality::Causality;
 use crate::rules::{self, room};
 
 use super::block_copy::BlockCopy;
@@ -13,6 +16,11 @@ use super::slot::{check_tokens, fill_slots, slot};
 /// A sequence may begin as a copy of another one ([`fork`](Sequence::fork),
 /// [`share_prefix`](Sequence::share_prefix)): the blocks are shared until one of the two writes to a block that both
 /// hold, which it then replaces by a copy of its own ([`Growth::copies`]).
+///
+/// A model with several groups of layers has a cache for each group, and a sequence of it
+/// ([`Attention::sequence`](crate::Attention::sequence)) the request's tokens in all of them: it grows by
+/// [`Attention::grow`](crate::Attention::grow), is cut, forked and shared in every group, and its pool, row and slots
+/// are those of the first group; [`group`](Self::group) has the others.
 #[derive(Debug)]
 pub struct Sequence {
     pool: BlockPool,
@@ -26,6 +34,10 @@ pub struct Sequence {
     /// The blocks that a step may still write which was in progress when the sequence was forked. Held once more, they
     /// stay shared, so that they are copied before the sequence writes to them though it is the last one that has them.
     written_by_step: Vec<Block>,
+    /// Which keys the layers see, where growth gives back the tokens that they show no more.
+    causality: Option<Causality>,
+    /// Its tokens in the caches of the other groups of layers.
+    others: Vec<Sequence>,
 }
 
 /// The slots of the new tokens of a sequence that grew, and the copies to queue before they are written.
@@ -63,6 +75,8 @@ impl Sequence {
             given_back: 0,
             entry: SequenceEntry::new(pool, 0),
             written_by_step: Vec::new(),
+            causality: None,
+            others: Vec::new(),
         }
     }
 
@@ -79,7 +93,83 @@ impl Sequence {
             written_by_step: Vec::new(),
             given_back: tokens(given_back),
             blocks,
+            causality: None,
+            others: Vec::new(),
         }
+    }
+
+    /// Says which keys the layers see, so that growth gives back the tokens that they show no more.
+    pub(crate) fn seen_by(mut self, causality: Option<Causality>) -> Self {
+        self.causality = causality;
+        self
+    }
+
+    /// Adds sequences of the same tokens in the caches of other groups of layers.
+    pub(crate) fn beside(mut self, others: impl Iterator<Item = Self>) -> Self {
+        self.others.extend(others);
+        self
+    }
+
+    /// The tokens in the cache of a group of layers, 0 for the first.
+    pub fn group(&self, group: usize) -> Option<&Self> {
+        match group.checked_sub(1) {
+            None => Some(self),
+            Some(other) => self.others.get(other),
+        }
+    }
+
+    /// The tokens in the cache of a group, to be changed.
+    pub(crate) fn group_mut(&mut self, group: usize) -> Option<&mut Self> {
+        match group.checked_sub(1) {
+            None => Some(self),
+            Some(other) => self.others.get_mut(other),
+        }
+    }
+
+    /// The tokens in the cache of each group.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Self> + Clone {
+        iter::once(self).chain(&self.others)
+    }
+
+    /// Refuses a sequence of another number of groups than `groups`.
+    pub(crate) fn check_groups(&self, groups: usize) -> Result<(), Violation> {
+        let own = self.others.len().saturating_add(1);
+        match own == groups {
+            true => Ok(()),
+            false => Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                format_args!("a sequence in the caches of {own} groups of layers"),
+                format_args!("one in {groups}"),
+                "make sequences by `Attention::sequence`, and grow them and make metadata by the same attention",
+            )),
+        }
+    }
+
+    /// The number of first tokens that a step has computed; all of them in a pool without a cache of this crate.
+    fn computed(&self) -> usize {
+        let computed = self.pool.computed_tokens(self.stamp());
+        computed.unwrap_or(usize::MAX).min(self.len)
+    }
+
+    /// The first token that growth keeps: the first that the first token which is not computed sees.
+    fn first_kept(&self) -> usize {
+        self.causality.map_or(0, |causality| causality.shown_from(self.computed()))
+    }
+
+    /// Keys that a step of `tokens` new tokens reads, once growing by them has given back what the window hides.
+    pub(crate) fn keys_after(&self, tokens: usize) -> usize {
+        let shown = match tokens {
+            0 => 0,
+            _ => self.first_kept(),
+        };
+        let given_back = self.given_back.max(self.whole_blocks_before(shown));
+        self.len.saturating_sub(given_back).saturating_add(tokens)
+    }
+
+    /// Gives back the tokens before the window of the first token that is not computed, in every group.
+    pub(crate) fn give_back(&mut self) {
+        self.drop_blocks_before(self.first_kept());
+        self.others.iter_mut().for_each(Self::give_back);
     }
 
     /// The block at an index, unless it was given back.
@@ -87,12 +177,12 @@ impl Sequence {
         self.blocks.get(column).and_then(Option::as_ref)
     }
 
-    /// The pool of its blocks.
+    /// The pool of its blocks, of several groups that of the first.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Number of tokens.
+    /// Number of tokens, including those that were given back.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -175,8 +265,10 @@ impl Sequence {
     /// # Errors
     /// [`POOL_EXHAUSTED`](crate::rules::POOL_EXHAUSTED); [`POOL_WAITING`](crate::rules::POOL_WAITING) if there will
     /// be enough blocks when the steps in flight are over; [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for
-    /// a sequence of more than INT32 tokens, or more than the host has memory for.
+    /// a sequence of more than INT32 tokens, or more than the host has memory for;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for one in the caches of several groups of layers.
     pub fn grow(&mut self, tokens: usize) -> Result<Growth, Violation> {
+        self.check_groups(1)?;
         let room = self.reserve(tokens)?;
         self.settle(room)
     }
@@ -256,6 +348,8 @@ impl Sequence {
             len: tokens,
             given_back: self.given_back.min(tokens),
             entry: self.entry.fork(tokens),
+            causality: self.causality,
+            others: self.others.iter().map(|other| other.first(tokens)).collect(),
         }
     }
 
@@ -263,51 +357,52 @@ impl Sequence {
     /// for [`fork`](Self::fork).
     ///
     /// # Errors
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of them back.
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that the next
+    /// token sees: where layers have a window, a prefix can be shared while its end is still in the window, or is kept
+    /// by a sequence of its own.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
-        if self.given_back > 0 && !self.keeps(tokens, 0) {
-            return Err(Violation::new(
-                &rules::SEQUENCE_LENGTH,
-                format_args!("a prefix of a sequence without its first {} tokens", self.given_back),
-                "a sequence with all its tokens",
-                "share prefixes before giving blocks back",
-            ));
+        let shown = |part: &Self| part.causality.map_or(0, |causality| causality.shown_from(tokens));
+        for part in self.groups() {
+            if part.given_back > 0 && !part.keeps(tokens, shown(part)) {
+                return Err(Violation::new(
+                    &rules::SEQUENCE_LENGTH,
+                    format_args!(
+                        "a prefix of {tokens} tokens of a sequence of {} without its first {}",
+                        part.len, part.given_back
+                    ),
+                    "a sequence that still has what the next token sees",
+                    "share the prefix when its last token was cached, before giving blocks back, and keep that \
+                     sequence",
+                ));
+            }
+            part.check_kept(tokens, shown(part))?;
         }
-        self.check_kept(tokens)?;
-        Ok(self.first(tokens))
-    }
-
-    /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from
-    /// `shown` on: only the blocks of these are held.
-    ///
-    /// # Errors
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that are shown.
-    pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Violation> {
-        if self.given_back > 0 && !self.keeps(tokens, shown) {
-            return Err(Violation::new(
-                &rules::SEQUENCE_LENGTH,
-                format_args!(
-                    "a prefix of {tokens} tokens of a sequence of {} without its first {}",
-                    self.len, self.given_back
-                ),
-                "a sequence that still has what the next token sees",
-                "share the prefix when its last token was cached, and keep that sequence",
-            ));
-        }
-        self.check_kept(tokens)?;
         let mut prefix = self.first(tokens);
-        prefix.drop_before(shown)?;
+        for group in 0..=prefix.others.len() {
+            if let Some(part) = prefix.group_mut(group) {
+                part.drop_blocks_before(shown(part));
+            }
+        }
         Ok(prefix)
     }
 
     /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
-    /// preempted.
+    /// preempted. After an error the sequence is unchanged.
     ///
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or for fewer than were given back, other
     /// than 0.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
-        self.check_kept(tokens)?;
+        for part in self.groups() {
+            // Without a causality the caller decides which tokens are given back.
+            part.check_kept(tokens, part.causality.map_or(tokens, |causality| causality.shown_from(tokens)))?;
+        }
+        self.cut(tokens);
+        Ok(())
+    }
+
+    /// Removes the tokens from `tokens` on, which is checked.
+    fn cut(&mut self, tokens: usize) {
         let kept = tokens.div_ceil(self.pool.block_size());
         let cut = self.blocks.drain(kept.min(self.blocks.len())..);
         self.entry.give_up(cut.flatten());
@@ -318,15 +413,18 @@ impl Sequence {
         }
         self.len = tokens;
         self.given_back = self.given_back.min(tokens);
-        Ok(())
+        self.others.iter_mut().for_each(|other| other.cut(tokens));
     }
 
     /// Gives back the blocks that are wholly before `position`, the first token that a sliding window still shows. A
-    /// step in flight may go on reading them.
+    /// step in flight may go on reading them. [`Attention::grow`](crate::Attention::grow) does so by itself for the
+    /// sequences that it [makes](crate::Attention::sequence).
     ///
     /// # Errors
-    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a position past the end of the tokens.
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a position past the end of the tokens;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several groups of layers.
     pub fn drop_before(&mut self, position: usize) -> Result<(), Violation> {
+        self.check_groups(1)?;
         if position > self.len {
             return Err(Violation::new(
                 &rules::BLOCK_WINDOW,
@@ -335,17 +433,23 @@ impl Sequence {
                 "give back what lies in front of the next query's window",
             ));
         }
+        self.drop_blocks_before(position);
+        Ok(())
+    }
+
+    /// Gives back the blocks that are wholly before `position`, one of its tokens or their end.
+    fn drop_blocks_before(&mut self, position: usize) {
         let given_back = self.whole_blocks_before(position);
+        if given_back <= self.given_back {
+            return;
+        }
         let whole = given_back / self.pool.block_size();
         self.row[..whole].fill(0);
         let front = self.blocks.iter_mut().take(whole);
         self.entry.give_up(front.filter_map(Option::take));
         self.forget_written();
-        if given_back > self.given_back {
-            self.given_back = given_back;
-            self.entry.change();
-        }
-        Ok(())
+        self.given_back = given_back;
+        self.entry.change();
     }
 
     /// Lets go of blocks that it has no more.
@@ -355,25 +459,32 @@ impl Sequence {
     }
 
     /// The number of tokens in the blocks that are wholly before a position.
-    pub(crate) fn whole_blocks_before(&self, position: usize) -> usize {
+    fn whole_blocks_before(&self, position: usize) -> usize {
         position - position % self.pool.block_size()
     }
 
     /// Whether it can be cut to `tokens` tokens, where the next token sees those from `shown` on.
-    pub(crate) fn keeps(&self, tokens: usize, shown: usize) -> bool {
+    fn keeps(&self, tokens: usize, shown: usize) -> bool {
         tokens == 0 || (tokens <= self.len && shown >= self.given_back)
     }
 
-    fn check_kept(&self, tokens: usize) -> Result<(), Violation> {
-        if self.keeps(tokens, tokens) {
+    /// Refuses to cut it to `tokens` tokens, where the next token sees those from `shown` on, if it does not have
+    /// these.
+    fn check_kept(&self, tokens: usize, shown: usize) -> Result<(), Violation> {
+        if self.keeps(tokens, shown) {
             return Ok(());
         }
-        let (allowed, fix) = match self.given_back {
-            0 => (format!("0 to {}", self.len), "name a number of tokens within these"),
-            given_back => (
-                format!("0, or {given_back} to {}", self.len),
+        let (len, given_back) = (self.len, self.given_back);
+        let (allowed, fix) = match (given_back, self.causality) {
+            (0, _) => (format!("0 to {len}"), "name a number of tokens within these"),
+            (_, None) => (
+                format!("0, or {given_back} to {len}"),
                 "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens \
                  again",
+            ),
+            (_, Some(_)) => (
+                format!("0, or up to {len}, of which the next token sees none of the first {given_back}"),
+                "take drafts back before the next growth, and begin anew where more is taken back",
             ),
         };
         let given = format_args!("{tokens} tokens");

@@ -77,7 +77,7 @@ pub const CALLS: &[Call] = &[
         for _ in 0..4 {
             let tokens: Vec<u32> = draw.few(|draw| draw.of(&[1, 2, 3])).repeat(3);
             let salt = draw.of(&[&b""[..], b"other"]);
-            let mut sequence = prefixes.share(salt, &tokens).unwrap();
+            let mut sequence = prefixes.share(salt, &tokens);
             let missing = tokens.len() - sequence.len();
             if sequence.grow(missing).is_ok() {
                 prefixes.insert(salt, &tokens, &sequence).unwrap();

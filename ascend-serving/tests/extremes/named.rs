@@ -6,8 +6,8 @@ use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree, Error, FusedAttention,
-    GraphLimits, GroupedAttention, HybridBackend, LayerGroup, LayerSet, MaskExtent, PackedBits, TokenIndices, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, CustomMask, DraftTree, Error,
+    FusedAttention, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -95,27 +95,31 @@ fn a_block_of_billions_of_kernel_blocks_is_refused() {
 fn endless_lists_are_cut_and_refused() {
     let _turn = crate::turn();
     let stream = crate::stream();
-    let attention = |layers: usize| {
+    let parts = |layers: usize| {
         let shape = CacheShape::new(layers, 1, 64);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-        let shape = AttentionShape::new(1, 1, 64);
-        Attention::new(shape, cache, Backends::none().with(FusedAttention))
+        (AttentionShape::new(1, 1, 64), cache, Backends::none().with(FusedAttention))
     };
-    let group = LayerGroup::new(0..usize::MAX, Causality::Causal, attention(1));
-    assert_eq!(group.layers().len(), CacheShape::MAX_LAYERS + 1);
-    let layers = group.layers().len();
-    let refused = GroupedAttention::new(layers, [group]).unwrap_err();
+    let group = |layers: usize, named: usize| {
+        let (shape, cache, backends) = parts(layers);
+        LayerGroup::new(0..named, Causality::Causal, shape, cache, backends)
+    };
+    let all = group(1, usize::MAX);
+    assert_eq!(all.layers().len(), CacheShape::MAX_LAYERS + 1);
+    let layers = all.layers().len();
+    let refused = Attention::of_groups(layers, [all]).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
 
-    let groups = std::iter::repeat_with(|| LayerGroup::new([], Causality::Causal, attention(0)));
-    let refused = GroupedAttention::new(1, groups).unwrap_err();
+    let groups = std::iter::repeat_with(|| group(0, 0));
+    let refused = Attention::of_groups(1, groups).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
-    let sets = std::iter::repeat(LayerSet::new([0], "fused"));
-    let refused = HybridBackend::<bf16>::new(1, Backends::none().with(FusedAttention), sets).unwrap_err();
-    assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
+    let backends = Backends::<bf16>::none().with(FusedAttention);
+    let refused = backends.prefer(std::iter::repeat(0), &AttentionState::ALL, "fused").unwrap_err();
+    assert_eq!(refused.rule, &rules::BACKEND_LAYERS);
 
-    let attention = attention(1);
+    let (shape, cache, backends) = parts(1);
+    let attention = Attention::new(shape, cache, backends);
     let pool = attention.cache().pool();
     for (len, rule) in [(1, &rules::BATCH_BLOCKS), (0, &rules::LENGTHS_OVERFLOW)] {
         let refused = pool.admits(std::iter::repeat(len)).unwrap_err();

@@ -6,13 +6,12 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::bf16;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting,
-    EncoderAttention, FusedAttention, GraphLimits, HybridBackend, IndexerTensors, KeySplit, LatentForm, LatentTensors,
-    LayerInputs, LayerMask, LayerSet, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention,
-    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SharedPrefixThresholds, SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices,
-    TreeRequest, TreeVerification, TwoFusedCalls,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource,
+    DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, IndexerTensors, LatentForm, LatentTensors,
+    LayerInputs, LayerMask, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention, PackedBits,
+    PageIndices, PagedDecode, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors,
+    SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
 };
 
 use crate::draw::Draw;
@@ -90,21 +89,14 @@ impl Request {
 }
 
 fn split_decode(draw: &mut Draw) -> SplitDecode {
-    let split = match NonZeroUsize::new(draw.usize()) {
-        Some(tile) if draw.bool() => KeySplit::Tiles(tile),
-        _ => KeySplit::Balanced { max_splits: draw.usize(), cores: draw.usize() },
-    };
-    SplitDecode { split }
+    match NonZeroUsize::new(draw.usize()) {
+        Some(tile) if draw.bool() => SplitDecode::Tiles(tile),
+        _ => SplitDecode::Balanced { max_splits: draw.usize(), cores: draw.usize() },
+    }
 }
 
 fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
-    SharedPrefixDecode {
-        thresholds: SharedPrefixThresholds {
-            min_requests: draw.usize(),
-            min_shared_keys: draw.usize(),
-            min_saved_keys: draw.usize(),
-        },
-    }
+    SharedPrefixDecode { min_requests: draw.usize(), min_shared_keys: draw.usize(), min_saved_keys: draw.usize() }
 }
 
 /// Limits of graphs for one or two requests of a cache of four blocks of 16 tokens.
@@ -335,8 +327,7 @@ pub const CALLS: &[Call] = &[
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
-            let _ = (shared_prefix(draw).find_shared_prefixes(&metadata), metadata.prefill_tokens());
-            let _ = (metadata.pad_to(draw.usize()), metadata.call_lengths().keys());
+            let _ = (metadata.prefill_tokens(), metadata.pad_to(draw.usize()), metadata.call_lengths().keys());
             let _ = metadata.renew(&requests);
         }
     }),
@@ -355,13 +346,9 @@ pub const CALLS: &[Call] = &[
         let parallel = ContextParallel::new(share, 8).unwrap();
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
-    ("HybridBackend", |draw| {
+    ("Backends::prefer", |draw| {
         let backends = Backends::<bf16>::none().with(FusedAttention);
-        let end = draw.usize();
-        let all = LayerSet::new(0..end, "fused");
-        if let Ok(hybrid) = HybridBackend::new(draw.of(&[end, 3, usize::MAX]), backends, [all]) {
-            let _ = hybrid.backend(draw.usize(), Phase::Decode);
-        }
+        let _ = backends.prefer(draw.usize()..draw.usize(), &AttentionState::ALL, "fused");
     }),
     ("a step of an engine", |draw| {
         let stream = crate::stream();
@@ -390,8 +377,8 @@ pub const CALLS: &[Call] = &[
         if let (true, Some(chunk)) = (draw.bool(), NonZeroUsize::new(draw.usize())) {
             metadata.set_mask(Causality::Chunk(chunk));
         }
-        let _ = attention.backend_choices(&stream, Causality::Causal, None);
-        if let Ok(choice) = attention.backend_choice(&stream, &metadata, None, None) {
+        let _ = attention.backend_choices(&stream, 0, Causality::Causal, None);
+        if let Ok(choice) = attention.backend_choice(&stream, &metadata, 0, None, None) {
             let _ = choice.memory.total(draw.usize());
         }
         let tokens = metadata.tokens();

@@ -70,7 +70,7 @@ fn cells<T: Element>(stream: &Stream, layers: Layers) -> Vec<String> {
         _ => Tensor::<T>::empty(stream.device(), [8]).unwrap().into(),
     };
     let sink = (layers == Layers::Sinks).then_some(&sink);
-    let choices = attention.backend_choices(stream, layers.mask(), sink);
+    let choices = attention.backend_choices(stream, 0, layers.mask(), sink);
     let choices = choices.unwrap();
     let states: Vec<_> = choices.iter().map(|choice| choice.state).collect();
     use AttentionState as S;
@@ -135,7 +135,7 @@ fn the_book_has_the_table_of_backends() {
 fn a_step_is_served_as_it_was_said() {
     let stream = harness::stream();
     let mut attention = attention::<bf16>(&stream, Layers::Causal).unwrap();
-    let choices = attention.backend_choices(&stream, Causality::Causal, None).unwrap();
+    let choices = attention.backend_choices(&stream, 0, Causality::Causal, None).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
     for (new, state) in [(5, AttentionState::PrefillNoCache), (1, AttentionState::DecodeOnly)] {
         attention.grow(&stream, &mut sequence, new).unwrap();
@@ -146,7 +146,7 @@ fn a_step_is_served_as_it_was_said() {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         step.forward(0, (&rows(8), &rows(2), &rows(2))).unwrap();
         let said = choices.iter().find(|choice| choice.state == state).unwrap();
-        assert_eq!(said.served.as_deref(), Ok(step.selected().unwrap().name));
+        assert_eq!(said.served.as_deref(), Ok(step.selected(0).unwrap().name));
         let told = said.to_string();
         assert!(told.starts_with(&format!("{state:?}: ")), "{told}");
     }
@@ -161,7 +161,7 @@ fn a_cache_with_a_dump_slot_has_the_same_choices() {
         let cache = PagedKvCache::<bf16>::new(stream.device(), 16, 128, shape, pad).unwrap();
         let backends = Backends::standard(stream.device());
         let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, backends);
-        let choices = attention.backend_choices(&stream, Causality::Causal, None).unwrap();
+        let choices = attention.backend_choices(&stream, 0, Causality::Causal, None).unwrap();
         choices.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let without = choices(PadPolicy::SkipNegative);
@@ -177,6 +177,6 @@ fn a_cache_without_room_for_the_examples_is_refused() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap();
     let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, Backends::standard(stream.device()));
-    let error = attention.backend_choices(&stream, Causality::Causal, None).unwrap_err();
+    let error = attention.backend_choices(&stream, 0, Causality::Causal, None).unwrap_err();
     assert!(error.breaks(&rules::TABLE_BLOCK), "{error}");
 }

@@ -6,10 +6,9 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, BatchedQueries,
-    CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, HybridBackend, KeySplit, LayerMask,
-    LayerSet, NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode,
-    TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, LayerMask,
+    NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
 };
 
 use crate::harness;
@@ -82,7 +81,7 @@ fn replayed<T: Number>(
             let eager = numbers(&output.download(stream).unwrap());
             assert_eq!(eager[..actual], replayed[..actual]);
         }
-        let served = step.selected().unwrap().name;
+        let served = step.selected(0).unwrap().name;
         assert_eq!(Some(served), graphs.backend(0));
     }
     graphs.backend(LAYERS - 1).unwrap()
@@ -102,36 +101,31 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
     assert_eq!(replayed(&stream, both(), chunk, 1), "chunked_local");
     assert_eq!(replayed(&stream, both(), near.clone(), 1), "named_mask");
     assert_eq!(replayed(&stream, both(), near, 3), "named_mask");
-    let sets = [LayerSet::new([0], "fused"), LayerSet::new([1], "paged_decode")];
-    let hybrid = || HybridBackend::new(LAYERS, both(), sets.clone()).unwrap();
-    let once = none().with(hybrid());
-    assert_eq!(replayed(&stream, once, Causality::Causal, 1), "hybrid");
-    // One of a hybrid's backends may be a hybrid.
-    let inner = none().with(hybrid()).with(PagedDecode);
-    let sets = [LayerSet::new([0], "hybrid"), LayerSet::new([1], "paged_decode")];
-    let twice = none().with(HybridBackend::new(LAYERS, inner, sets).unwrap());
-    assert_eq!(replayed(&stream, twice, Causality::Causal, 1), "hybrid");
+    let last = |name| {
+        let backends = both().prefer([0], &AttentionState::ALL, "fused").unwrap();
+        backends.prefer([LAYERS - 1], &AttentionState::ALL, name).unwrap()
+    };
+    for name in ["paged_decode", "fused"] {
+        assert_eq!(replayed(&stream, last(name), Causality::Causal, 1), name);
+    }
+    // The decode path takes one token a request: the next backend is recorded.
+    assert_eq!(replayed(&stream, last("paged_decode"), Causality::Causal, 3), "fused");
 }
 
 /// Backends whose calls depend on the lengths of a step are passed over, and named where no other is left.
 #[test]
 fn calls_that_depend_on_lengths_are_not_captured() {
     let stream = harness::stream();
-    let split = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
-    let thresholds = SharedPrefixThresholds::ALWAYS;
+    let split = SplitDecode::Tiles(NonZeroUsize::new(128).unwrap());
     let varying = || {
-        Backends::<bf16>::none()
-            .with(SharedPrefixDecode { thresholds })
-            .with(SplitDecode { split })
-            .with(CascadePrefill)
-            .with(TwoFusedCalls)
+        Backends::<bf16>::none().with(SharedPrefixDecode::ALWAYS).with(split).with(CascadePrefill).with(TwoFusedCalls)
     };
     for each in [1, 2] {
         let limits = GraphLimits::new([2], 300).tokens_each(each);
         let attention = attention(&stream, varying());
         let refused = attention.capture(&stream, Causality::Causal, &limits).unwrap_err();
         let told = refused.to_string();
-        let by_form = told.contains("calls of the backend `split_decode` whose number, rows, merge or layers");
+        let by_form = told.contains("calls of the backend `split_decode` whose number, rows or merge");
         assert_eq!((by_form, refused.breaks(&rules::GRAPH_BACKEND)), (each == 1, each == 1), "{told}");
         assert!(refused.breaks(&rules::BACKEND_SHARED_PREFIX), "{told}");
         let attention = self::attention(&stream, varying().with(FusedAttention));
@@ -144,8 +138,8 @@ fn calls_that_depend_on_lengths_are_not_captured() {
 #[test]
 fn calls_that_happen_not_to_depend_on_lengths_are_captured() {
     let stream = harness::stream();
-    let split = KeySplit::Tiles(NonZeroUsize::new(384).unwrap());
-    let backends = Backends::<bf16>::none().with(SplitDecode { split });
+    let split = SplitDecode::Tiles(NonZeroUsize::new(384).unwrap());
+    let backends = Backends::<bf16>::none().with(split);
     assert_eq!(replayed(&stream, backends, Causality::Causal, 1), "split_decode");
 }
 

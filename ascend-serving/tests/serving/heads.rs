@@ -52,8 +52,8 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
             EncoderAttention::new(shape).map(drop),
             CrossAttention::new(shape, of_cache()).map(drop),
             attention.capture(&stream, Causality::Causal, &limits).map(drop),
-            attention.backend_choices(&stream, Causality::Causal, None).map(drop),
-            attention.backend_choice(&stream, &metadata, None, None).map(drop),
+            attention.backend_choices(&stream, 0, Causality::Causal, None).map(drop),
+            attention.backend_choice(&stream, &metadata, 0, None, None).map(drop),
             attention.begin(&stream, &metadata).map(drop),
         ];
         for (at, outcome) in refused.into_iter().enumerate() {
@@ -72,7 +72,7 @@ fn a_cache_of_other_heads_is_refused() {
         let why = CrossAttention::new(shape, of_cache()).unwrap_err();
         assert!(names(&why, "AttentionShape"), "{why}");
         let mut attention = Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
-        let why = attention.backend_choices(&stream, Causality::Causal, None);
+        let why = attention.backend_choices(&stream, 0, Causality::Causal, None);
         assert!(names(&why.unwrap_err(), "AttentionShape"));
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let sequence = {
@@ -106,7 +106,7 @@ fn step(
     let [key, value] = dims.map(|dim| rows(stream, new, kv_heads, dim));
     let mut step = attention.begin(stream, &metadata)?;
     let output = step.forward(0, (&query, &key, &value))?;
-    Ok((step.selected().unwrap().name, output))
+    Ok((step.selected(0).unwrap().name, output))
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
     let (mut served, mut compared) = (0, 0);
     for dims in [[192, 128], [128, 64], [64, 128], [128, 192], [128, 128]] {
         let attention = Attention::new(AttentionShape::new(4, 2, dims[0]), cache(&stream, 2, dims), all());
-        for choice in attention.backend_choices(&stream, Causality::Causal, None).unwrap() {
+        for choice in attention.backend_choices(&stream, 0, Causality::Causal, None).unwrap() {
             let tokens = match choice.state {
                 AttentionState::PrefillNoCache => [0, 5],
                 AttentionState::PrefillCacheHit => [3, 5],

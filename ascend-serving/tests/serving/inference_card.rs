@@ -102,7 +102,7 @@ fn step<T: ascend_attention::Element>(
     let mut inputs = LayerInputs::from((&query, &key, &key));
     inputs.learnable_sink = sink;
     step.forward(0, inputs)?;
-    let refused = step.selected().unwrap().refused.iter();
+    let refused = step.selected(0).unwrap().refused.iter();
     let refused = refused.map(|refused| (refused.name, refused.why.clone()));
     let refused = refused.collect();
     drop(step);

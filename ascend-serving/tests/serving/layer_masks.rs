@@ -13,8 +13,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
-    LayerInputs, LayerMask, NamedMask, NamedMaskAttention, PagedDecode, StatePolicy, rules,
+    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask,
+    NamedMaskAttention, PagedDecode, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -269,8 +269,7 @@ fn one_layer(
     let rows = packed(stream, &names, 0, 0, 1);
     let mut step = attention.begin(stream, metadata)?;
     step.forward(0, LayerInputs::from((&rows, &rows, &rows)).mask(mask))?;
-    let selected = step.selected_for(mask).unwrap();
-    assert_eq!(selected.name, step.selected().unwrap().name);
+    let selected = step.selected(0).unwrap();
     Ok(selected.name)
 }
 
@@ -372,15 +371,15 @@ proptest! {
         let stream = harness::stream();
         let chunk = blocks * 128;
         let kinds = [Causality::Causal, Causality::Chunk(NonZeroUsize::new(chunk).unwrap())];
-        let attention = || {
+        let group = |layer: usize| {
             let of = CacheShape::new(1, 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::<bf16>::new(stream.device(), 40, 128, of, pad).unwrap();
             let backends = Backends::none().with(ChunkedLocalAttention).with(FusedAttention);
-            Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
+            LayerGroup::new([layer], kinds[layer], AttentionShape::new(1, 1, DIM), cache, backends)
         };
-        let groups = [0, 1].map(|layer| LayerGroup::new([layer], kinds[layer], attention()));
-        let mut model = GroupedAttention::new(2, groups).unwrap();
+        let groups = [0, 1].map(group);
+        let mut model = Attention::of_groups(2, groups).unwrap();
         let mut sequence = model.sequence();
         let mut names: Vec<u64> = Vec::new();
         let policy = StatePolicy::new(true, None);
@@ -391,7 +390,7 @@ proptest! {
             let held = sequence.group(1).unwrap();
             let held = held.row().len() - held.given_back() / 128;
             prop_assert!(held <= (chunk + new).div_ceil(128) + 1, "{held} blocks");
-            let metadata = model.metadata(&[GroupedRequest::of(&sequence, new)], policy).unwrap();
+            let metadata = model.metadata(&[BatchRequest::of(&sequence, new)], policy).unwrap();
             let mut step = model.begin(&stream, &metadata).unwrap();
             for (layer, kind) in kinds.iter().enumerate() {
                 let [query, key, value] = [0, 1, 2].map(|what| packed::<bf16>(&stream, &names[first..], layer, what, 1));
@@ -418,7 +417,7 @@ proptest! {
         drop(sequence);
         stream.synchronize().unwrap();
         for group in model.groups() {
-            prop_assert_eq!(group.attention().cache().pool().held_blocks(), 0);
+            prop_assert_eq!(group.cache().pool().held_blocks(), 0);
         }
     }
 }

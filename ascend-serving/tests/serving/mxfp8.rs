@@ -177,7 +177,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let value = rows(2, self.shape.kv_heads);
                 results.push(step.forward(layer, (&query, &key, &value)).unwrap());
             }
-            prop_assert_eq!(step.selected().unwrap().name, "mxfp8");
+            prop_assert_eq!(step.selected(0).unwrap().name, "mxfp8");
         }
         for (layer, result) in results.iter().enumerate() {
             let stored = Stored::of(self.stream, self.attention.cache(), layer);

@@ -10,8 +10,8 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, Causality, FusedAttention, GroupedAttention, GroupedRequest, GroupedSequence,
-    LayerGroup, PrefixCache, StatePolicy, rules,
+    Attention, AttentionShape, Backends, BatchRequest, Causality, FusedAttention, LayerGroup, PrefixCache, StatePolicy,
+    rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -193,7 +193,7 @@ impl Server {
                 let seen = self.model.hit(*salt, &tokens, false);
                 let hit = self.prefixes.hit_len(&[*salt], &tokens);
                 prop_assert_eq!(hit, seen.len() * BLOCK);
-                let sequence = self.prefixes.share(&[*salt], &tokens).unwrap();
+                let sequence = self.prefixes.share(&[*salt], &tokens);
                 let shared = self.model.hit(*salt, &tokens, true);
                 prop_assert_eq!(sequence.row(), &shared[..]);
                 prop_assert_eq!(sequence.len(), hit);
@@ -325,9 +325,9 @@ struct Model<'a> {
     stream: &'a Stream,
     shape: AttentionShape,
     window: usize,
-    attention: GroupedAttention<bf16>,
+    attention: Attention<bf16>,
     prefixes: PrefixCache<u64>,
-    running: Vec<(Vec<u64>, GroupedSequence)>,
+    running: Vec<(Vec<u64>, Sequence)>,
     /// Tokens that were not computed again.
     hits: usize,
 }
@@ -343,17 +343,17 @@ impl<'a> Model<'a> {
             let of = CacheShape::new(layers.len(), 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::new(stream.device(), blocks, LEAST, of, pad).unwrap();
-            let attention = Attention::new(shape, cache, Backends::none().with(FusedAttention));
-            LayerGroup::new(layers.iter().copied(), causality, attention)
+            let backends = Backends::none().with(FusedAttention);
+            LayerGroup::new(layers.iter().copied(), causality, shape, cache, backends)
         };
         let keys = NonZeroUsize::new(window).unwrap();
         let groups = [group(&[0, 2], Causality::Causal), group(&[1], Causality::Window(keys))];
-        let attention = GroupedAttention::new(LAYERS, groups).unwrap();
+        let attention = Attention::of_groups(LAYERS, groups).unwrap();
         Self {
             stream,
             shape,
             window,
-            prefixes: PrefixCache::grouped(&attention).unwrap(),
+            prefixes: PrefixCache::of(&attention).unwrap(),
             attention,
             running: Vec::new(),
             hits: 0,
@@ -361,9 +361,9 @@ impl<'a> Model<'a> {
     }
 
     /// Grows a sequence, evicting what the pools lack; whether there was room.
-    fn grow(&mut self, sequence: &mut GroupedSequence, tokens: usize) -> bool {
+    fn grow(&mut self, sequence: &mut Sequence, tokens: usize) -> bool {
         for group in 0..2 {
-            let pool = self.attention.groups()[group].attention().cache().pool();
+            let pool = self.attention.groups()[group].cache().pool();
             let missing = (tokens.div_ceil(LEAST) + 1).saturating_sub(pool.free_blocks());
             self.prefixes.evict(group, missing).unwrap();
         }
@@ -382,7 +382,7 @@ impl<'a> Model<'a> {
             false => 1_000_000 + nth * 10_000 + place as u64,
         };
         let prompt: Vec<u64> = (0..shared + own).map(name).collect();
-        let mut sequence = self.prefixes.share_grouped(b"", &prompt);
+        let mut sequence = self.prefixes.share(b"", &prompt);
         let hit = sequence.len();
         assert_eq!(hit % LEAST, 0);
         let mut new = Vec::new();
@@ -405,14 +405,14 @@ impl<'a> Model<'a> {
             self.check(&new);
         }
         for (names, sequence) in &self.running {
-            self.prefixes.insert_grouped(b"", names, sequence).unwrap();
+            self.prefixes.insert(b"", names, sequence).unwrap();
         }
     }
 
     /// Computes a step, and compares the first and last new row of each request with a dense pass.
     fn check(&mut self, new: &[usize]) {
         let requests = self.running.iter().zip(new);
-        let requests: Vec<_> = requests.map(|((_, sequence), new)| GroupedRequest::of(sequence, *new)).collect();
+        let requests: Vec<_> = requests.map(|((_, sequence), new)| BatchRequest::of(sequence, *new)).collect();
         let policy = StatePolicy::new(true, None);
         let metadata = self.attention.metadata(&requests, policy).unwrap();
         let running = self.running.iter().zip(new);
@@ -454,7 +454,7 @@ impl<'a> Model<'a> {
         self.running.clear();
         self.stream.synchronize().unwrap();
         let attention = &self.attention;
-        let pools = attention.groups().iter().map(|of| of.attention().cache().pool());
+        let pools = attention.groups().iter().map(|of| of.cache().pool());
         for (group, pool) in pools.clone().enumerate() {
             assert_eq!(pool.held_blocks(), self.prefixes.cached_blocks(group).unwrap());
             assert_eq!(self.prefixes.available_blocks(group).unwrap(), pool.blocks());

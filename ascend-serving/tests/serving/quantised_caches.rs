@@ -6,7 +6,7 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CacheAccuracy, Causality,
-    FusedAttention, LayerRows, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
+    FusedAttention, LayerInputs, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
 };
 
 use crate::harness;
@@ -76,7 +76,7 @@ pub fn served<T: Number>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<
                     let (x, want) = (x.to_f64(), 0.75 + (at / dim % 4 / 2) as f64);
                     assert!(abs_diff_eq!(x, want, epsilon = 1e-2), "{format:?}, {at}: {x}");
                 }
-                Ok(step.selected().unwrap().name)
+                Ok(step.selected(0).unwrap().name)
             }
             Err(why) => Err(why.to_string()),
         });
@@ -108,9 +108,9 @@ impl Layer {
         Self { numbers, tensors }
     }
 
-    pub fn rows(&self) -> LayerRows<'_, bf16> {
+    pub fn rows(&self) -> LayerInputs<'_, bf16> {
         let [query, key, value] = &self.tensors;
-        LayerRows { query, key, value }
+        (query, key, value).into()
     }
 }
 

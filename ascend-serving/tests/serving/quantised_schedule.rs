@@ -12,8 +12,8 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, Drafting, FusedAttention,
-    GraphLimits, HybridBackend, LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill, StatePolicy,
+    Attention, AttentionGraphs, AttentionShape, AttentionState, Backends, BatchSettings, Causality, Drafting,
+    FusedAttention, GraphLimits, PagedDecode, QuantisedDecode, QuantisedPrefill, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -164,11 +164,9 @@ impl<'a, T: Number> Engine<'a, T> {
                     true => "quantised_decode",
                     false => "quantised_prefill",
                 };
-                let sets = [
-                    LayerSet::new([1], "quantised_prefill").during(Phase::Decode, decodes),
-                    LayerSet::new([0], "quantised_prefill").during(Phase::Decode, "quantised_decode"),
-                ];
-                Backends::none().with(HybridBackend::new(LAYERS, all, sets).unwrap())
+                let all = all.prefer(0..LAYERS, &AttentionState::ALL, "quantised_prefill").unwrap();
+                let all = all.prefer([1], &[AttentionState::DecodeOnly], decodes).unwrap();
+                all.prefer([0], &[AttentionState::DecodeOnly], "quantised_decode").unwrap()
             }
             false => all,
         };
@@ -219,6 +217,8 @@ impl<'a, T: Number> Engine<'a, T> {
             (query, key, value)
         };
         let mut results: Vec<Vec<T>> = Vec::new();
+        // What computes each layer.
+        let mut chosen: Vec<&str> = Vec::new();
         let graphs = self.graphs.as_mut();
         if let Some(graphs) = graphs.filter(|graphs| graphs.serves(&metadata)) {
             let mut step = graphs.begin(self.stream, &mut metadata).unwrap();
@@ -227,6 +227,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let output = step.forward(layer, (&query, &key, &value)).unwrap();
                 results.push(output.download(self.stream).unwrap());
             }
+            chosen.resize(LAYERS, "graphs");
             self.served.push("graphs");
         } else {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
@@ -235,9 +236,9 @@ impl<'a, T: Number> Engine<'a, T> {
                 let output = step.forward(layer, (&query, &key, &value)).unwrap();
                 results.push(output.download(self.stream).unwrap());
             }
-            self.served.push(step.selected().unwrap().name);
+            chosen.extend((0..LAYERS).map(|layer| step.selected(layer).unwrap().name));
+            self.served.push(chosen[0]);
         }
-        let served = *self.served.last().unwrap();
         // Requests in front that add one token to others are read in their blocks.
         let adds_one = |turn: &&Turn| turn.new == 1 && self.schedule.requests[turn.request].sequence.len() > 1;
         let mut in_front = turns.iter().take_while(adds_one).count();
@@ -246,10 +247,9 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         let in_place = self.schedule.rows(turns)[..3 * in_front].iter().map(|row| row.request).collect::<Vec<_>>();
         self.in_place += in_place.len();
-        let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
-            let by_decode = ["quantised_decode", "graphs"].contains(&served)
-                || served == "hybrid" && decodes && (layer == 0 || self.model.graphs);
+            let served = chosen[layer];
+            let by_decode = ["quantised_decode", "graphs"].contains(&served);
             let width = self.shape.heads * DIM;
             let mut news = turns.iter().flat_map(|turn| [turn.new; 3]).zip([0, 1, 2].iter().cycle());
             for row in self.schedule.rows(turns) {
@@ -366,7 +366,7 @@ fn the_schedules_reach_both_backends() {
     }
 }
 
-/// A step that is padded past the captured sizes: both layers of the hybrid decode in the blocks, without a graph.
+/// A step that is padded past the captured sizes: both layers prefer to decode in the blocks, without a graph.
 #[test]
 fn layers_that_graphs_could_record_decode_in_blocks_without_them() {
     let model = Model {

@@ -9,8 +9,8 @@ use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck, RangeFinding, StatePolicy, UpProjected, rules,
+    FusedAttention, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla,
+    QuantisedPrefill, RangeCheck, RangeFinding, StatePolicy, UpProjected, rules,
 };
 use proptest::prelude::*;
 
@@ -20,11 +20,15 @@ const DIM: usize = 16;
 const ROW: usize = HEADS * DIM;
 const INPUTS: [LayerTensor; 3] = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value];
 
-fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
+fn parts(stream: &Stream, layers: usize) -> (AttentionShape, PagedKvCache<f16>, Backends<f16>) {
     let shape = CacheShape::new(layers, HEADS, DIM);
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
-    let backends = Backends::none().with(FusedAttention);
-    Attention::new(AttentionShape::new(HEADS, HEADS, DIM), cache, backends)
+    (AttentionShape::new(HEADS, HEADS, DIM), cache, Backends::none().with(FusedAttention))
+}
+
+fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
+    let (shape, cache, backends) = parts(stream, layers);
+    Attention::new(shape, cache, backends)
 }
 
 /// A number at a place of a layer's tensor.
@@ -259,15 +263,15 @@ fn the_first_findings_are_kept() {
 fn groups_tell_the_layers_of_the_model() {
     let stream = harness::stream();
     let window = Causality::Window(NonZeroUsize::new(8).unwrap());
-    let groups = [
-        LayerGroup::new([0, 2], Causality::Causal, attention(&stream, 2)),
-        LayerGroup::new([1], window, attention(&stream, 1)),
-    ];
-    let mut attention = GroupedAttention::new(3, groups).unwrap();
+    let group = |layers: &[usize], causality| {
+        let (shape, cache, backends) = parts(&stream, layers.len());
+        LayerGroup::new(layers.iter().copied(), causality, shape, cache, backends)
+    };
+    let mut attention = Attention::of_groups(3, [group(&[0, 2], Causality::Causal), group(&[1], window)]).unwrap();
     attention.set_range_check(RangeCheck::always()).unwrap();
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
-    let request = GroupedRequest::of(&sequence, 1);
+    let request = BatchRequest::of(&sequence, 1);
     let metadata = attention.metadata(&[request], StatePolicy::default()).unwrap();
     let upload = |of: f16| stream.upload(&[of; ROW], [1, HEADS, DIM]).unwrap();
     let (bad, ones) = (upload(f16::NAN), upload(f16::ONE));

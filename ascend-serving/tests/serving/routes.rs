@@ -12,7 +12,7 @@ use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    Error, FusedAttention, KeySplit, SharedPrefixDecode, SharedPrefixThresholds, SplitDecode, rules,
+    Error, FusedAttention, SharedPrefixDecode, SplitDecode, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -38,8 +38,7 @@ fn cascade() -> Backends<bf16> {
 }
 
 fn shared() -> Backends<bf16> {
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    Backends::none().with(SharedPrefixDecode { thresholds }).with(FusedAttention)
+    Backends::none().with(SharedPrefixDecode::ALWAYS).with(FusedAttention)
 }
 
 proptest! {
@@ -78,8 +77,8 @@ proptest! {
     }
 }
 
-fn split(split: KeySplit) -> Backends<bf16> {
-    Backends::none().with(SplitDecode { split }).with(FusedAttention)
+fn split(split: SplitDecode) -> Backends<bf16> {
+    Backends::none().with(split).with(FusedAttention)
 }
 
 proptest! {
@@ -87,8 +86,8 @@ proptest! {
 
     #[test]
     fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, balanced: bool, max_splits in 1usize..20, cores in 1usize..40) {
-        let tiles = KeySplit::Tiles(NonZeroUsize::new(tiles * BLOCK_SIZE).unwrap());
-        let how = if balanced { KeySplit::Balanced { max_splits, cores } } else { tiles };
+        let tiles = SplitDecode::Tiles(NonZeroUsize::new(tiles * BLOCK_SIZE).unwrap());
+        let how = if balanced { SplitDecode::Balanced { max_splits, cores } } else { tiles };
         let ran = run(&case, split(how), &|_, _, _, _| true, &[])?;
         let cached = |r: &Request| r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0;
         let decodes = case.requests.iter().all(|r| r.new == 1 && cached(r));
@@ -101,7 +100,7 @@ proptest! {
 fn tiles_make_a_request_independent_of_its_batch() {
     let stream = harness::stream();
     let shape = AttentionShape::new(2, 1, DIM);
-    let tile = KeySplit::Tiles(NonZeroUsize::new(BLOCK_SIZE).unwrap());
+    let tile = SplitDecode::Tiles(NonZeroUsize::new(BLOCK_SIZE).unwrap());
     let bits_of = |others: &[usize]| -> Vec<u16> {
         let pad = PadPolicy::SkipNegative;
         let of = CacheShape::new(LAYERS, 1, DIM);
@@ -125,7 +124,7 @@ fn tiles_make_a_request_independent_of_its_batch() {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let [query, key, value] = [(0, 2), (1, 1), (2, 1)].map(|(what, heads)| packed(&stream, &names, 0, what, heads));
         let output: Tensor<bf16> = step.forward(0, (&query, &key, &value)).unwrap();
-        assert_eq!(step.selected().unwrap().name, "split_decode");
+        assert_eq!(step.selected(0).unwrap().name, "split_decode");
         let numbers = output.download(&stream).unwrap();
         let row = &numbers[numbers.len() - 2 * DIM..];
         row.iter().map(|x| x.to_bits()).collect()
@@ -140,7 +139,7 @@ fn tiles_make_a_request_independent_of_its_batch() {
 fn what_is_not_split_is_refused_by_name() {
     let request = |own, new| Request { own, new, ..Request::default() };
     let case = |requests, causality| Case { kv_heads: 1, group: 1, requests, pad: 0, causality, seed: 5 };
-    let tiles = |keys| KeySplit::Tiles(NonZeroUsize::new(keys).unwrap());
+    let tiles = |keys| SplitDecode::Tiles(NonZeroUsize::new(keys).unwrap());
     let window = Causality::from_flags(true, Some(9)).unwrap();
     let long = BLOCK_SIZE * SplitDecode::MAX_PARTS;
     for (how, requests, causality, rule) in [
@@ -148,7 +147,12 @@ fn what_is_not_split_is_refused_by_name() {
         (tiles(128), vec![request(9, 1)], window, &rules::BACKEND_SPLIT),
         (tiles(100), vec![request(9, 1)], Causality::Causal, &rules::SPLIT_TILE),
         (tiles(128), vec![request(long, 1)], Causality::Causal, &rules::SPLIT_LIMITS),
-        (KeySplit::Balanced { max_splits: 4, cores: 0 }, vec![request(9, 1)], Causality::Causal, &rules::SPLIT_LIMITS),
+        (
+            SplitDecode::Balanced { max_splits: 4, cores: 0 },
+            vec![request(9, 1)],
+            Causality::Causal,
+            &rules::SPLIT_LIMITS,
+        ),
     ] {
         let sees = move |_: usize, _: usize, token: usize, key: usize| {
             causality.window().is_none_or(|keys| token - key < keys.get())
@@ -182,14 +186,10 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
     assert_eq!(run(&case, cascade(), &|_, _, _, _| true, &[]).unwrap().name, "cascade_prefill");
     let ran = run(&case, shared(), &|_, _, _, _| true, &[]).unwrap();
     assert_eq!(ran.name, "shared_prefix_decode");
-    let thresholds = SharedPrefixThresholds::ALWAYS;
-    let prefixes = SharedPrefixDecode { thresholds }.find_shared_prefixes(&ran.metadata);
-    let prefixes = prefixes.into_iter().map(|prefix| (prefix.requests, prefix.blocks));
-    assert!(prefixes.eq([(1..3, 2), (4..6, 1)]));
-    // The thresholds count keys: 256 are read once less, then 128.
+    // Of the second and third request 256 keys are read once less, of the last two 128.
     for (saved, served) in [(384, "shared_prefix_decode"), (385, "fused")] {
-        let thresholds = SharedPrefixThresholds { min_saved_keys: saved, ..SharedPrefixThresholds::ALWAYS };
-        let backends = Backends::none().with(SharedPrefixDecode { thresholds }).with(FusedAttention);
+        let backend = SharedPrefixDecode { min_saved_keys: saved, ..SharedPrefixDecode::ALWAYS };
+        let backends = Backends::none().with(backend).with(FusedAttention);
         assert_eq!(run(&case, backends, &|_, _, _, _| true, &[]).unwrap().name, served);
     }
 }
@@ -216,10 +216,7 @@ fn two_that_share(causality: Causality) -> Case {
 fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let window = Causality::from_flags(true, Some(40)).unwrap();
     let case = two_that_share(window);
-    let backends = Backends::none()
-        .with(CascadePrefill)
-        .with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS })
-        .with(FusedAttention);
+    let backends = Backends::none().with(CascadePrefill).with(SharedPrefixDecode::ALWAYS).with(FusedAttention);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let expected =
@@ -230,7 +227,7 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
 #[test]
 fn windows_that_hide_nothing_are_causal() {
     let window = |keys| Causality::from_flags(true, Some(keys)).unwrap();
-    let tiles = KeySplit::Tiles(NonZeroUsize::new(128).unwrap());
+    let tiles = SplitDecode::Tiles(NonZeroUsize::new(128).unwrap());
     for (keys, hides) in [(259, false), (258, true)] {
         let ran = run(&two_that_share(window(keys)), cascade(), &move |_, _, row, key| row - key < keys, &[]);
         assert_eq!(ran.unwrap().name == "fused", hides, "{keys}");
@@ -287,7 +284,12 @@ fn sinks_are_counted_once_where_log_sum_exps_are_known_to_have_them() {
     for (case, backends, name, rule) in [
         (&prefills, cascade as fn() -> _, "cascade_prefill", &rules::BACKEND_CASCADE),
         (&decodes, shared, "shared_prefix_decode", &rules::BACKEND_SHARED_PREFIX),
-        (&decodes, || split(KeySplit::Tiles(NonZeroUsize::new(128).unwrap())), "split_decode", &rules::BACKEND_SPLIT),
+        (
+            &decodes,
+            || split(SplitDecode::Tiles(NonZeroUsize::new(128).unwrap())),
+            "split_decode",
+            &rules::BACKEND_SPLIT,
+        ),
     ] {
         let ran = run_on(&stream, Some(&sinks), case, backends(), &all, &[]).unwrap();
         assert_eq!(ran.name, name);

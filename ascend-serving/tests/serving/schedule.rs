@@ -10,9 +10,8 @@ use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, CascadePrefill, Causality, Drafting, FusedAttention,
-    HybridBackend, LayerSet, PagedDecode, Phase, SharedPrefixDecode, SharedPrefixThresholds, StatePolicy,
-    TwoFusedCalls,
+    Attention, AttentionShape, AttentionState, Backends, BatchSettings, CascadePrefill, Causality, Drafting,
+    FusedAttention, PagedDecode, SharedPrefixDecode, StatePolicy, TwoFusedCalls,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -75,20 +74,17 @@ pub struct Engine<'a, T: Number> {
 
 impl Model {
     fn backends<T: Number>(&self) -> Backends<T> {
-        let all = Backends::none().with(PagedDecode).with(FusedAttention);
         let mut backends = Backends::none();
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
-            let thresholds = SharedPrefixThresholds::ALWAYS;
-            backends = backends.with(SharedPrefixDecode { thresholds }).with(CascadePrefill);
+            backends = backends.with(SharedPrefixDecode::ALWAYS).with(CascadePrefill);
         }
         // What the decode path takes: other caches and windows are another backend's.
         let decodes = self.window.is_none() && self.format != Cache::Nz;
         match (self.decode_path, self.hybrid) {
             (true, true) if decodes => {
-                let sets =
-                    [LayerSet::new([1], "fused"), LayerSet::new([0], "fused").during(Phase::Decode, "paged_decode")];
-                backends.with(HybridBackend::new(LAYERS, all, sets).unwrap())
+                let backends = backends.with(FusedAttention).with(PagedDecode);
+                backends.prefer([0], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
             }
             (true, _) => backends.with(PagedDecode).with(FusedAttention),
             (false, true) => backends.with(TwoFusedCalls).with(FusedAttention),
@@ -146,7 +142,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
                 results.push(step.forward(layer, (&query, &key, &value)).unwrap());
             }
-            self.served.push(step.selected().unwrap().name);
+            self.served.push(step.selected(0).unwrap().name);
         }
         for (layer, result) in results.iter().enumerate() {
             let result = result.download(self.stream).unwrap();

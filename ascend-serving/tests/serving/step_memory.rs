@@ -5,10 +5,10 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, HybridBackend, KeySplit, LayerMask, LayerSet, NamedMask,
-    NamedMaskAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend, SharedPrefixDecode,
-    SharedPrefixThresholds, SplitDecode, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, LayerMask, NamedMask, NamedMaskAttention,
+    PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend, SharedPrefixDecode, SplitDecode, StatePolicy,
+    TwoFusedCalls, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -28,13 +28,12 @@ enum StepBackend {
     Cascade,
     Shared,
     Split,
-    HybridBackend,
     Int8,
     Int8ByToken,
 }
 
 impl StepBackend {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 10] = [
         Self::FusedAttention,
         Self::InTwo,
         Self::Decode,
@@ -43,7 +42,6 @@ impl StepBackend {
         Self::Cascade,
         Self::Shared,
         Self::Split,
-        Self::HybridBackend,
         Self::Int8,
         Self::Int8ByToken,
     ];
@@ -57,12 +55,8 @@ impl StepBackend {
             Self::NamedMaskAttention => none.with(NamedMaskAttention),
             Self::Chunks => none.with(ChunkedLocalAttention),
             Self::Cascade => none.with(CascadePrefill),
-            Self::Shared => none.with(SharedPrefixDecode { thresholds: SharedPrefixThresholds::ALWAYS }),
-            Self::Split => none.with(SplitDecode { split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()) }),
-            Self::HybridBackend => {
-                let both = Backends::none().with(FusedAttention).with(ChunkedLocalAttention);
-                none.with(HybridBackend::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
-            }
+            Self::Shared => none.with(SharedPrefixDecode::ALWAYS),
+            Self::Split => none.with(SplitDecode::Tiles(NonZeroUsize::new(256).unwrap())),
             Self::Int8 | Self::Int8ByToken => none.with(QuantisedDecode).with(QuantisedPrefill),
         }
         .with(FusedAttention)
@@ -129,7 +123,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let batch = [BatchRequest::of(&sequence, 100)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
-        let choice = attention.backend_choice(&stream, &metadata, None, None);
+        let choice = attention.backend_choice(&stream, &metadata, 0, None, None);
         choice.unwrap()
     };
     let free = asked(StepBackend::Cascade.backends());
@@ -154,12 +148,10 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
             assert!(said.contains(&format!("{total} bytes besides the cache")), "{said}");
         }
     }
-    // A hybrid holds the limit of its registry.
-    for (bytes, served) in [(needed, "hybrid"), (needed - 1, "fused")] {
-        let registry = Backends::none().with(CascadePrefill);
-        let set = LayerSet::new([0], "cascade_prefill");
-        let hybrid = HybridBackend::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
-        let choice = asked(Backends::none().with(hybrid).with(FusedAttention));
+    // A backend that a layer prefers is one that is tried first.
+    for (bytes, served) in [(needed, "cascade_prefill"), (needed - 1, "fused")] {
+        let backends = Backends::none().with(FusedAttention).with(CascadePrefill).memory_limit(bytes, 1);
+        let choice = asked(backends.prefer([0], &AttentionState::ALL, "cascade_prefill").unwrap());
         assert_eq!(choice.served, Ok(served), "{bytes} bytes");
         let over = |refused: &RefusedBackend| refused.why.breaks(&rules::BACKEND_MEMORY);
         assert!(choice.refused.iter().all(over));
@@ -169,4 +161,49 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         Err(Error::NoBackend { rules, .. }) => assert_eq!(rules, [&rules::BACKEND_MEMORY; 2]),
         other => panic!("{other:?}"),
     }
+}
+
+/// Layers that prefer different backends hold the plans of all of them: where these are too much together, later ones
+/// take what fits beside the first.
+#[test]
+fn the_plans_of_a_step_are_within_the_limit_together() {
+    let stream = harness::stream();
+    let split = || SplitDecode::Tiles(NonZeroUsize::new(2 * BLOCK_SIZE).unwrap());
+    let served = |limit: Option<usize>| {
+        let backends = Backends::none().with(FusedAttention).with(split()).with(SharedPrefixDecode::ALWAYS);
+        let backends = match limit {
+            Some(bytes) => backends.memory_limit(bytes, 1),
+            None => backends,
+        };
+        let backends = backends.prefer([0], &AttentionState::ALL, "split_decode").unwrap();
+        let backends = backends.prefer([1], &[AttentionState::DecodeOnly], "shared_prefix_decode").unwrap();
+        let shape = CacheShape::new(2, KV_HEADS, DIM);
+        let cache = PagedKvCache::new(stream.device(), 32, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let mut attention = Attention::<bf16>::new(AttentionShape::new(HEADS, KV_HEADS, DIM), cache, backends);
+        let mut first = attention.sequence();
+        attention.grow(&stream, &mut first, 3 * BLOCK_SIZE).unwrap();
+        attention.cache().mark_computed(&first, first.len()).unwrap();
+        let mut sequences = [first.fork(), first.fork()];
+        for sequence in &mut sequences {
+            attention.grow(&stream, sequence, 1).unwrap();
+        }
+        let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+        let metadata = attention.metadata(&batch, StatePolicy::default()).unwrap();
+        let rows = |heads: usize| {
+            let zeros = vec![bf16::ZERO; 2 * heads * DIM];
+            stream.upload(&zeros, [2, heads, DIM]).unwrap()
+        };
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        for layer in 0..2 {
+            step.forward(layer, (&rows(HEADS), &rows(KV_HEADS), &rows(KV_HEADS))).unwrap();
+        }
+        let plans = [0, 1].map(|layer| step.selected(layer).unwrap());
+        (plans.map(|plan| plan.name), plans.map(|plan| plan.plan.memory()))
+    };
+    let (names, [of_first, of_second]) = served(None);
+    assert_eq!(names, ["split_decode", "shared_prefix_decode"]);
+    let both = of_first.beside(of_second).total(1);
+    assert!(both > of_first.total(1).max(of_second.total(1)));
+    assert_eq!(served(Some(both)).0, names);
+    assert_eq!(served(Some(both - 1)).0, ["split_decode", "fused"]);
 }

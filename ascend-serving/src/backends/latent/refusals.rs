@@ -5,7 +5,8 @@ use std::fmt;
 use ascend_attention::{Element, Violation};
 
 use crate::backends::{LatentTensors, LayerTensors, StepContext};
-use crate::batch::{Causality, LayerMask};
+use crate::batch::LayerMask;
+use crate::causality::Causality;
 use crate::rules;
 
 /// The refusal of a layer that no call of latent attention computes.

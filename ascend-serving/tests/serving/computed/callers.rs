@@ -6,8 +6,7 @@ use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, CacheWrite, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, CrossAttention,
-    DraftTree, FusedAttention, GraphLimits, GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence,
-    LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
+    DraftTree, FusedAttention, GraphLimits, LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
 };
 
 use crate::harness;
@@ -24,14 +23,13 @@ fn windows_slide() {
         let shape = CacheShape::new(layers.len(), 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
         let backends = Backends::none().with(FusedAttention);
-        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
-        LayerGroup::new(layers, causality, attention)
+        LayerGroup::new(layers, causality, AttentionShape::new(1, 1, DIM), cache, backends)
     };
     let groups = [group(vec![0], Causality::Causal), group(vec![1, 2], Causality::Window(window))];
-    let mut attention = GroupedAttention::new(LAYERS, groups).unwrap();
+    let mut attention = Attention::of_groups(LAYERS, groups).unwrap();
     let mut sequence = attention.sequence();
     let mut tokens: Vec<u64> = Vec::new();
-    let run = |attention: &mut GroupedAttention<bf16>, tokens: &[u64], metadata: &GroupedMetadata, layers| {
+    let run = |attention: &mut Attention<bf16>, tokens: &[u64], metadata: &AttentionMetadata, layers| {
         let mut step = attention.begin(&stream, metadata)?;
         let new = metadata.tokens();
         let names = &tokens[tokens.len() - new..];
@@ -53,7 +51,7 @@ fn windows_slide() {
     for new in [300, 1, 90, 1] {
         tokens.extend(names(tokens.len() as u64 + 1, new));
         attention.grow(&stream, &mut sequence, new).unwrap();
-        let request = GroupedRequest::of(&sequence, new);
+        let request = BatchRequest::of(&sequence, new);
         let metadata = attention.metadata(&[request], StatePolicy::default()).unwrap();
         run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
     }
@@ -61,8 +59,8 @@ fn windows_slide() {
     // A layer of the second group is left out, then the step is forgotten.
     attention.grow(&stream, &mut sequence, 1).unwrap();
     tokens.push(9000);
-    let of = |attention: &GroupedAttention<bf16>, sequence: &GroupedSequence, new| {
-        let request = GroupedRequest::of(sequence, new);
+    let of = |attention: &Attention<bf16>, sequence: &Sequence, new| {
+        let request = BatchRequest::of(sequence, new);
         attention.metadata(&[request], StatePolicy::default())
     };
     let metadata = of(&attention, &sequence, 1).unwrap();

@@ -38,7 +38,7 @@ fn tokens_that_another_sequence_reads_are_not_written_again() {
     tokens.push(300);
     let fork = sequence.fork();
     drop(sequence);
-    let hit = prefixes.share(b"", &tokens).unwrap();
+    let hit = prefixes.share(b"", &tokens);
     for mut sequence in [fork, hit] {
         let again = engine.of_request(BatchRequest::of(&sequence, 1));
         assert_eq!(again.unwrap_err().rule, &rules::TABLE_SHARED);
@@ -144,7 +144,7 @@ fn prefixes_are_found_once_they_are_computed() {
     tokens.push(600);
     assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
     drop(sequence);
-    let mut hit = prefixes.share(b"", &tokens).unwrap();
+    let mut hit = prefixes.share(b"", &tokens);
     assert_eq!((hit.len(), engine.computed(&hit)), (128, 128));
     tokens.truncate(128);
     tokens.extend(names(700, 3));

@@ -9,8 +9,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup, LayerInputs, LayerMask,
-    NamedMask, NamedMaskAttention, StatePolicy, Violation, rules,
+    Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, StatePolicy,
+    Violation, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -260,28 +260,27 @@ fn a_dummy_may_be_longer_than_a_window() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 30, 16, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        let attention = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
-        LayerGroup::new([layer], causality, attention)
+        LayerGroup::<bf16>::new([layer], causality, shape, cache, Backends::none().with(FusedAttention))
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
-    let mut model = GroupedAttention::new(2, groups).unwrap();
+    let mut model = Attention::of_groups(2, groups).unwrap();
     let limits = GraphLimits::new([6], 200).tokens_each(8);
-    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
     let mut sequences: Vec<_> = (0..5).map(|_| model.sequence()).collect();
     for sequence in &mut sequences {
         model.grow(&stream, sequence, 30).unwrap();
         for (at, group) in model.groups().iter().enumerate() {
             let part = sequence.group(at).unwrap();
-            let cache = group.attention().cache();
+            let cache = group.cache();
             cache.mark_computed(part, 30).unwrap();
         }
         model.grow(&stream, sequence, 1).unwrap();
     }
     let policy = StatePolicy::default();
-    let batch: Vec<_> = sequences.iter().map(|s| GroupedRequest::of(s, 1)).collect();
+    let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
     let mut metadata = model.metadata(&batch, policy).unwrap();
-    assert!(graphs.serves_grouped(&metadata));
-    let step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+    assert!(graphs.serves(&metadata));
+    let step = graphs.begin(&stream, &mut metadata).unwrap();
     assert_eq!(step.tokens(), 48);
     drop(step);
     let windowed = metadata.group(1).unwrap().kv_lengths();

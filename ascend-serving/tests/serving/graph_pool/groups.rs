@@ -1,14 +1,14 @@
 //! Layers of several kinds, full and windowed, with sinks or quantised, as one captured step.
 
 use super::layers::{check, tensors};
-use crate::grouped_layers::{HEADS, KV_HEADS, POLICY, WINDOW, model, shape, with_full_layers};
+use crate::grouped_layers::{HEADS, KV_HEADS, POLICY, WINDOW, model, with_full_layers};
 use crate::harness;
 use crate::tokens::DIM;
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, Backends, Causality, Error, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LatentForm,
-    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, rules,
+    Attention, Backends, BatchRequest, Causality, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
+    QuantisedDecode, QuantisedPrefill, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -17,26 +17,26 @@ fn a_step_that_one_group_refuses_is_padded_in_none() {
     let stream = harness::stream();
     let mut model = model(&stream);
     let limits = GraphLimits::new([4], 300);
-    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
     let mut sequence = model.sequence();
     model.grow(&stream, &mut sequence, 300).unwrap();
     model.grow(&stream, &mut sequence, 1).unwrap();
-    let batch = [GroupedRequest::of(&sequence, 1)];
+    let batch = [BatchRequest::of(&sequence, 1)];
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let before = metadata.clone();
-    assert!(!graphs.serves_grouped(&metadata));
-    let long = graphs.begin_grouped(&stream, &mut metadata).map(drop);
+    assert!(!graphs.serves(&metadata));
+    let long = graphs.begin(&stream, &mut metadata).map(drop);
     assert!(long.unwrap_err().breaks(&rules::GRAPH_LENGTHS));
     assert_eq!(metadata, before);
     // The metadata of one group is not that of the model.
-    let mut one = metadata.group(0).unwrap().clone();
+    let mut one = metadata.group(1).unwrap().clone();
     assert!(!graphs.serves(&one));
     let alone = graphs.begin(&stream, &mut one).map(drop);
     assert!(alone.unwrap_err().breaks(&rules::GROUP_LAYERS));
 }
 
 struct Request {
-    sequence: GroupedSequence,
+    sequence: Sequence,
     names: Vec<u64>,
 }
 
@@ -45,9 +45,10 @@ struct Request {
 fn full_and_windowed_layers_are_one_step() {
     let stream = harness::stream();
     let mut model = model(&stream);
-    let mut graphs = model.capture(&stream, &GraphLimits::new([2, 5], 2000).tokens_each(3)).unwrap();
-    let held =
-        |model: &GroupedAttention<bf16>, group: usize| model.groups()[group].attention().cache().pool().held_blocks();
+    let mut graphs = model
+        .capture_layers(&stream, |layer| model.mask(layer), &GraphLimits::new([2, 5], 2000).tokens_each(3))
+        .unwrap();
+    let held = |model: &Attention<bf16>, group: usize| model.groups()[group].cache().pool().held_blocks();
     let mut running: Vec<Request> = (0..2).map(|_| Request { sequence: model.sequence(), names: Vec::new() }).collect();
     let mut named = 0;
     let mut replays = 0;
@@ -117,14 +118,14 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, &scales).unwrap();
     let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
-    let mut model = with_full_layers(&stream, Attention::new(self::shape(), cache, backends));
+    let mut model = with_full_layers(&stream, cache, backends);
     let limits = GraphLimits::new([2, 4], 1000);
-    let several = model.capture(&stream, &limits.clone().tokens_each(2));
+    let several = model.capture_layers(&stream, |layer| model.mask(layer), &limits.clone().tokens_each(2));
     let several = several.unwrap_err();
     for rule in [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND] {
         assert!(several.breaks(rule), "{several}");
     }
-    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
     let request = |_| Request { sequence: model.sequence(), names: Vec::new() };
     let mut running: Vec<Request> = (0..3).map(request).collect();
     let mut named = 0;
@@ -137,7 +138,7 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
 /// One step, every layer's last row of each request against the definition.
 fn run(
     stream: &Stream,
-    model: &mut GroupedAttention<bf16>,
+    model: &mut Attention<bf16>,
     running: &mut [Request],
     news: &[usize],
     graphs: Option<&mut ascend_serving::AttentionGraphs<bf16>>,
@@ -151,7 +152,7 @@ fn run(
         }
     }
     let batch: Vec<_> =
-        running.iter().zip(news).map(|(request, new)| GroupedRequest::of(&request.sequence, *new)).collect();
+        running.iter().zip(news).map(|(request, new)| BatchRequest::of(&request.sequence, *new)).collect();
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let mut tokens = Vec::new();
     for (request, new) in running.iter().zip(news) {
@@ -174,7 +175,7 @@ fn run(
     };
     match graphs {
         Some(graphs) => {
-            let mut step = graphs.begin_grouped(stream, &mut metadata).unwrap();
+            let mut step = graphs.begin(stream, &mut metadata).unwrap();
             for layer in 0..5 {
                 let [query, key, value] = tensors(stream, &tokens, layer);
                 let output = step.forward(layer, (&query, &key, &value)).unwrap();
@@ -203,14 +204,14 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
     // Layers 1 and 4 are of one group.
     let sink_of = |layer: usize| [1, 4].contains(&layer).then(|| sink.clone());
     let limits = GraphLimits::new([2], 500).learnable_sinks((0..5).map(sink_of));
-    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
     let mut sequence = model.sequence();
     let names: Vec<u64> = (1..=42).collect();
     for new in [41, 1] {
         model.grow(&stream, &mut sequence, new).unwrap();
         let known = &names[..sequence.len()];
         let tokens = &known[known.len() - new..];
-        let request = GroupedRequest::of(&sequence, new).recompute();
+        let request = BatchRequest::of(&sequence, new).recompute();
         let mut metadata = model.metadata(&[request], POLICY).unwrap();
         let mut step = model.begin(&stream, &metadata).unwrap();
         let mut eager = Vec::new();
@@ -226,7 +227,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         if new > 1 {
             continue;
         }
-        let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
         for (layer, eager) in eager.iter().enumerate() {
             let [query, key, value] = tensors(&stream, tokens, layer);
             let inputs = LayerInputs::from((&query, &key, &value));
@@ -255,7 +256,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
     }
     let refused = |sinks: Vec<Option<Tensor<bf16>>>| {
         let limits = GraphLimits::new([2], 500).learnable_sinks(sinks);
-        model.capture(&stream, &limits).map(drop).unwrap_err()
+        model.capture_layers(&stream, |layer| model.mask(layer), &limits).map(drop).unwrap_err()
     };
     let half = refused((0..5).map(|layer| (layer == 4).then(|| sink.clone())).collect());
     assert!(half.breaks(&rules::STEP_LAYERS), "{half}");

@@ -7,7 +7,7 @@ use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16}
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, GroupedRequest, rules,
+    FusedAttention, GraphLimits, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -151,16 +151,16 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
 fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     let stream = harness::stream();
     let mut model = model(&stream);
-    let mut graphs = model.capture(&stream, &GraphLimits::new([1], 300)).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &GraphLimits::new([1], 300)).unwrap();
     let mut sequence = model.sequence();
     model.grow(&stream, &mut sequence, 1).unwrap();
-    let batch = [GroupedRequest::of(&sequence, 1)];
+    let batch = [BatchRequest::of(&sequence, 1)];
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let [query, key, value] = tensors(&stream, &[1], 0);
     let mut eager = model.begin(&stream, &metadata).unwrap();
     let none = eager.forward(5, (&query, &key, &value)).unwrap_err();
     drop(eager);
-    let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
     let said = none.to_string();
     assert!(matches!(&none, Error::Violation(violation) if violation.rule.id == "argument.value"), "{said}");
     assert!(said.contains("below 5"), "{said}");

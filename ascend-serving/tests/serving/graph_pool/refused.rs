@@ -4,7 +4,7 @@ use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, GroupedRequest, LayerMask, NamedMask, StatePolicy, rules,
+    FusedAttention, GraphLimits, LayerMask, NamedMask, StatePolicy, rules,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -38,10 +38,10 @@ fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
     assert_eq!(blamed(model.grow(&other, &mut sequence, 1)), "stream");
     assert_eq!(sequence.len(), 0);
     model.grow(&stream, &mut sequence, 1).unwrap();
-    let request = GroupedRequest::of(&sequence, 1);
+    let request = BatchRequest::of(&sequence, 1);
     let metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
     assert_eq!(blamed(model.begin(&other, &metadata)), "stream");
-    assert_eq!(blamed(model.capture(&other, &limits)), "stream");
+    assert_eq!(blamed(model.capture_layers(&other, |layer| model.mask(layer), &limits)), "stream");
     assert!(model.begin(&stream, &metadata).is_ok());
 }
 

@@ -206,7 +206,7 @@ impl World {
                 let mut names = self.requests[at].names.clone();
                 let next = self.name();
                 names.push(next);
-                let hit = self.prefixes.share(b"", &names).unwrap();
+                let hit = self.prefixes.share(b"", &names);
                 if hit.is_empty() {
                     return;
                 }

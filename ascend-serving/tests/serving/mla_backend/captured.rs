@@ -6,9 +6,9 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GraphLimits, GroupedAttention, GroupedRequest, LatentForm,
-    LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, LayerTensors, Mla, RangeCheck, Result,
-    StatePolicy, StepCall, StepContext, StepProgram, UpProjected, Violation, rules,
+    BatchSettings, Causality, Error, FusedAttention, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup,
+    LayerInputs, LayerTensor, LayerTensors, Mla, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
+    UpProjected, Violation, rules,
 };
 
 use super::definition::{What, absorb, dense, exact, project, row};
@@ -17,11 +17,13 @@ use crate::tokens::packed;
 
 const HEADS: usize = 2;
 
-fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<bf16>) -> Attention<bf16> {
+fn cache(stream: &Stream, format: Cache, layers: usize) -> PagedKvCache<bf16> {
     let shape = CacheShape::latent(layers).format(format);
-    let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
-    Attention::new(AttentionShape::latent(HEADS), cache, backends)
+    PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap()
+}
+
+fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<bf16>) -> Attention<bf16> {
+    Attention::new(AttentionShape::latent(HEADS), cache(stream, format, layers), backends)
 }
 
 /// Backends of which one reads latents.
@@ -283,16 +285,18 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     let plain = PagedKvCache::new(stream.device(), 8, 128, CacheShape::new(1, 1, 64), pad).unwrap();
-    let plain = Attention::new(AttentionShape::new(HEADS, 1, 64), plain, backends());
-    let latent = attention(&stream, Cache::BnBsH, LAYERS, backends());
-    let groups = [LayerGroup::new([0, 2], Causality::Causal, latent), LayerGroup::new([1], Causality::Causal, plain)];
-    let mut model = GroupedAttention::new(3, groups).unwrap();
-    let mut graphs = model.capture(&stream, &GraphLimits::new([2], 300)).unwrap();
+    let latent = cache(&stream, Cache::BnBsH, LAYERS);
+    let groups = [
+        LayerGroup::new([0, 2], Causality::Causal, AttentionShape::latent(HEADS), latent, backends()),
+        LayerGroup::new([1], Causality::Causal, AttentionShape::new(HEADS, 1, 64), plain, backends()),
+    ];
+    let mut model = Attention::of_groups(3, groups).unwrap();
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &GraphLimits::new([2], 300)).unwrap();
     let mut sequence = model.sequence();
     for step in 0..3 {
         let new = [5, 1, 1][step];
         model.grow(&stream, &mut sequence, new).unwrap();
-        let request = GroupedRequest::of(&sequence, new).recompute();
+        let request = BatchRequest::of(&sequence, new).recompute();
         let mut metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
         let names: Vec<u64> = (0..2.max(new) as u64).map(|name| 10 * step as u64 + name).collect();
         let rows = [0, 1].map(|layer| Rows::of(&stream, &names, layer));
@@ -301,7 +305,7 @@ fn layers_over_latents_are_a_group_of_a_captured_step() {
         let inputs = [rows[0].inputs(), (&query, &key, &value).into(), rows[1].inputs()];
         let mut replayed = Vec::new();
         if new == 1 {
-            let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+            let mut step = graphs.begin(&stream, &mut metadata).unwrap();
             for (layer, inputs) in inputs.into_iter().enumerate() {
                 let output = step.forward(layer, inputs).unwrap();
                 replayed.push(output.download(&stream).unwrap());

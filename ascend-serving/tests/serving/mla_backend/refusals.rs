@@ -8,10 +8,9 @@ use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GroupedAttention, GroupedRequest, HybridBackend, LatentForm, LatentRows, LatentTensors,
-    LayerGroup, LayerInputs, LayerMask, LayerSet, LayerTensors, Mla, NamedMask, NamedMaskAttention, PagedDecode, Phase,
-    Result, StatePolicy, StepCall, StepContext, StepMemory, StepPlan, StepProgram, StepStage, TwoFusedCalls,
-    UpProjected, rules,
+    Error, FusedAttention, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors,
+    Mla, NamedMask, NamedMaskAttention, PagedDecode, Result, StatePolicy, StepCall, StepContext, StepMemory, StepPlan,
+    StepProgram, StepStage, TwoFusedCalls, UpProjected, rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -109,12 +108,6 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let step = (Cache::Nz, 17, 5);
     let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
     assert!(reason.contains("given cache: "), "{reason}");
-    // In a hybrid the layers are named.
-    let sets = [LayerSet::new([0], "fused").during(Phase::Decode, "mla")];
-    let hybrid = HybridBackend::new(1, mla().with(FusedAttention), sets).unwrap();
-    let reason = refusal(Backends::none().with(hybrid), Causality::Causal, 3, 0, "absorbed");
-    let start = "hybrid: no backend can serve the step: fused, for the phase Prefill of the layers [0]: backend.latent";
-    assert!(reason.starts_with(start), "{reason}");
 }
 
 #[test]
@@ -413,12 +406,11 @@ fn a_projection_may_run_the_plan_that_called_it() {
 #[test]
 fn layers_of_a_group_may_have_latents() {
     let stream = harness::stream();
-    let attention = || {
+    let cache = || {
         let pad = PadPolicy::SkipNegative;
-        let cache = PagedKvCache::new(stream.device(), 2, 128, CacheShape::latent(1), pad);
-        let backends = Backends::none().with(Mla::new());
-        Attention::<bf16>::new(AttentionShape::latent(2), cache.unwrap(), backends)
+        PagedKvCache::<bf16>::new(stream.device(), 2, 128, CacheShape::latent(1), pad).unwrap()
     };
+    let (shape, backends) = (AttentionShape::latent(2), || Backends::none().with(Mla::new()));
     let tensor = |axes: [usize; 2]| -> Tensor<bf16> {
         let rows = (0..3 * axes[0] * axes[1]).map(|at| bf16::from_f32((at % 7) as f32 / 8.0));
         let rows: Vec<bf16> = rows.collect();
@@ -429,7 +421,7 @@ fn layers_of_a_group_may_have_latents() {
     let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
     let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
 
-    let mut alone = attention();
+    let mut alone = Attention::new(shape, cache(), backends());
     let mut sequence = Sequence::new(alone.cache().pool());
     alone.grow(&stream, &mut sequence, 3).unwrap();
     let settings = BatchSettings::of(alone.cache(), Causality::Causal);
@@ -437,11 +429,11 @@ fn layers_of_a_group_may_have_latents() {
     let want = alone.begin(&stream, &metadata).unwrap().forward(0, inputs);
     let want = want.unwrap().download(&stream).unwrap();
 
-    let group = LayerGroup::new([0], Causality::Causal, attention());
-    let mut model = GroupedAttention::new(1, [group]).unwrap();
+    let group = LayerGroup::new([0], Causality::Causal, shape, cache(), backends());
+    let mut model = Attention::of_groups(1, [group]).unwrap();
     let mut sequence = model.sequence();
     model.grow(&stream, &mut sequence, 3).unwrap();
-    let request = GroupedRequest::of(&sequence, 3);
+    let request = BatchRequest::of(&sequence, 3);
     let metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
     let mut output = stream.upload(&[bf16::NAN; 2 * 3 * LATENT], [2, 3, LATENT]).unwrap();
     let mut step = model.begin(&stream, &metadata).unwrap();

@@ -9,7 +9,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, FencedQueue, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch, SharedPrefixDecode, SharedPrefixThresholds, rules,
+    Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch, SharedPrefixDecode, rules,
 };
 
 use super::{DIM, engine, harness, request, rows, settings, settings_of};
@@ -77,14 +77,13 @@ fn two_layers(stream: &Stream, backends: Backends<bf16>) -> Attention<bf16> {
 #[test]
 fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
     let stream = harness::stream();
-    let thresholds = SharedPrefixThresholds::ALWAYS;
     let sink: Tensor<bf16> = stream.upload(&[bf16::ONE], [1]).unwrap();
     let decode: &[_] = &[request(128, 1, &[3, 4]), request(128, 1, &[3, 5])];
     let prompt: &[_] = &[request(128, 7, &[3, 4])];
     let steps = [
         (Backends::none().with(FusedAttention), decode),
         (Backends::none().with(PagedDecode), decode),
-        (Backends::none().with(SharedPrefixDecode { thresholds }), decode),
+        (Backends::none().with(SharedPrefixDecode::ALWAYS), decode),
         (Backends::none().with(CascadePrefill), prompt),
     ];
     for (backends, batch) in steps {
@@ -138,7 +137,7 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
             let mut step = engine.begin(&stream, &metadata).unwrap();
             let (rule, said) = rule(step.forward(0, (query, key, value)));
             assert_eq!(rule, broken, "{said}");
-            assert!(step.selected().is_none());
+            assert!(step.selected(0).is_none());
         }
     }
     let copy = part.contiguous(&stream).unwrap();

@@ -7,8 +7,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention,
-    HybridBackend, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet, Mla, PagedDecode, Phase, Result,
-    StatePolicy, UpProjected, rules,
+    LatentForm, LatentRows, LatentTensors, LayerInputs, Mla, PagedDecode, Result, StatePolicy, UpProjected, rules,
 };
 
 const HEADS: usize = 4;
@@ -197,9 +196,9 @@ fn decodes_in_front_of_prefills() {
 }
 
 /// Runs the layers of a step: the layouts of what was planned, and what failed.
-fn hybrid_calls(
+fn preferred_calls(
     table: &Table,
-    hybrid: HybridBackend<bf16>,
+    backends: Backends<bf16>,
     layers: usize,
     metadata: &AttentionMetadata,
 ) -> (Vec<String>, Option<Error>) {
@@ -208,7 +207,7 @@ fn hybrid_calls(
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
     let shape = AttentionShape::new(HEADS, 1, DIM);
-    let mut attention = Attention::new(shape, cache, Backends::none().with(hybrid));
+    let mut attention = Attention::new(shape, cache, backends);
     let tokens = metadata.tokens();
     let rows = |heads: usize| {
         let ones = vec![bf16::ONE; tokens * heads * DIM];
@@ -216,14 +215,16 @@ fn hybrid_calls(
     };
     let (query, key) = (rows(HEADS), rows(1));
     recorder::take();
-    let mut step = attention.begin(stream, metadata).unwrap();
+    let mut step = match attention.begin(stream, metadata) {
+        Ok(step) => step,
+        Err(refused) => return (Vec::new(), Some(refused)),
+    };
     let mut failed = None;
     for layer in 0..layers {
         if let Err(error) = step.forward(layer, (&query, &key, &key)) {
             failed = Some(error);
         }
     }
-    assert_eq!(step.selected().unwrap().name, "hybrid");
     drop(step);
     stream.synchronize().unwrap();
     let calls = recorder::take();
@@ -231,31 +232,25 @@ fn hybrid_calls(
 }
 
 #[test]
-fn a_hybrid_plans_once_with_each_backend_of_the_phase() {
+fn a_step_plans_once_with_each_backend_that_its_layers_prefer() {
     let table = Table::new();
-    let hybrid = || {
-        let registry = Backends::none().with(FusedAttention).with(PagedDecode);
-        let sets = [
-            LayerSet::new([0, 3], "fused"),
-            LayerSet::new([1], "fused").during(Phase::Decode, "paged_decode"),
-            LayerSet::new([2], "fused").during(Phase::Decode, "paged_decode"),
-        ];
-        HybridBackend::new(4, registry, sets).unwrap()
+    let backends = || {
+        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+        backends.prefer([1, 2], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
     };
     let decode = metadata(CHUNKED, None, &[(1, 1, 0)]);
     let prefill = metadata(CHUNKED, None, &[(0, 2, 0)]);
-    let (calls, failed) = hybrid_calls(&table, hybrid(), 4, &prefill);
+    let (calls, failed) = preferred_calls(&table, backends(), 4, &prefill);
     assert_eq!((calls, failed), (vec!["TND".to_owned()], None));
     let both = vec!["TND".to_owned(), "BSH".to_owned()];
-    let (calls, failed) = hybrid_calls(&table, hybrid(), 4, &decode);
+    let (calls, failed) = preferred_calls(&table, backends(), 4, &decode);
     assert_eq!((&calls, failed), (&both, None));
-    // The cache has a layer that the hybrid knows nothing of.
-    let (calls, failed) = hybrid_calls(&table, hybrid(), 5, &decode);
-    assert_eq!(calls, both);
+    // The cache does not have a layer that prefers a backend.
+    let (_, failed) = preferred_calls(&table, backends(), 2, &prefill);
     match failed {
         Some(Error::Violation(refused)) => {
-            assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
-            assert_eq!(refused.given, "layer 4");
+            assert_eq!(refused.rule, &rules::BACKEND_LAYERS);
+            assert_eq!(refused.given, "a preference of layer 2");
         }
         other => panic!("{other:?}"),
     }

@@ -107,7 +107,7 @@ impl Layer<'_> {
         let mut inputs = LayerInputs::from((&query, &key, &value));
         inputs.learnable_sink = sink;
         let output = step.forward(0, inputs)?;
-        let selected = step.selected().unwrap();
+        let selected = step.selected(0).unwrap();
         let refused = selected.refused.iter().map(|refused| refused.taken_by);
         let served = (selected.name, refused.collect());
         drop(step);

@@ -60,7 +60,7 @@ impl DescribedStep<'_> {
         let mut inputs = LayerInputs::from((&query, &key, &key));
         inputs.learnable_sink = self.sink.then_some(&*sinks);
         let output = step.forward(0, inputs)?;
-        let name = step.selected().unwrap().name;
+        let name = step.selected(0).unwrap().name;
         drop(step);
         let real = metadata.actual_tokens() as usize * HEADS * self.dim;
         let got = output.download(stream)?;

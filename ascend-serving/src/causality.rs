@@ -7,7 +7,6 @@ use ascend_attention::{CausalOrigin, Mask, Masks, SlidingWindow, Violation};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::kv::MAX_INT32;
 use crate::rules;
 
 /// Which keys a token sees.
@@ -73,7 +72,7 @@ impl Causality {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
             // Larger than every request.
-            Self::Window(keys) if keys.get() > MAX_INT32 => Self::Causal.mask(masks),
+            Self::Window(keys) if i32::try_from(keys.get()).is_err() => Self::Causal.mask(masks),
             Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
         }
     }

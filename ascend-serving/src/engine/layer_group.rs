@@ -1,0 +1,84 @@
+//! The rows of a model's table of layers: layers that are computed alike.
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::{Element, Stream};
+
+use crate::backends::{AttentionShape, Backends};
+use crate::causality::Causality;
+use crate::error::Result;
+use crate::kv::{CacheShape, PagedKvCache};
+
+/// Layers of a model that see the same keys and share a cache: a row of the table that [`Attention`](crate::Attention)
+/// is.
+#[derive(Debug)]
+pub struct LayerGroup<T: Element> {
+    pub(super) layers: Vec<usize>,
+    /// `None` where each step says which keys its tokens see.
+    pub(super) causality: Option<Causality>,
+    pub(super) shape: AttentionShape,
+    pub(super) cache: PagedKvCache<T>,
+    pub(super) backends: Backends<T>,
+}
+
+/// The group and number of a layer of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerPlace {
+    /// Its group.
+    pub(crate) group: usize,
+    /// Its number among the layers of the group, as their cache counts them.
+    pub(crate) layer: usize,
+}
+
+impl<T: Element> LayerGroup<T> {
+    /// A group of these layers of the model, in the order in which the cache has them. At most one layer more than
+    /// [`CacheShape::MAX_LAYERS`] is kept: no [`Attention`](crate::Attention) takes more.
+    pub fn new(
+        layers: impl IntoIterator<Item = usize>,
+        causality: Causality,
+        shape: AttentionShape,
+        cache: PagedKvCache<T>,
+        backends: Backends<T>,
+    ) -> Self {
+        let layers = layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect();
+        Self { layers, causality: Some(causality), shape, cache, backends }
+    }
+
+    /// The layers, as the model numbers them.
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// Which keys their tokens see; causal where that is left to the steps.
+    pub fn causality(&self) -> Causality {
+        self.causality.unwrap_or_default()
+    }
+
+    /// The heads.
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &PagedKvCache<T> {
+        &self.cache
+    }
+
+    /// The backends, in the order in which they are tried.
+    pub fn backends(&self) -> &Backends<T> {
+        &self.backends
+    }
+
+    /// Refuses a stream of another device, and heads and preferences of backends that do not fit the cache.
+    pub(crate) fn check(&self, stream: &Stream) -> Result<()> {
+        self.cache.admits(stream)?;
+        let shape = self.cache.shape();
+        self.shape.check_cache(&shape)?;
+        Ok(self.backends.check_layers(shape.layers)?)
+    }
+
+    /// The window of the layers in front of which growth gives tokens back.
+    pub(crate) fn kept_window(&self) -> Option<NonZeroUsize> {
+        self.causality?.window()
+    }
+}
