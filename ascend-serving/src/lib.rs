@@ -162,7 +162,7 @@ pub use split_kv::SplitLimits;
 /// let mut sequence = Sequence::new(&pool);
 /// sequence.grow(130)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
-/// let metadata = attention.metadata(&[BatchRequest::of(&sequence, 130)], StatePolicy::default())?;
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 130)], settings)?;
 /// assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
 /// # Ok(())
 /// # }
