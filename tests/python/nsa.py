@@ -43,7 +43,7 @@ def paged(sequences, page):
     return cache, table.int()
 
 
-@case(dtype=HALVES, block=[16, 32, 64], stride=[16, 32], heads=[1, 3, 8], dim=[64, 192])
+@case(dtype=HALVES, block=[16, 32, 64], stride=[16, 32], heads=[1, 3, 8, 16], dim=[64, 192])
 def blocks_become_one_token(dtype, block, stride, heads, dim):
     if stride > block:
         return
@@ -202,10 +202,11 @@ class Selecting(Decoding):
         chosen = torch.cat([others, torch.tensor([blocks - 1])])
         return torch.nn.functional.pad(chosen, (0, self.count - len(chosen)), value=-1).int()
 
-    def call(self, layout, page, wide=False):
+    def call(self, layout, page):
         keys, table = paged([torch.cat([k.flatten(1), v.flatten(1)], 1) for k, v in zip(self.key, self.value)], page)
         keys, values = keys.split([self.kv_heads * dim for dim in self.dims], -1)
-        if wide:
+        # The extension looks for an axis of heads in a cache as in queries of BSND, and for none with other queries.
+        if layout == "BSND":
             keys, values = (of.unflatten(-1, (self.kv_heads, -1)) for of in (keys, values))
         query = self.queries(layout)
         lists = torch.cat(self.lists) if layout == "TND" else torch.stack(self.lists)
@@ -244,10 +245,10 @@ def rows_attend_to_selected_blocks(layout, dtype, rows, heads, page):
     selecting.compare(layout, selecting.call(layout, page))
 
 
-@case(select=[16, 48, 128], wide=[False, True])
-def sizes_of_selected_blocks(select, wide):
-    selecting = Selecting([1, 3], [900, 700], 5, select, kv_heads=2)
-    selecting.compare("TND", selecting.call("TND", 64, wide))
+@case(select=[16, 48, 128], layout=["TND", "BSND", "BSH"])
+def sizes_of_selected_blocks(select, layout):
+    selecting = Selecting([3, 3], [900, 700], 5, select, kv_heads=2)
+    selecting.compare(layout, selecting.call(layout, 64))
 
 
 @case()

@@ -99,7 +99,7 @@ CALLS = {
     "compressed tokens": ("8.5", lambda: nsa.blocks_become_one_token(BRAIN, 32, 16, 3, 64)),
     "the newest compressed token": ("8.5", lambda: nsa.the_newest_block_goes_to_its_slot(HALF, 32, 16, 1, 64, 1)),
     "attention to compressed tokens": ("8.5", lambda: nsa.one_row_needs_no_original_lengths("TND")),
-    "attention to selected blocks": ("8.5", lambda: nsa.sizes_of_selected_blocks(48, False)),
+    "attention to selected blocks": ("8.5", lambda: nsa.sizes_of_selected_blocks(48, "TND")),
     "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 

@@ -279,3 +279,113 @@ impl Kernel for Scores<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_spec::ops::native_sparse::Compression;
+    use ascend_spec::ops::sparse_sequences::{Room, SparseSequences};
+    use ascend_spec::{DType, TensorDesc};
+    use half::f16;
+
+    const ROWS: usize = 2;
+    const KV_HEADS: usize = 2;
+    const GROUP: usize = 3;
+    const DIM: usize = 40;
+    const PAGE: usize = 16;
+    const TOKENS: usize = 60;
+    const COUNT: usize = 6;
+
+    /// Numbers between -1 and 1 that a half holds.
+    fn halves(seed: u32, count: usize) -> Vec<f16> {
+        let mut bits = seed;
+        let numbers = (0..count).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f16::from_f32((bits >> 20) as f32 / 2048.0 - 1.0)
+        });
+        numbers.collect()
+    }
+
+    fn problem() -> NsaCompressAttentionProblem {
+        NsaCompressAttentionProblem {
+            attention: NsaAttention {
+                sequences: SparseSequences {
+                    batch: 1,
+                    query: Room { layout: TokenLayout::Tnd, outer: 1, rows: ROWS },
+                    key: Room { layout: TokenLayout::PaBsnd, outer: 4, rows: PAGE },
+                    columns: 4,
+                    causal: true,
+                },
+                heads: KV_HEADS * GROUP,
+                kv_heads: KV_HEADS,
+                value_dim: DIM,
+                selected: COUNT,
+                scale: 0.5,
+            },
+            compression: Compression { block: 32, stride: 16 },
+            select: 64,
+        }
+    }
+
+    /// The scores of the blocks of a row and a key head, in double precision.
+    fn defined(tensors: &[Vec<f16>; 2], row: usize, kv_head: usize) -> Vec<f64> {
+        let mut weights = vec![0.0; TOKENS];
+        for head in kv_head * GROUP..(kv_head + 1) * GROUP {
+            let query = &tensors[0][(row * KV_HEADS * GROUP + head) * DIM..][..DIM];
+            let score = |token: usize| {
+                // Blocks are in the reverse order.
+                let place = (3 - token / PAGE) * PAGE + token % PAGE;
+                let key = &tensors[1][(place * KV_HEADS + kv_head) * DIM..][..DIM];
+                let products = query.iter().zip(key).map(|(q, k)| q.to_f64() * k.to_f64());
+                (0.5 * products.sum::<f64>()).exp()
+            };
+            let scores: Vec<f64> = (0..TOKENS).map(score).collect();
+            let sum: f64 = scores.iter().sum();
+            weights.iter_mut().zip(scores).for_each(|(weight, score)| *weight += score / sum);
+        }
+        // Blocks of 64 tokens, of which one compressed token begins every 16 and has 32.
+        let score = |block: usize| {
+            let parts = (0..4).flat_map(|m| (0..2).map(move |n| 4 * (block + 1) - m - n));
+            parts.filter_map(|part| weights.get(part)).sum()
+        };
+        (0..(59 * 16 + 32usize).div_ceil(64)).map(score).collect()
+    }
+
+    #[test]
+    fn every_instruction_set_selects_the_best_blocks_and_threads_change_none() {
+        let tensors = [halves(1, ROWS * KV_HEADS * GROUP * DIM), halves(2, 4 * PAGE * KV_HEADS * DIM)];
+        let desc = |dtype, shape: &[i64]| TensorDesc::contiguous(dtype, shape).unwrap();
+        let sizes = [ROWS, KV_HEADS * GROUP, DIM, PAGE, KV_HEADS, COUNT].map(|size| size as i64);
+        let [rows, heads, dim, page, kv_heads, count] = sizes;
+        let descs = [desc(DType::Float16, &[rows, heads, dim]), desc(DType::Float16, &[4, page, kv_heads, dim])];
+        let run = |level: Level, threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let mut selected = vec![77i32; ROWS * KV_HEADS * COUNT];
+                let read = |at: usize| TokenRows { desc: &descs[at], base: tensors[at].as_ptr().cast_mut().cast() };
+                let elements =
+                    Elements::new(selected.as_mut_ptr().cast(), desc(DType::Int32, &[rows, kv_heads, count]));
+                let numbers = [vec![rows], vec![TOKENS as i64], vec![3, 2, 1, 0]];
+                let contents = SparseContents::of(&numbers);
+                // SAFETY: the tensors are those of the problem, and live.
+                unsafe { select_under(level, &problem(), contents, [read(0), read(1)], &|_| TOKENS, elements) }
+                    .unwrap();
+                selected
+            })
+        };
+        for level in Level::all() {
+            let got = run(level, 1);
+            assert_eq!(run(level, 4), got, "{}", level.name());
+            for (at, got) in got.chunks(COUNT).enumerate() {
+                let scores = defined(&tensors, at / KV_HEADS, at % KV_HEADS);
+                let last = scores.len() - 1;
+                assert_eq!(got[..3], [0, last as i32 - 1, last as i32], "{}", level.name());
+                let mut others: Vec<usize> = (1..last - 1).collect();
+                others.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                for (&got, &want) in got[3..].iter().zip(&others) {
+                    assert!((scores[got as usize] - scores[want]).abs() < 1e-5, "{}: {got}, {want}", level.name());
+                }
+            }
+        }
+    }
+}

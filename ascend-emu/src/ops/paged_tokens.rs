@@ -11,8 +11,8 @@ use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault, SparseSequ
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Passes each token that is read from a paged cache to the reader; `mark` marks those of a sequence. The first two axes
-/// of the cache are those of blocks and of their tokens.
+/// Passes each token that is read from a paged cache to the reader; `mark` marks those of a sequence. The first two
+/// axes of the cache are those of blocks and of their tokens.
 pub(super) fn read_tokens(
     sequences: &SparseSequences,
     contents: SparseContents<'_>,

@@ -6,8 +6,8 @@ use crate::attention_problem::lint_scale;
 use crate::ops::sparse_sequences::{Room, SparseSequences, TokenLayout, shaped};
 use crate::{Dims, Rule, TensorDesc, Violation};
 
-/// Declares the rules of an operator that attends to a paged cache, in the form of [`rules!`](crate::rule::rules): those
-/// that each such operator has and, after them, its own. Also declares the table `ATTENTION` of the rules that
+/// Declares the rules of an operator that attends to a paged cache, in the form of [`rules!`](crate::rule::rules):
+/// those that each such operator has and, after them, its own. Also declares the table `ATTENTION` of the rules that
 /// [`NsaAttentionRules`] asks. The literals say what differs.
 macro_rules! nsa_attention_rules {
     (
@@ -26,8 +26,8 @@ macro_rules! nsa_attention_rules {
                 $tensors " are given",
                 "pass " $pass;
             DTYPE = $id ".dtype", PARAM_INVALID, V1, $operator " documentation, dtypes",
-                "query is FLOAT16 or BF16, key, value and output have its dtype, and blockTable and the blocks that are "
-                "selected are INT32",
+                "query is FLOAT16 or BF16, key, value and output have its dtype, and blockTable and the blocks that "
+                "are selected are INT32",
                 "convert the named tensor to one of the allowed dtypes";
             FORMAT = $id ".format", PARAM_INVALID, V1, $operator " documentation, parameters",
                 "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",

@@ -37,7 +37,8 @@ macro_rules! nsa_compress_attention_infer_arguments {
             1 { actual_cmp_kv_seq_len: ints, ActualCmpKvSeqLen, "actualCmpKvSeqLen",
                 "Compressed tokens of each sequence." }
             1 { actual_sel_kv_seq_len: ints, ActualSelKvSeqLen, "actualSelKvSeqLen",
-                "Original tokens of each sequence: rows do not see compressed tokens that reach behind their position." }
+                "Original tokens of each sequence: rows do not see compressed tokens that reach behind their \
+                 position." }
             1 { top_k_mask: tensor, TopKMask, "topKMask", "Reserved: null." }
             1 { num_heads: int = 1, NumHeads, "numHeads", "Heads of `query`, N1." }
             1 { num_key_value_heads: int = 1, NumKeyValueHeads, "numKeyValueHeads", "Heads of the cache, N2." }
@@ -165,7 +166,12 @@ impl NsaCompressAttentionCall<'_> {
     /// What the sequences of the call, whose problem this is, read.
     pub fn numbers(&self, problem: &NsaCompressAttentionProblem, table: Vec<i64>) -> [Vec<i64>; 3] {
         let keys = self.actual_cmp_kv_seq_len.unwrap_or_default();
-        problem.attention.numbers(self.actual_q_seq_len, keys, table)
+        problem.attention.numbers(self.query_lengths(), keys, table)
+    }
+
+    /// The query rows of each sequence; an array without numbers, which PyTorch's extension passes, is none.
+    fn query_lengths(&self) -> Option<&[i64]> {
+        self.actual_q_seq_len.filter(|lengths| !lengths.is_empty())
     }
 
     /// Attention and selected blocks, as the inputs imply them; `None` for shapes that no tensor can have.

@@ -120,7 +120,7 @@ impl NsaCompressAttentionCall<'_> {
             key_lengths: REQUIRED.requires(self.actual_cmp_kv_seq_len, "actualCmpKvSeqLen")?,
             out: REQUIRED.requires(self.output, "output")?,
             selected: ("topKOutput", REQUIRED.requires(self.top_k_output, "topKOutput")?),
-            query_lengths: self.actual_q_seq_len,
+            query_lengths: self.query_lengths(),
             heads: [self.num_heads, self.num_key_value_heads],
             page: self.page_block_size,
             select_count: self.select_block_count,
@@ -166,8 +166,8 @@ impl NsaCompressAttentionCall<'_> {
 
     /// Reports numbers of original tokens that are missing, or of which other numbers of compressed tokens are made.
     fn original(&self, problem: &NsaCompressAttentionProblem, report: &mut dyn FnMut(Violation)) {
-        let Some(original) = self.actual_sel_kv_seq_len else {
-            let several = match self.actual_q_seq_len {
+        let Some(original) = self.actual_sel_kv_seq_len.filter(|lengths| !lengths.is_empty()) else {
+            let several = match self.query_lengths() {
                 Some(lengths) => lengths.iter().any(|&length| length > 1),
                 None => problem.attention.sequences.query.total() > problem.attention.sequences.batch,
             };

@@ -223,11 +223,11 @@ mod tests {
 
     #[test]
     fn lists_name_whole_blocks_up_to_the_position_of_the_row() {
-        let lists = [0, 2, -1, 1, -1, 2, 9, 0, i64::MAX];
+        let lists = [0, 2, -1, 1, -1, 2, 9, 0, 2, i64::MAX, 7];
         let of = |row, head, tokens| PROBLEM.chosen(PROBLEM.list(&lists, row, head), tokens).collect::<Vec<_>>();
         assert_eq!(of(0, 0, 40), [0..16, 32..40]);
         assert_eq!(of(0, 1, 33), [16..32, 32..33]);
-        assert_eq!(of(1, 0, 40), [0..16]);
+        assert_eq!(of(1, 0, 40), [0..16, 32..40]);
         assert_eq!(of(1, 1, 40), []);
         assert_eq!(of(0, 0, 0), []);
     }
