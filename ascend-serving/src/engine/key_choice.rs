@@ -71,8 +71,8 @@ impl KeyChoice {
 
     /// For each token the numbers of the chosen keys, counted in runs of
     /// [`keys_per_index`](Self::keys_per_index) keys from the first token of its sequence, and -1 after the last:
-    /// `[tokens, 1, count]`. That of a [`SparseGraphStep`](crate::SparseGraphStep) is overwritten by the next indexer, of
-    /// this step and of later ones of its size.
+    /// `[tokens, 1, count]`. That of a [`SparseGraphStep`](crate::SparseGraphStep) is overwritten by the next indexer,
+    /// of this step and of later ones of its size.
     pub fn indices(&self) -> &Tensor<i32> {
         &self.indices
     }

@@ -71,8 +71,8 @@ impl Whose {
     fn fix(self, captured: bool) -> &'static str {
         match self {
             Self::Indexer(_) if captured => {
-                "bring queries of the heads of 128 that the graphs were captured with, filled up by weights of 0, a weight \
-                 for each, and one key of 128, or capture with these heads"
+                "bring queries of the heads of 128 that the graphs were captured with, filled up by weights of 0, a \
+                 weight for each, and one key of 128, or capture with these heads"
             }
             Self::Indexer(_) => {
                 "bring queries of heads of 128, a weight for each head of them, and one key of 128, each in its place \

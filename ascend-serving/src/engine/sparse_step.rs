@@ -86,8 +86,8 @@ pub struct SparseStep<'a, T: Element> {
 }
 
 /// How to do a step again that ended without some layers.
-pub(crate) const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue every \
-    layer: its tokens do not count as computed until then";
+pub(crate) const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue \
+    every layer: its tokens do not count as computed until then";
 
 /// A call, and the writes of new tokens that come before it.
 #[derive(Debug)]

@@ -46,8 +46,8 @@ pub(super) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back the
-    /// tokens before a window, the limit of keys is lowered to what the window needs.
+    /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back
+    /// the tokens before a window, the limit of keys is lowered to what the window needs.
     pub(super) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,

@@ -6,6 +6,7 @@ mod captured_group;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
+mod sparse_buffers;
 mod sparse_graph_step;
 mod sparse_graphs;
 mod tree_graph_step;

@@ -12,7 +12,7 @@ use crate::rules;
 
 use super::graph_pool::GraphStep;
 use super::graph_tensors::copy_rows;
-use super::sparse_graphs::SparseBuffers;
+use super::sparse_buffers::SparseBuffers;
 
 /// A step of sparse attention that is replayed from graphs. From [`SparseGraphs::begin`]; end it when the last layer is
 /// queued, as a [`SparseStep`](crate::SparseStep).
@@ -41,8 +41,8 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
     }
 
     /// Copies the tensors of an indexer into those of its graph and launches it: [`SparseStep::choose`]. They have a
-    /// row for each token of the step, with the padding or without it. Returns at once. What is chosen is written to one
-    /// tensor for every indexer, so that a layer has to read it before the next one.
+    /// row for each token of the step, with the padding or without it. Returns at once. What is chosen is written to
+    /// one tensor for every indexer, so that a layer has to read it before the next one.
     ///
     /// # Errors
     /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) while no layer has read what the indexer before has chosen;
@@ -98,8 +98,8 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
     /// memory.
     ///
     /// # Errors
-    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, and for one that a later indexer has
-    /// overwritten,
+    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, and for one that a later indexer
+    /// has overwritten,
     /// [`SPARSE_INDEX_KEYS`](crate::rules::SPARSE_INDEX_KEYS) for the last layer that is missing while an indexer is
     /// missing too; as for [`choose`](Self::choose), with layers in place of indexers. Nothing is written then.
     ///
