@@ -1,6 +1,7 @@
 """Attention of training and of inference cards on Ascend 950: what is refused there, and what the extension leaves out."""
 
 import torch
+import torch_npu
 
 from dropout import packed_bits
 from fusion import compare, fusion
@@ -15,6 +16,14 @@ def call(version, layout="BNSD", dtype=torch.float16, **arguments):
     return lambda: fusion(version, batch, layout, **arguments)
 
 
+def quantised():
+    """Attention of training with queries, keys and values of HIFLOAT8."""
+    eight = torch.zeros(1, 4, 256, 128, dtype=torch.uint8).npu()
+    scales = {f"d_scale_{tensor}": torch.ones(1, 4, 2, 1).npu() for tensor in "qkv"}
+    dtype = torch_npu.hifloat8
+    return torch_npu.npu_quant_fusion_attention(eight, eight, eight, 4, "BNSD", **scales, query_dtype=dtype)
+
+
 OPERATOR = "FlashAttentionScore on Ascend 950"
 # What is refused: the call, and what the message must have.
 REFUSED = {
@@ -22,6 +31,7 @@ REFUSED = {
     "sinks": (call(2, sink=torch.zeros(4).npu()), f"sink of {OPERATOR}"),
     "statistics in the layout of the rows": (call(1, "TND", softmax_layout="TND"), f"softmaxOutLayout of {OPERATOR}"),
     "dropout drawn by the operator": (call(1, keep_prob=0.5), OPERATOR),
+    "quantised tensors": (quantised, "aclnnQuantFlashAttentionScore"),
     # What the extension refuses before any operator is asked.
     "the third version": (call(3), "Ascend950 not support"),
     "prompts": (lambda: prompt(Batch([6], [9])), "npu_prompt_flash_attention is no longer supported on Ascend950"),

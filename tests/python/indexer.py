@@ -28,13 +28,22 @@ class Choosing:
         draw = lambda heads, lengths, dim: [torch.randn(heads, n, dim).to(dtype) for n in lengths]
         self.query, self.key = draw(heads, rows, DIM), draw(1, keys, DIM)
         self.weights = [w.to(weights or dtype) for w in draw(heads, rows, 1)]
+        self.tolerance = EXACT
+
+    def kept(self):
+        """What a cache keeps of the keys, by the names of arguments."""
+        return {"key": self.key}
+
+    def factors(self, i):
+        """What the products of a sequence's queries count, [N, rows, 1]."""
+        return self.weights[i].double()
 
     def arguments(self, form, block=BLOCK):
         queries, keys = form
         return {
             "query": npu(arrange(self.query, queries)),
             "weights": npu(arrange(self.weights, queries).squeeze(-1)),
-            **stored({"key": self.key}, self.keys, keys, block),
+            **stored(self.kept(), self.keys, keys, block),
             "actual_seq_lengths_query": lengths_on_device(self.rows, queries),
             "actual_seq_lengths_key": lengths_on_device(self.keys, keys),
             "layout_query": queries,
@@ -44,7 +53,7 @@ class Choosing:
     def scores(self, i, mode):
         """The scores [rows, keys] of a sequence; -inf for keys that a row may not choose."""
         products = self.query[i].double() @ self.key[i].double().transpose(1, 2)
-        scores = (self.weights[i].double() * products.relu()).sum(0)
+        scores = (self.factors(i) * products.relu()).sum(0)
         visible = (right_down if mode == 3 else full)(self.rows[i], self.keys[i])
         return scores.masked_fill(~visible, -torch.inf)
 
@@ -70,7 +79,7 @@ class Choosing:
         scores = self.scores(i, mode)
         # A position of -1 reads the column behind the last key.
         found = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf).gather(1, positions % (keys + 1))
-        close(in_order(found), self.best(scores, count), f"scores of sequence {i}", EXACT)
+        close(in_order(found), self.best(scores, count), f"scores of sequence {i}", self.tolerance)
 
     @staticmethod
     def best(scores, count):

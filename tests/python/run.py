@@ -21,6 +21,7 @@ TRACED = STRICT | TRACE
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["indexer", "sparse", "block_sparse", "sparse_refusals", "nsa"]),
+    (STRICT, ["quant_indexer", "quant_sparse"]),
     (STRICT, ["scatter", "atb", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "family_graphs", "streams", "misuse", "around"]),
     (TRACED, ["operators", "releases", "fusion", "fusion_extras", "fusion_refusals", "dropout", "dot_product", "backward"]),
@@ -29,6 +30,7 @@ GROUPS = [
     (STRICT | {"ASCEND_EMU_SOC": "Ascend910_9391"}, ["paged", "latent"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["indexer", "sparse", "block_sparse"]),
+    (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["quant_indexer", "quant_sparse"]),
     (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950", "gather"]),
     (TRACED | {"ASCEND_EMU_SOC": "Ascend310P3"}, ["atlas310p"]),
 ]

@@ -6,14 +6,18 @@ import torch
 
 import block_sparse
 import indexer
+import quant_indexer
+import quant_sparse
 import sparse
 from harness import case, refused, strictly
 from indexer import Choosing
 from latent import Absorbed
+from quant_indexer import QuantisedChoosing
+from quant_sparse import Quantised
 from tensors import Batch, lengths_on_device
 
 DENSE, PACKED, PAGED = ("BSND", "BSND"), ("TND", "TND"), ("TND", "PA_BSND")
-HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+HALF, BRAIN, SINGLE, BYTE = torch.float16, torch.bfloat16, torch.float32, torch.int8
 
 
 def zeros(*shape, dtype=HALF):
@@ -36,6 +40,22 @@ def attending(form=DENSE, heads=8, size=1, **changes):
         lists = sparse.Lists(Absorbed([2, 2], [20, 20], heads, HALF), 4, size)
         named = sparse.arguments(lists, form)
         return sparse.call(**named | {name: make() if callable(make) else make for name, make in changes.items()})
+
+    return call
+
+
+def choosing_quantised(form=DENSE, heads=8, **changes):
+    def call():
+        named = QuantisedChoosing([2, 2], [20, 20], heads).arguments(form) | {"sparse_count": 8}
+        return quant_indexer.choose(**named | {name: make() if callable(make) else make for name, make in changes.items()})
+
+    return call
+
+
+def attending_quantised(form=DENSE, heads=8, size=1, **changes):
+    def call():
+        named = quant_sparse.arguments(sparse.Lists(Quantised([2, 2], [20, 20], heads, HALF), 4, size), form)
+        return quant_sparse.call(**named | {name: make() if callable(make) else make for name, make in changes.items()})
 
     return call
 
@@ -105,6 +125,44 @@ LISTS = {
         attending(sparse_indices=lambda: zeros(2, 3, 1, 4, dtype=torch.int32)),
     ),
 }
+QUANTISED_CHOICES = {
+    "keys that are not quantised": ("quant_indexer.dtype", choosing_quantised(key=lambda: zeros(2, 20, 1, 128))),
+    "scales in single precision": (
+        "quant_indexer.dtype",
+        choosing_quantised(query_dequant_scale=lambda: zeros(2, 2, 8, dtype=SINGLE)),
+    ),
+    "a layout that is not there": ("quant_indexer.layout", choosing_quantised(layout_key="TND")),
+    "too many keys": ("quant_indexer.count", choosing_quantised(sparse_count=2049)),
+    "a mode of quantisation": ("quant_indexer.quant_modes", choosing_quantised(key_quant_mode=1)),
+    "a mode that is not there": ("quant_indexer.sparse_mode", choosing_quantised(sparse_mode=1)),
+    "a window": ("quant_indexer.tokens", choosing_quantised(next_tokens=0)),
+    "a cache without a table": ("quant_indexer.block_table", choosing_quantised(PAGED, block_table=None)),
+    "packed rows without lengths": ("quant_indexer.lengths", choosing_quantised(PACKED, actual_seq_lengths_query=None)),
+    "too many heads": ("quant_indexer.heads", choosing_quantised(heads=65)),
+    "weights of other heads": ("quant_indexer.weights", choosing_quantised(weights=lambda: zeros(2, 2, 7))),
+    "scales of fewer keys": ("quant_indexer.key_scale", choosing_quantised(key_dequant_scale=lambda: zeros(2, 19, 1))),
+}
+QUANTISED_LISTS = {
+    "keys that are not quantised": ("quant_sparse_flash.dtype", attending_quantised(key=lambda: zeros(2, 20, 1, 656))),
+    "a layout that is not there": ("quant_sparse_flash.layout", attending_quantised(layout_kv="TND")),
+    "a mode that is not there": ("quant_sparse_flash.sparse_mode", attending_quantised(sparse_mode=2)),
+    "the extension's default of the mode": ("quant_sparse_flash.attention_mode", attending_quantised(attention_mode=0)),
+    "a mode of quantisation": ("quant_sparse_flash.quantisation", attending_quantised(value_quant_mode=0)),
+    "scales apart from the rows": ("quant_sparse_flash.quantisation", attending_quantised(quant_scale_repo_mode=0)),
+    "tiles of 64 elements": ("quant_sparse_flash.quantisation", attending_quantised(tile_size=64)),
+    "blocks of 32": ("quant_sparse_flash.sparse_block_size", attending_quantised(sparse_block_size=32)),
+    "queries without rotary parts": ("quant_sparse_flash.head_dim", attending_quantised(query=lambda: zeros(2, 2, 8, 512))),
+    "keys without scales": (
+        "quant_sparse_flash.head_dim",
+        attending_quantised(**dict.fromkeys(("key", "value"), lambda: zeros(2, 20, 1, 640, dtype=BYTE))),
+    ),
+    "three heads": ("quant_sparse_flash.heads", attending_quantised(heads=3)),
+    "a cache without lengths": ("quant_sparse_flash.lengths", attending_quantised(PAGED, actual_seq_lengths_kv=None)),
+    "lists of other rows": (
+        "quant_sparse_flash.indices",
+        attending_quantised(sparse_indices=lambda: zeros(2, 3, 1, 4, dtype=torch.int32)),
+    ),
+}
 BLOCKS = {
     "a mask of another dtype": ("block_sparse.dtype", by_blocks(block_sparse_mask=lambda: zeros(2, 4, 2, 2))),
     "a layout of Ascend 950": ("block_sparse.layout_bsnd", by_blocks("BSND")),
@@ -137,6 +195,20 @@ def attention_to_lists_is_refused(what):
     rule, call = LISTS[what]
     refused(call, f"{rule}: ", "fix: ")
     sparse.attended_and_compared(sparse.Lists(Absorbed([2], [9], 2, HALF), 4), DENSE)
+
+
+@case(what=list(QUANTISED_CHOICES))
+def choices_among_quantised_keys_are_refused(what):
+    rule, call = QUANTISED_CHOICES[what]
+    refused(call, f"{rule}: ", "fix: ")
+    quant_indexer.chosen_and_compared(QuantisedChoosing([2], [9]), DENSE)
+
+
+@case(what=list(QUANTISED_LISTS))
+def attention_to_quantised_lists_is_refused(what):
+    rule, call = QUANTISED_LISTS[what]
+    refused(call, f"{rule}: ", "fix: ")
+    quant_sparse.attended_and_compared(sparse.Lists(Quantised([2], [9], 2, HALF), 4), DENSE)
 
 
 @case(what=list(BLOCKS))
