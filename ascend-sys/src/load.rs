@@ -165,13 +165,18 @@ impl Loaded {
     pub(crate) unsafe fn find<F: Copy>(&self, library: Library, symbol: &'static [u8]) -> Option<F> {
         // User-built operators take precedence over CANN's, so operators are looked up in the order of the list.
         let own = self.libraries.iter().filter(|(file, _)| library != Library::Opapi && *file == library.file_name());
-        own.chain(&self.libraries).find_map(|(_, opened)| {
+        let foreign = |file: &str| file == CUSTOM && symbol.starts_with(OTHERWISE_BUILT);
+        own.chain(&self.libraries).filter(|(file, _)| !foreign(file)).find_map(|(_, opened)| {
             // SAFETY: the caller vouches for the type; `Option` of a function pointer is a nullable pointer.
             let symbol = unsafe { opened.get::<Option<F>>(symbol) };
             symbol.ok().and_then(|found| *found)
         })
     }
 }
+
+/// How the functions begin that a user-built library has with another contract under the same name: vLLM-Ascend's takes
+/// lengths that begin with the start of the first sequence. They come from CANN alone.
+const OTHERWISE_BUILT: &[u8] = b"aclnnRecurrentGatedDeltaRule";
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,8 +11,8 @@ use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_argum
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
-use crate::ops::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -65,12 +65,19 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens i
 #[must_use = "a description does nothing until planned"]
 pub struct ChunkGatedDeltaRule {
     scale: f64,
+    allowed: AllowedLints,
 }
 
 impl ChunkGatedDeltaRule {
     /// A call with this factor of the queries, usually `1 / sqrt(Dk)`. The operator takes it in single precision.
     pub fn new(scale: f64) -> Self {
-        Self { scale }
+        Self { scale, allowed: AllowedLints::default() }
+    }
+
+    /// Lets a call through that breaks this lint, such as `chunk_delta.no_tokens`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
     }
 
     /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides. Nothing is launched,
@@ -115,27 +122,30 @@ impl ChunkGatedDeltaRule {
         let [out, final_state] = given.outputs();
         let call = ChunkDeltaCall { out, final_state, ..given };
         let launch = LaunchTensors { sequences, inputs: &inputs, outputs: None };
-        let planned = prepare(context, &call, sequences, tensors.value);
+        let planned = self.prepare(context, &call, sequences, tensors.value);
         let recorded = AnyArguments::ChunkGatedDeltaRule(call.to_arguments());
         ChunkDeltaPlan::recorded(planned, context, recorded, &launch)
     }
-}
 
-/// Checks a call and prepares it, with one placeholder address for all tensors.
-fn prepare(
-    context: &Arc<Context>,
-    call: &ChunkDeltaCall,
-    sequences: &DeltaSequences,
-    stand_in: &AnyTensor,
-) -> Result<ChunkDeltaPlan> {
-    let outputs = call.out.zip(call.final_state);
-    let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
-    let (out, final_state) = held.ok_or_else(|| too_many_values(stand_in))?;
-    let problem = call.check(context.target()?)?;
-    sequences.check(&problem, &rules::CONTENTS, None)?;
-    let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
-    let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
-    Ok(ChunkDeltaPlan::new(prepared, operation))
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &ChunkDeltaCall,
+        sequences: &DeltaSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<ChunkDeltaPlan> {
+        let outputs = call.out.zip(call.final_state);
+        let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
+        let (out, final_state) = held.ok_or_else(|| too_many_values(stand_in))?;
+        let problem = call.check(context.target()?)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        let lints = DeltaLints::Chunk([&rules::ROWS_LEFT_OUT, &rules::NO_TOKENS]);
+        sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
+        let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
+        Ok(ChunkDeltaPlan::new(prepared, operation))
+    }
 }
 
 /// What a launch reads: tensors of the tokens, and the state that each sequence begins with.
@@ -174,11 +184,21 @@ impl<'a, T: Element> ChunkDeltaInputs<'a, T> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChunkDeltaOutput<T: Element> {
-    /// Outputs, `[T, Nv, Dv]`. Rows of no sequence keep what was there.
+    /// Outputs, `[T, Nv, Dv]`. Rows of no sequence are not written.
     pub out: Tensor<T>,
     /// The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`, of the type of the initial ones; that of a
-    /// sequence without tokens keeps what was there.
+    /// sequence without tokens is not written.
     pub final_state: AnyTensor,
+}
+
+impl<T: Element> ChunkDeltaOutput<T> {
+    /// The states behind the last tokens, with which the next chunks or decodes begin.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `S` is not their type.
+    pub fn states<S: Element>(&self) -> Result<DeltaStates<S>> {
+        Ok(DeltaStates::with_key_columns(self.final_state.clone().typed()?))
+    }
 }
 
 impl operator::Parameter for Parameter {}

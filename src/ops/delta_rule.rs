@@ -47,7 +47,8 @@ impl DeltaSequences {
     }
 
     /// Sequences whose tokens write these slots of the pool: a row for each, with a slot for each of its tokens. A
-    /// sequence goes on from the state in its first slot, unless [`accepted`](Self::accepted) names another.
+    /// sequence goes on from the state in its first slot, unless [`accepted`](Self::accepted) names another: clear it
+    /// before a request begins ([`DeltaStates::clear`]).
     ///
     /// # Errors
     /// As for [`of_lengths`](Self::of_lengths), for no token, and for slots beyond INT32.
@@ -63,7 +64,7 @@ impl DeltaSequences {
         })
     }
 
-    /// The sequences, each of which goes on behind so many accepted tokens of the step before: from the state in the
+    /// The sequences, each of which goes on behind this number of accepted tokens of the step before: from the state in the
     /// slot that its token of this number names, 1 for the first. The states of the tokens that were not accepted are
     /// taken back by that.
     ///
@@ -120,26 +121,41 @@ impl DeltaSequences {
         self.each([(); 3]).try_for_each(|((), tensor)| tensor.on("sequences", context))
     }
 
-    /// Refuses by the first rule numbers that lead elsewhere than to the sequence's own tokens and states, and by the
-    /// lint, unless it is allowed, a state of two sequences.
+    /// Refuses by the rule numbers that lead elsewhere than to the sequence's own tokens and states, then by the lints
+    /// that are not allowed: of a state of two sequences, or of tokens of no sequence and sequences without tokens.
     pub(crate) fn check(
         &self,
         problem: &DeltaRuleProblem,
         within: &'static Rule,
-        shared: Option<&'static Rule>,
+        lints: DeltaLints,
+        allowed: &[&str],
     ) -> Result<()> {
         let [lengths, slots, accepted] = &*self.numbers;
-        // Without counts every sequence begins at its first slot.
         let contents = DeltaRuleContents { lengths, slots, accepted };
         problem.checked_contents(contents, within)?;
-        match shared.zip(problem.shared_slot(contents)) {
-            None => Ok(()),
-            Some((rule, fault)) => {
-                let [given, allowed] = fault.texts();
-                Err(rule.broken(given, allowed).into())
+        let broken = match lints {
+            DeltaLints::Recurrent { shared } => {
+                let fault = problem.shared_slot(contents).map(|fault| fault.texts());
+                [fault.map(|[given, allowed]| shared.broken(given, allowed)), None]
             }
+            DeltaLints::Chunk(rules) => problem.unusual(lengths, rules),
+        };
+        let mut broken = broken.into_iter().flatten();
+        match broken.find(|lint| !allowed.contains(&lint.rule.id)) {
+            Some(lint) => Err(lint.into()),
+            None => Ok(()),
         }
     }
+}
+
+/// The lints of an operator about the numbers of its sequences.
+pub(crate) enum DeltaLints {
+    Recurrent {
+        /// A state of two sequences.
+        shared: &'static Rule,
+    },
+    /// Tokens of no sequence, and sequences without tokens.
+    Chunk([&'static Rule; 2]),
 }
 
 /// States of the gated delta rule, `[slots, Nv, Dv, Dk]`: a row for each element of a value, and a column for each of a
@@ -162,6 +178,22 @@ impl<S: Element> DeltaStates<S> {
             Error::invalid("states", format_args!("{shape:?}"), "elements that can be counted").fix("give fewer slots")
         })?;
         Ok(Self { tensor: Tensor::from_buffer(&device.alloc_zeroed::<S>(elements)?, shape)? })
+    }
+
+    /// Queues zeros for the states in some slots, with which requests begin: a slot keeps the state of the request that
+    /// had it before.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for slots that there are not; as for
+    /// [`Device::alloc_zeroed`] and [`AnyTensor::copy_from`].
+    pub fn clear(&self, stream: &Stream, slots: &[usize]) -> Result<()> {
+        let Some(&[.., heads, value_dim, key_dim]) = self.tensor.shape().first_chunk::<4>() else {
+            return Err(Error::invalid("states", self.tensor.desc(), "[slots, Nv, Dv, Dk]").fix("give states 4 axes"));
+        };
+        let zeros = DeltaStates::<S>::zeroed(stream.device(), 1, heads, value_dim, key_dim)?;
+        let rows = slots.iter().map(|&slot| self.tensor.narrow(0, slot..slot.saturating_add(1)));
+        let rows: Vec<Tensor<S>> = rows.collect::<Result<_>>()?;
+        rows.iter().try_for_each(|row| row.copy_from(stream, &zeros.tensor))
     }
 
     /// States in a tensor `[slots, Nv, Dv, Dk]`, whose last axis is that of the elements of a key, as CANN has them. A

@@ -13,7 +13,7 @@ use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_a
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
-use crate::ops::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
+use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -83,9 +83,8 @@ impl RecurrentGatedDeltaRule {
         self
     }
 
-    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides. Nothing is launched,
-    /// and the tensors are not kept. Rows of the tensors behind the last sequence are padding, whose outputs are not
-    /// written; from CANN 9.1 on they need a slot all the same, which a row of no sequence cannot give: leave them out.
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides, which have exactly the
+    /// tokens of the sequences: narrow those of a padded step. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
@@ -145,8 +144,8 @@ impl RecurrentGatedDeltaRule {
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
-        let shared = Some(&rules::SHARED).filter(|lint| !allowed.contains(&lint.id));
-        sequences.check(&problem, &rules::CONTENTS, shared)?;
+        let lints = DeltaLints::Recurrent { shared: &rules::SHARED };
+        sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
         let operation = RecurrentDeltaOperation { sequences: sequences.clone(), out };
         let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
         Ok(RecurrentDeltaPlan::new(prepared, operation))
@@ -171,7 +170,7 @@ impl operator::Parameter for Parameter {}
 
 /// A call of RecurrentGatedDeltaRule that was checked and prepared. From [`RecurrentGatedDeltaRule::plan`].
 ///
-/// A launch reads and writes the states, and writes outputs `[T, Nv, Dv]`; rows of no sequence keep what was there.
+/// A launch reads and writes the states, and writes outputs `[T, Nv, Dv]`.
 pub type RecurrentDeltaPlan = operation::Plan<RecurrentDeltaOperation>;
 
 /// RecurrentGatedDeltaRule, as its [`RecurrentDeltaPlan`] knows it.

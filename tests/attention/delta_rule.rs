@@ -1,4 +1,5 @@
-//! The gated delta rule: random calls against the definition in double precision, prompts against decodes, refusals.
+//! The gated delta rule: random calls against the definition in double precision, prompts and the decodes behind them,
+//! refusals.
 
 use ascend_attention::chunk_delta_rule::ChunkGatedDeltaRule;
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
@@ -194,7 +195,8 @@ proptest! {
         let states = DeltaStates::with_key_columns(stream.upload(&begin, shape).unwrap());
         let sequences = DeltaSequences::of_lengths(&stream, &lengths).unwrap();
         let inputs = (given.tensors(), &states);
-        let plan = ChunkGatedDeltaRule::new(1.0).plan(&sequences, inputs).unwrap();
+        let rule = ChunkGatedDeltaRule::new(1.0).allow_lint("chunk_delta.no_tokens");
+        let plan = rule.plan(&sequences, inputs).unwrap();
         let computed = plan.launch(&stream, inputs).unwrap();
         let out = computed.out.download(&stream).unwrap();
         let ends: Vec<bf16> = computed.final_state.typed().unwrap().download(&stream).unwrap();
@@ -256,6 +258,10 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     refused(chunk.plan(&lengths, (columns.tensors(), &two)).map(drop), "8 tokens in a call");
     let plan = chunk.plan(&lengths, (given.tensors(), &two)).unwrap();
     refused(plan.launch(&stream, (columns.tensors(), &two)).map(drop), "8 tokens in a call");
+    for (lengths, words) in [([0, 3], "chunk_delta.no_tokens"), ([1, 1], "chunk_delta.rows_left_out")] {
+        let lengths = DeltaSequences::of_lengths(&stream, &lengths).unwrap();
+        refused(chunk.plan(&lengths, (given.tensors(), &two)).map(drop), words);
+    }
     let long = DeltaSequences::of_lengths(&stream, &[1, 3]).unwrap();
     refused(chunk.plan(&long, (given.tensors(), &two)).map(drop), "chunk_delta.contents");
 
@@ -277,8 +283,9 @@ fn other_releases_and_tensors_are_refused() {
         let sequences = DeltaSequences::of_slots(&stream, &[vec![0, 1], vec![2]]).unwrap();
         let planned = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (given.tensors(), &states));
         assert_eq!(planned.is_ok(), recurrent, "{cann}");
-        let lengths = DeltaSequences::of_lengths(&stream, &[1, 1, 1, 0]).unwrap();
-        let planned = ChunkGatedDeltaRule::new(1.0).plan(&lengths, (given.tensors(), &states));
+        let lengths = DeltaSequences::of_lengths(&stream, &[1, 2]).unwrap();
+        let two = DeltaStates::<bf16>::zeroed(stream.device(), 2, 2, 4, 4).unwrap();
+        let planned = ChunkGatedDeltaRule::new(1.0).plan(&lengths, (given.tensors(), &two));
         assert_eq!(planned.is_ok(), chunk, "{cann}");
     }
     let stream = harness::emulated_stream(Soc::Ascend950, Cann::V9_2);
@@ -290,4 +297,43 @@ fn other_releases_and_tensors_are_refused() {
     plan.launch(&stream, (given.tensors(), &floats)).unwrap().download(&stream).unwrap();
     let other = plan.launch(&stream, (given.tensors(), &states_of(&stream)));
     assert!(other.unwrap_err().breaks(&rules::PLAN_TENSORS));
+}
+
+#[test]
+fn decodes_go_on_from_the_state_of_a_prompt_and_slots_are_cleared() {
+    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let device = stream.device();
+    let whole = Tokens::new(&stream, SIZES, 8, [true, false], 21);
+    let states = DeltaStates::<bf16>::zeroed(device, 1, 2, 4, 4).unwrap();
+    let rule = ChunkGatedDeltaRule::new(1.0);
+    let prompt = |tokens: usize, cut: DeltaTensors<'_, bf16>| {
+        let sequences = DeltaSequences::of_lengths(&stream, &[tokens]).unwrap();
+        rule.plan(&sequences, (cut, &states)).unwrap().launch(&stream, (cut, &states)).unwrap()
+    };
+    let all = prompt(8, whole.tensors()).out.download(&stream).unwrap();
+    // The first five tokens by the prompt, the others by a step.
+    let rows = |range: std::ops::Range<usize>| {
+        let cut: Vec<_> = whole.on_device.iter().map(|tensor| tensor.narrow(0, range.clone()).unwrap()).collect();
+        (cut, whole.decays_on_device[0].as_ref().unwrap().narrow(0, range).unwrap())
+    };
+    let (first, first_g) = rows(0..5);
+    let begun = prompt(5, DeltaTensors::new((&first[0], &first[1], &first[2]), &first[3]).g(&first_g));
+    let pool = DeltaStates::<bf16>::zeroed(device, 4, 2, 4, 4).unwrap();
+    let slot = |slot: usize| pool.tensor().narrow(0, slot..slot + 1).unwrap();
+    slot(2).copy_from(&stream, begun.states::<bf16>().unwrap().tensor()).unwrap();
+    let sequences = DeltaSequences::of_slots(&stream, &[[2, 0, 1]]).unwrap();
+    let (last, last_g) = rows(5..8);
+    let inputs = (DeltaTensors::new((&last[0], &last[1], &last[2]), &last[3]).g(&last_g), &pool);
+    let plan = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, inputs).unwrap();
+    let out = plan.launch(&stream, inputs).unwrap().download(&stream).unwrap();
+    for (got, want) in out.iter().zip(&all[5 * 8..]) {
+        // The state was rounded in between.
+        assert!((got.to_f32() - want.to_f32()).abs() < 0.02, "{got} is not {want}");
+    }
+    pool.clear(&stream, &[0, 2]).unwrap();
+    for at in 0..3 {
+        let state = slot(at).download(&stream).unwrap();
+        assert_eq!(state.iter().all(|number| *number == bf16::ZERO), at != 1, "slot {at}");
+    }
+    assert!(pool.clear(&stream, &[4]).is_err());
 }

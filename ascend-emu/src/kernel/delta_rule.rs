@@ -14,6 +14,7 @@
 //! has a head of a sequence, and a result depends on the call and the instruction set alone.
 
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH};
+use super::tensor::strided::disjoint;
 use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use ascend_spec::{DType, TensorDesc};
@@ -33,19 +34,29 @@ pub(crate) struct Tensor {
     /// Elements in memory from one element of the last axis to the next.
     step: i64,
     dtype: DType,
+    /// Whether no two elements share memory.
+    apart: bool,
 }
 
 // SAFETY: the tensor is a place in memory; who reads and writes it is the business of `run`.
 unsafe impl Send for Tensor {}
-// SAFETY: as above.
+// SAFETY: a shared tensor is a place in memory too, and `run` says who may write there.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// The tensor that a launch walks, with its base address.
     pub(crate) fn new(base: *mut u8, walked: &TensorDesc) -> Self {
         let stride = |axis: usize| walked.strides.get(axis).copied().unwrap_or(0);
+        let size = |axis: usize| walked.shape.get(axis).map_or(1, |&size| usize::try_from(size).unwrap_or(0));
         let step = walked.strides.last().copied().unwrap_or(1);
-        Self { base, offset: walked.offset, strides: [0, 1, 2, 3].map(stride), step, dtype: walked.dtype }
+        Self {
+            base,
+            offset: walked.offset,
+            strides: [0, 1, 2, 3].map(stride),
+            step,
+            dtype: walked.dtype,
+            apart: disjoint([0, 1, 2, 3].map(|axis| (size(axis), stride(axis)))),
+        }
     }
 
     /// Address of an element; axes that the tensor does not have are 0.
@@ -64,7 +75,7 @@ impl Tensor {
         match self.dtype {
             // SAFETY: the caller's promise. No alignment is assumed.
             DType::Bf16 => unsafe { self.at::<bf16>(place).read_unaligned() }.to_f32(),
-            // SAFETY: as above.
+            // SAFETY: the caller's promise. No alignment is assumed.
             _ => unsafe { self.at::<f32>(place).read_unaligned() },
         }
     }
@@ -86,7 +97,7 @@ impl Tensor {
             dtype => {
                 for (lane, value) in values.iter_mut().take(count).enumerate() {
                     let step = lane as isize * self.step as isize;
-                    // SAFETY: as above.
+                    // SAFETY: the caller's promise, for each element. No alignment is assumed.
                     *value = unsafe {
                         match dtype {
                             DType::Bf16 => self.at::<bf16>(place).wrapping_offset(step).read_unaligned().to_f32(),
@@ -117,7 +128,7 @@ impl Tensor {
             dtype => {
                 for (lane, &value) in values.iter().take(count).enumerate() {
                     let step = lane as isize * self.step as isize;
-                    // SAFETY: as above.
+                    // SAFETY: the caller's promise, for each element. No alignment is assumed.
                     unsafe {
                         match dtype {
                             DType::Bf16 => {
@@ -155,7 +166,7 @@ pub(crate) struct Buffers<'a> {
     pub slots: &'a [i64],
 }
 
-/// Computes the runs, which name no state twice, on the current rayon pool.
+/// Computes the runs on the current rayon pool, or where they share states, which is `shared`, one after the other.
 ///
 /// # Errors
 /// There is no host memory for a state.
@@ -167,11 +178,11 @@ pub(crate) struct Buffers<'a> {
 /// of the runs are within the tensors.
 pub(crate) unsafe fn run(
     problem: &DeltaRuleProblem,
-    runs: &[Run],
+    (runs, shared): (&[Run], bool),
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
     // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, runs, buffers) }
+    unsafe { run_under(Level::chosen(), problem, (runs, shared), buffers) }
 }
 
 /// Computes with one instruction set.
@@ -185,11 +196,14 @@ pub(crate) unsafe fn run(
 unsafe fn run_under(
     level: Level,
     problem: &DeltaRuleProblem,
-    runs: &[Run],
+    (runs, shared): (&[Run], bool),
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
     let heads = problem.value_heads;
-    (0..runs.len() * heads).into_par_iter().try_for_each(|task| {
+    // Only one thread writes to memory that tasks share.
+    let apart = !shared && buffers.end.apart && buffers.out.is_none_or(|out| out.apart);
+    let least = if apart { 1 } else { usize::MAX };
+    (0..runs.len() * heads).into_par_iter().with_min_len(least).try_for_each(|task| {
         let (run, head) = (runs[task / heads], task % heads);
         let groups = problem.value_dim.div_ceil(WIDTH);
         let zeros = [0.0; WIDTH];
@@ -359,6 +373,96 @@ unsafe fn store<S: Simd>(simd: S, to: &Tensor, [slot, head, row]: [usize; 3], ro
         for (lanes, row) in turned.iter().zip(row..rows) {
             // SAFETY: the caller's promise.
             unsafe { to.write_row(simd, [slot, head, row, block * WIDTH], lanes, columns.len()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ascend_spec::Cann;
+    use ascend_spec::ops::chunk_gated_delta_rule::ChunkDeltaCall;
+    use ascend_spec::{Soc, Target};
+
+    /// A prompt of more tokens than are widened at a time, with heads that fill no vector.
+    const TOKENS_OF_PROMPT: i64 = 70;
+    const KEY_DIM: i64 = 40;
+    const VALUE_DIM: i64 = 24;
+
+    fn numbers(seed: u32, count: usize) -> Vec<bf16> {
+        let mut bits = seed;
+        let numbers = (0..count).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bf16::from_f32((bits >> 16) as f32 / 262_144.0 - 0.125)
+        });
+        numbers.collect()
+    }
+
+    fn of(shape: &[i64]) -> TensorDesc {
+        TensorDesc::contiguous(DType::Bf16, shape).unwrap()
+    }
+
+    /// Outputs, and the state behind the last token.
+    fn compute(level: Level, threads: usize) -> (Vec<f32>, Vec<f32>) {
+        let descs = [
+            of(&[TOKENS_OF_PROMPT, 1, KEY_DIM]),
+            of(&[TOKENS_OF_PROMPT, 2, VALUE_DIM]),
+            of(&[TOKENS_OF_PROMPT, 2]),
+            of(&[1, 2, VALUE_DIM, KEY_DIM]),
+        ];
+        let call = ChunkDeltaCall {
+            query: Some(descs[0]),
+            key: Some(descs[0]),
+            value: Some(descs[1]),
+            beta: Some(descs[2]),
+            initial_state: Some(descs[3]),
+            actual_seq_lengths: TensorDesc::contiguous(DType::Int32, &[1]),
+            scale: 0.5,
+            out: Some(descs[1]),
+            final_state: Some(descs[3]),
+            ..ChunkDeltaCall::default()
+        };
+        let problem = call.check(Target::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
+        let counts = descs.map(|desc| desc.elements().unwrap() as usize);
+        let given = [
+            numbers(1, counts[0]),
+            numbers(2, counts[0]),
+            numbers(3, counts[1]),
+            numbers(4, counts[2]),
+            numbers(5, counts[3]),
+        ];
+        let place = |numbers: &[bf16], desc: &TensorDesc| Tensor::new(numbers.as_ptr().cast_mut().cast(), desc);
+        let (mut out, mut end) = (vec![bf16::NAN; counts[1]], vec![bf16::NAN; counts[3]]);
+        let buffers = Buffers {
+            query: place(&given[0], &descs[0]),
+            key: place(&given[1], &descs[0]),
+            value: place(&given[2], &descs[1]),
+            beta: place(&given[3], &descs[2]),
+            g: None,
+            gk: None,
+            begin: place(&given[4], &descs[3]),
+            end: Tensor::new(end.as_mut_ptr().cast(), &descs[3]),
+            out: Some(Tensor::new(out.as_mut_ptr().cast(), &descs[1])),
+            slots: &[],
+        };
+        let run = Run { sequence: 0, first: 0, tokens: TOKENS_OF_PROMPT as usize, start: 0 };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        // SAFETY: the tensors are those of the problem, and live.
+        pool.install(|| unsafe { run_under(level, &problem, (&[run], false), &buffers) }).unwrap();
+        let wide = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_f32).collect();
+        (wide(out), wide(end))
+    }
+
+    #[test]
+    fn instruction_sets_agree_and_threads_change_no_bit() {
+        let (want_out, want_end) = compute(Level::named("portable").unwrap(), 1);
+        assert!(want_out.iter().chain(&want_end).all(|number| number.is_finite()));
+        for level in Level::all() {
+            let got = compute(level, 1);
+            assert_eq!(compute(level, 4), got, "{}", level.name());
+            for (got, want) in got.0.iter().zip(&want_out).chain(got.1.iter().zip(&want_end)) {
+                assert!((got - want).abs() <= 0.004 * want.abs() + 1e-5, "{}: {got} is not {want}", level.name());
+            }
         }
     }
 }

@@ -32,7 +32,7 @@ impl DeclaredOperator for ChunkDeltaOperator {
         // the outputs, the only tensors written, share no memory with them.
         let lengths = unsafe { launch.integers(Parameter::ActualSeqLengths) }?;
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
-        let runs = runs(&launch, &self.problem, contents)?;
+        let (runs, shared) = runs(&launch, &self.problem, contents)?;
         let own = |parameter: Parameter| tensor(&launch, parameter, self.arguments.tensor(parameter).copied());
         let (Some(query), Some(key), Some(value), Some(beta), Some(begin), Some(end)) = (
             own(Parameter::Query),
@@ -59,7 +59,7 @@ impl DeclaredOperator for ChunkDeltaOperator {
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else; the runs keep to the tokens.
-        let run = unsafe { delta_rule::run(&self.problem, &runs, &buffers) };
+        let run = unsafe { delta_rule::run(&self.problem, (&runs, shared), &buffers) };
         run.map_err(|why| launch.fault(why))
     }
 }

@@ -8,16 +8,18 @@ use crate::kernel::delta_rule::Tensor;
 use ascend_spec::TensorDesc;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
 
-/// The sequences of a launch whose numbers lead to their own tokens and states. Others are reported, and left out; in
-/// strict mode they are a device fault.
+/// The sequences of a launch whose numbers lead to their own tokens and states, and whether two of them share a state,
+/// which is reported. Others are reported, and left out; in strict mode each report is a device fault.
 pub(super) fn runs<O: DeclaredOperator>(
     launch: &Launch<'_, O>,
     problem: &DeltaRuleProblem,
     contents: DeltaRuleContents<'_>,
-) -> Result<Vec<Run>, Fault> {
+) -> Result<(Vec<Run>, bool), Fault> {
     let report = |fault: DeltaRuleFault| {
         let kind = match fault {
-            DeltaRuleFault::Length { .. } | DeltaRuleFault::Accepted { .. } => FindingKind::SequenceLength,
+            DeltaRuleFault::Length { .. } | DeltaRuleFault::Accepted { .. } | DeltaRuleFault::Few { .. } => {
+                FindingKind::SequenceLength
+            }
             DeltaRuleFault::NoSlot { .. } => FindingKind::SlotOutOfRange,
             DeltaRuleFault::SharedSlot { .. } => FindingKind::DuplicateSlot,
         };
@@ -30,8 +32,9 @@ pub(super) fn runs<O: DeclaredOperator>(
             Err(fault) => report(fault)?,
         }
     }
-    problem.shared_slot(contents).map_or(Ok(()), report)?;
-    Ok(runs)
+    let shared = problem.shared_slot(contents);
+    shared.map_or(Ok(()), report)?;
+    Ok((runs, shared.is_some()))
 }
 
 /// A tensor as a launch walks it; `None` where the call has none.

@@ -3,7 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::delta_rule::{runs, tensor};
 use super::entry_point::{executor_of, phase_one, phase_two};
-use super::launch::Launch;
+use super::launch::{Launch, refuse_two_places};
 use super::one_version::{checked_call, declared_by_problem};
 use crate::fault::Fault;
 use crate::kernel::delta_rule::{self, Buffers};
@@ -34,6 +34,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         if self.is_idle() {
             return Ok(());
         }
+        refuse_two_places(self, addresses, &[Parameter::State])?;
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
@@ -42,7 +43,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         let [lengths, slots, accepted] = numbers;
         let (lengths, slots, accepted) = (lengths?, slots?, accepted?);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
-        let runs = runs(&launch, &self.problem, contents)?;
+        let (runs, shared) = runs(&launch, &self.problem, contents)?;
         let own = |parameter: Parameter| tensor(&launch, parameter, self.walked(parameter));
         let (Some(query), Some(key), Some(value), Some(beta), Some(state)) = (
             own(Parameter::Query),
@@ -68,7 +69,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found what is written apart
         // from everything else; the runs keep to the tokens and to the pool.
-        let run = unsafe { delta_rule::run(&self.problem, &runs, &buffers) };
+        let run = unsafe { delta_rule::run(&self.problem, (&runs, shared), &buffers) };
         run.map_err(|why| launch.fault(why))
     }
 }

@@ -14,8 +14,9 @@ use super::graph_pool::GraphStep;
 use super::graph_tensors::copy_rows;
 use super::sparse_buffers::SparseBuffers;
 
-/// A step of sparse attention that is replayed from graphs. From [`SparseGraphs::begin`]; end it when the last layer is
-/// queued, as a [`SparseStep`](crate::SparseStep).
+/// A step of sparse attention that is replayed from graphs. From
+/// [`SparseGraphs::begin`](crate::SparseGraphs::begin); end it when the last layer is queued, as a
+/// [`SparseStep`](crate::SparseStep).
 pub struct SparseGraphStep<'a, T: Element, W: Element = T> {
     pub(super) step: GraphStep<'a, SparseBuffers<T, W>>,
     pub(super) indexers: StepIndexers,

@@ -89,6 +89,14 @@ pub mod rules {
         EMPTY = "chunk_delta.empty", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, sizes",
             "there are tokens and sequences",
             "leave the call out where there is nothing to compute";
+        ROWS_LEFT_OUT = "chunk_delta.rows_left_out", Lint("such rows of the output keep what was there"), V1,
+            "ChunkGatedDeltaRule kernel, lengths",
+            "the tokens all belong to a sequence",
+            "give the length of each sequence, not its end, or tensors of the sequences' tokens alone";
+        NO_TOKENS = "chunk_delta.no_tokens", Lint("its state is not written"), V1,
+            "ChunkGatedDeltaRule kernel, lengths",
+            "each sequence has a token",
+            "leave sequences without tokens out of the call, and keep their states";
         CONTENTS = "chunk_delta.contents", Overrun("rows of other memory are read or written"), V1,
             "ChunkGatedDeltaRule kernel, lengths",
             "lengths are at least 0, and together no more than the tokens",

@@ -96,6 +96,15 @@ pub enum DeltaRuleFault {
         /// Number of slots.
         slots: usize,
     },
+    /// There are fewer slots than tokens, or fewer counts than sequences.
+    Few {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its numbers.
+        given: usize,
+        /// As many as are needed at least.
+        needed: usize,
+    },
     /// Tokens of two sequences name one state.
     SharedSlot {
         /// The slot.
@@ -112,6 +121,7 @@ impl DeltaRuleFault {
             DeltaRuleFault::Length { .. } => "actualSeqLengths",
             DeltaRuleFault::Accepted { .. } => "numAcceptedTokens",
             DeltaRuleFault::NoSlot { .. } | DeltaRuleFault::SharedSlot { .. } => "ssmStateIndices",
+            DeltaRuleFault::Few { tensor, .. } => tensor,
         }
     }
 
@@ -128,6 +138,7 @@ impl DeltaRuleFault {
             DeltaRuleFault::NoSlot { token, given, slots } => {
                 [format!("slot {given} of token {token}"), format!("0 to {}", slots.saturating_sub(1))]
             }
+            DeltaRuleFault::Few { given, needed, .. } => [format!("{given} numbers"), format!("{needed} or more")],
             DeltaRuleFault::SharedSlot { slot, sequences: [one, other] } => {
                 [format!("slot {slot} of sequences {one} and {other}"), "a slot for each sequence".to_owned()]
             }
@@ -204,12 +215,19 @@ impl DeltaRuleProblem {
     /// The run with the slot of its first state.
     fn start(&self, run: Run, slots: usize, contents: &DeltaRuleContents<'_>) -> Result<Run, DeltaRuleFault> {
         let Run { sequence, first, tokens, .. } = run;
-        let named = contents.slots.get(first..first + tokens).unwrap_or(&[]);
+        let few = |tensor, given, needed| DeltaRuleFault::Few { tensor, given, needed };
+        let Some(named) = contents.slots.get(first..first + tokens) else {
+            return Err(few("ssmStateIndices", contents.slots.len(), first + tokens));
+        };
         let outside = |given: i64| usize::try_from(given).map_or(true, |slot| slot >= slots);
         if let Some(at) = named.iter().position(|&given| outside(given)) {
             return Err(DeltaRuleFault::NoSlot { token: first + at, given: named[at], slots });
         }
-        let accepted = contents.accepted.get(sequence).copied().unwrap_or(1);
+        let accepted = match contents.accepted {
+            // Without counts a sequence begins at its first slot.
+            [] => 1,
+            counts => *counts.get(sequence).ok_or_else(|| few("numAcceptedTokens", counts.len(), sequence + 1))?,
+        };
         let last = usize::try_from(accepted).ok().and_then(|count| count.checked_sub(1));
         match last.and_then(|last| named.get(last)) {
             Some(&slot) => Ok(Run { start: slot as usize, ..run }),
@@ -226,6 +244,22 @@ impl DeltaRuleProblem {
                 Err(rule.broken(given, allowed))
             }
         }
+    }
+
+    /// What is unusual about the lengths: by the first rule tokens of no sequence, by the second sequences without tokens.
+    pub fn unusual(&self, lengths: &[i64], [left_out, no_tokens]: [&'static Rule; 2]) -> [Option<Violation>; 2] {
+        let sum = lengths.iter().fold(0i64, |sum, length| sum.saturating_add((*length).max(0)));
+        let tokens = self.tokens as i64;
+        let empty = lengths.iter().position(|length| *length <= 0);
+        [
+            (sum < tokens).then(|| {
+                left_out.broken(
+                    format_args!("{tokens} tokens, {sum} in sequences"),
+                    format_args!("lengths that sum up to {tokens}"),
+                )
+            }),
+            empty.map(|sequence| no_tokens.broken(format_args!("no token of sequence {sequence}"), "1 or more")),
+        ]
     }
 
     /// The first state that tokens of two sequences name: nothing orders the writes of one and the reads of the other.

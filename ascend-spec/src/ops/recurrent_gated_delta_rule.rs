@@ -121,9 +121,8 @@ pub mod rules {
         CONTENTS = "recurrent_delta.contents", Overrun("states of other memory are read or written"), V1,
             "RecurrentGatedDeltaRule kernel, lengths, slots and accepted counts",
             "each sequence has at most 8 tokens, all of them together no more than the queries, each token a slot of the "
-            "pool, and each accepted count names one of the sequence's tokens",
-            "make lengths, slots and accepted counts from one batch; a token of padding belongs to no sequence, and needs "
-            "a slot of the pool all the same if it does";
+            "pool, and each accepted count is that of one of the sequence's tokens",
+            "make lengths, slots and accepted counts from one batch, with the slots of the pool";
         SHARED = "recurrent_delta.shared_slot", Lint("nothing orders what the two read and write"), V1,
             "RecurrentGatedDeltaRule kernel, ssmStateIndices",
             "no two sequences name one slot",
@@ -243,6 +242,9 @@ impl RecurrentDeltaCall {
         let (Some(value), Some(state), Some(out)) = (self.value, self.state, self.out) else {
             return Ok(());
         };
+        if self.check(target).is_err() {
+            return Ok(());
+        }
         first_lint(allowed, |report| {
             for (parameter, desc, shape) in self.per_token(&value) {
                 ROOM.takes_on(target, Named(parameter.acl_name(), desc.shape), shape).report(report);

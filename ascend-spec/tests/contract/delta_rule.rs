@@ -60,7 +60,13 @@ fn strided(desc: Option<TensorDesc>, strides: &[i64]) -> Option<TensorDesc> {
 }
 
 /// Rules and lints that are broken on the device, by contents.
-const OF_CONTENTS: [&str; 3] = ["recurrent_delta.contents", "recurrent_delta.shared_slot", "chunk_delta.contents"];
+const OF_CONTENTS: [&str; 5] = [
+    "recurrent_delta.contents",
+    "recurrent_delta.shared_slot",
+    "chunk_delta.contents",
+    "chunk_delta.rows_left_out",
+    "chunk_delta.no_tokens",
+];
 
 #[test]
 fn every_rule_of_the_recurrent_operator_refuses_a_call() {
@@ -226,6 +232,9 @@ fn numbers_lead_to_tokens_and_states_or_are_faults() {
     }
     let shared = Some(DeltaRuleFault::SharedSlot { slot: 3, sequences: [0, 1] });
     assert_eq!(found(&[2, 1], &[4, 3, 3], &[]).1, shared);
+    let few = |tensor, given, needed| Err(DeltaRuleFault::Few { tensor, given, needed });
+    assert_eq!(found(&[2, 1], &[4, 3], &[]).0, [run(0, 0, 2, 4), few("ssmStateIndices", 2, 3)]);
+    assert_eq!(found(&[2, 1], &[4, 3, 0], &[2]).0, [run(0, 0, 2, 3), few("numAcceptedTokens", 1, 2)]);
     // Of its own a sequence may name a slot again.
     assert_eq!(found(&[2, 1], &[4, 4, 3], &[]).1, None);
 
@@ -233,6 +242,15 @@ fn numbers_lead_to_tokens_and_states_or_are_faults() {
     let contents = DeltaRuleContents { lengths: &[10, 2], ..DeltaRuleContents::default() };
     let runs: Vec<_> = prompts.runs(contents).collect();
     assert_eq!(runs, [run(0, 0, 10, 0), run(1, 10, 2, 1)]);
+    let unusual = |lengths: &[i64]| {
+        let found = prompts.unusual(lengths, [&chunk::ROWS_LEFT_OUT, &chunk::NO_TOKENS]);
+        found.map(|lint| lint.map(|lint| lint.given))
+    };
+    assert_eq!(unusual(&[10, 2]), [None, None]);
+    assert_eq!(
+        unusual(&[9, 0]),
+        [Some("12 tokens, 9 in sequences".to_owned()), Some("no token of sequence 1".to_owned()),]
+    );
 }
 
 #[test]
@@ -280,8 +298,8 @@ proptest! {
             out: half(8),
         };
         for target in [a2(V8_5), a2(V9_0), a2(V9_1), Target::new(Soc::Ascend950, V9_2)] {
+            let _ = call.lint(target, &[]);
             if let Ok(problem) = call.check(target) {
-                let _ = call.lint(target, &[]);
                 problem.touches(&call, &mut |_, range| assert!(range.start <= range.end));
             }
         }

@@ -99,17 +99,7 @@ impl<T> StridedTensor<T> {
     fn is_disjoint(&self) -> bool {
         let Sizes { batch, heads, rows, dim } = self.sizes;
         let view = &self.view;
-        let mut axes = [(batch, view.batch), (heads, view.head), (rows, view.row), (dim, view.dim)];
-        axes.sort_by_key(|&(_, stride)| stride.unsigned_abs());
-        let mut reach = 0u64;
-        for (size, stride) in axes.into_iter().filter(|&(size, _)| size > 1) {
-            let stride = stride.unsigned_abs();
-            if stride <= reach {
-                return false;
-            }
-            reach = reach.saturating_add(stride.saturating_mul(size as u64 - 1));
-        }
-        true
+        disjoint([(batch, view.batch), (heads, view.head), (rows, view.row), (dim, view.dim)])
     }
 
     /// Whether the elements of a vector are contiguous.
@@ -284,4 +274,19 @@ impl<T: Element> WriteTensor<T> {
             }
         }
     }
+}
+
+/// Whether no two elements of a tensor with these sizes and strides share memory. The answer is `false` where strides
+/// interleave, even if no elements overlap.
+pub(crate) fn disjoint(mut axes: [(usize, i64); 4]) -> bool {
+    axes.sort_by_key(|&(_, stride)| stride.unsigned_abs());
+    let mut reach = 0u64;
+    for (size, stride) in axes.into_iter().filter(|&(size, _)| size > 1) {
+        let stride = stride.unsigned_abs();
+        if stride <= reach {
+            return false;
+        }
+        reach = reach.saturating_add(stride.saturating_mul(size as u64 - 1));
+    }
+    true
 }
