@@ -92,6 +92,7 @@ impl NsaCompressWithCache {
     /// twice, of sequences that write a token;
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for padded sequences without a block table,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnNsaCompressWithCacheGetWorkspaceSize")]
@@ -108,6 +109,10 @@ impl NsaCompressWithCache {
             tensor.on(parameter.name(), context)?;
         }
         sequences.on(context)?;
+        if sequences.block_table().is_none() && sequences.layouts()[1] != "TND" {
+            return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
+                .fix("make them by `SparseSequences::packed`"));
+        }
         let [_, lengths] = sequences.lengths();
         let call = NsaCompressCacheCall {
             input: Some(*input.desc()),
