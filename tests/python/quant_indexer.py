@@ -18,6 +18,11 @@ UNITS = {torch.int8: 2.0**-8, EIGHT: 2.0**-2}
 TOLERANCES = {torch.int8: (2e-2, 2e-3), EIGHT: EXACT}
 
 
+def numbers(sequence, dtype):
+    """Random numbers of a dtype of one byte, of those near 1."""
+    return (sequence * 40).round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else sequence.to(dtype)
+
+
 class QuantisedChoosing(Choosing):
     """Queries and keys of one byte, with a scale for each head of each row and for each key."""
 
@@ -25,8 +30,7 @@ class QuantisedChoosing(Choosing):
         dtype, weights, scales = kind
         super().__init__(rows, keys, heads, torch.float32, weights)
         self.tolerance = TOLERANCES[dtype]
-        for sequences in (self.query, self.key):
-            sequences[:] = [(s * 40).round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else s.to(dtype) for s in sequences]
+        self.query, self.key = ([numbers(s, dtype) for s in sequences] for sequences in (self.query, self.key))
         draw = lambda like: [((torch.rand(*s.shape[:2], 1) + 0.5) * UNITS[dtype]).to(scales) for s in like]
         self.query_scale, self.key_scale = draw(self.query), draw(self.key)
 

@@ -24,12 +24,17 @@ def zeros(*shape, dtype=HALF):
     return torch.zeros(shape, dtype=dtype).npu()
 
 
+def made(changes):
+    """Arguments, which may be functions that make them."""
+    return {name: make() if callable(make) else make for name, make in changes.items()}
+
+
 def choosing(form=DENSE, dim=None, **changes):
     """A call of the indexer with other arguments, which may be functions that make them."""
 
     def call():
         named = Choosing([2, 2], [20, 20], heads=changes.get("heads", 8)).arguments(form) | {"sparse_count": 8}
-        named |= {name: make() if callable(make) else make for name, make in changes.items() if name != "heads"}
+        named |= made({name: change for name, change in changes.items() if name != "heads"})
         return indexer.choose(**named)
 
     return call
@@ -39,7 +44,7 @@ def attending(form=DENSE, heads=8, size=1, **changes):
     def call():
         lists = sparse.Lists(Absorbed([2, 2], [20, 20], heads, HALF), 4, size)
         named = sparse.arguments(lists, form)
-        return sparse.call(**named | {name: make() if callable(make) else make for name, make in changes.items()})
+        return sparse.call(**named | made(changes))
 
     return call
 
@@ -47,7 +52,7 @@ def attending(form=DENSE, heads=8, size=1, **changes):
 def choosing_quantised(form=DENSE, heads=8, **changes):
     def call():
         named = QuantisedChoosing([2, 2], [20, 20], heads).arguments(form) | {"sparse_count": 8}
-        return quant_indexer.choose(**named | {name: make() if callable(make) else make for name, make in changes.items()})
+        return quant_indexer.choose(**named | made(changes))
 
     return call
 
@@ -55,7 +60,7 @@ def choosing_quantised(form=DENSE, heads=8, **changes):
 def attending_quantised(form=DENSE, heads=8, size=1, **changes):
     def call():
         named = quant_sparse.arguments(sparse.Lists(Quantised([2, 2], [20, 20], heads, HALF), 4, size), form)
-        return quant_sparse.call(**named | {name: make() if callable(make) else make for name, make in changes.items()})
+        return quant_sparse.call(**named | made(changes))
 
     return call
 
@@ -63,7 +68,7 @@ def attending_quantised(form=DENSE, heads=8, size=1, **changes):
 def by_blocks(layout="TND", shape=(16, 128), dtype=HALF, dim=64, **changes):
     def call():
         blocks = block_sparse.Blocks(Batch([20, 9], [140, 130], dim=dim, dtype=dtype), shape)
-        named = {name: make() if callable(make) else make for name, make in changes.items()}
+        named = made(changes)
         return block_sparse.call(blocks, layout, **{"softmax_lse_flag": 1} | named)
 
     return call
@@ -151,7 +156,10 @@ QUANTISED_LISTS = {
     "scales apart from the rows": ("quant_sparse_flash.quantisation", attending_quantised(quant_scale_repo_mode=0)),
     "tiles of 64 elements": ("quant_sparse_flash.quantisation", attending_quantised(tile_size=64)),
     "blocks of 32": ("quant_sparse_flash.sparse_block_size", attending_quantised(sparse_block_size=32)),
-    "queries without rotary parts": ("quant_sparse_flash.head_dim", attending_quantised(query=lambda: zeros(2, 2, 8, 512))),
+    "queries without rotary parts": (
+        "quant_sparse_flash.head_dim",
+        attending_quantised(query=lambda: zeros(2, 2, 8, 512)),
+    ),
     "keys without scales": (
         "quant_sparse_flash.head_dim",
         attending_quantised(**dict.fromkeys(("key", "value"), lambda: zeros(2, 20, 1, 640, dtype=BYTE))),
