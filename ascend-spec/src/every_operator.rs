@@ -88,7 +88,7 @@ mod tests {
             let acl = info.acl_name.to_ascii_lowercase();
             let acl = acl.strip_suffix("ref").unwrap_or(&acl);
             // Named as in the other operators of the family, or without what says that it is an output.
-            let renamed = ["scaleValue", "headNum", "actualSeqQLen", "actualSeqKvLen", "yOut", "rstdOut"];
+            let renamed = ["scaleValue", "headNum", "actualSeqQLen", "actualSeqKvLen", "yOut", "rstdOut", "gOptional"];
             assert!(acl == letters || renamed.contains(&info.acl_name), "{acl}");
             names.push(info.name);
             inputs.extend(info.input);

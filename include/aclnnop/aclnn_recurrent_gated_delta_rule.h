@@ -1,8 +1,9 @@
 /*
- * aclnnRecurrentGatedDeltaRule (libopapi): linear attention of few tokens over a pool of states. CANN 8.1 does not have it.
+ * aclnnRecurrentGatedDeltaRule (libopapi): linear attention of few tokens over a pool of states. CANN 8.1 does not
+ * have it.
  * Written for this project from the documented ABI; no vendor text.
  *
- * Everything named ...Optional may be null.
+ * g, gk and numAcceptedTokens may be null.
  */
 #ifndef ASCEND_ATTENTION_ACLNNOP_ACLNN_RECURRENT_GATED_DELTA_RULE_H_
 #define ASCEND_ATTENTION_ACLNNOP_ACLNN_RECURRENT_GATED_DELTA_RULE_H_
@@ -28,9 +29,9 @@ aclnnStatus aclnnRecurrentGatedDeltaRuleGetWorkspaceSize(
     aclTensor *stateRef,
     const aclTensor *actualSeqLengths,
     const aclTensor *ssmStateIndices,
-    const aclTensor *gOptional,
-    const aclTensor *gkOptional,
-    const aclTensor *numAcceptedTokensOptional,
+    const aclTensor *g,
+    const aclTensor *gk,
+    const aclTensor *numAcceptedTokens,
     float scaleValue,
     const aclTensor *out,
     uint64_t *workspaceSize,

@@ -70,7 +70,7 @@ pub struct NsaCompressWithCache {
 }
 
 impl NsaCompressWithCache {
-    /// A call that compresses blocks of so many tokens, of which one begins every `stride` tokens of a sequence.
+    /// A call that compresses blocks of `block` tokens, of which one begins every `stride` tokens of a sequence.
     pub fn new(block: usize, stride: usize) -> Self {
         let [block, stride] = [block, stride].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
         Self { block, stride, allowed: AllowedLints::default() }

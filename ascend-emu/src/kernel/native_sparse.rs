@@ -203,9 +203,10 @@ unsafe fn select_under(
         let mut all = try_with_capacity(blocks)?;
         all.extend((0..blocks).map(|block| {
             let parts = problem.parts(block).filter_map(|part| weights.get(part));
+            // A score that is no number is the least, so that the forced ones are always among the best.
             let score = match forced.iter().any(|forced| forced.contains(&block)) {
                 true => f32::MAX,
-                false => parts.sum(),
+                false => Some(parts.sum()).filter(|score: &f32| !score.is_nan()).unwrap_or(f32::NEG_INFINITY),
             };
             Candidate::new(score, block)
         }));

@@ -30,18 +30,18 @@ impl SelectedAttentionOperator {
         let mut seen = Vec::new();
         for sequence in sequences.each(contents) {
             for row in 0..sequence.queries {
-                let (tokens, index) = (sequences.candidates(&sequence, row), sequence.index);
-                let of = |kv_head| problem.list(lists, sequence.first_query + row, kv_head);
+                let (tokens, index) = (sequence.keys, sequence.index);
+                let list = |kv_head| problem.list(lists, sequence.first_query + row, kv_head);
                 for kv_head in 0..problem.attention.kv_heads {
                     let place = format_args!("{tensor}: row {row} of sequence {index}, key head {kv_head}");
-                    if let Some(fault) = problem.fault(of(kv_head), tokens, &mut seen) {
+                    if let Some(fault) = problem.fault(list(kv_head), tokens, &mut seen) {
                         let kind = match fault {
                             SelectionFault::Twice { .. } => FindingKind::RepeatedBlock,
                             SelectionFault::Beyond { .. } | SelectionFault::Behind { .. } => FindingKind::SkippedEntry,
                         };
                         return launch.suspect(kind, tensor, format_args!("{place}: {fault}"));
                     }
-                    if problem.differs(of(0), of(kv_head), tokens) {
+                    if problem.differs(list(0), list(kv_head), tokens) {
                         let why = "another number of blocks than key head 0, or others of the last two, which the \
                                    operator takes from that head";
                         return launch.suspect(FindingKind::SkippedEntry, tensor, format_args!("{place}: {why}"));

@@ -33,10 +33,10 @@ macro_rules! recurrent_gated_delta_rule_arguments {
                 "Tokens of each sequence, `[B]`: lengths, not ends, at most 8 each." }
             1 { ssm_state_indices: tensor, SsmStateIndices, "ssmStateIndices",
                 "The slot that each token's state is written to, `[T]`." }
-            1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
-            1 { gk: tensor, Gk, "gkOptional",
+            1 { g: tensor, G, "g", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
+            1 { gk: tensor, Gk, "gk",
                 "Logarithm of the decay of each column of a state, `[T, Nv, Dk]`; null is no decay. From 9.0 on." }
-            1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokensOptional",
+            1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
                 "Accepted tokens of each sequence, `[B]`: it goes on from the slot that its token of this number names. \
                  Null is 1." }
             1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }

@@ -76,7 +76,7 @@ pub(crate) struct CompressionRules {
 }
 
 impl CompressionRules {
-    /// Checks the weights of blocks of so many tokens for tokens of so many heads.
+    /// Checks the weights of the tokens of a block, for each head.
     pub(crate) fn weight(&self, weight: &TensorDesc, block: i64, heads: i64) -> Checked {
         self.weight.takes(weight.shape, Shapes(&[&[Axis::Of(block), Axis::Of(heads)]]))
     }

@@ -34,7 +34,7 @@ impl Compression {
         tokens.checked_sub(self.block).is_some_and(|last| last.is_multiple_of(self.stride.max(1)))
     }
 
-    /// Number of tokens up to the end of the last block, of so many compressed tokens.
+    /// Number of tokens up to the end of the last block of `compressed` tokens.
     pub fn reach(&self, compressed: usize) -> usize {
         let before = compressed.checked_sub(1);
         before.map_or(0, |before| before.saturating_mul(self.stride).saturating_add(self.block))

@@ -130,7 +130,7 @@ impl NsaCompressCall<'_> {
         output.byte_range().map(|_| output)
     }
 
-    /// Blocks of all sequences, for so many tokens.
+    /// Blocks of all sequences, for this number of tokens.
     fn blocks(&self, compression: &Compression, tokens: usize) -> usize {
         let sequences = sequences(self.act_seq_len.unwrap_or_default(), tokens);
         sequences.map(|(_, length)| compression.count(length)).sum()

@@ -131,7 +131,7 @@ impl NsaCompressAttentionProblem {
         }
     }
 
-    /// Number of blocks of original tokens that a sequence of so many compressed tokens has.
+    /// Number of blocks of original tokens that a sequence of this number of compressed tokens has.
     pub fn blocks(&self, compressed: usize) -> usize {
         self.compression.reach(compressed).div_ceil(self.select.max(1))
     }

@@ -30,8 +30,11 @@ nsa_attention_rules! {
         "select blocks of such a size";
     COMPRESSED = "nsa_compress_attention.compressed", INNER_NULLPTR, V1,
         "NsaCompressAttentionInfer tiling, actualCmpKvSeqLen",
-        "a sequence has at most 8192 compressed tokens, and selectBlockCount to 4096 blocks of selectBlockSize",
-        "select fewer blocks, or attend to all tokens of short sequences";
+        "a sequence has at most 8192 compressed tokens, and at most 4096 blocks of selectBlockSize",
+        "attend to all tokens of longer sequences, by FusedInferAttentionScore";
+    SHORT = "nsa_compress_attention.short", INNER_NULLPTR, V1, "NsaCompressAttentionInfer tiling, selectBlockCount",
+        "a sequence has at least selectBlockCount blocks of selectBlockSize",
+        "select fewer blocks, or attend to all tokens of short sequences, by FusedInferAttentionScore";
     RESERVED = "nsa_compress_attention.reserved", Lint("the tensor is not looked at"), V1,
         "NsaCompressAttentionInfer documentation, topKMask",
         "topKMask is null",
@@ -159,7 +162,8 @@ impl NsaCompressAttentionCall<'_> {
         for &compressed in self.actual_cmp_kv_seq_len.unwrap_or_default() {
             COMPRESSED.takes(Noted(compressed, "compressed tokens"), 0..=MOST_COMPRESSED)?;
             let blocks = problem.blocks(usize::try_from(compressed).unwrap_or(0)) as i64;
-            COMPRESSED.takes(Noted(blocks, "blocks to select from"), self.select_block_count..=MOST_BLOCKS)?;
+            COMPRESSED.takes(Noted(blocks, "blocks to select from"), 0..=MOST_BLOCKS)?;
+            SHORT.takes(Noted(blocks, "blocks to select from"), self.select_block_count..)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::{Change, DType, Target, TensorDesc, Violation};
 compression_rules! {
     "nsa_compress_with_cache", "NsaCompressWithCache",
     required INNER_NULLPTR "input, weight, slotMapping and outputCache" "tokens, weights, slots and the cache",
-    lengths "1: lengths", heads "1 to 50 or an even number up to 64 of";
+    lengths "1: lengths", heads "1 to 50, or an even number up to 64, of";
     EMPTY = "nsa_compress_with_cache.empty", PARAM_INVALID, V1, "NsaCompressWithCache API, shapes",
         "no tensor is empty",
         "leave the call out where there is nothing to compress";

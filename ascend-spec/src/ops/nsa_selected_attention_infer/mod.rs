@@ -100,11 +100,11 @@ pub struct NsaSelectedProblem {
 /// A list of blocks by which a row attends to other tokens than it seems to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectionFault {
-    /// A block begins behind the tokens that the row sees, of which there are this many.
+    /// A block begins behind the tokens of the sequence, of which there are this many.
     Beyond {
         /// The block.
         block: i64,
-        /// Tokens that the row sees.
+        /// Tokens of the sequence.
         tokens: usize,
     },
     /// A block is there twice.
@@ -123,7 +123,7 @@ impl fmt::Display for SelectionFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SelectionFault::Beyond { block, tokens } => {
-                write!(f, "block {block} begins behind the {tokens} tokens that the row sees, and is left out")
+                write!(f, "block {block} begins behind the {tokens} tokens of the sequence, and is left out")
             }
             SelectionFault::Twice { block } => write!(f, "block {block} is there twice, and counts twice"),
             SelectionFault::Behind { block } => {
@@ -155,8 +155,9 @@ impl NsaSelectedProblem {
         first.map(move |first| first..tokens.min(first.saturating_add(select)))
     }
 
-    /// The first entry by which a row that sees the first `tokens` tokens of its sequence attends to others than its
-    /// list seems to say. `seen` is memory for the search.
+    /// The first entry by which a row of a sequence of `tokens` tokens attends to others than its list seems to say. That
+    /// a row does not see the last of them yet, and a block is cut, is what the operator is for. `seen` is memory for the
+    /// search.
     pub fn fault(&self, list: &[i64], tokens: usize, seen: &mut Vec<bool>) -> Option<SelectionFault> {
         let blocks = tokens.div_ceil(self.select.max(1));
         seen.clear();

@@ -31,7 +31,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_indexer.heads quant_indexer.none_chosen recurrent_delta.heads recurrent_delta.dims \
          recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty nsa_compress.heads \
          nsa_compress_with_cache.heads nsa_compress_attention.batch nsa_selected_attention.batch \
-         nsa_compress_with_cache.empty nsa_compress_attention.compressed nsa_selected_attention.short \
+         nsa_compress_with_cache.empty nsa_compress_attention.compressed nsa_compress_attention.short nsa_selected_attention.short \
          nsa_compress_attention.head_dim",
     ),
     (
