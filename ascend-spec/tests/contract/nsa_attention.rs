@@ -141,7 +141,7 @@ fn every_rule_of_attention_to_compressed_tokens_refuses_a_call() {
         ("select_block_size", 561_103, Call { select_block_size: 40, ..packed }),
         ("select_block_size", 561_103, Call { select_block_size: 16, ..packed }),
         ("select_block_size", 561_103, Call { compress_block_stride: 48, ..packed }),
-        ("compressed", 561_103, Call { actual_cmp_kv_seq_len: Some(&[10, 55]), ..packed }),
+        ("short", 561_103, Call { actual_cmp_kv_seq_len: Some(&[10, 55]), ..packed }),
         ("compressed", 561_103, Call { actual_cmp_kv_seq_len: Some(&[24, 8193]), ..packed }),
         ("compressed", 561_103, Call { actual_cmp_kv_seq_len: Some(&[-1, 55]), ..packed }),
     ];
