@@ -34,8 +34,8 @@ macro_rules! chunk_gated_delta_rule_arguments {
             1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
             1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
             1 { final_state: output, FinalState, "finalState",
-                "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without tokens \
-                 is not written." }
+                "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without \
+                 tokens is not written." }
         }
     };
 }
@@ -67,8 +67,8 @@ pub mod rules {
             "query, key, value, beta, initialState, actualSeqLengths, out and finalState are given",
             "pass all tensors but g: zeros as initialState of sequences that begin";
         DTYPE = "chunk_delta.dtype", PARAM_INVALID, V1, "ChunkGatedDeltaRule API, dtypes",
-            "query, key, value, beta and out are BF16, initialState and finalState both BF16 or on Ascend 950 both FLOAT, "
-            "g FLOAT and lengths INT32",
+            "query, key, value, beta and out are BF16, initialState and finalState both BF16 or on Ascend 950 both "
+            "FLOAT, g FLOAT and lengths INT32",
             "convert the named tensor to one of the allowed dtypes";
         FORMAT = "chunk_delta.format", INNER_NULLPTR, V1, "ChunkGatedDeltaRule infer-shape, formats",
             "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
@@ -83,8 +83,8 @@ pub mod rules {
             "heads of keys and of values have 1 to 128 elements",
             "use the operator for heads of this size alone";
         SHAPE = "chunk_delta.shape", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, shapes",
-            "key has the shape of query, out that of value, beta and g a number for each token and head, and both states "
-            "[B, Nv, Dv, Dk]",
+            "key has the shape of query, out that of value, beta and g a number for each token and head, and both "
+            "states [B, Nv, Dv, Dk]",
             "give tensors of the same tokens, sequences and heads; a state has a row for each element of a value";
         EMPTY = "chunk_delta.empty", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, sizes",
             "there are tokens and sequences",

@@ -246,7 +246,8 @@ impl DeltaRuleProblem {
         }
     }
 
-    /// What is unusual about the lengths: by the first rule tokens of no sequence, by the second sequences without tokens.
+    /// What is unusual about the lengths: by the first rule tokens of no sequence, by the second sequences without
+    /// tokens.
     pub fn unusual(&self, lengths: &[i64], [left_out, no_tokens]: [&'static Rule; 2]) -> [Option<Violation>; 2] {
         let sum = lengths.iter().fold(0i64, |sum, length| sum.saturating_add((*length).max(0)));
         let tokens = self.tokens as i64;

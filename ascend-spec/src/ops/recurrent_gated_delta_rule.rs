@@ -37,8 +37,8 @@ macro_rules! recurrent_gated_delta_rule_arguments {
             1 { gk: tensor, Gk, "gk",
                 "Logarithm of the decay of each column of a state, `[T, Nv, Dk]`; null is no decay. From 9.0 on." }
             1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
-                "Accepted tokens of each sequence, `[B]`: it goes on from the slot that its token of this number names. \
-                 Null is 1." }
+                "Accepted tokens of each sequence, `[B]`: it goes on from the slot that its token of this number \
+                 names. Null is 1." }
             1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
             1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
         }
@@ -71,7 +71,8 @@ pub mod rules {
         REQUIRED = "recurrent_delta.required", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, null pointers",
             "query, key, value, beta, stateRef, actualSeqLengths, ssmStateIndices and out are given",
             "pass all tensors but g, gk and numAcceptedTokens";
-        GK = "recurrent_delta.gk", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, gk" in Scope::A2_A3.since(V8_5).until(V8_5),
+        GK = "recurrent_delta.gk", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, gk"
+            in Scope::A2_A3.since(V8_5).until(V8_5),
             "gk is null in 8.5",
             "leave gk out, or run on CANN 9.0 or newer";
         DTYPE = "recurrent_delta.dtype", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, dtypes",
@@ -106,22 +107,22 @@ pub mod rules {
             "give tensors of the same tokens, sequences and heads";
         ROOM = "recurrent_delta.room", Overrun("as many numbers are read and written, whatever room there is"), V1,
             "RecurrentGatedDeltaRule tiling, shapes" in Scope::A2_A3.since(V8_5).until(V9_0),
-            "slots, g, gk, accepted counts and out have an entry for each token or sequence and for each head in 8.5 and "
-            "9.0 too, which do not look at them",
+            "slots, g, gk, accepted counts and out have an entry for each token or sequence and for each head in 8.5 "
+            "and 9.0 too, which do not look at them",
             "give tensors of the same tokens, sequences and heads";
         DENSE = "recurrent_delta.dense_state", Overrun("states are read and written as if nothing lay between"), V1,
             "RecurrentGatedDeltaRule kernel, stateRef",
             "stateRef is contiguous, from 9.1 on at least each of its matrices [Dv, Dk]",
-            "pass the pool itself, not a view of it, or run on CANN 9.1 or newer for a pool with other data between its "
-            "states";
+            "pass the pool itself, not a view of it, or run on CANN 9.1 or newer for a pool with other data between "
+            "its states";
         LOST_OUT = "recurrent_delta.lost_out", Lint("the outputs are written to a copy that nobody gets"), V1,
             "RecurrentGatedDeltaRule API, out" in Scope::A2_A3.since(V8_5).until(V9_0),
             "out is contiguous before 9.1",
             "pass a tensor of its own, or run on CANN 9.1 or newer";
         CONTENTS = "recurrent_delta.contents", Overrun("states of other memory are read or written"), V1,
             "RecurrentGatedDeltaRule kernel, lengths, slots and accepted counts",
-            "each sequence has at most 8 tokens, all of them together no more than the queries, each token a slot of the "
-            "pool, and each accepted count is that of one of the sequence's tokens",
+            "each sequence has at most 8 tokens, all of them together no more than the queries, each token a slot of "
+            "the pool, and each accepted count is that of one of the sequence's tokens",
             "make lengths, slots and accepted counts from one batch, with the slots of the pool";
         SHARED = "recurrent_delta.shared_slot", Lint("nothing orders what the two read and write"), V1,
             "RecurrentGatedDeltaRule kernel, ssmStateIndices",

@@ -155,9 +155,9 @@ impl NsaSelectedProblem {
         first.map(move |first| first..tokens.min(first.saturating_add(select)))
     }
 
-    /// The first entry by which a row of a sequence of `tokens` tokens attends to others than its list seems to say. That
-    /// a row does not see the last of them yet, and a block is cut, is what the operator is for. `seen` is memory for the
-    /// search.
+    /// The first entry by which a row of a sequence of `tokens` tokens attends to others than its list seems to say.
+    /// That a row does not see the last of them yet, and a block is cut, is what the operator is for. `seen` is memory
+    /// for the search.
     pub fn fault(&self, list: &[i64], tokens: usize, seen: &mut Vec<bool>) -> Option<SelectionFault> {
         let blocks = tokens.div_ceil(self.select.max(1));
         seen.clear();
