@@ -14,8 +14,8 @@ use crate::tensor::{AnyTensor, Tensor};
 /// The tokens of each sequence of a call and, for [`RecurrentGatedDeltaRule`], the slots of its states in the pool.
 ///
 /// The operators read these numbers on the device, where nothing checks them: a slot of -1 writes in front of the pool.
-/// Made here, the host knows them: plans refuse numbers that lead elsewhere than to the sequence's own tokens and states.
-/// Cloning shares the memory.
+/// Made here, the host knows them: plans refuse numbers that lead elsewhere than to the sequence's own tokens and
+/// states. Cloning shares the memory.
 ///
 /// [`RecurrentGatedDeltaRule`]: crate::recurrent_delta_rule::RecurrentGatedDeltaRule
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ impl DeltaSequences {
         })
     }
 
-    /// The sequences, each of which goes on behind this number of accepted tokens of the step before: from the state in the
-    /// slot that its token of this number names, 1 for the first. The states of the tokens that were not accepted are
+    /// The sequences, each of which goes on behind this number of accepted tokens of the step before: from the state in
+    /// the slot that its token of this number names, 1 for the first. The states of the tokens that were not accepted are
     /// taken back by that.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl DeltaSequences {
     pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
         let [lengths, slots, _] = &*self.numbers;
         if counts.len() != lengths.len() || self.slots.is_none() {
-            let of = if self.slots.is_some() { "slots" } else { "lengths alone" };
-            let given = format_args!("{} counts for {} sequences of {of}", counts.len(), lengths.len());
+            let kind = if self.slots.is_some() { "slots" } else { "lengths alone" };
+            let given = format_args!("{} counts for {} sequences of {kind}", counts.len(), lengths.len());
             return Err(Error::invalid("accepted", given, "a count for each sequence of slots")
                 .fix("make sequences by `DeltaSequences::of_slots`, and counts from the same batch"));
         }

@@ -30,8 +30,9 @@ const INSTEAD: &str = "compute the recurrence on the host";
 const TENSORS: [Parameter; 6] =
     [Parameter::Query, Parameter::Key, Parameter::Value, Parameter::Beta, Parameter::G, Parameter::Gk];
 
-/// A call of RecurrentGatedDeltaRule, by which layers of linear attention decode and verify drafts (Qwen3-Next, Qwen3.5,
-/// Kimi): each sequence has up to 8 tokens, and after each of them its state is written to the token's slot of the pool.
+/// A call of RecurrentGatedDeltaRule, by which layers of linear attention decode and verify drafts (Qwen3-Next,
+/// Qwen3.5, Kimi): each sequence has up to 8 tokens, and after each of them its state is written to the token's slot of
+/// the pool.
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`RecurrentDeltaPlan`] once a layer.
 ///
@@ -83,8 +84,8 @@ impl RecurrentGatedDeltaRule {
         self
     }
 
-    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides, which have exactly the
-    /// tokens of the sequences: narrow those of a padded step. Nothing is launched, and the tensors are not kept.
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides, which have exactly
+    /// the tokens of the sequences: narrow those of a padded step. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
