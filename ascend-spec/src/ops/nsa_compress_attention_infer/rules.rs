@@ -180,8 +180,9 @@ impl NsaCompressAttentionCall<'_> {
         };
         let compressed = self.actual_cmp_kv_seq_len.unwrap_or_default();
         let made = |tokens: i64| problem.compression.count(usize::try_from(tokens).unwrap_or(0)) as i64;
-        let given = format_args!("{} numbers", original.len());
-        lint!(report, original.len() == compressed.len(), ORIGINAL, given, compressed.len());
+        let (numbers, expected) = (original.len(), compressed.len());
+        let given = format_args!("{numbers} numbers");
+        lint!(report, numbers == expected, ORIGINAL, given, expected);
         let mut pairs = original.iter().zip(compressed);
         if let Some((tokens, compressed)) = pairs.find(|(tokens, compressed)| made(**tokens) != **compressed) {
             let given = format_args!("{tokens} original tokens with {compressed} compressed ones");
