@@ -5,6 +5,7 @@ import os
 import torch
 
 import block_sparse
+import delta_rule
 import fusion_extras
 import incre
 import indexer
@@ -100,6 +101,15 @@ CALLS = {
     "the newest compressed token": ("8.5", lambda: nsa.the_newest_block_goes_to_its_slot(HALF, 32, 16, 1, 64, 1)),
     "attention to compressed tokens": ("8.5", lambda: nsa.one_row_needs_no_original_lengths("TND")),
     "attention to selected blocks": ("8.5", lambda: nsa.sizes_of_selected_blocks(48, "TND")),
+    "the gated delta rule, token by token": (
+        "8.5",
+        lambda: delta_rule.decodes_and_drafts_write_a_state_behind_each_token((2, 4), (128, 128), (4, 1), (True, False)),
+    ),
+    "the gated delta rule, with decays of columns": (
+        "9.0",
+        lambda: delta_rule.decodes_and_drafts_write_a_state_behind_each_token((2, 4), (128, 128), (4, 1), (True, True)),
+    ),
+    "the gated delta rule in chunks": ("9.1", lambda: delta_rule.prompts_end_in_a_state((2, 4), (128, 128), (70,), True)),
     "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 

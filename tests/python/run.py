@@ -20,7 +20,7 @@ TRACED = STRICT | TRACE
 # Environments, and the modules whose cases run in them. `{folder}` is one for files of the run.
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
-    (STRICT, ["indexer", "sparse", "block_sparse", "sparse_refusals", "nsa"]),
+    (STRICT, ["indexer", "sparse", "block_sparse", "sparse_refusals", "nsa", "delta_rule"]),
     (STRICT, ["quant_indexer", "quant_sparse"]),
     (STRICT, ["scatter", "atb", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "family_graphs", "streams", "misuse", "around"]),
