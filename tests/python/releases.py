@@ -48,6 +48,10 @@ def sink(dtype):
     compare(batch, "TND", output, sink=logits)
 
 
+def decodes_and_drafts(decays):
+    delta_rule.decodes_and_drafts_write_a_state_behind_each_token((2, 4), (128, 128), (4, 1), decays)
+
+
 def train(version, layout, softmax_layout="", **arguments):
     batch = Batch([12] * 2, [12] * 2)
     result = fusion(version, batch, layout, softmax_layout=softmax_layout, **arguments)
@@ -103,13 +107,13 @@ CALLS = {
     "attention to selected blocks": ("8.5", lambda: nsa.sizes_of_selected_blocks(48, "TND")),
     "the gated delta rule, token by token": (
         "8.5",
-        lambda: delta_rule.decodes_and_drafts_write_a_state_behind_each_token((2, 4), (128, 128), (4, 1), (True, False)),
+        lambda: decodes_and_drafts((True, False)),
     ),
     "the gated delta rule, with decays of columns": (
         "9.0",
-        lambda: delta_rule.decodes_and_drafts_write_a_state_behind_each_token((2, 4), (128, 128), (4, 1), (True, True)),
+        lambda: decodes_and_drafts((True, True)),
     ),
-    "the gated delta rule in chunks": ("9.1", lambda: delta_rule.prompts_end_in_a_state((2, 4), (128, 128), (70,), True)),
+    "the gated delta rule in chunks": ("9.1", lambda: delta_rule.prompts_end_in_a_state((2, 4), (64, 32), (70,), True)),
     "the ring update": ("8.1", lambda: ring.two_pieces("SBH", BRAIN, 64, 4)),
 }
 
