@@ -180,8 +180,8 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
-    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step
-    /// does not have is refused when the step begins.
+    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no model has. One that the model does not have
+    /// is refused when a step begins, one of another group by [`Attention::of_groups`](crate::Attention::of_groups).
     pub fn prefer(
         mut self,
         layers: impl IntoIterator<Item = usize>,
@@ -198,6 +198,20 @@ impl<T: Element> Backends<T> {
             self.preferred.extend(states.iter().map(|state| ((layer, *state), name)));
         }
         Ok(self)
+    }
+
+    /// Counts the layers that prefer a backend as the cache of these layers of the model does. Others are refused.
+    pub(crate) fn count_within(&mut self, layers: &[usize]) -> Result<(), Violation> {
+        let mut counted = HashMap::with_capacity(self.preferred.len());
+        for ((layer, state), name) in &self.preferred {
+            let Some(place) = layers.iter().position(|own| own == layer) else {
+                return Err(rules::BACKEND_LAYERS
+                    .broken(format_args!("a preference of layer {layer}"), format_args!("layers {layers:?}")));
+            };
+            counted.insert((place, *state), *name);
+        }
+        self.preferred = counted;
+        Ok(())
     }
 
     /// Refuses preferences of layers that a cache of `layers` layers does not have.
