@@ -202,15 +202,15 @@ impl<T: Element> Backends<T> {
 
     /// Counts the layers that prefer a backend as the cache of these layers of the model does. Others are refused.
     pub(crate) fn count_within(&mut self, layers: &[usize]) -> Result<(), Violation> {
-        let mut counted = HashMap::with_capacity(self.preferred.len());
-        for ((layer, state), name) in &self.preferred {
-            let Some(place) = layers.iter().position(|own| own == layer) else {
-                return Err(rules::BACKEND_LAYERS
-                    .broken(format_args!("a preference of layer {layer}"), format_args!("layers {layers:?}")));
-            };
-            counted.insert((place, *state), *name);
+        let place = |layer: usize| layers.iter().position(|own| *own == layer);
+        let unknown = self.preferred.keys().map(|(layer, _)| *layer).filter(|layer| place(*layer).is_none());
+        if let Some(layer) = unknown.min() {
+            return Err(rules::BACKEND_LAYERS
+                .broken(format_args!("a preference of layer {layer}"), format_args!("layers {layers:?}")));
         }
-        self.preferred = counted;
+        let counted = self.preferred.drain();
+        let counted = counted.filter_map(|((layer, state), name)| Some(((place(layer)?, state), name)));
+        self.preferred = counted.collect();
         Ok(())
     }
 

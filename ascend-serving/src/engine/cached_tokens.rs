@@ -36,9 +36,9 @@ impl<T: Element> Attention<T> {
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups: nothing is marked then.
     pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.check_sequence(sequence)?;
-        let mut parts = self.groups.iter().zip(sequence.groups());
+        let parts = self.groups.iter().zip(sequence.groups());
         parts.clone().try_for_each(|(group, part)| group.cache.check_marked(part, tokens))?;
-        parts.by_ref().for_each(|(group, part)| group.cache.entry().mark_computed(part.stamp(), tokens));
+        parts.for_each(|(group, part)| group.cache.entry().mark_computed(part.stamp(), tokens));
         Ok(())
     }
 
