@@ -109,7 +109,7 @@ impl Causality {
     pub(crate) fn shown_from(self, cached: usize) -> usize {
         match self {
             Self::Bidirectional | Self::Causal => 0,
-            Self::Window(keys) => (cached + 1).saturating_sub(keys.get()),
+            Self::Window(keys) => cached.saturating_sub(keys.get().saturating_sub(1)),
             Self::Chunk(size) => cached - cached % size,
         }
     }

@@ -150,11 +150,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Self::of_groups(std::iter::once((pool.as_ref(), causality)))
     }
 
-    /// An empty cache for the groups of a model's layers, in their order.
+    /// An empty cache for the groups of a model's layers, in their order. The layers of [`Attention::new`] are causal
+    /// here.
     ///
     /// # Errors
-    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, for caches of several block
-    /// sizes, and for groups that share a pool.
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, and for caches of several block
+    /// sizes.
     pub fn of<E: Element>(attention: &Attention<E>) -> Result<Self, Violation> {
         let groups = attention.groups().iter();
         Self::of_groups(groups.map(|group| (group.cache().pool(), group.causality())))
@@ -173,16 +174,6 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         let block_size = first.map_or(0, |group| group.pool.block_size());
         let wrong =
             |group: &&Group| group.pool.block_size() != block_size || group.causality == Causality::Bidirectional;
-        let mut pools: Vec<_> = groups.iter().map(|group| group.pool.id()).collect();
-        pools.sort_unstable();
-        if let Some(twice) = pools.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Violation::new(
-                &rules::PREFIX_GROUPS,
-                format_args!("two groups of {}", twice[0]),
-                "a pool for each group",
-                "make the caches of the groups without `with_pool`",
-            ));
-        }
         match groups.iter().enumerate().find(|(_, group)| wrong(group)) {
             None if block_size > 0 => {
                 Ok(Self { block_size, groups, nodes: HashMap::new(), roots: HashMap::new(), next: 0, clock: 0 })

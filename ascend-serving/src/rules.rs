@@ -244,10 +244,11 @@ ascend_attention::spec::library_rules! {
         "layers prefer a registered backend",
         "register the backend by `with` before it is preferred";
     BACKEND_LAYERS = "backend.layers",
-        "backends are preferred for layers of the cache",
-        "name the layers in `Backends::prefer` as their cache numbers them, from 0 on";
+        "backends are preferred for layers of the model that they compute",
+        "name the layers in `Backends::prefer` as the model numbers them, each in the backends of its own group";
     GROUP_LAYERS = "group.layers",
-        "each layer of the model is in exactly one group, and a step has metadata for every group",
+        "each layer of the model is in exactly one group, each group has a pool of its own, and a step has metadata "
+        "for every group",
         "divide the layers of the model among the groups, and make the metadata by `Attention::metadata`";
     PREFIX_GROUPS = "prefix.groups",
         "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
@@ -278,7 +279,8 @@ ascend_attention::spec::library_rules! {
         "has no such limit";
     STEP_CAUSALITY = "step.causality",
         "the tokens of a step see the keys that its layers, or its graphs, were made for",
-        "make the settings with the causality of these layers, or set their mask in the metadata";
+        "make the metadata by `Attention::metadata` of these layers, or the settings with their causality; where all "
+        "layers have another mask, set it in the metadata";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
         "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this "

@@ -255,11 +255,7 @@ fn mixed_layers_of_a_step() -> usize {
     let mut sequences = [3, 230].map(|len| {
         let mut sequence = engine.sequence();
         engine.grow(&stream, &mut sequence, len).unwrap();
-        for (at, group) in engine.groups().iter().enumerate() {
-            let part = sequence.group(at).unwrap();
-            let cache = group.cache();
-            cache.mark_computed(part, len).unwrap();
-        }
+        engine.mark_computed(&sequence, len).unwrap();
         sequence
     });
     for sequence in &mut sequences {

@@ -56,8 +56,8 @@ pub(crate) struct Recorded<T: Element> {
 pub struct SelectedBackend<T: Element> {
     /// The backend's name.
     pub name: &'static str,
-    /// The step that the backend has prepared.
-    pub plan: StepPlan<T>,
+    /// The step that the backend has prepared, for all layers that come to it.
+    pub plan: Arc<StepPlan<T>>,
     /// Backends that were tried before this one.
     pub refused: Vec<RefusedBackend>,
 }
@@ -159,11 +159,11 @@ impl<T: Element> Backends<T> {
         self
     }
 
-    /// Tries a registered backend before the others for some layers, as their cache numbers them, in some kinds of
+    /// Tries a registered backend before the others for some layers, as the model numbers them, in some kinds of
     /// steps: where it refuses a step, the others are tried in their order. A later preference replaces an earlier one.
     ///
-    /// A step plans once with each backend that its layers prefer, when the first layer with a mask is planned, so that
-    /// a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
+    /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
+    /// that a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
     /// requests add several tokens, in those of [chunks](AttentionState::ChunkedPrefill).
     ///
     /// ```
@@ -180,8 +180,8 @@ impl<T: Element> Backends<T> {
     ///
     /// # Errors
     /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
-    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no cache has. One that the cache of a step
-    /// does not have is refused when the step begins.
+    /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no model has. One that the model does not have
+    /// is refused when a step begins, one of another group by [`Attention::of_groups`](crate::Attention::of_groups).
     pub fn prefer(
         mut self,
         layers: impl IntoIterator<Item = usize>,
@@ -198,6 +198,20 @@ impl<T: Element> Backends<T> {
             self.preferred.extend(states.iter().map(|state| ((layer, *state), name)));
         }
         Ok(self)
+    }
+
+    /// Counts the layers that prefer a backend as the cache of these layers of the model does. Others are refused.
+    pub(crate) fn count_within(&mut self, layers: &[usize]) -> Result<(), Violation> {
+        let place = |layer: usize| layers.iter().position(|own| *own == layer);
+        let unknown = self.preferred.keys().map(|(layer, _)| *layer).filter(|layer| place(*layer).is_none());
+        if let Some(layer) = unknown.min() {
+            return Err(rules::BACKEND_LAYERS
+                .broken(format_args!("a preference of layer {layer}"), format_args!("layers {layers:?}")));
+        }
+        let counted = self.preferred.drain();
+        let counted = counted.filter_map(|((layer, state), name)| Some(((place(layer)?, state), name)));
+        self.preferred = counted.collect();
+        Ok(())
     }
 
     /// Refuses preferences of layers that a cache of `layers` layers does not have.
@@ -230,28 +244,33 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<SelectedBackend<T>> {
-        self.plan_beside(step, first, StepMemory::default())
+        self.plan_beside(step, first, &[], StepMemory::default())
     }
 
     /// Prepares a step with the first backend that can serve it within the limit of memory, beside plans for other
-    /// layers that need `held`.
+    /// layers that need `held`. A backend that has a plan among these serves by it.
     fn plan_beside(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
+        others: &[PreferredPlan<T>],
         held: StepMemory,
     ) -> Result<SelectedBackend<T>> {
         let (selected, refused) = self.plan_first(step, first, |backend| {
+            let name = backend.name();
+            if let Some(other) = others.iter().find(|other| other.selected.name == name) {
+                return Ok((name, Arc::clone(&other.selected.plan)));
+            }
             let plan = StepPlan::new(&**backend, step, first)?;
             self.admits(held.beside(plan.memory()))?;
-            Ok((backend.name(), plan))
+            Ok((name, Arc::new(plan)))
         })?;
         let (name, plan) = selected;
         Ok(SelectedBackend { name, plan, refused })
     }
 
     /// Prepares a step for all layers with one mask, of a cache of `layers` layers: a plan for each backend that some
-    /// of them prefer, that of `first` in front.
+    /// of them come to, that of `first` in front.
     ///
     /// # Errors
     /// As for [`plan`](Self::plan).
@@ -268,8 +287,10 @@ impl<T: Element> Backends<T> {
             if plans.iter().any(|plan| plan.preferred == preferred) {
                 continue;
             }
-            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, held)?;
-            held = held.beside(selected.plan.memory());
+            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, &plans, held)?;
+            if plans.iter().all(|plan| plan.selected.name != selected.name) {
+                held = held.beside(selected.plan.memory());
+            }
             plans.push(PreferredPlan { preferred, selected });
         }
         Ok(plans)

@@ -191,16 +191,7 @@ impl AttentionMetadata {
         let sequences = requests.iter().filter_map(|request| request.sequence);
         sequences.clone().try_for_each(|sequence| sequence.check_groups(groups))?;
         for (other, group) in self.others.iter_mut().zip(1..) {
-            let requests = requests.iter().map(|request| {
-                request.in_group(group).ok_or_else(|| {
-                    Violation::new(
-                        &rules::GROUP_LAYERS,
-                        "a request without a sequence",
-                        format_args!("one with a sequence in the caches of {groups} groups of layers"),
-                        "make requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
-                    )
-                })
-            });
+            let requests = requests.iter().map(|request| request.in_group(group));
             other.renew(&requests.collect::<Result<Vec<_>, _>>()?)?;
         }
         Ok(())
@@ -427,10 +418,31 @@ impl AttentionMetadata {
     ///
     /// The settings' causality decides which tokens the sequences keep, so that a mask may show fewer keys. It may
     /// show more in steps alone whose sequences gave no tokens back: layers are refused otherwise
-    /// ([`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)).
+    /// ([`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)). Of several groups of layers those get the mask whose causality
+    /// shows all that it shows; the others keep theirs.
     pub fn set_mask(&mut self, mask: impl Into<LayerMask>) {
-        self.mask = mask.into();
-        self.others.iter_mut().for_each(|other| other.set_mask(self.mask.clone()));
+        let mask = mask.into();
+        let admits = |group: &Self| mask.is_within(group.settings.causality);
+        for other in self.others.iter_mut().filter(|other| admits(other)) {
+            other.mask = mask.clone();
+        }
+        if self.others.is_empty() || admits(self) {
+            self.mask = mask;
+        }
+    }
+
+    /// Refuses a step of another causality than that of its layers, where they have one.
+    pub(crate) fn check_causality(&self, layers: Option<Causality>) -> Result<(), Violation> {
+        let given = self.settings.causality;
+        match layers.filter(|own| *own != given) {
+            None => Ok(()),
+            Some(own) => Err(Violation::new(
+                &rules::STEP_CAUSALITY,
+                format_args!("a step of {}", LayerMask::from(given)),
+                LayerMask::from(own),
+                "make the metadata by `Attention::metadata` of this attention",
+            )),
+        }
     }
 
     /// Refuses a mask that may show tokens which a sequence gave back.

@@ -69,10 +69,31 @@ impl<'a> BatchRequest<'a> {
         }
     }
 
-    /// The request in the cache of a group of layers, where its sequence has one.
-    pub(super) fn in_group(&self, group: usize) -> Option<Self> {
-        let part = Self::of(self.sequence?.group(group)?, self.new);
-        Some(Self { drafts: self.drafts, prompt_len: self.prompt_len, recompute: self.recompute, ..part })
+    /// The request in the cache of a group of layers, where as many tokens follow the new ones as in the first. A
+    /// group that has given back some of the new ones is refused, and a request whose sequence has no such group.
+    pub(super) fn in_group(&self, group: usize) -> Result<Self, Violation> {
+        let both = self.sequence.and_then(|sequence| Some((sequence, sequence.group(group)?)));
+        let Some((sequence, part)) = both else {
+            return Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                "a request without a sequence",
+                format_args!("one with a sequence in the cache of group {group}"),
+                "make requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
+            ));
+        };
+        let kept = |part: &Sequence| part.len() - part.given_back();
+        let behind = kept(sequence).saturating_sub(self.cached.saturating_add(self.new));
+        let Some(cached) = kept(part).checked_sub(behind).and_then(|end| end.checked_sub(self.new)) else {
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
+                format_args!("{} new tokens in front of {behind} others, in group {group} of the layers", self.new),
+                format_args!("tokens among the last {}, which the group has not given back", kept(part)),
+                "leave out the tokens that are given back; to compute them once more, `truncate` the sequence to 0, \
+                 and grow and compute it from its first token",
+            ));
+        };
+        let part = Self::of(part, self.new);
+        Ok(Self { cached, drafts: self.drafts, prompt_len: self.prompt_len, recompute: self.recompute, ..part })
     }
 
     /// A request without a [`Sequence`]: `new` tokens after `cached` ones, in the blocks of a row of the table, which

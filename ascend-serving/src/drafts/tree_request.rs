@@ -17,7 +17,8 @@ use super::DraftTree;
 #[derive(Clone, Copy, Debug)]
 pub struct TreeRequest<'a> {
     /// The request's sequence, none of whose tokens were given back, since every node sees those before the tree. Its
-    /// last tokens may be the nodes; over a cache of latents they are.
+    /// last tokens may be the nodes; over a cache of latents they are. It is of a single group of layers, such as one
+    /// of [`Sequence::new`].
     pub sequence: &'a Sequence,
     /// The tokens before the tree, which are computed: all of the sequence's, or all but the nodes.
     pub cached: usize,
@@ -89,6 +90,10 @@ impl TreeRequest<'_> {
     /// Refuses a sequence that does not have the tokens which the request says, in this cache.
     fn check(&self, index: usize, cache: &CacheEntry, is_latent: bool) -> Result<(), Violation> {
         let Self { sequence, cached, tree } = *self;
+        sequence.check_groups(1).map_err(|mut why| {
+            why.fix = "verify trees with sequences of the verified cache alone (`Sequence::new` of its pool)".into();
+            why
+        })?;
         cache.pool().check_same(
             sequence.pool(),
             format_args!("a sequence for request {index}"),
@@ -187,8 +192,9 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 /// Over latents the verification is a step that writes the nodes, and is not begun twice at a time.
 ///
 /// # Errors
-/// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),
-/// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
+/// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS),
+/// [`BLOCK_POOL`](crate::rules::BLOCK_POOL), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
+/// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
 /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
 /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for [`StepProgress::begin`].
 pub(crate) fn begin_trees(

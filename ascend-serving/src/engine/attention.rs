@@ -29,7 +29,8 @@ pub struct Attention<T: Element> {
 }
 
 impl<T: Element> Attention<T> {
-    /// Attention of these heads over a cache with all layers of the model, computed by these backends.
+    /// Attention of these heads over a cache with all layers of the model, computed by these backends. Which keys its
+    /// tokens see is left to the settings of each step; [`metadata`](Self::metadata) makes causal ones.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
         let layers = 0..cache.shape().layers;
         let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
@@ -86,13 +87,14 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a layer that is in no group, in several or not in the model,
-    /// for a group whose cache has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or
-    /// groups.
+    /// for a group whose cache has another number of layers, for two groups of one pool, and for more than
+    /// [`CacheShape::MAX_LAYERS`] layers or groups; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for backends that
+    /// are [preferred](Backends::prefer) for a layer of another group.
     pub fn of_groups(layers: usize, groups: impl IntoIterator<Item = LayerGroup<T>>) -> Result<Self, Violation> {
         // One more than any model has, so that an endless list ends.
         let most = CacheShape::MAX_LAYERS;
         let groups = groups.into_iter().take(most.saturating_add(1));
-        let groups: Vec<LayerGroup<T>> = groups.collect();
+        let mut groups: Vec<LayerGroup<T>> = groups.collect();
         let wrong = |given: String| {
             Violation::new(
                 &rules::GROUP_LAYERS,
@@ -105,8 +107,18 @@ impl<T: Element> Attention<T> {
         if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
             return Err(wrong(format!("{} groups of {named} layers", groups.len())));
         }
+        let mut pools: Vec<_> = groups.iter().map(|group| group.cache.pool().id()).collect();
+        pools.sort_unstable();
+        if let Some(twice) = pools.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                format_args!("two groups of {}", twice[0]),
+                "a pool for each group",
+                "make the caches of the groups without `with_pool`",
+            ));
+        }
         let mut places = vec![None; layers];
-        for (at, group) in groups.iter().enumerate() {
+        for (at, group) in groups.iter_mut().enumerate() {
             let cached = group.cache.shape().layers;
             if cached != group.layers.len() {
                 let own = group.layers.len();
@@ -118,6 +130,7 @@ impl<T: Element> Attention<T> {
                     _ => return Err(wrong(format!("layer {layer} in group {at}"))),
                 }
             }
+            group.backends.count_within(&group.layers)?;
         }
         Ok(Self { groups, places: places.into_iter().flatten().collect(), range_checker: None })
     }
@@ -154,11 +167,14 @@ impl<T: Element> Attention<T> {
     /// [`Attention::grow`] has given tokens back. A sequence that has grown already adds none.
     ///
     /// # Errors
-    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
+    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW);
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups,
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for one of other pools.
     pub fn admits<'s>(&self, requests: impl IntoIterator<Item = (&'s Sequence, usize)>) -> Result<(), Violation> {
         // One more than the pools admit, so that an endless list ends.
         let most = BlockPool::MAX_REQUESTS.saturating_add(1);
         let requests: Vec<_> = requests.into_iter().take(most).collect();
+        requests.iter().try_for_each(|(sequence, _)| self.check_sequence(sequence))?;
         for (at, group) in self.groups.iter().enumerate() {
             let parts = requests.iter().filter_map(|(sequence, tokens)| Some((sequence.group(at)?, *tokens)));
             group.cache.pool().admits(parts.map(|(part, tokens)| part.keys_after(tokens)))?;
@@ -166,7 +182,8 @@ impl<T: Element> Attention<T> {
         Ok(())
     }
 
-    /// The metadata of a step of these requests, in the cache of each group.
+    /// The metadata of a step of these requests, in the cache of each group. The layers of [`Attention::new`] are
+    /// causal here.
     ///
     /// # Errors
     /// As for [`AttentionMetadata::new`].
@@ -276,11 +293,8 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// As for [`PagedKvCache::grow`]; [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
-        sequence.check_groups(self.groups.len())?;
-        for (group, part) in self.groups.iter().zip(sequence.groups()) {
-            group.cache.admits(stream)?;
-            group.cache.holds(part)?;
-        }
+        self.check_sequence(sequence)?;
+        self.groups.iter().try_for_each(|group| group.cache.admits(stream))?;
         sequence.give_back();
         let mut rooms = Vec::with_capacity(self.groups.len());
         for (at, group) in self.groups.iter().enumerate() {

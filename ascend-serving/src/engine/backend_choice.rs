@@ -166,7 +166,9 @@ impl<T: Element> Attention<T> {
         group.check(stream)?;
         metadata.check_pool(group.cache.pool())?;
         metadata.check_blocks(group.cache.pool())?;
-        group.choice(stream, metadata, (local, mask.unwrap_or(metadata.mask())), learnable_sink)
+        let mask = mask.unwrap_or(metadata.mask());
+        group.check_mask(mask)?;
+        group.choice(stream, metadata, (local, mask), learnable_sink)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The rows of a model's table of layers: layers that are computed alike.
 
-use std::num::NonZeroUsize;
-
-use ascend_attention::{Element, Stream};
+use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::{AttentionShape, Backends};
+use crate::batch::LayerMask;
 use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{CacheShape, PagedKvCache};
+use crate::rules;
 
 /// Layers of a model that see the same keys and share a cache: a row of the table that [`Attention`](crate::Attention)
 /// is.
@@ -32,7 +32,8 @@ pub(crate) struct LayerPlace {
 
 impl<T: Element> LayerGroup<T> {
     /// A group of these layers of the model, in the order in which the cache has them. At most one layer more than
-    /// [`CacheShape::MAX_LAYERS`] is kept: no [`Attention`](crate::Attention) takes more.
+    /// [`CacheShape::MAX_LAYERS`] is kept: no [`Attention`](crate::Attention) takes more. The backends are
+    /// [preferred](Backends::prefer) for layers of the group.
     pub fn new(
         layers: impl IntoIterator<Item = usize>,
         causality: Causality,
@@ -77,8 +78,22 @@ impl<T: Element> LayerGroup<T> {
         Ok(self.backends.check_layers(shape.layers)?)
     }
 
-    /// The window of the layers in front of which growth gives tokens back.
-    pub(crate) fn kept_window(&self) -> Option<NonZeroUsize> {
-        self.causality?.window()
+    /// Which keys their tokens see, unless that is left to the steps.
+    pub(crate) fn fixed_causality(&self) -> Option<Causality> {
+        self.causality
+    }
+
+    /// Refuses a mask that shows more of a token's past than the layers see.
+    pub(crate) fn check_mask(&self, mask: &LayerMask) -> Result<(), Violation> {
+        match self.causality.filter(|own| !mask.is_within(*own)) {
+            None => Ok(()),
+            Some(own) => Err(Violation::new(
+                &rules::STEP_CAUSALITY,
+                format_args!("{mask} for layers of {}", LayerMask::from(own)),
+                format_args!("{}, or a mask that shows less of a token's past", LayerMask::from(own)),
+                "leave the mask to the group (`Attention::mask`, `Attention::capture_layers`), or make a group of the \
+                 layers that see more",
+            )),
+        }
     }
 }

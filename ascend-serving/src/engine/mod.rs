@@ -5,6 +5,7 @@ mod attention_options;
 mod backend_choice;
 mod backend_comparison;
 mod cache_accuracy;
+mod cached_tokens;
 mod cross_attention;
 mod element_place;
 mod encoder_attention;

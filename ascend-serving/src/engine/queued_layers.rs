@@ -34,7 +34,8 @@ pub(crate) const STEP_AGAIN: &str = "begin the step again with the same metadata
 
 /// How to go on after a write that has lost tokens in front of its step.
 const LOST_AGAIN: &str = "drop the step, cut its sequences (`truncate`) to the tokens that count as computed \
-     (`PagedKvCache::computed_tokens`), or to 0 where blocks were given back, and compute the others again";
+     (`computed_tokens` of `Attention` or `PagedKvCache`), or to 0 where blocks were given back, and compute \
+     the others again";
 
 impl QueuedLayers {
     /// The layers of a step, none of them queued.

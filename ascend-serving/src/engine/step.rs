@@ -1,7 +1,7 @@
 //! A step in progress, layer by layer.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor};
 
 use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan};
 use crate::batch::{AttentionMetadata, LayerMask};
@@ -73,16 +73,7 @@ impl<T: Element> LayerGroup<T> {
         self.check(stream)?;
         metadata.check_requests()?;
         metadata.check_pool(self.cache.pool())?;
-        let given = metadata.settings().causality;
-        if let Some(own) = self.causality.filter(|own| *own != given) {
-            return Err(Violation::new(
-                &rules::STEP_CAUSALITY,
-                format_args!("a step of {}", LayerMask::from(given)),
-                LayerMask::from(own),
-                "make the metadata by `Attention::metadata` of this attention",
-            )
-            .into());
-        }
+        metadata.check_causality(self.causality)?;
         Ok(self.cache.check_recomputed(metadata.step_tokens())?)
     }
 }
@@ -132,8 +123,9 @@ impl<'a, T: Element> Step<'a, T> {
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
     /// none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
-    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back,
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for one that shows more than the causality of the layer's
+    /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
@@ -246,6 +238,7 @@ impl<'a, T: Element> Step<'a, T> {
         let at = match planned.iter().position(is_own) {
             Some(at) => at,
             None => {
+                layers.check_mask(mask)?;
                 metadata.check_mask(mask)?;
                 let at = planned.len();
                 let input_kinds = InputKinds::of(&tensors);

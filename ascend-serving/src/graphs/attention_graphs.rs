@@ -82,6 +82,8 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a mask that shows more than the causality of a layer's
+    /// group;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
     /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
@@ -116,10 +118,16 @@ impl<T: Element> Attention<T> {
         let groups = self.groups().iter().map(|group| {
             let preferred = |layer| group.backends().preferred(layer, limits.each.state());
             let layers = group.layers().iter().enumerate();
-            let layers = layers.map(|(own, layer)| (mask(*layer).into(), preferred(own)));
-            CapturedGroup::new(group.cache(), group.shape(), group.kept_window(), layers, limits)
+            let layers = layers.map(|(own, layer)| {
+                let mask = mask(*layer).into();
+                group.check_mask(&mask)?;
+                Ok((mask, preferred(own)))
+            });
+            let layers = layers.collect::<Result<Vec<_>>>()?;
+            let causality = group.fixed_causality();
+            Ok(CapturedGroup::new(group.cache(), group.shape(), causality, layers.into_iter(), limits))
         });
-        AttentionGraphs::capture(stream, self, groups.collect(), limits)
+        AttentionGraphs::capture(stream, self, groups.collect::<Result<_>>()?, limits)
     }
 }
 
@@ -259,7 +267,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata of another cache or other masks,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since it was made,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
-    /// has not ([`PagedKvCache::queue_pending_copies`](crate::kv::PagedKvCache::queue_pending_copies));
+    /// has not ([`Attention::queue_pending_copies`]);
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as

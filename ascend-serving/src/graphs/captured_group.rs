@@ -1,6 +1,5 @@
 //! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
@@ -36,6 +35,8 @@ pub(super) struct CapturedGroup {
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
     heads: AttentionShape,
+    /// Which keys the layers see, unless that is left to the steps.
+    causality: Option<Causality>,
     /// The layers that have a program of their own.
     alike: Vec<AlikeLayers>,
     /// For each layer the number of its program.
@@ -51,14 +52,14 @@ impl CapturedGroup {
     pub(super) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,
-        window: Option<NonZeroUsize>,
+        causality: Option<Causality>,
         layers: impl Iterator<Item = (LayerMask, Option<&'static str>)>,
         limits: &GraphLimits,
     ) -> Self {
         let pool = cache.pool();
         let block_size = pool.block_size();
         // The block in which the window of the first new token begins is read as a whole.
-        let keys = window.map_or(usize::MAX, |window| {
+        let keys = causality.and_then(Causality::window).map_or(usize::MAX, |window| {
             let around = block_size.saturating_add(limits.each.0).saturating_sub(2);
             // One dummy request may have to take all rows but one for each request.
             let rows = limits.sizes.iter().max().map_or(0, |size| {
@@ -81,6 +82,7 @@ impl CapturedGroup {
             cache_entry: Arc::clone(cache.entry()),
             shape: cache.shape(),
             heads,
+            causality,
             alike,
             program_of,
             limits: KeyLimits { keys: limits.keys.min(keys), blocks: limits.blocks.min(pool.blocks()), block_size },
@@ -113,14 +115,16 @@ impl CapturedGroup {
         columns.min(self.limits.blocks).max(1)
     }
 
-    /// Refuses a step of another pool or with another mask, or whose sequences gave up blocks, or tokens that some
-    /// layer shows. Outside of a step the answer on blocks is that of the moment.
+    /// Refuses a step of another pool or causality or with another mask, or whose sequences gave up blocks, or tokens
+    /// that some layer shows. Outside of a step the answer on blocks is that of the moment.
     fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.check_pool(&self.pool)?;
         metadata.check_blocks(&self.pool)?;
+        metadata.check_causality(self.causality)?;
+        let own = self.causality.map(LayerMask::from);
         let mut masks = self.alike.iter().map(|alike| &alike.mask);
         if let Some(first) = masks.clone().next()
-            && !masks.clone().any(|mask| mask == metadata.mask())
+            && !masks.clone().chain(&own).any(|mask| mask == metadata.mask())
         {
             let given = metadata.mask();
             return Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), first));
@@ -265,8 +269,8 @@ impl CapturedGroup {
         steps.collect()
     }
 
-    /// Allocates the buffers of the graphs of `requests` requests, and chooses what computes the layers with each
-    /// mask. `sinks` has those of the group's layers.
+    /// Allocates the buffers of the graphs of `requests` requests, and chooses what computes the layers that are
+    /// alike. `sinks` has those of the group's layers.
     pub(super) fn buffers<T: Element>(
         &self,
         stream: &Stream,
@@ -410,7 +414,7 @@ impl CapturedGroup {
         plan.record(capture, &layer, &tensors.output, self.limits)
     }
 
-    /// The programs of a padded step, one for each mask of the layers, and the contents of their named masks.
+    /// The programs of a padded step, one for the layers that are alike, and the contents of their named masks.
     pub(super) fn replayed<T: Element>(
         &self,
         stream: &Stream,

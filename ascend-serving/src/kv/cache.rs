@@ -117,8 +117,11 @@ impl<T: Element> PagedKvCache<T> {
     /// progress, at most the tokens before it are.
     ///
     /// # Errors
-    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool.
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for one in the caches of several groups of layers, which has
+    /// [`Attention::computed_tokens`](crate::Attention::computed_tokens).
     pub fn computed_tokens(&self, sequence: &Sequence) -> Result<usize, Violation> {
+        sequence.check_groups(1)?;
         self.holds(sequence)?;
         Ok(self.entry.computed_tokens(sequence.stamp()))
     }
@@ -132,14 +135,22 @@ impl<T: Element> PagedKvCache<T> {
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) while a block of the sequence waits for a copy, which would
-    /// overwrite what was written.
+    /// overwrite what was written, [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several
+    /// groups of layers, which has [`Attention::mark_computed`](crate::Attention::mark_computed).
     pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
+        sequence.check_groups(1)?;
+        self.check_marked(sequence, tokens)?;
+        self.entry.mark_computed(sequence.stamp(), tokens);
+        Ok(())
+    }
+
+    /// Refuses to mark tokens of a sequence as computed that it does not have, and while copies would overwrite them.
+    pub(crate) fn check_marked(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
         sequence.check_count(tokens, "grow the sequence by the tokens before they are written")?;
         if let Some(block) = sequence.uncopied_in(&self.entry) {
             return Err(uncopied(format_args!("tokens said to be computed, and block {block}")));
         }
-        self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
     }
 
@@ -349,8 +360,16 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several groups of layers, which has
+    /// [`Attention::queue_pending_copies`](crate::Attention::queue_pending_copies);
     /// [`Acl`](ascend_attention::Error::Acl).
     pub fn queue_pending_copies(&mut self, stream: &Stream, sequence: &Sequence) -> Result<()> {
+        sequence.check_groups(1)?;
+        self.queue_copies_of(stream, sequence)
+    }
+
+    /// Queues the copies that blocks of a sequence, or of its tokens in one group of layers, still wait for.
+    pub(crate) fn queue_copies_of(&mut self, stream: &Stream, sequence: &Sequence) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
         // The source blocks may be given back while the copies wait for the device.

@@ -44,6 +44,7 @@ pub use cached_rows::CachedRows;
 pub use fence::{Fence, FencedQueue};
 pub use interleave::Interleave;
 pub use kernel_blocks::KernelBlocks;
+pub(crate) use moved_tokens::listed_moves;
 pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};

@@ -103,6 +103,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several groups of layers, which has
+    /// [`Attention::move_tokens`](crate::Attention::move_tokens),
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
     /// moved then. [`Acl`](ascend_attention::Error::Acl).
     ///
@@ -113,6 +115,22 @@ impl<T: Element> PagedKvCache<T> {
         sequence: &Sequence,
         moves: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
+        sequence.check_groups(1)?;
+        let moves = self.check_moves(stream, sequence, &listed_moves(sequence, moves))?;
+        let moved = self.queue_moves(stream, &moves);
+        if moved.is_err() {
+            self.lose_moved(sequence, &moves);
+        }
+        moved
+    }
+
+    /// Refuses moves of tokens that the sequence cannot move in this cache. Nothing is moved.
+    pub(crate) fn check_moves(
+        &self,
+        stream: &Stream,
+        sequence: &Sequence,
+        moves: &[(usize, usize)],
+    ) -> Result<CheckedMoves> {
         self.admits(stream)?;
         self.holds(sequence)?;
         if self.has_groups() {
@@ -139,10 +157,9 @@ impl<T: Element> PagedKvCache<T> {
         }
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());
-        let most = sequence.len().max(TokenTree::MAX_LEN);
+        let most = most_moves(sequence);
         let (mut slots, mut first) = (Vec::new(), usize::MAX);
-        for (count, (from, to)) in moves.into_iter().enumerate() {
-            // So that an endless list ends.
+        for (count, &(from, to)) in moves.iter().enumerate() {
             if count == most {
                 return Err(Violation::new(
                     &rules::SEQUENCE_LENGTH,
@@ -161,7 +178,7 @@ impl<T: Element> PagedKvCache<T> {
                     ),
                     "positions of computed tokens",
                     "move tokens once the step that computes them has queued its last layer; tokens that you wrote \
-                     yourself, in every layer: name them first by `PagedKvCache::mark_computed`",
+                     yourself, in every layer: name them first by `mark_computed`",
                 )
                 .into());
             }
@@ -174,8 +191,8 @@ impl<T: Element> PagedKvCache<T> {
                          that a step was writing when this sequence was forked"
                     ),
                     "positions in blocks of the sequence alone",
-                    "queue the copies of each cache of the pool (`PagedKvCache::queue_pending_copies`); where another \
-                     sequence or a prefix has the block, drop that first, or compute the tokens again in a sequence \
+                    "queue the copies of each cache of the pool (`queue_pending_copies`); where another sequence \
+                     or a prefix has the block, drop that first, or compute the tokens again in a sequence \
                      of their own, or behind a `truncate` and `grow` of this one, which copies the block",
                 )
                 .into());
@@ -185,19 +202,47 @@ impl<T: Element> PagedKvCache<T> {
                 slots.push(pair);
             }
         }
-        let runs = runs_of(&slots, block_size);
+        Ok(CheckedMoves { slots, first })
+    }
+
+    /// Queues the copies of moves that [`check_moves`](Self::check_moves) has checked.
+    pub(crate) fn queue_moves(&self, stream: &Stream, moves: &CheckedMoves) -> Result<()> {
+        let block_size = self.pool().block_size();
+        let runs = runs_of(&moves.slots, block_size);
         // The blocks may be given back while the copies wait for the device.
         let _lease = self.pool().begin_step(stream);
-        let moved = self.layers.iter().try_for_each(|layer| match layer {
+        self.layers.iter().try_for_each(|layer| match layer {
             CacheLayer::Plain(layer) => layer.move_runs(stream, &runs, block_size),
             CacheLayer::Quantised { layer, .. } => layer.move_runs(stream, &runs, block_size),
-        });
-        if moved.is_err() {
-            // Some layers have other tokens there than the rest.
-            self.entry().lose(sequence.stamp(), first);
-        }
-        moved
+        })
     }
+
+    /// Records that a move has failed: some layers have other tokens than the rest from the first target on.
+    pub(crate) fn lose_moved(&self, sequence: &Sequence, moves: &CheckedMoves) {
+        self.entry().lose(sequence.stamp(), moves.first);
+    }
+}
+
+/// Moves within a sequence that may be queued.
+#[derive(Debug)]
+pub(crate) struct CheckedMoves {
+    /// Slots to move from and to.
+    slots: Vec<(usize, usize)>,
+    /// The first position that is moved to.
+    first: usize,
+}
+
+/// The most moves in a sequence: one for each token, or for each node of the largest tree.
+fn most_moves(sequence: &Sequence) -> usize {
+    sequence.len().max(TokenTree::MAX_LEN)
+}
+
+/// The moves of a list, and one more than there may be at most, so that an endless list ends.
+pub(crate) fn listed_moves(
+    sequence: &Sequence,
+    moves: impl IntoIterator<Item = (usize, usize)>,
+) -> Vec<(usize, usize)> {
+    moves.into_iter().take(most_moves(sequence).saturating_add(1)).collect()
 }
 
 #[cfg(test)]

@@ -98,9 +98,10 @@ impl Sequence {
         }
     }
 
-    /// Says which keys the layers see, so that growth gives back the tokens that they show no more.
+    /// Says which keys the layers see, so that growth gives back the tokens that they show no more. Where they show
+    /// all, what is given back is left to the caller.
     pub(crate) fn seen_by(mut self, causality: Option<Causality>) -> Self {
-        self.causality = causality;
+        self.causality = causality.filter(|causality| causality.window().is_some());
         self
     }
 
@@ -110,7 +111,7 @@ impl Sequence {
         self
     }
 
-    /// The tokens in the cache of a group of layers, 0 for the first.
+    /// The tokens in the cache of a group of layers; for 0, the first, the sequence itself, with those of all groups.
     pub fn group(&self, group: usize) -> Option<&Self> {
         match group.checked_sub(1) {
             None => Some(self),
@@ -140,7 +141,9 @@ impl Sequence {
                 &rules::GROUP_LAYERS,
                 format_args!("a sequence in the caches of {own} groups of layers"),
                 format_args!("one in {groups}"),
-                "make sequences by `Attention::sequence`, and grow them and make metadata by the same attention",
+                "make a sequence by `Attention::sequence`, and by the same attention its metadata, and what changes or \
+                 counts its tokens (`grow`, `move_tokens`, `mark_computed`, `computed_tokens`, \
+                 `queue_pending_copies`)",
             )),
         }
     }
@@ -615,6 +618,16 @@ mod tests {
         assert_eq!(sequence.truncate(5).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
         sequence.truncate(0).unwrap();
         assert_eq!((sequence.len(), pool.held_blocks()), (0, 0));
+    }
+
+    #[test]
+    fn a_sequence_that_shows_all_leaves_to_its_caller_what_is_given_back() {
+        let pool = pool(4);
+        let mut sequence = Sequence::new(&pool).seen_by(Some(Causality::Causal));
+        let _ = sequence.grow(11).unwrap();
+        sequence.drop_before(9).unwrap();
+        sequence.truncate(9).unwrap();
+        assert_eq!((sequence.len(), sequence.given_back()), (9, 8));
     }
 
     #[derive(Clone, Debug)]

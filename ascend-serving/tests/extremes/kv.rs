@@ -82,6 +82,7 @@ pub const CALLS: &[Call] = &[
             if sequence.grow(missing).is_ok() {
                 prefixes.insert(salt, &tokens, &sequence).unwrap();
             }
+            let _ = (sequence.share_prefix(draw.usize()), sequence.truncate(draw.usize()));
             let (group, blocks) = (draw.of(&[0, 1, usize::MAX]), draw.usize());
             let counts = [
                 prefixes.available_blocks(group),

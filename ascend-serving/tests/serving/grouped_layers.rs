@@ -2,11 +2,12 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{Stream, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
-    LayerGroup, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
+    DraftTree, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, PagedDecode, StatePolicy, TreeRequest,
+    TreeVerification, rules,
 };
 
 use crate::harness;
@@ -54,13 +55,12 @@ pub fn with_full_layers(stream: &Stream, full: PagedKvCache<bf16>, of_full: Back
     Attention::of_groups(5, [full, windowed]).unwrap()
 }
 
-/// Says that every group has all tokens of a sequence.
-fn mark_computed(model: &Attention<bf16>, sequence: &Sequence) {
-    for (at, group) in model.groups().iter().enumerate() {
-        let cache = group.cache();
-        let part = sequence.group(at).unwrap();
-        cache.mark_computed(part, part.len()).unwrap();
-    }
+/// Query, key and value of tokens whose numbers are their places in the step.
+fn numbered(stream: &Stream, tokens: usize) -> [Tensor<bf16>; 3] {
+    [HEADS, KV_HEADS, KV_HEADS].map(|heads| {
+        let rows = (0..tokens).flat_map(|token| vec![bf16::from_f32(token as f32); heads * DIM]);
+        stream.upload(&rows.collect::<Vec<_>>(), [tokens, heads, DIM]).unwrap()
+    })
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
     let mut sequences = [5, 290].map(|tokens| {
         let mut sequence = model.sequence();
         model.grow(&stream, &mut sequence, tokens).unwrap();
-        mark_computed(&model, &sequence);
+        model.mark_computed(&sequence, tokens).unwrap();
         sequence
     });
     let first = [BatchRequest::of(&sequences[0], 5)];
@@ -120,6 +120,137 @@ fn layers_are_in_one_group_each() {
     assert_eq!(rule(2, &[(&[0, 2], 2)]), &rules::GROUP_LAYERS);
     assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), &rules::GROUP_LAYERS);
     assert_eq!(rule(2, &[(&[0, 1], 1)]), &rules::GROUP_LAYERS);
+    let first = cache(&stream, 1, 4);
+    let second = cache(&stream, 1, 4).with_pool(first.pool()).unwrap();
+    let groups = [(0, first), (1, second)];
+    let groups = groups.map(|(layer, cache)| LayerGroup::new([layer], Causality::Causal, shape(), cache, backends()));
+    let refused = Attention::of_groups(2, groups).map(drop).unwrap_err();
+    assert_eq!(refused.rule, &rules::GROUP_LAYERS);
+    assert!(refused.given.starts_with("two groups of"), "{refused}");
+}
+
+#[test]
+fn layers_prefer_backends_by_their_numbers_in_the_model() {
+    let stream = harness::stream();
+    let prefer = |layer: usize| {
+        let both = backends().with(PagedDecode);
+        both.prefer([layer], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
+    };
+    let mut model = with_full_layers(&stream, cache(&stream, 2, 40), prefer(4));
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 5).unwrap();
+    model.mark_computed(&sequence, 5).unwrap();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    let [query, key, value] = numbered(&stream, 1);
+    let mut step = model.begin(&stream, &metadata).unwrap();
+    for layer in [1, 4] {
+        step.forward(layer, (&query, &key, &value)).unwrap();
+    }
+    let served = [1, 4].map(|layer| step.selected(layer).unwrap().name);
+    assert_eq!(served, ["fused", "paged_decode"]);
+    let group =
+        |layer, prefers| LayerGroup::new([layer], Causality::Causal, shape(), cache(&stream, 1, 4), prefer(prefers));
+    let refused = Attention::of_groups(2, [group(0, 0), group(1, 0)]).map(drop).unwrap_err();
+    assert_eq!((refused.rule, &*refused.given), (&rules::BACKEND_LAYERS, "a preference of layer 0"));
+}
+
+/// A step may compute fewer tokens than its sequence has grown by: every group leaves out the same ones.
+#[test]
+fn a_step_is_of_the_same_tokens_in_each_group() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 10).unwrap();
+    for cached in [0, 5] {
+        let mut request = BatchRequest::of(&sequence, 5);
+        request.cached = cached;
+        let metadata = model.metadata(&[request], POLICY).unwrap();
+        let lengths = [0, 1].map(|group| metadata.group(group).unwrap().kv_lengths().lengths().to_vec());
+        assert_eq!(lengths, [[cached + 5], [cached + 5]]);
+    }
+    model.grow(&stream, &mut sequence, 390).unwrap();
+    model.mark_computed(&sequence, 400).unwrap();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    // The windowed group has given back 128 tokens, these among them.
+    let mut request = BatchRequest::of(&sequence, 5).recompute();
+    request.cached = 100;
+    let refused = model.metadata(&[request], POLICY).unwrap_err();
+    assert_eq!(refused.rule, &rules::SEQUENCE_LENGTH);
+    assert_eq!(refused.given, "5 new tokens in front of 296 others, in group 1 of the layers");
+}
+
+#[test]
+fn the_tokens_of_a_sequence_are_counted_and_moved_in_every_group() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 5).unwrap();
+    let metadata = model.metadata(&[BatchRequest::of(&sequence, 5)], POLICY).unwrap();
+    let [query, key, value] = numbered(&stream, 5);
+    let mut step = model.begin(&stream, &metadata).unwrap();
+    for layer in 0..5 {
+        step.forward(layer, (&query, &key, &value)).unwrap();
+    }
+    step.end().unwrap();
+    assert_eq!(model.computed_tokens(&sequence), Ok(5));
+    model.queue_pending_copies(&stream, &sequence).unwrap();
+    model.move_tokens(&stream, &sequence, [(4, 1)]).unwrap();
+    for (at, group) in model.groups().iter().enumerate() {
+        let keys = group.cache().layer(0).unwrap().key.download(&stream).unwrap();
+        let slot = sequence.group(at).unwrap().slot(1).unwrap();
+        assert_eq!(keys[slot * KV_HEADS * DIM], bf16::from_f32(4.0), "group {at}");
+    }
+    let fork = sequence.group(1).unwrap().fork();
+    let shared = model.move_tokens(&stream, &sequence, [(3, 0)]).unwrap_err();
+    assert!(shared.breaks(&rules::TABLE_SHARED), "{shared}");
+    let keys = model.cache().layer(0).unwrap().key.download(&stream).unwrap();
+    assert_eq!(keys[sequence.slot(0).unwrap() * KV_HEADS * DIM], bf16::ZERO);
+    drop(fork);
+    model.grow(&stream, &mut sequence, 3).unwrap();
+    model.groups()[1].cache().mark_computed(sequence.group(1).unwrap(), 8).unwrap();
+    assert_eq!(model.computed_tokens(&sequence), Ok(5));
+    model.mark_computed(&sequence, 8).unwrap();
+    assert_eq!(model.computed_tokens(&sequence), Ok(8));
+    let single = Sequence::new(model.cache().pool());
+    assert_eq!(model.computed_tokens(&single).unwrap_err().rule, &rules::GROUP_LAYERS);
+}
+
+#[test]
+fn a_mask_shows_no_more_than_the_group_of_its_layer() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let window = |keys| Causality::Window(NonZeroUsize::new(keys).unwrap());
+    let (causal, narrow): (LayerMask, LayerMask) = (Causality::Causal.into(), window(20).into());
+    let limits = GraphLimits::new([2], 300);
+    let wide = model.capture(&stream, causal.clone(), &limits).map(drop).unwrap_err();
+    assert!(wide.breaks(&rules::STEP_CAUSALITY), "{wide}");
+    let mut graphs = model.capture(&stream, narrow.clone(), &limits).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 5).unwrap();
+    model.mark_computed(&sequence, 5).unwrap();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    metadata.set_mask(causal.clone());
+    let masks = |metadata: &AttentionMetadata| [0, 1].map(|group| metadata.group(group).unwrap().mask().clone());
+    assert_eq!(masks(&metadata), [causal.clone(), model.mask(0)]);
+    // The captured layers see less than their groups do, whose steps have the masks of the groups.
+    assert!(graphs.serves(&metadata));
+    drop(graphs.begin(&stream, &mut metadata.clone()).unwrap());
+    metadata.set_mask(window(10));
+    assert!(!graphs.serves(&metadata));
+    metadata.set_mask(narrow.clone());
+    assert_eq!(masks(&metadata), [narrow.clone(), narrow.clone()]);
+    assert!(graphs.serves(&metadata));
+    let choice = model.backend_choice(&stream, &metadata, 0, Some(&causal), None).map(drop).unwrap_err();
+    assert!(choice.breaks(&rules::STEP_CAUSALITY), "{choice}");
+    let [query, key, value] = numbered(&stream, 1);
+    let inputs = LayerInputs::from((&query, &key, &value));
+    let mut step = model.begin(&stream, &metadata).unwrap();
+    let wide = step.forward(0, inputs.mask(&causal)).unwrap_err();
+    assert!(wide.breaks(&rules::STEP_CAUSALITY), "{wide}");
+    step.forward(1, inputs.mask(&causal)).unwrap();
+    step.forward(0, inputs.mask(&narrow)).unwrap();
 }
 
 #[test]
@@ -128,7 +259,7 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
     let mut attention = model(&stream);
     let mut long = attention.sequence();
     attention.grow(&stream, &mut long, 2000).unwrap();
-    mark_computed(&attention, &long);
+    attention.mark_computed(&long, 2000).unwrap();
     // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
     attention.admits([(&long, 560), (&long, 560)]).unwrap();
     let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
@@ -144,6 +275,10 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
     let step = attention.metadata(&[BatchRequest::of(&long, 300)], POLICY).unwrap();
     let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
     assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
+    let single = Sequence::new(attention.cache().pool());
+    assert_eq!(attention.admits([(&single, 1)]).unwrap_err().rule, &rules::GROUP_LAYERS);
+    let other = model(&stream).sequence();
+    assert_eq!(attention.admits([(&other, 1)]).unwrap_err().rule, &rules::BLOCK_POOL);
 }
 
 /// Blocks are given back in front of the window of the first token that is not computed, however often a sequence grew.
@@ -182,6 +317,17 @@ fn a_sequence_of_several_groups_serves_all_of_them_or_none() {
     let settings = BatchSettings::of(model.cache(), Causality::Causal);
     let first = AttentionMetadata::new(&[BatchRequest::of(&sequence, 5)], settings).unwrap_err();
     assert_eq!(first.rule, &rules::GROUP_LAYERS);
+    let cache = model.cache_mut();
+    assert_eq!(cache.computed_tokens(&sequence).unwrap_err().rule, &rules::GROUP_LAYERS);
+    assert_eq!(cache.mark_computed(&sequence, 5).unwrap_err().rule, &rules::GROUP_LAYERS);
+    let moved = cache.move_tokens(&stream, &sequence, [(1, 0)]).unwrap_err();
+    assert!(moved.breaks(&rules::GROUP_LAYERS), "{moved}");
+    let copied = cache.queue_pending_copies(&stream, &sequence).unwrap_err();
+    assert!(copied.breaks(&rules::GROUP_LAYERS), "{copied}");
+    let tree = DraftTree::from_parents(&[-1, 0]).unwrap();
+    let requests = [TreeRequest { sequence: &sequence, cached: 5, tree: &tree }];
+    let trees = TreeVerification::new(shape()).begin(&stream, cache, &requests).map(drop).unwrap_err();
+    assert!(trees.breaks(&rules::GROUP_LAYERS), "{trees}");
     let in_row = model.metadata(&[BatchRequest::in_row(&[0], 0, 5)], POLICY).unwrap_err();
     assert_eq!((in_row.rule, &*in_row.given), (&rules::GROUP_LAYERS, "a request without a sequence"));
     assert_eq!([0, 1].map(|group| sequence.group(group).map(Sequence::len)), [Some(5); 2]);

@@ -325,7 +325,7 @@ fn missing_tokens(whose: &dyn fmt::Display, progress: &Progress, cached: usize, 
             "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed \
              or was dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
              truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else \
-             really wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise \
+             really wrote, such as a copy from another cache: name them by `mark_computed` of `Attention` or `PagedKvCache`, otherwise \
              attention reads what the blocks held before",
         ),
     }
@@ -480,7 +480,7 @@ impl CacheEntry {
     }
 
     /// Records that this cache has the first `tokens` tokens of a sequence.
-    pub(in crate::kv) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
+    pub(crate) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
         let mut table = lock(self.pool.progress_table());
         for progress in table.progress(Some(self.place), sequence.place) {
             if progress.computed < tokens {

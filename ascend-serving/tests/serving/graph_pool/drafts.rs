@@ -269,11 +269,7 @@ fn a_dummy_may_be_longer_than_a_window() {
     let mut sequences: Vec<_> = (0..5).map(|_| model.sequence()).collect();
     for sequence in &mut sequences {
         model.grow(&stream, sequence, 30).unwrap();
-        for (at, group) in model.groups().iter().enumerate() {
-            let part = sequence.group(at).unwrap();
-            let cache = group.cache();
-            cache.mark_computed(part, 30).unwrap();
-        }
+        model.mark_computed(sequence, 30).unwrap();
         model.grow(&stream, sequence, 1).unwrap();
     }
     let policy = StatePolicy::default();

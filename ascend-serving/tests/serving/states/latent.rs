@@ -1,4 +1,4 @@
-//! Steps of multi-head latent attention, and of the parts of a hybrid.
+//! Steps of multi-head latent attention, and steps whose layers prefer backends.
 
 use super::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests};
 use super::recorder::{self, Described, Said};
@@ -245,6 +245,12 @@ fn a_step_plans_once_with_each_backend_that_its_layers_prefer() {
     let both = vec!["TND".to_owned(), "BSH".to_owned()];
     let (calls, failed) = preferred_calls(&table, backends(), 4, &decode);
     assert_eq!((&calls, failed), (&both, None));
+    // Layers that come to one backend share its plan: those that prefer the first, and those that fall back to it.
+    for (name, step) in [("fused", &decode), ("paged_decode", &prefill)] {
+        let backends = backends().prefer([1, 2], &AttentionState::ALL, name).unwrap();
+        let (calls, failed) = preferred_calls(&table, backends, 4, step);
+        assert_eq!((calls, failed), (vec!["TND".to_owned()], None), "{name}");
+    }
     // The cache does not have a layer that prefers a backend.
     let (_, failed) = preferred_calls(&table, backends(), 2, &prefill);
     match failed {
