@@ -45,7 +45,7 @@ impl AllowedLints {
                     format_args!("{id}, which may leave the call's tensors: {}", rule.reach),
                     "lints that stay within them; allowing another one is unsafe: `allow_overrun`",
                 )
-                .fix("mend the call by the advice of the lint, or allow it by `allow_overrun`"));
+                .fix("mend the call by the advice of the lint, or by `allow_overrun` where the operator has that"));
             }
         }
         let both = self.safe.iter().chain(&self.overruns);

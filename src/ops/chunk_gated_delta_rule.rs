@@ -23,7 +23,7 @@ entry_points! {
 }
 
 /// What to do where the installed CANN has no such operator.
-const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens in a call";
+const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens of a sequence in a call";
 
 /// A call of ChunkGatedDeltaRule, by which layers of linear attention compute prompts and chunks of them: each sequence
 /// brings the state that it begins with, and gets the one behind its last token.
@@ -41,7 +41,7 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens i
 ///
 /// # fn main() -> ascend_attention::Result<()> {
 /// # #[cfg(feature = "emulation")] {
-/// let device = Runtime::emulated_as(Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?;
+/// let device = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?;
 /// let stream = device.stream()?;
 /// // Two tokens of one sequence with one head, which begins empty: values of 2 elements, keys of 4.
 /// let states = DeltaStates::<bf16>::zeroed(&device, 1, 1, 2, 4)?;
@@ -167,8 +167,10 @@ impl<'a, T: Element> ChunkDeltaInputs<'a, T> {
     fn check_decays(&self) -> Result<()> {
         match self.tensors.gk {
             None => Ok(()),
-            Some(gk) => Err(Error::invalid("gk", gk.desc(), "none: the operator has decays of heads alone")
-                .fix("compute such layers by RecurrentGatedDeltaRule, 8 tokens in a call")),
+            Some(gk) => Err(Error::invalid("gk", gk.desc(), "none: the operator has decays of heads alone").fix(
+                "compute such layers by RecurrentGatedDeltaRule, 8 tokens of a sequence in a call, over a pool of \
+                      as many states as tokens",
+            )),
         }
     }
 
@@ -192,7 +194,8 @@ pub struct ChunkDeltaOutput<T: Element> {
 }
 
 impl<T: Element> ChunkDeltaOutput<T> {
-    /// The states behind the last tokens, with which the next chunks or decodes begin.
+    /// The states behind the last tokens, with which the next chunks or decodes begin. That of a sequence without
+    /// tokens is no state: nothing was written there. The next launch writes to other memory than it reads them from.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `S` is not their type.

@@ -64,9 +64,10 @@ impl DeltaSequences {
         })
     }
 
-    /// The sequences, each of which goes on behind this number of accepted tokens of the step before: from the state in
-    /// the slot that its token of this number names, 1 for the first. The states of the tokens that were not accepted are
-    /// taken back by that.
+    /// The sequences, each of which goes on behind this number of accepted tokens of the step before, of which the
+    /// first counts: from the state in the slot that its token of this number names. The row of a sequence therefore
+    /// begins with the slots of its row before, in their order. The states of the tokens that were not accepted are
+    /// taken back by that; without counts a sequence goes on behind the first token of the step before.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
@@ -187,9 +188,13 @@ impl<S: Element> DeltaStates<S> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for slots that there are not; as for
     /// [`Device::alloc_zeroed`] and [`AnyTensor::copy_from`].
     pub fn clear(&self, stream: &Stream, slots: &[usize]) -> Result<()> {
-        let Some(&[.., heads, value_dim, key_dim]) = self.tensor.shape().first_chunk::<4>() else {
+        let &[count, heads, value_dim, key_dim] = self.tensor.shape() else {
             return Err(Error::invalid("states", self.tensor.desc(), "[slots, Nv, Dv, Dk]").fix("give states 4 axes"));
         };
+        if let Some(slot) = slots.iter().find(|slot| **slot >= count) {
+            return Err(Error::invalid("slots", slot, format_args!("below {count}, the states of the pool"))
+                .fix("give slots of this pool"));
+        }
         let zeros = DeltaStates::<S>::zeroed(stream.device(), 1, heads, value_dim, key_dim)?;
         let rows = slots.iter().map(|&slot| self.tensor.narrow(0, slot..slot.saturating_add(1)));
         let rows: Vec<Tensor<S>> = rows.collect::<Result<_>>()?;

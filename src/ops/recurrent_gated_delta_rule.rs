@@ -78,7 +78,8 @@ impl RecurrentGatedDeltaRule {
         Self { scale, allowed: AllowedLints::default() }
     }
 
-    /// Lets a call through that breaks this lint, such as `recurrent_delta.shared_slot`.
+    /// Lets a call through that breaks this lint, such as `recurrent_delta.scale_zero`. The emulation finds what
+    /// `recurrent_delta.shared_slot` lets through when it is launched, and makes an error of it in strict mode.
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self

@@ -142,7 +142,10 @@ impl Memory {
             "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite`, `SlotMapping::overwrite` and \
              `SparseSequences::overwrite` check what they write",
         )
-        .fix("write to a tensor of your own, or by `overwrite` of the table, slots or sequences"))
+        .fix(
+            "write to a tensor of your own, or by `overwrite` of the table, slots or sequences; make those anew that \
+             have none",
+        ))
     }
 
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.

@@ -245,6 +245,16 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     refused(accepted(&[1, 3]), "3 accepted tokens of sequence 1");
     refused(accepted(&[0, 1]), "0 accepted tokens of sequence 0");
     refused(accepted(&[1]), "1 counts for 2 sequences");
+    // A count chooses between two tokens whose states are in one slot.
+    let repeated = DeltaSequences::of_slots(&stream, &[vec![1], vec![2, 2]]).unwrap();
+    rule.plan(&repeated, (given.tensors(), &states)).unwrap();
+    let repeated = repeated.accepted(&stream, &[1, 2]).unwrap();
+    refused(rule.plan(&repeated, (given.tensors(), &states)).map(drop), "slot 2 of two tokens of sequence 1");
+    for (scale, id) in [(f64::NAN, "recurrent_delta.scale_finite"), (0.0, "recurrent_delta.scale_zero")] {
+        let rule = RecurrentGatedDeltaRule::new(scale);
+        refused(rule.plan(&sequences(), (given.tensors(), &states)).map(drop), id);
+    }
+    refused(states.clear(&stream, &[0, 4]), "below 4, the states of the pool");
 
     // Sequences of the other operator, and decays that it does not have.
     let lengths = DeltaSequences::of_lengths(&stream, &[1, 2]).unwrap();
@@ -255,9 +265,9 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     let two = DeltaStates::<bf16>::zeroed(device, 2, 2, 4, 4).unwrap();
     refused(chunk.plan(&sequences(), (given.tensors(), &two)).map(drop), "DeltaSequences::of_lengths");
     let columns = Tokens::new(&stream, SIZES, 3, [true, true], 7);
-    refused(chunk.plan(&lengths, (columns.tensors(), &two)).map(drop), "8 tokens in a call");
+    refused(chunk.plan(&lengths, (columns.tensors(), &two)).map(drop), "8 tokens of a sequence in a call");
     let plan = chunk.plan(&lengths, (given.tensors(), &two)).unwrap();
-    refused(plan.launch(&stream, (columns.tensors(), &two)).map(drop), "8 tokens in a call");
+    refused(plan.launch(&stream, (columns.tensors(), &two)).map(drop), "8 tokens of a sequence in a call");
     for (lengths, words) in [([0, 3], "chunk_delta.no_tokens"), ([1, 1], "chunk_delta.rows_left_out")] {
         let lengths = DeltaSequences::of_lengths(&stream, &lengths).unwrap();
         refused(chunk.plan(&lengths, (given.tensors(), &two)).map(drop), words);

@@ -208,7 +208,7 @@ fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     let rule = |keys, rows| broken(choose.plan(&packed(keys, rows), inputs));
     assert_eq!(rule(&[40, 50], &[[3], [0]]), "nsa_compress_attention.contents");
     assert_eq!(rule(&[40, 65], &[[2], [0]]), "nsa_compress_attention.table_room");
-    assert_eq!(rule(&[40, 4], &[[2], [0]]), "nsa_compress_attention.compressed");
+    assert_eq!(rule(&[40, 4], &[[2], [0]]), "nsa_compress_attention.short");
     let two = choose.clone().select(64, 2);
     let sequences = packed(&[40, 50], &[[2], [0]]);
     assert_eq!(broken(two.plan(&sequences, inputs)), "nsa_compress_attention.forced");

@@ -21,7 +21,7 @@ pub(super) fn runs<O: DeclaredOperator>(
                 FindingKind::SequenceLength
             }
             DeltaRuleFault::NoSlot { .. } => FindingKind::SlotOutOfRange,
-            DeltaRuleFault::SharedSlot { .. } => FindingKind::DuplicateSlot,
+            DeltaRuleFault::SharedSlot { .. } | DeltaRuleFault::RepeatedSlot { .. } => FindingKind::DuplicateSlot,
         };
         launch.suspect(kind, fault.tensor(), format_args!("{}: {fault}", fault.tensor()))
     };

@@ -7,7 +7,8 @@ use super::delta_rule::{DeltaRuleContents, DeltaRuleProblem, ShapeRules};
 use crate::Cann::{V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named};
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::attention_problem::lint_scale;
+use crate::contract::{CallContract, checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
@@ -27,7 +28,7 @@ macro_rules! chunk_gated_delta_rule_arguments {
             1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
             1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
             1 { initial_state: tensor, InitialState, "initialState",
-                "The state that each sequence begins with, `[B, Nv, Dv, Dk]`; zeros where there is none." }
+                "The state that each sequence begins with, `[B, Nv, Dv, Dk]`: zeros for one that begins empty." }
             1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
                 "Tokens of each sequence, `[B]`: lengths, not ends." }
             1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
@@ -101,6 +102,18 @@ pub mod rules {
             "ChunkGatedDeltaRule kernel, lengths",
             "lengths are at least 0, and together no more than the tokens",
             "make lengths and tensors from one batch, with the length of each sequence and not its end";
+        SCALE = "chunk_delta.scale_finite", Lint("only numbers change"), V1,
+            "ChunkGatedDeltaRule documentation, scaleValue",
+            "scaleValue is a finite number in 32 bits",
+            "pass the factor of the queries, usually one over the root of the elements of a key";
+        SCALE_ZERO = "chunk_delta.scale_zero", Lint("only numbers change"), V1,
+            "ChunkGatedDeltaRule documentation, scaleValue",
+            "scaleValue is not 0 in 32 bits",
+            "pass one over the root of the elements of a key: with 0 every output is 0";
+        SCALE_INVERSE = "chunk_delta.scale_inverse", Lint("only numbers change"), V1,
+            "ChunkGatedDeltaRule documentation, scaleValue",
+            "scaleValue is neither the number of elements of a key nor its root",
+            "pass one over the root: the operator multiplies queries by scaleValue, it does not divide";
     }
 }
 
@@ -144,7 +157,8 @@ impl ChunkDeltaCall {
     /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of the lengths
     /// are not checked.
     ///
-    /// Allocates nothing unless it refuses.
+    /// Allocates nothing unless it refuses. Where both outputs are empty the operator looks at nothing but dtypes, and
+    /// computes nothing.
     ///
     /// # Errors
     /// [`Violation`] by the first broken rule.
@@ -197,12 +211,17 @@ impl ChunkDeltaCall {
         })
     }
 
-    /// No lint is known.
+    /// The first lint that the call, which holds every rule, breaks, leaving out those in `allowed` (by id).
     ///
     /// # Errors
-    /// None.
-    pub fn lint(&self, _: Target, _: &[&str]) -> Result<(), Violation> {
-        Ok(())
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
+        let Some(problem) = self.check(target).ok().filter(|problem| !problem.is_idle()) else {
+            return Ok(());
+        };
+        first_lint(allowed, |report| {
+            lint_scale(self.scale, [problem.key_dim, 0], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
+        })
     }
 
     fn dtypes(&self, initial_state: &TensorDesc, target: Target) -> Checked {

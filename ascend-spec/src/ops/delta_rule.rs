@@ -112,6 +112,14 @@ pub enum DeltaRuleFault {
         /// Numbers of the sequences.
         sequences: [usize; 2],
     },
+    /// Two tokens of a sequence name one state, which keeps that of the later one, and an accepted count chooses
+    /// between them.
+    RepeatedSlot {
+        /// The slot.
+        slot: i64,
+        /// Number of the sequence.
+        sequence: usize,
+    },
 }
 
 impl DeltaRuleFault {
@@ -120,7 +128,9 @@ impl DeltaRuleFault {
         match self {
             DeltaRuleFault::Length { .. } => "actualSeqLengths",
             DeltaRuleFault::Accepted { .. } => "numAcceptedTokens",
-            DeltaRuleFault::NoSlot { .. } | DeltaRuleFault::SharedSlot { .. } => "ssmStateIndices",
+            DeltaRuleFault::NoSlot { .. } | DeltaRuleFault::SharedSlot { .. } | DeltaRuleFault::RepeatedSlot { .. } => {
+                "ssmStateIndices"
+            }
             DeltaRuleFault::Few { tensor, .. } => tensor,
         }
     }
@@ -142,6 +152,10 @@ impl DeltaRuleFault {
             DeltaRuleFault::SharedSlot { slot, sequences: [one, other] } => {
                 [format!("slot {slot} of sequences {one} and {other}"), "a slot for each sequence".to_owned()]
             }
+            DeltaRuleFault::RepeatedSlot { slot, sequence } => [
+                format!("slot {slot} of two tokens of sequence {sequence}, which has accepted tokens"),
+                "a slot for each of its tokens".to_owned(),
+            ],
         }
     }
 }
@@ -263,14 +277,20 @@ impl DeltaRuleProblem {
         ]
     }
 
-    /// The first state that tokens of two sequences name: nothing orders the writes of one and the reads of the other.
+    /// The first state that tokens of two sequences name, where nothing orders the writes of one and the reads of the
+    /// other, or two tokens of a sequence whose accepted count chooses between their states.
     pub fn shared_slot(&self, contents: DeltaRuleContents<'_>) -> Option<DeltaRuleFault> {
         let mut owners = HashMap::new();
         for run in self.runs(contents).filter_map(Result::ok) {
-            for &slot in contents.slots.get(run.first..run.first + run.tokens).unwrap_or(&[]) {
-                let owner = *owners.entry(slot).or_insert(run.sequence);
-                if owner != run.sequence {
-                    return Some(DeltaRuleFault::SharedSlot { slot, sequences: [owner, run.sequence] });
+            let Run { sequence, first, tokens, .. } = run;
+            let chooses = contents.accepted.get(sequence).is_some_and(|count| *count > 1);
+            for &slot in contents.slots.get(first..first + tokens).unwrap_or(&[]) {
+                match owners.insert(slot, sequence) {
+                    Some(owner) if owner != sequence => {
+                        return Some(DeltaRuleFault::SharedSlot { slot, sequences: [owner, sequence] });
+                    }
+                    Some(_) if chooses => return Some(DeltaRuleFault::RepeatedSlot { slot, sequence }),
+                    _ => {}
                 }
             }
         }

@@ -9,6 +9,7 @@ use super::delta_rule::{DeltaRuleContents, DeltaRuleProblem, ShapeRules};
 use crate::Cann::{V8_5, V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named, Noted, Outcome, Rank};
+use crate::attention_problem::lint_scale;
 use crate::contract::{CallContract, checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{lint, require, rules};
@@ -37,8 +38,8 @@ macro_rules! recurrent_gated_delta_rule_arguments {
             1 { gk: tensor, Gk, "gk",
                 "Logarithm of the decay of each column of a state, `[T, Nv, Dk]`; null is no decay. From 9.0 on." }
             1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
-                "Accepted tokens of each sequence, `[B]`: it goes on from the slot that its token of this number \
-                 names. Null is 1." }
+                "Accepted tokens of each sequence's step before, `[B]`, of which the first counts: it goes on from the \
+                 slot that its token of this number names now. Null is 1." }
             1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
             1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
         }
@@ -74,7 +75,7 @@ pub mod rules {
         GK = "recurrent_delta.gk", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, gk"
             in Scope::A2_A3.since(V8_5).until(V8_5),
             "gk is null in 8.5",
-            "leave gk out, or run on CANN 9.0 or newer";
+            "run on CANN 9.0 or newer: a layer whose columns decay cannot be computed without gk";
         DTYPE = "recurrent_delta.dtype", PARAM_INVALID, V1, "RecurrentGatedDeltaRule API, dtypes",
             "query, key, value, beta and out are BF16, stateRef BF16 and from 9.2 on also FLOAT, g and gk FLOAT, and "
             "lengths, slots and accepted counts INT32",
@@ -113,8 +114,8 @@ pub mod rules {
         DENSE = "recurrent_delta.dense_state", Overrun("states are read and written as if nothing lay between"), V1,
             "RecurrentGatedDeltaRule kernel, stateRef",
             "stateRef is contiguous, from 9.1 on at least each of its matrices [Dv, Dk]",
-            "pass the pool itself, not a view of it, or run on CANN 9.1 or newer for a pool with other data between "
-            "its states";
+            "copy a view whose axes are in another order into a contiguous pool before: what it is a view of has the "
+            "states transposed; a pool with other data between its states is for CANN 9.1 or newer";
         LOST_OUT = "recurrent_delta.lost_out", Lint("the outputs are written to a copy that nobody gets"), V1,
             "RecurrentGatedDeltaRule API, out" in Scope::A2_A3.since(V8_5).until(V9_0),
             "out is contiguous before 9.1",
@@ -123,11 +124,25 @@ pub mod rules {
             "RecurrentGatedDeltaRule kernel, lengths, slots and accepted counts",
             "each sequence has at most 8 tokens, all of them together no more than the queries, each token a slot of "
             "the pool, and each accepted count is that of one of the sequence's tokens",
-            "make lengths, slots and accepted counts from one batch, with the slots of the pool";
-        SHARED = "recurrent_delta.shared_slot", Lint("nothing orders what the two read and write"), V1,
+            "make lengths and slots from one batch, with the slots of the pool; a sequence of fewer tokens than it has "
+            "accepted names the slot of the last accepted one first, with a count of 1";
+        SHARED = "recurrent_delta.shared_slot", Lint("a state that is read may be another than is meant"), V1,
             "RecurrentGatedDeltaRule kernel, ssmStateIndices",
-            "no two sequences name one slot",
-            "give each sequence slots of its own, and copy a state that two begin with";
+            "no two sequences name one slot, nor two tokens of a sequence with several accepted tokens",
+            "give each sequence slots of its own, one for each token where drafts are accepted, and copy a state that "
+            "two sequences begin with";
+        SCALE = "recurrent_delta.scale_finite", Lint("only numbers change"), V1,
+            "RecurrentGatedDeltaRule documentation, scaleValue",
+            "scaleValue is a finite number in 32 bits",
+            "pass the factor of the queries, usually one over the root of the elements of a key";
+        SCALE_ZERO = "recurrent_delta.scale_zero", Lint("only numbers change"), V1,
+            "RecurrentGatedDeltaRule documentation, scaleValue",
+            "scaleValue is not 0 in 32 bits",
+            "pass one over the root of the elements of a key: with 0 every output is 0";
+        SCALE_INVERSE = "recurrent_delta.scale_inverse", Lint("only numbers change"), V1,
+            "RecurrentGatedDeltaRule documentation, scaleValue",
+            "scaleValue is neither the number of elements of a key nor its root",
+            "pass one over the root: the operator multiplies queries by scaleValue, it does not divide";
     }
 }
 
@@ -243,10 +258,11 @@ impl RecurrentDeltaCall {
         let (Some(value), Some(state), Some(out)) = (self.value, self.state, self.out) else {
             return Ok(());
         };
-        if self.check(target).is_err() {
+        let Ok(problem) = self.check(target) else {
             return Ok(());
-        }
+        };
         first_lint(allowed, |report| {
+            lint_scale(self.scale, [problem.key_dim, 0], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
             for (parameter, desc, shape) in self.per_token(&value) {
                 ROOM.takes_on(target, Named(parameter.acl_name(), desc.shape), shape).report(report);
             }

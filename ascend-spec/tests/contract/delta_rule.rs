@@ -68,6 +68,10 @@ const OF_CONTENTS: [&str; 5] = [
     "chunk_delta.no_tokens",
 ];
 
+/// Lints of factors of the queries, by what follows the operator in their names.
+const SCALES: [(&str, f64); 4] =
+    [(".scale_finite", f64::NAN), (".scale_finite", 1e300), (".scale_zero", 1e-60), (".scale_inverse", 8.0)];
+
 #[test]
 fn every_rule_of_the_recurrent_operator_refuses_a_call() {
     let base = recurrent_base();
@@ -131,6 +135,11 @@ fn every_rule_of_the_recurrent_operator_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
+    for (id, scale) in SCALES.map(|(id, scale)| (["recurrent_delta", id].concat(), scale)) {
+        let violation = Call { scale, ..base }.lint(a2(V9_1), &[]).unwrap_err();
+        assert_eq!(violation.rule.id, id);
+        broken.insert(violation.rule.id);
+    }
     let lost = Call { out: strided(base.out, &[32, 8, 1]), ..base };
     assert!(lost.check(a2(V9_0)).unwrap().loses_out && !lost.check(a2(V9_1)).unwrap().loses_out);
     assert_eq!(lost.lint(a2(V9_0), &[]).unwrap_err().rule.id, "recurrent_delta.lost_out");
@@ -172,6 +181,11 @@ fn every_rule_of_the_chunk_operator_refuses_a_call() {
         let violation = call.check(target).unwrap_err();
         assert_eq!((violation.rule.id, violation.status()), (id, status), "{violation}");
         broken.insert(id);
+    }
+    for (id, scale) in SCALES.map(|(id, scale)| (["chunk_delta", id].concat(), scale)) {
+        let violation = Call { scale, ..base }.lint(a2(V9_1), &[]).unwrap_err();
+        assert_eq!(violation.rule.id, id);
+        broken.insert(violation.rule.id);
     }
     let all: BTreeSet<_> = chunk::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
@@ -235,8 +249,11 @@ fn numbers_lead_to_tokens_and_states_or_are_faults() {
     let few = |tensor, given, needed| Err(DeltaRuleFault::Few { tensor, given, needed });
     assert_eq!(found(&[2, 1], &[4, 3], &[]).0, [run(0, 0, 2, 4), few("ssmStateIndices", 2, 3)]);
     assert_eq!(found(&[2, 1], &[4, 3, 0], &[2]).0, [run(0, 0, 2, 3), few("numAcceptedTokens", 1, 2)]);
-    // Of its own a sequence may name a slot again.
+    // Of its own a sequence may name a slot again, unless a count chooses between its tokens.
     assert_eq!(found(&[2, 1], &[4, 4, 3], &[]).1, None);
+    assert_eq!(found(&[2, 1], &[4, 4, 3], &[1, 1]).1, None);
+    let repeated = Some(DeltaRuleFault::RepeatedSlot { slot: 4, sequence: 0 });
+    assert_eq!(found(&[2, 1], &[4, 4, 3], &[2, 1]).1, repeated);
 
     let prompts = DeltaRuleProblem { slots: None, ..problem };
     let contents = DeltaRuleContents { lengths: &[10, 2], ..DeltaRuleContents::default() };

@@ -149,7 +149,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_indexer.weights \
          recurrent_delta.contents recurrent_delta.dense_state recurrent_delta.format recurrent_delta.lost_out \
          recurrent_delta.per_token recurrent_delta.pool recurrent_delta.rank recurrent_delta.required \
-         recurrent_delta.room recurrent_delta.shape recurrent_delta.shared_slot chunk_delta.contents chunk_delta.rows_left_out chunk_delta.no_tokens \
+         recurrent_delta.room recurrent_delta.shape recurrent_delta.scale_finite recurrent_delta.scale_inverse recurrent_delta.scale_zero \
+         recurrent_delta.shared_slot chunk_delta.scale_finite chunk_delta.scale_inverse chunk_delta.scale_zero chunk_delta.contents chunk_delta.rows_left_out chunk_delta.no_tokens \
          chunk_delta.format chunk_delta.rank chunk_delta.required chunk_delta.shape nsa_compress.required \
          nsa_compress_with_cache.required nsa_compress.format nsa_compress_with_cache.format nsa_compress.input \
          nsa_compress_with_cache.input nsa_compress.weight nsa_compress_with_cache.weight nsa_compress.head_dim \
