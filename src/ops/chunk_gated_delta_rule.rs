@@ -55,7 +55,7 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens o
 /// let computed = plan.launch(&stream, (tensors, &states))?;
 /// assert_eq!(computed.out.download(&stream)?, value.download(&stream)?);
 /// // Keys that have nothing in common leave each other's values alone.
-/// let state = computed.final_state.download(&stream)?;
+/// let state = computed.states::<bf16>()?.tensor().download(&stream)?;
 /// assert_eq!(state[..2], [0.5, 4.0].map(bf16::from_f32));
 /// # }
 /// # Ok(())

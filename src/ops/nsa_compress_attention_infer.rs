@@ -46,8 +46,8 @@ const INSTEAD: &str = "attend to all tokens, by FusedInferAttentionScore";
 /// // A row of 512 tokens, of which blocks of 32 every 16 tokens are compressed: 31 of them.
 /// let query = stream.upload(&[f16::ONE; 64], [1, 1, 64])?;
 /// let mut keys = vec![f16::ZERO; 64 * 64];
-/// // The one that begins with token 256 is like the query.
-/// keys[16 * 64..17 * 64].fill(f16::ONE);
+/// // The one that begins with token 272 is like the query.
+/// keys[17 * 64..18 * 64].fill(f16::ONE);
 /// let key = stream.upload(&keys, [1, 64, 64])?;
 /// let value = stream.upload(&keys, [1, 64, 64])?;
 /// let sequences = SparseSequences::packed(&stream, &[1], &[31])?.paged(&stream, &[[0]])?;
@@ -56,7 +56,7 @@ const INSTEAD: &str = "attend to all tokens, by FusedInferAttentionScore";
 ///     .original_lengths(&[512])
 ///     .plan(&sequences, (&query, &key, &value))?;
 /// let chosen = plan.launch(&stream, (&query, &key, &value))?;
-/// // The first of 8 blocks of 64 tokens and the last two always, and the one with token 256.
+/// // The first of 8 blocks of 64 tokens and the last two always, and the one with token 272.
 /// let mut blocks = chosen.selected.download(&stream)?;
 /// blocks.sort();
 /// assert_eq!(blocks, [0, 4, 6, 7]);
