@@ -40,10 +40,13 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         let (newer, expected): (Vec<&str>, Vec<&str>) = NAMES.iter().partition(|name| !is_exported(name, cann));
         assert_eq!(hidden.len(), newer.len(), "{cann}: {hidden:?}");
         assert!(newer.iter().all(|name| hidden.iter().any(|hidden| hidden == name)));
-        // GatherPaKvCache, both indexers, both operators that attend to chosen keys, four of native sparse attention.
-        let since_8_5 = if cann < Cann::V8_5 { 9 * 2 } else { 0 };
+        // GatherPaKvCache, both indexers, both operators that attend to chosen keys, four of native sparse attention, the
+        // recurrent gated delta rule.
+        let since_8_5 = if cann < Cann::V8_5 { 10 * 2 } else { 0 };
         // BlockSparseAttention.
         let since_9_0 = if cann < Cann::V9_0 { 2 } else { 0 };
+        // ChunkGatedDeltaRule.
+        let since_9_1 = if cann < Cann::V9_1 { 2 } else { 0 };
         // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the
         // quantised form.
         let training = match cann {
@@ -54,7 +57,11 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         };
         assert_eq!(
             newer.len(),
-            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count()) + since_8_5 + since_9_0 + training
+            3 * (5 - Version::ALL.iter().filter(|of| **of <= newest).count())
+                + since_8_5
+                + since_9_0
+                + since_9_1
+                + training
         );
 
         let this = std::env::current_exe().unwrap();

@@ -332,9 +332,9 @@ impl Draw {
                 &mut executor,
             )
         });
-        let since = findings().len();
+        let strict = check_scope(Check::Strict);
         ok(launch(aclnnNsaSelectedAttentionInfer, (bytes, executor)));
-        assert_eq!(findings().len(), since, "{:?}", findings().last());
+        drop(strict);
         let tokens = |row: usize, kv_head: usize| {
             let (sequence, number) = self.numbered()[row];
             let (rows, tokens) = self.lengths[sequence];
@@ -420,9 +420,9 @@ fn lists_and_blocks_that_say_something_else_are_found() {
         ok(status);
         launch(aclnnNsaSelectedAttentionInfer, prepared)
     };
-    let since = findings().len();
+    let strict = check_scope(Check::Strict);
     ok(run([list; 4], table));
-    assert_eq!(findings().len(), since);
+    drop(strict);
     let (skipped, twice) = (FindingKind::SkippedEntry, FindingKind::RepeatedBlock);
     for (lists, table, kind, text) in [
         ([list, list, [0, 5, 4, 3], list], table, skipped, "row 1 of sequence 0, key head 0: block 5 begins behind"),
