@@ -136,7 +136,8 @@ impl DeltaSequences {
         problem.checked_contents(contents, within)?;
         let broken = match lints {
             DeltaLints::Recurrent { shared } => {
-                let fault = problem.shared_slot(contents).map(|fault| fault.texts());
+                let fault = problem.shared_slot(contents).or_else(|| problem.repeated_slot(contents));
+                let fault = fault.map(|fault| fault.texts());
                 [fault.map(|[given, allowed]| shared.broken(given, allowed)), None]
             }
             DeltaLints::Chunk(rules) => problem.unusual(lengths, rules),

@@ -277,24 +277,29 @@ impl DeltaRuleProblem {
         ]
     }
 
-    /// The first state that tokens of two sequences name, where nothing orders the writes of one and the reads of the
-    /// other, or two tokens of a sequence whose accepted count chooses between their states.
+    /// The first state that tokens of two sequences name: nothing orders the writes of one and the reads of the other.
     pub fn shared_slot(&self, contents: DeltaRuleContents<'_>) -> Option<DeltaRuleFault> {
         let mut owners = HashMap::new();
         for run in self.runs(contents).filter_map(Result::ok) {
-            let Run { sequence, first, tokens, .. } = run;
-            let chooses = contents.accepted.get(sequence).is_some_and(|count| *count > 1);
-            for &slot in contents.slots.get(first..first + tokens).unwrap_or(&[]) {
-                match owners.insert(slot, sequence) {
-                    Some(owner) if owner != sequence => {
-                        return Some(DeltaRuleFault::SharedSlot { slot, sequences: [owner, sequence] });
-                    }
-                    Some(_) if chooses => return Some(DeltaRuleFault::RepeatedSlot { slot, sequence }),
-                    _ => {}
+            for &slot in contents.slots.get(run.first..run.first + run.tokens).unwrap_or(&[]) {
+                let owner = *owners.entry(slot).or_insert(run.sequence);
+                if owner != run.sequence {
+                    return Some(DeltaRuleFault::SharedSlot { slot, sequences: [owner, run.sequence] });
                 }
             }
         }
         None
+    }
+
+    /// The first state that two tokens of a sequence name, whose accepted count chooses between them. The operator
+    /// takes it; it goes on from the state of the later one.
+    pub fn repeated_slot(&self, contents: DeltaRuleContents<'_>) -> Option<DeltaRuleFault> {
+        self.runs(contents).filter_map(Result::ok).find_map(|Run { sequence, first, tokens, .. }| {
+            contents.accepted.get(sequence).filter(|count| **count > 1)?;
+            let named = contents.slots.get(first..first + tokens)?;
+            let again = (1..tokens).find(|&at| named[..at].contains(&named[at]))?;
+            Some(DeltaRuleFault::RepeatedSlot { slot: named[again], sequence })
+        })
     }
 }
 

@@ -251,9 +251,13 @@ fn numbers_lead_to_tokens_and_states_or_are_faults() {
     assert_eq!(found(&[2, 1], &[4, 3, 0], &[2]).0, [run(0, 0, 2, 3), few("numAcceptedTokens", 1, 2)]);
     // Of its own a sequence may name a slot again, unless a count chooses between its tokens.
     assert_eq!(found(&[2, 1], &[4, 4, 3], &[]).1, None);
-    assert_eq!(found(&[2, 1], &[4, 4, 3], &[1, 1]).1, None);
-    let repeated = Some(DeltaRuleFault::RepeatedSlot { slot: 4, sequence: 0 });
-    assert_eq!(found(&[2, 1], &[4, 4, 3], &[2, 1]).1, repeated);
+    let repeated = |accepted| {
+        let contents = DeltaRuleContents { lengths: &[2, 1], slots: &[4, 4, 3], accepted };
+        assert_eq!(problem.shared_slot(contents), None);
+        problem.repeated_slot(contents)
+    };
+    assert_eq!([repeated(&[]), repeated(&[1, 1])], [None; 2]);
+    assert_eq!(repeated(&[2, 1]), Some(DeltaRuleFault::RepeatedSlot { slot: 4, sequence: 0 }));
 
     let prompts = DeltaRuleProblem { slots: None, ..problem };
     let contents = DeltaRuleContents { lengths: &[10, 2], ..DeltaRuleContents::default() };
