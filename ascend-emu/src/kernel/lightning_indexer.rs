@@ -437,20 +437,11 @@ impl IndexerRun<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::tests::halves;
     use ascend_spec::TensorDesc;
     use ascend_spec::ops::sparse_sequences::{Room, SparseSequences, TokenLayout};
 
     const DIM: usize = 128;
-
-    /// Numbers between -1 and 1 that a half holds.
-    fn halves(seed: u32, count: usize) -> Vec<f16> {
-        let mut bits = seed;
-        let numbers = (0..count).map(|_| {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            f16::from_f32((bits >> 20) as f32 / 2048.0 - 1.0)
-        });
-        numbers.collect()
-    }
 
     #[test]
     fn every_instruction_set_chooses_the_best_and_threads_change_no_bit() {

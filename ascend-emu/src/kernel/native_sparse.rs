@@ -284,6 +284,7 @@ impl Kernel for Scores<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::tests::halves;
     use ascend_spec::ops::native_sparse::Compression;
     use ascend_spec::ops::sparse_sequences::{Room, SparseSequences};
     use ascend_spec::{DType, TensorDesc};
@@ -296,16 +297,6 @@ mod tests {
     const PAGE: usize = 16;
     const TOKENS: usize = 60;
     const COUNT: usize = 6;
-
-    /// Numbers between -1 and 1 that a half holds.
-    fn halves(seed: u32, count: usize) -> Vec<f16> {
-        let mut bits = seed;
-        let numbers = (0..count).map(|_| {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            f16::from_f32((bits >> 20) as f32 / 2048.0 - 1.0)
-        });
-        numbers.collect()
-    }
 
     fn problem() -> NsaCompressAttentionProblem {
         NsaCompressAttentionProblem {

@@ -178,22 +178,13 @@ unsafe fn softmax_row(output: &TokenRows<'_>, (batch, row): (usize, usize)) -> W
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::tests::halves;
     use ascend_spec::DType;
     use ascend_spec::ops::sparse_sequences::{Room, SparseSequences, TokenLayout};
     use half::f16;
 
     const DIM: usize = SparseFlashProblem::DIM;
     const ROPE: usize = SparseFlashProblem::ROPE_DIM;
-
-    /// Numbers between -1 and 1 that a half holds.
-    fn halves(seed: u32, count: usize) -> Vec<f16> {
-        let mut bits = seed;
-        let numbers = (0..count).map(|_| {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            f16::from_f32((bits >> 20) as f32 / 2048.0 - 1.0)
-        });
-        numbers.collect()
-    }
 
     /// One sequence of rows whose lists are strides through the blocks.
     struct Call {
