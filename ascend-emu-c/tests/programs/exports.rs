@@ -40,8 +40,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         let (newer, expected): (Vec<&str>, Vec<&str>) = NAMES.iter().partition(|name| !is_exported(name, cann));
         assert_eq!(hidden.len(), newer.len(), "{cann}: {hidden:?}");
         assert!(newer.iter().all(|name| hidden.iter().any(|hidden| hidden == name)));
-        // GatherPaKvCache, both indexers, both operators that attend to chosen keys, four of native sparse attention, the
-        // recurrent gated delta rule.
+        // GatherPaKvCache, both indexers, both operators that attend to chosen keys, four of native sparse attention,
+        // the recurrent gated delta rule.
         let since_8_5 = if cann < Cann::V8_5 { 10 * 2 } else { 0 };
         // BlockSparseAttention.
         let since_9_0 = if cann < Cann::V9_0 { 2 } else { 0 };

@@ -30,9 +30,9 @@ impl CompressCacheOperator {
     /// As for [`DeclaredOperator::compute`].
     unsafe fn numbers(&self, addresses: &Addresses, memory: &DeviceMemory) -> ([Vec<i64>; 3], Vec<i64>) {
         // SAFETY: the caller's promise.
-        let of = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) }.unwrap_or_default();
-        let numbers = self.arguments.call().numbers(&self.problem, of(Parameter::BlockTable));
-        (numbers, of(Parameter::SlotMapping))
+        let held = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) }.unwrap_or_default();
+        let numbers = self.arguments.call().numbers(&self.problem, held(Parameter::BlockTable));
+        (numbers, held(Parameter::SlotMapping))
     }
 
     /// The sequences that write a token, each with the first token that it reads and its slot, which the cache has.

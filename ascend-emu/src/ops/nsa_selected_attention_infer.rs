@@ -69,9 +69,9 @@ impl DeclaredOperator for SelectedAttentionOperator {
             match (argument.parameter, self.arguments.tensor(argument)) {
                 (Parameter::Key | Parameter::Value, Some(desc)) => {
                     // SAFETY: the caller's promise. Without memory for them the launch fails with the same error.
-                    let of = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
-                    let table = of(Parameter::BlockTable).unwrap_or_default();
-                    let lists = of(Parameter::TopkIndices).unwrap_or_default();
+                    let held = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
+                    let table = held(Parameter::BlockTable).unwrap_or_default();
+                    let lists = held(Parameter::TopkIndices).unwrap_or_default();
                     let numbers = self.arguments.call().numbers(&self.problem, table);
                     let mark = |sequence: &SparseSequence, read: &mut [bool]| {
                         let heads = self.problem.attention.kv_heads;

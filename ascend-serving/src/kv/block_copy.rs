@@ -77,6 +77,7 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         "pass the `Growth::copies` of the growth to `PagedKvCache::copy_blocks` before anything is written to the \
          block; where another cache of the pool made the growth, call `Attention::queue_pending_copies` then, or \
          `PagedKvCache::queue_pending_copies` of a single cache; where the copies were dropped, or something was \
-         written already, truncate the sequence to a token before the block, and grow and compute it again from there; `PagedKvCache::grow` queues the copies of its growth itself",
+         written already, truncate the sequence to a token before the block, and grow and compute it again from there; \
+         `PagedKvCache::grow` queues the copies of its growth itself",
     )
 }

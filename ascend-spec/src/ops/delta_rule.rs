@@ -32,11 +32,11 @@ pub struct DeltaRuleProblem {
     pub value_dim: usize,
     /// Factor of the output.
     pub scale: f32,
-    /// States in the pool; `None` where each sequence brings a state of its own.
+    /// States in the pool; `None` where each sequence has an initial state of its own.
     pub slots: Option<usize>,
     /// Whether the pool is read and written as if its elements lay one after the other, whatever its strides say.
     pub dense_state: bool,
-    /// Whether the outputs are written to memory that nobody gets.
+    /// Whether the outputs are written to a copy that is thrown away.
     pub loses_out: bool,
     /// Whether a launch may leave the call's tensors.
     pub overruns: bool,
@@ -196,7 +196,7 @@ impl DeltaRuleProblem {
     }
 
     /// Follows the numbers on the device: each sequence with tokens, or the fault for which it is left out. What comes
-    /// after a length that is wrong is left out, since its tokens cannot be told.
+    /// after a length that is wrong is left out, since it is not known where its tokens begin.
     pub fn runs<'a>(
         &'a self,
         contents: DeltaRuleContents<'a>,

@@ -117,11 +117,11 @@ impl Draw {
     }
 
     /// Elements of a token of a sequence for a key head.
-    fn token<'c>(&self, cache: &'c Cache, of: &'c [f32], dim: usize, place: [usize; 3]) -> &'c [f32] {
+    fn token<'c>(&self, cache: &'c Cache, elements: &'c [f32], dim: usize, place: [usize; 3]) -> &'c [f32] {
         let [sequence, token, kv_head] = place;
         let block = cache.table[sequence * cache.columns + token / self.page] as usize;
         let row = (block * self.page + token % self.page) * self.kv_heads + kv_head;
-        &of[row * dim..][..dim]
+        &elements[row * dim..][..dim]
     }
 
     fn scale(&self) -> f64 {

@@ -59,37 +59,37 @@ fn windows_slide() {
     // A layer of the second group is left out, then the step is forgotten.
     attention.grow(&stream, &mut sequence, 1).unwrap();
     tokens.push(9000);
-    let of = |attention: &Attention<bf16>, sequence: &Sequence, new| {
+    let metadata_of = |attention: &Attention<bf16>, sequence: &Sequence, new| {
         let request = BatchRequest::of(sequence, new);
         attention.metadata(&[request], StatePolicy::default())
     };
-    let metadata = of(&attention, &sequence, 1).unwrap();
+    let metadata = metadata_of(&attention, &sequence, 1).unwrap();
     let why = run(&mut attention, &tokens, &metadata, 2).unwrap_err();
     assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
     attention.grow(&stream, &mut sequence, 1).unwrap();
     tokens.push(9001);
     let stale = run(&mut attention, &tokens, &metadata, LAYERS).unwrap_err();
     assert!(stale.breaks(&rules::SEQUENCE_CHANGED), "{stale}");
-    let behind = of(&attention, &sequence, 1).unwrap();
+    let behind = metadata_of(&attention, &sequence, 1).unwrap();
     let why = run(&mut attention, &tokens, &behind, LAYERS).unwrap_err();
     assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
-    let both = of(&attention, &sequence, 2).unwrap();
+    let both = metadata_of(&attention, &sequence, 2).unwrap();
     run(&mut attention, &tokens, &both, LAYERS).unwrap();
     // The layers of one group alone: the tokens count for no group, and the step can begin again.
     attention.grow(&stream, &mut sequence, 1).unwrap();
     tokens.push(9002);
-    let metadata = of(&attention, &sequence, 1).unwrap();
+    let metadata = metadata_of(&attention, &sequence, 1).unwrap();
     let why = run(&mut attention, &tokens, &metadata, 1).unwrap_err();
     assert!(why.to_string().contains("without layers 1 to 2"), "{why}");
     run(&mut attention, &tokens, &metadata, LAYERS).unwrap();
-    let twice = of(&attention, &sequence, 1).unwrap();
+    let twice = metadata_of(&attention, &sequence, 1).unwrap();
     let again = attention.begin(&stream, &twice).map(drop).unwrap_err();
     assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
     // A fork has the tokens of every group, and a fault names the layer by the model's number.
     let mut fork = sequence.fork();
     attention.grow(&stream, &mut fork, 1).unwrap();
     tokens.push(9003);
-    let metadata = of(&attention, &fork, 1).unwrap();
+    let metadata = metadata_of(&attention, &fork, 1).unwrap();
     let [query, wrong] = [1, 2].map(|heads| packed(&stream, &[9003], 1, 0, heads));
     let mut begun = attention.begin(&stream, &metadata).unwrap();
     let wrong = begun.forward(2, (&query, &wrong, &wrong)).unwrap_err();

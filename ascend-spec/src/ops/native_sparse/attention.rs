@@ -336,16 +336,16 @@ impl NsaAttentionRules {
         self.heads.takes(Named("numKeyValueHeads", kv_heads), 1..)?;
         self.heads.takes(Named("numHeads", heads), 1..)?;
         self.heads.takes(Named("numHeads", heads), MultiplesOf(kv_heads))?;
-        let of = |name: &str, desc: &TensorDesc, axes: usize, heads: i64| match desc.shape.rank() < axes {
+        let check = |name: &str, desc: &TensorDesc, axes: usize, heads: i64| match desc.shape.rank() < axes {
             true => {
                 let elements = desc.shape.last().copied().unwrap_or(0);
                 self.heads.takes(Named(format_args!("elements of {name}:"), elements), MultiplesOf(heads))
             }
             false => self.heads.takes(Named(name, desc.shape[desc.shape.rank() - 2]), heads),
         };
-        of("query", &tensors.query, if tensors.layout == "TND" { 3 } else { 4 }, heads)?;
-        of("key", &tensors.key, 4, kv_heads)?;
-        of("value", &tensors.value, 4, kv_heads)?;
+        check("query", &tensors.query, if tensors.layout == "TND" { 3 } else { 4 }, heads)?;
+        check("key", &tensors.key, 4, kv_heads)?;
+        check("value", &tensors.value, 4, kv_heads)?;
         Ok([heads, kv_heads])
     }
 

@@ -180,11 +180,11 @@ impl NsaSelectedProblem {
     /// last two blocks: the operator reads both from the first.
     pub fn differs(&self, first: &[i64], other: &[i64], tokens: usize) -> bool {
         let last = tokens.div_ceil(self.select.max(1));
-        let of = |list: &[i64]| {
+        let read = |list: &[i64]| {
             let has = |back: usize| last.checked_sub(back).is_some_and(|block| list.contains(&(block as i64)));
             (list.iter().filter(|&&block| block >= 0).count(), has(1), has(2))
         };
-        of(first) != of(other)
+        read(first) != read(other)
     }
 }
 
@@ -225,12 +225,12 @@ mod tests {
     #[test]
     fn lists_name_whole_blocks_up_to_the_position_of_the_row() {
         let lists = [0, 2, -1, 1, -1, 2, 9, 0, 2, i64::MAX, 7];
-        let of = |row, head, tokens| PROBLEM.chosen(PROBLEM.list(&lists, row, head), tokens).collect::<Vec<_>>();
-        assert_eq!(of(0, 0, 40), [0..16, 32..40]);
-        assert_eq!(of(0, 1, 33), [16..32, 32..33]);
-        assert_eq!(of(1, 0, 40), [0..16, 32..40]);
-        assert_eq!(of(1, 1, 40), []);
-        assert_eq!(of(0, 0, 0), []);
+        let chosen = |row, head, tokens| PROBLEM.chosen(PROBLEM.list(&lists, row, head), tokens).collect::<Vec<_>>();
+        assert_eq!(chosen(0, 0, 40), [0..16, 32..40]);
+        assert_eq!(chosen(0, 1, 33), [16..32, 32..33]);
+        assert_eq!(chosen(1, 0, 40), [0..16, 32..40]);
+        assert_eq!(chosen(1, 1, 40), []);
+        assert_eq!(chosen(0, 0, 0), []);
     }
 
     #[test]
