@@ -4,7 +4,7 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor, aclTensor, aclrtStream};
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 
 const HALF: aclDataType = aclDataType::ACL_FLOAT16;
@@ -62,7 +62,7 @@ impl Scatter {
         Scatter { memory, tensors, workspace: malloc(WORKSPACE as usize), mode: nz.then_some(c"PA_NZ") }
     }
 
-    fn try_prepare(&self, scatter_mode: *const i8, bytes: &mut u64, executor: &mut *mut aclOpExecutor) -> i32 {
+    fn try_prepare(&self, scatter_mode: *const c_char, bytes: &mut u64, executor: &mut *mut aclOpExecutor) -> i32 {
         let [key, key_cache, slots, value, value_cache] = self.tensors;
         unsafe {
             aclnnScatterPaKvCacheGetWorkspaceSize(
@@ -75,7 +75,7 @@ impl Scatter {
                 null(),
                 null(),
                 self.mode.map_or(null_mut(), |mode| mode.as_ptr().cast_mut()),
-                scatter_mode.cast_mut().cast(),
+                scatter_mode.cast_mut(),
                 null(),
                 null(),
                 bytes,
@@ -297,8 +297,8 @@ fn phase_one_refuses_by_rule() {
     let _bench = Bench::new();
     let mut scatter = Scatter::new([0, 1, 2], false);
     let (mut bytes, mut executor) = (7, null_mut());
-    fails(scatter.try_prepare(c"Rope".as_ptr().cast(), &mut bytes, &mut executor), 561_003, &["unsupported", "Rope"]);
-    fails(scatter.try_prepare(c"rope".as_ptr().cast(), &mut bytes, &mut executor), 161_002, &["scatter_mode.known"]);
+    fails(scatter.try_prepare(c"Rope".as_ptr(), &mut bytes, &mut executor), 561_003, &["unsupported", "Rope"]);
+    fails(scatter.try_prepare(c"rope".as_ptr(), &mut bytes, &mut executor), 161_002, &["scatter_mode.known"]);
     let slots = std::mem::replace(&mut scatter.tensors[2], null_mut());
     fails(scatter.try_prepare(null(), &mut bytes, &mut executor), 161_001, &["scatter.required", "slotMapping"]);
     scatter.tensors[2] = slots;

@@ -5,6 +5,7 @@ use ascend_emu::abi::*;
 use ascend_emu::{Check, check_scope};
 use ascend_sys::bindings::aclIntArray;
 use proptest::prelude::*;
+use std::ffi::c_char;
 use std::ptr::null_mut;
 
 /// A random call of either operator.
@@ -247,7 +248,7 @@ fn calls_without_tensors_are_refused_with_their_status() {
         let input = kind.tensor(&[32, 1, 16], &[1.0; 32 * 16]);
         [input, kind.tensor(&[16, 1], &[1.0; 16]), kind.tensor(&[2, 1, 16], &[0.0; 32])]
     };
-    let compress = |[input, weight, output]: [*mut aclTensor; 3], layout: *mut i8, stride| unsafe {
+    let compress = |[input, weight, output]: [*mut aclTensor; 3], layout: *mut c_char, stride| unsafe {
         let (mut bytes, mut executor) = (0, null_mut());
         aclnnNsaCompressGetWorkspaceSize(
             input,
