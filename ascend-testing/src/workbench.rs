@@ -92,6 +92,34 @@ pub fn free(at: *mut c_void) {
     ok(unsafe { aclrtFree(at) });
 }
 
+/// Memory of the device that is given back when it is dropped, or a null pointer for no bytes.
+#[derive(Debug)]
+pub struct Memory {
+    pub at: *mut c_void,
+}
+
+impl Memory {
+    pub fn new(bytes: usize) -> Self {
+        Memory { at: malloc(bytes) }
+    }
+
+    pub fn of(bytes: &[u8]) -> Self {
+        let at = match bytes {
+            [] => null_mut(),
+            _ => upload(bytes),
+        };
+        Memory { at }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !self.at.is_null() && !std::thread::panicking() {
+            free(self.at);
+        }
+    }
+}
+
 pub fn upload<T: Copy>(values: &[T]) -> *mut c_void {
     let bytes = size_of_val(values);
     let at = malloc(bytes);

@@ -30,7 +30,7 @@ struct BlockSparse {
     out: *mut c_void,
     lse: *mut c_void,
     layout: &'static std::ffi::CStr,
-    workspace: *mut c_void,
+    workspace: Memory,
 }
 
 impl BlockSparse {
@@ -55,7 +55,7 @@ impl BlockSparse {
             out,
             lse,
             layout: c"TND",
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
         }
     }
 
@@ -103,7 +103,7 @@ impl BlockSparse {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnBlockSparseAttention(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnBlockSparseAttention(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 

@@ -33,7 +33,7 @@ fn step(
     let ints = |numbers: &[i32]| tensor(aclDataType::ACL_INT32, &[numbers.len() as i64], upload(numbers));
     let keys = halves(&[1.0, 0.0].repeat(tokens));
     let out = halves(&vec![-1.0; tokens]);
-    let stream = stream();
+    let (stream, workspace) = (stream(), Memory::new(WORKSPACE as usize));
     let (mut bytes, mut executor) = (0, null_mut::<aclOpExecutor>());
     let statuses = unsafe {
         [
@@ -53,7 +53,7 @@ fn step(
                 &mut bytes,
                 &mut executor,
             ),
-            aclnnRecurrentGatedDeltaRule(malloc(WORKSPACE as usize), WORKSPACE, executor, stream),
+            aclnnRecurrentGatedDeltaRule(workspace.at, WORKSPACE, executor, stream),
             aclrtSynchronizeStream(stream),
         ]
     };

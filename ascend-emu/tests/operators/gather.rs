@@ -27,7 +27,7 @@ fn element(block: usize, row: usize, i: usize) -> u16 {
 struct Gather {
     rows: [*mut c_void; 2],
     tensors: [*mut aclTensor; 7],
-    workspace: *mut c_void,
+    workspace: Memory,
     nz: bool,
     cumulative: bool,
     tokens: usize,
@@ -70,7 +70,7 @@ impl Gather {
                 tensor(HALF, row_shape, rows[1]),
                 offset,
             ],
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
             nz,
             cumulative: lengths.len() == 3,
             tokens,
@@ -102,7 +102,7 @@ impl Gather {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnGatherPaKvCache(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnGatherPaKvCache(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 

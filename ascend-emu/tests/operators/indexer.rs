@@ -23,7 +23,7 @@ const OLD: i32 = 77;
 struct Indexer {
     tensors: [*mut aclTensor; 7],
     indices: *mut c_void,
-    workspace: *mut c_void,
+    workspace: Memory,
     query: *mut aclTensor,
 }
 
@@ -52,7 +52,7 @@ impl Indexer {
                 tensor(INT32, &shape(&[ROWS, 1, COUNT]), indices),
             ],
             indices,
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
             query,
         }
     }
@@ -87,7 +87,7 @@ impl Indexer {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnLightningIndexer(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnLightningIndexer(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 

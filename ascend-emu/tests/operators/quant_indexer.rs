@@ -32,7 +32,7 @@ const BLOCK_TABLE: usize = 7;
 struct Indexer {
     tensors: [*mut aclTensor; 9],
     indices: *mut c_void,
-    workspace: *mut c_void,
+    workspace: Memory,
 }
 
 impl Indexer {
@@ -63,7 +63,7 @@ impl Indexer {
                 tensor(INT32, &[ROWS, 1, COUNT], indices),
             ],
             indices,
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
         }
     }
 
@@ -99,7 +99,7 @@ impl Indexer {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnQuantLightningIndexer(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnQuantLightningIndexer(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 }

@@ -33,7 +33,7 @@ const OUT: usize = 7;
 struct Sparse {
     tensors: [*mut aclTensor; 8],
     out: *mut c_void,
-    workspace: *mut c_void,
+    workspace: Memory,
 }
 
 /// The row of the key at a position, whose elements are its quantised number times one half.
@@ -73,7 +73,7 @@ impl Sparse {
                 tensor(HALF, &shape(&[ROWS, 1, 512]), out),
             ],
             out,
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
         }
     }
 
@@ -121,7 +121,7 @@ impl Sparse {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnKvQuantSparseFlashAttention(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnKvQuantSparseFlashAttention(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 

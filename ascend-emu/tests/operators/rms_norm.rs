@@ -23,7 +23,7 @@ const ROWS: [f32; 4] = [3.0, -4.0, 0.0, 2.0];
 fn normalise_into(scales: &[i64], [x, y, rstd]: [*mut c_void; 3]) -> [i32; 3] {
     let float = |shape: &[i64], data| tensor(aclDataType::ACL_FLOAT, shape, data);
     let (mut bytes, mut executor) = (0, null_mut::<aclOpExecutor>());
-    let stream = stream();
+    let (stream, workspace) = (stream(), Memory::new(WORKSPACE as usize));
     unsafe {
         [
             aclnnRmsNormGetWorkspaceSize(
@@ -35,7 +35,7 @@ fn normalise_into(scales: &[i64], [x, y, rstd]: [*mut c_void; 3]) -> [i32; 3] {
                 &mut bytes,
                 &mut executor,
             ),
-            aclnnRmsNorm(malloc(WORKSPACE as usize), WORKSPACE, executor, stream),
+            aclnnRmsNorm(workspace.at, WORKSPACE, executor, stream),
             aclrtSynchronizeStream(stream),
         ]
     }

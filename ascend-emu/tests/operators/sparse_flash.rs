@@ -24,7 +24,7 @@ struct Sparse {
     tensors: [*mut aclTensor; 12],
     softmax: bool,
     out: *mut c_void,
-    workspace: *mut c_void,
+    workspace: Memory,
 }
 
 const QUERY: usize = 0;
@@ -70,7 +70,7 @@ impl Sparse {
             ],
             softmax: false,
             out,
-            workspace: malloc(WORKSPACE as usize),
+            workspace: Memory::new(WORKSPACE as usize),
         }
     }
 
@@ -116,7 +116,7 @@ impl Sparse {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnSparseFlashAttention(self.workspace, WORKSPACE, executor, stream) });
+        ok(unsafe { aclnnSparseFlashAttention(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
     }
 

@@ -22,13 +22,13 @@ pub(crate) struct OnDevice {
 impl OnDevice {
     /// A contiguous tensor with these bytes: fewer than its elements have where a test wants that.
     pub(crate) fn new(dtype: aclDataType, shape: &[i64], bytes: &[u8]) -> Self {
-        let memory = Rc::new(Memory::new(bytes));
+        let memory = Rc::new(Memory::of(bytes));
         OnDevice { dtype, shape: shape.to_vec(), tensor: tensor(dtype, shape, memory.at), memory }
     }
 
     /// A tensor whose neighbours along each axis are so many elements apart in these bytes.
     pub(crate) fn strided(dtype: aclDataType, shape: &[i64], strides: &[i64], bytes: &[u8]) -> Self {
-        let memory = Rc::new(Memory::new(bytes));
+        let memory = Rc::new(Memory::of(bytes));
         let (rank, held) = (shape.len() as u64, [(bytes.len() / size(dtype)) as i64]);
         let (axes, steps, format) = (shape.as_ptr(), strides.as_ptr(), aclFormat::ACL_FORMAT_ND);
         let tensor = unsafe { aclCreateTensor(axes, rank, dtype, steps, 0, format, held.as_ptr(), 1, memory.at) };
@@ -42,7 +42,7 @@ impl OnDevice {
         let (axes, steps) = (desc.shape.as_ptr(), desc.strides.as_ptr());
         let tensor = unsafe { aclCreateTensor(axes, rank, dtype, steps, desc.offset, format, axes, rank, at) };
         assert!(!tensor.is_null(), "{desc}: {}", message());
-        OnDevice { dtype, shape: desc.shape.to_vec(), tensor, memory: Rc::new(Memory::new(&[])) }
+        OnDevice { dtype, shape: desc.shape.to_vec(), tensor, memory: Rc::new(Memory::of(&[])) }
     }
 
     /// The same bytes as elements of another type.
@@ -53,30 +53,6 @@ impl OnDevice {
     /// The address of its first element.
     pub(crate) fn at(&self) -> *mut c_void {
         self.memory.at
-    }
-}
-
-/// Memory of the device, or a null pointer for no bytes.
-#[derive(Debug)]
-struct Memory {
-    at: *mut c_void,
-}
-
-impl Memory {
-    fn new(bytes: &[u8]) -> Self {
-        let at = match bytes {
-            [] => null_mut(),
-            _ => upload(bytes),
-        };
-        Memory { at }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if !self.at.is_null() && !std::thread::panicking() {
-            free(self.at);
-        }
     }
 }
 
@@ -115,7 +91,7 @@ pub(crate) type PhaseTwo = unsafe extern "C" fn(*mut c_void, u64, *mut aclOpExec
 /// Runs an executor, and waits for it.
 pub(crate) fn run(two: PhaseTwo, (bytes, executor): (u64, *mut aclOpExecutor)) -> i32 {
     let stream = stream();
-    let workspace = Memory::new(&vec![0; bytes as usize]);
+    let workspace = Memory::of(&vec![0; bytes as usize]);
     let launched = unsafe { two(workspace.at, bytes, executor, stream) };
     let status = match launched {
         0 => unsafe { aclrtSynchronizeStream(stream) },
