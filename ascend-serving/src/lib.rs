@@ -60,6 +60,7 @@
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
+//! - [`StatePool`]: layers of linear attention (gated delta rule), with a state for each request.
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
@@ -120,6 +121,7 @@ mod prefix_cache;
 pub mod rules;
 mod sharing;
 mod split_kv;
+mod states;
 
 pub use ascend_attention::Violation;
 pub use backends::*;
@@ -148,6 +150,7 @@ pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use split_kv::SplitLimits;
+pub use states::{RequestState, StatePool, StateShape, StateStep};
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
 /// step.

@@ -230,6 +230,31 @@ ascend_attention::spec::library_rules! {
         "a step of sparse attention caches the keys of every indexer, among which later steps choose",
         "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
         "layers";
+    STATE_EXHAUSTED = "state.exhausted",
+        "a pool of states has a free slot for a request and for each of its drafts",
+        "preempt a request by dropping its state, drop states that are kept behind prefixes, or make the pool larger";
+    STATE_DRAFTS = "state.drafts",
+        "a step has no more drafts of a request than the operator takes tokens of a sequence, one less",
+        "draft fewer tokens in a step";
+    STATE_POOL = "state.pool",
+        "the states of a step are of the pool that computes it",
+        "admit the request to this pool";
+    STATE_REQUESTS = "state.requests",
+        "a step has a state for each request",
+        "pass the states of the requests that the metadata was made of, in their order, without dummies";
+    STATE_TOKENS = "state.tokens",
+        "the state of a request ends where the new tokens of the step begin",
+        "pass the states in the order of the requests; take rejected drafts back from both the sequence and the state "
+        "(`RequestState::truncate`); a request whose cached tokens were computed without this state begins with the "
+        "fork of a state behind them, or computes them all";
+    STATE_KEPT = "state.kept",
+        "tokens are taken back to a state that is kept",
+        "admit the request with as many drafts as a step of it has, or go on from a fork that was made behind these "
+        "tokens; to begin the request anew, drop the state and admit another";
+    STATE_TORN = "state.torn",
+        "a step goes on from states that the last one has written in every layer",
+        "drop the state and admit the request anew, computing its tokens from the first on, or go on from a fork that "
+        "was made before the step";
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",

@@ -12,6 +12,9 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The stream of a step, whose workspace its launches share.
+pub(crate) const STREAM_OF_STEP: &str = "the stream of the step, which orders the use of its workspace";
+
 /// The stream that an object was planned on, which orders the use of the memory that its launches share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedStream(usize);
@@ -21,15 +24,12 @@ impl PlannedStream {
         Self(stream.as_raw().addr())
     }
 
-    /// Refuses another stream, on which a launch would write memory that work on this stream may still read.
-    pub(crate) fn check(self, stream: &Stream) -> Result<()> {
-        if stream.as_raw().addr() == self.0 {
-            return Ok(());
+    /// Refuses another stream than `planned`, on which a launch would write memory that work on this stream may still
+    /// read.
+    pub(crate) fn check(self, stream: &Stream, planned: &'static str) -> Result<()> {
+        match stream.as_raw().addr() == self.0 {
+            true => Ok(()),
+            false => Err(Error::not_as_planned("stream", "another stream", planned)),
         }
-        Err(Error::not_as_planned(
-            "stream",
-            "another stream",
-            "the stream of the step, which orders the use of its workspace",
-        ))
     }
 }

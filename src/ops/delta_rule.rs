@@ -217,13 +217,20 @@ impl<S: Element> DeltaStates<S> {
 /// What a launch reads besides states: queries, keys and values, the part of each correction that is made, and decays.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a description of tensors does nothing until planned or launched"]
+#[non_exhaustive]
 pub struct DeltaTensors<'a, T: Element> {
-    pub(crate) query: &'a Tensor<T>,
-    pub(crate) key: &'a Tensor<T>,
-    pub(crate) value: &'a Tensor<T>,
-    pub(crate) beta: &'a Tensor<T>,
-    pub(crate) g: Option<&'a Tensor<f32>>,
-    pub(crate) gk: Option<&'a Tensor<f32>>,
+    /// Queries, `[T, Nk, Dk]`, normalised.
+    pub query: &'a Tensor<T>,
+    /// Keys, `[T, Nk, Dk]`, normalised.
+    pub key: &'a Tensor<T>,
+    /// Values, `[T, Nv, Dv]`.
+    pub value: &'a Tensor<T>,
+    /// The part of each correction that is made, `[T, Nv]`.
+    pub beta: &'a Tensor<T>,
+    /// The logarithm of the decay of each head, `[T, Nv]`.
+    pub g: Option<&'a Tensor<f32>>,
+    /// The logarithm of the decay of each column of a state, `[T, Nv, Dk]`.
+    pub gk: Option<&'a Tensor<f32>>,
 }
 
 impl<'a, T: Element> DeltaTensors<'a, T> {

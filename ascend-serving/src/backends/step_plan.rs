@@ -11,7 +11,7 @@ use ascend_attention::{Device, Element, FusedInferAttention, Mask, Output, Plan,
 
 use crate::error::{Error, Result};
 use crate::rules;
-use crate::sharing::PlannedStream;
+use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
 use super::backend::{AttentionBackend, checked_program};
 use super::latent_tensors::LatentFormKind;
@@ -206,7 +206,7 @@ impl<T: Element> StepPlan<T> {
     /// As for [`StepPlan::launch`], also for an output of another shape;
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with what the layer reads.
     pub fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
-        self.stream.check(stream)?;
+        self.stream.check(stream, STREAM_OF_STEP)?;
         self.check_form(layer)?;
         self.check_tensors(layer, output)?;
         if let Some(stage) = &self.stage {

@@ -94,6 +94,16 @@ impl QueuedLayers {
         own.into_iter().for_each(|progress| progress.lose_group(GROUP));
     }
 
+    /// Whether every layer is queued.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// Whether a layer may have written something.
+    pub(crate) fn has_written(&self) -> bool {
+        self.wrote
+    }
+
     /// Notes that a layer is about to write to the cache.
     pub(crate) fn begin_write(&mut self) {
         self.wrote = true;

@@ -38,6 +38,7 @@ mod quantised_schedule;
 mod range_check;
 mod refusals;
 mod reported;
+mod request_states;
 mod routes;
 mod schedule;
 mod shared_memory;

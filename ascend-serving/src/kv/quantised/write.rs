@@ -7,7 +7,7 @@ use crate::kv::cache_shape::CacheShape;
 use crate::kv::copied_writes::CopiedWrites;
 use crate::kv::pool::BlockPool;
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
-use crate::sharing::PlannedStream;
+use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
 use super::channel_quantiser::ChannelQuantiser;
 use super::group_quantiser::GroupQuantiser;
@@ -91,7 +91,7 @@ impl QuantisedWrite {
         if matches!(self.quantisers, Quantisers::Nothing) {
             return Ok(());
         }
-        self.stream.check(stream)?;
+        self.stream.check(stream, STREAM_OF_STEP)?;
         let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
             (Quantisers::Channel(pair), LayerScales::Channel { .. }) => layer.quantise(pair, stream, rows)?,
