@@ -1,0 +1,301 @@
+//! A hybrid model on one device: four layers of linear attention, whose requests have a state each, and one of full
+//! attention over a paged cache. Prompts in chunks, a shared prefix, drafts of which some are rejected, a request that
+//! is preempted; each row of logits is checked against the model in double precision over the whole sequence.
+//!
+//! ```sh
+//! cargo run -p ascend-serving --example 14-hybrid
+//! ```
+
+mod dense;
+mod model;
+
+use std::error::Error;
+
+use ascend_attention::delta_rule::DeltaTensors;
+use ascend_serving::prelude::*;
+use ascend_serving::{RequestState, StatePool, StateStep};
+
+use dense::Whole;
+use model::{Attend, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY, WINDOW};
+
+const BLOCK_SIZE: usize = 16;
+/// Prompt tokens computed in one step.
+const CHUNK: usize = 48;
+/// Tokens that all prompts begin with: whole blocks, whose end has a state.
+const SHARED: usize = 48;
+const DRAFTS: usize = 2;
+/// Rows of the convolution's inputs of a request, in each linear layer.
+type MixedRows = [Vec<f64>; STATES.layers];
+
+/// A request: all its tokens so far, and what the layers have of those that are computed.
+struct Request {
+    tokens: Vec<usize>,
+    cached: Sequence,
+    state: RequestState,
+    mixed: MixedRows,
+    /// Logits of the tokens that steps have computed for it, the last ones of those that are cached.
+    logits: Vec<f64>,
+    left: usize,
+}
+
+/// The layers of a step, for the tokens of its requests.
+struct Layers<'a, 's> {
+    stream: &'a Stream,
+    full: Step<'s, bf16>,
+    linear: StateStep<'s, bf16>,
+    /// New tokens of each request, and the rows that it has of the tokens before.
+    requests: Vec<(usize, &'a mut MixedRows)>,
+}
+
+impl Layers<'_, '_> {
+    fn upload(&self, numbers: &[f64], of_token: &[usize]) -> ascend_serving::Result<Tensor<bf16>> {
+        let halves: Vec<bf16> = numbers.iter().map(|x| bf16::from_f64(*x)).collect();
+        let tokens = numbers.len() / of_token.iter().product::<usize>();
+        Ok(self.stream.upload(&halves, [&[tokens], of_token].concat())?)
+    }
+
+    fn download(&self, tensor: &Tensor<bf16>) -> ascend_serving::Result<Vec<f64>> {
+        Ok(tensor.download(self.stream)?.iter().map(|x| x.to_f64()).collect())
+    }
+}
+
+impl Attend for Layers<'_, '_> {
+    type Error = ascend_serving::Error;
+
+    fn windows(&mut self, layer: usize, mixed: Vec<f64>) -> Vec<f64> {
+        let mut windows = Vec::new();
+        let mut mixed = mixed.chunks(MIXED);
+        for (new, rows) in &mut self.requests {
+            for row in mixed.by_ref().take(*new) {
+                rows[layer].extend(row);
+                let own = &rows[layer][rows[layer].len().saturating_sub(WINDOW * MIXED)..];
+                windows.extend(vec![0.0; WINDOW * MIXED - own.len()]);
+                windows.extend(own);
+            }
+        }
+        windows
+    }
+
+    fn linear(&mut self, layer: usize, inputs: Delta) -> ascend_serving::Result<Vec<f64>> {
+        let keys = [KEY_HEADS, STATES.key_dim];
+        let (query, key) = (self.upload(&inputs.query, &keys)?, self.upload(&inputs.key, &keys)?);
+        let value = self.upload(&inputs.value, &[STATES.heads, STATES.value_dim])?;
+        let beta = self.upload(&inputs.beta, &[STATES.heads])?;
+        let decays: Vec<f32> = inputs.g.iter().map(|g| *g as f32).collect();
+        let g = self.stream.upload(&decays, [decays.len() / STATES.heads, STATES.heads])?;
+        let output = self.linear.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))?;
+        self.download(&output)
+    }
+
+    fn full(&mut self, [query, key, value]: [Vec<f64>; 3]) -> ascend_serving::Result<Vec<f64>> {
+        let [heads, kv_heads, dim] = FULL;
+        let query = self.upload(&query, &[heads, dim])?;
+        let (key, value) = (self.upload(&key, &[kv_heads, dim])?, self.upload(&value, &[kv_heads, dim])?);
+        let output = self.full.forward(0, (&query, &key, &value))?;
+        self.download(&output)
+    }
+}
+
+/// The layers of both kinds, and what their requests begin with.
+struct Engine<'s> {
+    stream: &'s Stream,
+    model: Model,
+    attention: Attention<bf16>,
+    states: StatePool<bf16>,
+    /// What is kept of the first prompt's beginning: its blocks, a state that is never given to a step, and rows.
+    prefix: Option<(Sequence, RequestState, MixedRows)>,
+    /// How far each row of logits is from double precision, as a part of its largest.
+    errors: Vec<f64>,
+}
+
+impl<'s> Engine<'s> {
+    fn new(stream: &'s Stream) -> ascend_serving::Result<Self> {
+        let shape = CacheShape::new(1, FULL[1], FULL[2]);
+        let cache = PagedKvCache::new(stream.device(), 64, BLOCK_SIZE, shape, PadPolicy::SkipNegative)?;
+        let backends = Backends::standard(stream.device());
+        let attention = Attention::new(model::full_shape(), cache, backends);
+        let states = StatePool::new(stream, 13, STATES)?;
+        Ok(Self { stream, model: Model::new(), attention, states, prefix: None, errors: Vec::new() })
+    }
+
+    /// A request of these tokens, which begins with the prefix that is kept, if one is.
+    fn admit(&mut self, tokens: Vec<usize>, left: usize) -> ascend_serving::Result<Request> {
+        let (cached, state, mixed) = match &self.prefix {
+            Some((cached, state, mixed)) => {
+                let state = self.states.fork(self.stream, state, DRAFTS)?;
+                (cached.share_prefix(SHARED)?, state, mixed.clone())
+            }
+            None => (self.attention.sequence(), self.states.admit(self.stream, DRAFTS)?, MixedRows::default()),
+        };
+        Ok(Request { tokens, cached, state, mixed, logits: Vec::new(), left })
+    }
+
+    /// Computes the next tokens of each request, whose last `drafts` of them are drafted, and keeps the logits.
+    fn step(&mut self, running: &mut [Request], drafts: usize) -> ascend_serving::Result<()> {
+        let mut work = Vec::new();
+        for request in running.iter_mut() {
+            let left = request.tokens.len() - request.cached.len();
+            if left == 1 {
+                request.tokens.extend(draft(&request.tokens, drafts));
+            }
+            let drafted = request.tokens.len() - request.cached.len() - left;
+            let new = (left + drafted).min(CHUNK);
+            self.attention.grow(self.stream, &mut request.cached, new)?;
+            work.push((new, drafted));
+        }
+        let batch = running.iter().zip(&work);
+        let batch = batch.map(|(request, (new, drafts))| BatchRequest::of(&request.cached, *new).drafts(*drafts));
+        let policy = StatePolicy::new(true, Some(Drafting::Mtp));
+        let metadata = self.attention.metadata(&batch.collect::<Vec<_>>(), policy)?;
+
+        let logits = self.logits(running, &work, &metadata)?;
+        let mut logits = logits.chunks(VOCABULARY);
+        for (request, (new, drafts)) in running.iter_mut().zip(work) {
+            let own: Vec<&[f64]> = logits.by_ref().take(new).collect();
+            request.logits.extend(own.concat());
+            request.accept(&own, drafts)?;
+            if self.prefix.is_none() && request.cached.len() == SHARED {
+                let state = self.states.fork(self.stream, &request.state, 0)?;
+                self.prefix = Some((request.cached.share_prefix(SHARED)?, state, request.mixed.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The logits of a step's new tokens.
+    fn logits(
+        &mut self,
+        running: &mut [Request],
+        work: &[(usize, usize)],
+        metadata: &AttentionMetadata,
+    ) -> ascend_serving::Result<Vec<f64>> {
+        let mut tokens = Vec::new();
+        let (mut states, mut requests) = (Vec::new(), Vec::new());
+        for (request, (new, _)) in running.iter_mut().zip(work) {
+            let end = request.cached.len();
+            tokens.extend(&request.tokens[end - new..end]);
+            states.push(&mut request.state);
+            requests.push((*new, &mut request.mixed));
+        }
+        let linear = self.states.begin(self.stream, metadata, states)?;
+        let full = self.attention.begin(self.stream, metadata)?;
+        let mut layers = Layers { stream: self.stream, full, linear, requests };
+        let logits = self.model.forward(&tokens, &mut layers)?;
+        let Layers { full, linear, .. } = layers;
+        full.end()?;
+        linear.end()?;
+        Ok(logits)
+    }
+
+    /// Compares the logits of a request's tokens with those of the whole sequence.
+    fn check(&mut self, request: &Request) {
+        let Ok(want) = self.model.forward(&request.tokens[..request.cached.len()], &mut Whole);
+        let rows = request.logits.len() / VOCABULARY;
+        let want = want.chunks(VOCABULARY).skip(request.cached.len() - rows);
+        for (got, want) in request.logits.chunks(VOCABULARY).zip(want) {
+            let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+            let error = got.iter().zip(want).fold(0f64, |worst, (got, want)| worst.max((got - want).abs()));
+            self.errors.push(error / largest);
+        }
+    }
+}
+
+impl Request {
+    /// Accepts the drafts that the model would have chosen, and chooses the token behind them.
+    fn accept(&mut self, logits: &[&[f64]], drafts: usize) -> ascend_serving::Result<()> {
+        let end = self.cached.len();
+        if end < self.tokens.len() {
+            // More of the prompt is left.
+            return Ok(());
+        }
+        let chosen = |row: usize| {
+            let best = logits[row].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            best.map_or(0, |(token, _)| token)
+        };
+        let certain = end - drafts;
+        let first = logits.len() - drafts - 1;
+        let accepted = (0..drafts).take_while(|draft| self.tokens[certain + draft] == chosen(first + draft)).count();
+        self.tokens.truncate(certain + accepted);
+        self.tokens.push(chosen(first + accepted));
+        // Both the cache and the state go back behind the last accepted token.
+        self.cached.truncate(certain + accepted)?;
+        self.state.truncate(certain + accepted)?;
+        self.mixed.iter_mut().for_each(|rows| rows.truncate((certain + accepted) * MIXED));
+        self.logits.truncate(self.logits.len() - (drafts - accepted) * VOCABULARY);
+        self.left = self.left.saturating_sub(1 + accepted);
+        Ok(())
+    }
+}
+
+/// What a drafter of these tokens would say: that they go on as they did at the same token before.
+fn draft(tokens: &[usize], drafts: usize) -> Vec<usize> {
+    let last = tokens.last();
+    let seen = tokens.iter().rev().skip(1).position(|token| Some(token) == last);
+    let from = seen.map_or(0, |back| tokens.len() - 1 - back);
+    tokens[from..].iter().take(drafts).copied().collect()
+}
+
+fn prompt(request: usize) -> Vec<usize> {
+    let shared = (0..SHARED).map(|at| (at * at + 5 * at) % VOCABULARY);
+    shared.chain((0..20 + 30 * request).map(|at| (at * 7 + request * 11) % VOCABULARY)).collect()
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let runtime = Runtime::auto()?;
+    // Prompts of linear attention need CANN 9.1.
+    #[cfg(feature = "emulation")]
+    let runtime = match runtime.platform() {
+        ascend_attention::Platform::Emulated => {
+            use ascend_attention::spec::{Cann, Soc};
+            Runtime::emulated_as(&ascend_attention::Machine::new(Soc::AtlasA2, Cann::V9_1))?
+        }
+        _ => runtime,
+    };
+    let device = runtime.device(0)?;
+    let stream = device.stream()?;
+    println!("{} on {}", device.soc_name(), runtime.platform());
+    let linear = LINEAR.iter().filter(|linear| **linear).count();
+    println!("{linear} layers of linear attention, {} of full attention", LINEAR.len() - linear);
+
+    let mut engine = Engine::new(&stream)?;
+    let mut waiting: Vec<Vec<usize>> = (0..4).rev().map(prompt).collect();
+    let mut running: Vec<Request> = Vec::new();
+    let mut preempted = None;
+    for step in 0.. {
+        if step % 2 == 0
+            && running.len() < 3
+            && let Some(tokens) = waiting.pop()
+        {
+            running.push(engine.admit(tokens, 12)?);
+        }
+        if step == 5 && running.len() > 1 {
+            // The scheduler takes a request's memory; it will compute its tokens again from a new state.
+            let request = running.remove(0);
+            engine.check(&request);
+            let Request { tokens, left, .. } = request;
+            preempted = Some((tokens, left));
+        }
+        if step == 7
+            && let Some((tokens, left)) = preempted.take()
+        {
+            running.push(engine.admit(tokens, left)?);
+        }
+        if running.is_empty() {
+            break;
+        }
+        engine.step(&mut running, if step % 3 == 2 { DRAFTS } else { 0 })?;
+        running.iter().filter(|request| request.left == 0).for_each(|request| engine.check(request));
+        running.retain(|request| request.left > 0);
+    }
+    // Tensors of 16 bits; what a layer of linear attention returns is normalised, small as it may be.
+    engine.errors.sort_by(f64::total_cmp);
+    let [middle, worst] = [engine.errors.len() / 2, engine.errors.len() - 1].map(|row| engine.errors[row]);
+    let rows = engine.errors.len();
+    println!("{rows} rows of logits: half of them within {middle:.1e} of the largest logit, all within {worst:.1e}");
+    engine.prefix = None;
+    let (held, free) = (engine.attention.cache().pool().held_blocks(), engine.states.free_slots());
+    if middle > 0.02 || worst > 0.2 || held > 0 || free < engine.states.slots() {
+        return Err(format!("too far, or left over: {held} blocks held, {free} states free").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! A small decoder in the manner of Qwen3-Next: layers of linear attention by the gated delta rule, with a causal
+//! convolution in front, and one layer of full attention. What the layers attend with is given by whoever runs it.
+
+use ascend_serving::{AttentionShape, StateShape};
+
+pub(crate) const VOCABULARY: usize = 48;
+const WIDTH: usize = 64;
+/// Whether each layer is one of linear attention.
+pub(crate) const LINEAR: [bool; 5] = [true, true, true, false, true];
+/// Query and key heads of a linear layer, half as many as those of its values.
+pub(crate) const KEY_HEADS: usize = 2;
+pub(crate) const STATES: StateShape = StateShape { layers: 4, heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
+/// Query heads, key heads, and elements of a head of the full layer.
+pub(crate) const FULL: [usize; 3] = [4, 2, 64];
+const KEYS: usize = KEY_HEADS * STATES.key_dim;
+pub(crate) const VALUES: usize = STATES.heads * STATES.value_dim;
+/// Queries, keys and values of a token in a linear layer, which the convolution mixes with those before.
+pub(crate) const MIXED: usize = 2 * KEYS + VALUES;
+/// Tokens that the convolution sees.
+pub(crate) const WINDOW: usize = 4;
+
+pub(crate) fn full_shape() -> AttentionShape {
+    AttentionShape::new(FULL[0], FULL[1], FULL[2])
+}
+
+/// Numbers between -1 and 1, the same in each run.
+fn numbers(seed: u64, count: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+/// A linear map with made-up weights: a row of inputs for each output.
+struct Linear {
+    inputs: usize,
+    weights: Vec<f64>,
+}
+
+impl Linear {
+    fn new(seed: u64, inputs: usize, outputs: usize) -> Self {
+        let spread = (3.0 / inputs as f64).sqrt();
+        let weights = numbers(seed, inputs * outputs);
+        Self { inputs, weights: weights.into_iter().map(|weight| weight * spread).collect() }
+    }
+
+    fn apply(&self, rows: &[f64]) -> Vec<f64> {
+        let outputs = |row: &[f64]| self.weights.chunks(self.inputs).map(|weights| dot(row, weights)).collect();
+        rows.chunks(self.inputs).flat_map::<Vec<f64>, _>(outputs).collect()
+    }
+}
+
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// Divides each row of so many numbers by its length, times `length`.
+fn normalised(rows: &[f64], dim: usize, length: f64) -> Vec<f64> {
+    let row = |row: &[f64]| {
+        let factor = length / (dot(row, row) + 1e-6).sqrt();
+        row.iter().map(|x| x * factor).collect::<Vec<_>>()
+    };
+    rows.chunks(dim).flat_map(row).collect()
+}
+
+/// What a layer of linear attention attends with, a row for each token.
+#[derive(Default)]
+pub(crate) struct Delta {
+    pub(crate) query: Vec<f64>,
+    pub(crate) key: Vec<f64>,
+    pub(crate) value: Vec<f64>,
+    pub(crate) beta: Vec<f64>,
+    pub(crate) g: Vec<f64>,
+}
+
+/// A layer: the map of its inputs, the maps of gates in a linear layer, and the map of what attention returns.
+struct Layer {
+    inputs: Linear,
+    gates: Linear,
+    convolution: Vec<f64>,
+    output: Linear,
+}
+
+pub(crate) struct Model {
+    embedding: Linear,
+    layers: Vec<Layer>,
+}
+
+/// What a model asks of whoever runs it, layer by layer.
+pub(crate) trait Attend {
+    type Error;
+
+    /// Adds the mixed rows of new tokens to those of their requests, and returns for each token the rows that the
+    /// convolution sees, its own last; a request begins with rows of zeros.
+    fn windows(&mut self, layer: usize, mixed: Vec<f64>) -> Vec<f64>;
+
+    /// Linear attention, `[tokens, heads, value_dim]`; layers are counted among themselves.
+    fn linear(&mut self, layer: usize, inputs: Delta) -> Result<Vec<f64>, Self::Error>;
+
+    /// Full attention over queries, keys and values.
+    fn full(&mut self, inputs: [Vec<f64>; 3]) -> Result<Vec<f64>, Self::Error>;
+}
+
+impl Model {
+    pub(crate) fn new() -> Self {
+        let layer = |(at, linear): (usize, &bool)| {
+            let [heads, kv_heads, dim] = FULL;
+            let (inputs, attended) = match linear {
+                true => (MIXED, VALUES),
+                false => ((heads + 2 * kv_heads) * dim, heads * dim),
+            };
+            let seed = 100 * (at as u64 + 1);
+            Layer {
+                inputs: Linear::new(seed, WIDTH, inputs),
+                gates: Linear::new(seed + 1, WIDTH, 2 * STATES.heads + VALUES),
+                convolution: numbers(seed + 2, WINDOW * MIXED),
+                output: Linear::new(seed + 3, attended, WIDTH),
+            }
+        };
+        let layers = LINEAR.iter().enumerate().map(layer).collect();
+        Self { embedding: Linear::new(1, WIDTH, VOCABULARY), layers }
+    }
+
+    /// The logits of what could come behind each token.
+    pub(crate) fn forward<A: Attend>(&self, tokens: &[usize], attend: &mut A) -> Result<Vec<f64>, A::Error> {
+        let row = |token: &usize| &self.embedding.weights[token * WIDTH..][..WIDTH];
+        let mut rows: Vec<f64> = tokens.iter().flat_map(row).map(|x| x * 4.0).collect();
+        let mut linear_layers = 0;
+        for (layer, linear) in self.layers.iter().zip(LINEAR) {
+            let normed = normalised(&rows, WIDTH, (WIDTH as f64).sqrt());
+            let inputs = layer.inputs.apply(&normed);
+            let attended = if linear {
+                let gates = layer.gates.apply(&normed);
+                let windows = attend.windows(linear_layers, inputs);
+                let attended = attend.linear(linear_layers, layer.delta(&windows, &gates))?;
+                linear_layers += 1;
+                gated(&attended, &gates)
+            } else {
+                let [heads, kv_heads, dim] = FULL;
+                let [mut query, mut key, mut value] = [const { Vec::new() }; 3];
+                for row in inputs.chunks((heads + 2 * kv_heads) * dim) {
+                    let (own, others) = row.split_at(heads * dim);
+                    query.extend(own);
+                    key.extend(&others[..kv_heads * dim]);
+                    value.extend(&others[kv_heads * dim..]);
+                }
+                attend.full([query, key, value])?
+            };
+            rows.iter_mut().zip(layer.output.apply(&attended)).for_each(|(row, more)| *row += more);
+        }
+        Ok(self.embedding.apply(&normalised(&rows, WIDTH, (WIDTH as f64).sqrt())))
+    }
+}
+
+impl Layer {
+    /// The convolution with SiLU, normalised queries and keys, and the gates of the delta rule.
+    fn delta(&self, windows: &[f64], gates: &[f64]) -> Delta {
+        let heads = STATES.heads;
+        let mut delta = Delta::default();
+        let tokens = windows.chunks(WINDOW * MIXED).zip(gates.chunks(2 * heads + VALUES));
+        for (window, gates) in tokens {
+            let products = window.iter().zip(&self.convolution).map(|(x, weight)| x * weight).collect::<Vec<_>>();
+            let column = |at: usize| products.iter().skip(at).step_by(MIXED).sum();
+            let mixed: Vec<f64> = (0..MIXED).map(|at| silu(column(at))).collect();
+            delta.query.extend(normalised(&mixed[..KEYS], STATES.key_dim, 1.0));
+            delta.key.extend(normalised(&mixed[KEYS..2 * KEYS], STATES.key_dim, 1.0));
+            delta.value.extend(&mixed[2 * KEYS..]);
+            delta.beta.extend(gates[..heads].iter().map(|b| 1.0 / (1.0 + (-b).exp())));
+            // The decay of a head: exp(-softplus(a) / 4).
+            delta.g.extend(gates[heads..2 * heads].iter().map(|a| -(1.0 + a.exp()).ln() / 4.0));
+        }
+        delta
+    }
+}
+
+/// What linear attention returns, normalised in each head and gated.
+fn gated(attended: &[f64], gates: &[f64]) -> Vec<f64> {
+    let dim = STATES.value_dim;
+    let mut rows = normalised(attended, dim, (dim as f64).sqrt());
+    for (row, gates) in rows.chunks_mut(VALUES).zip(gates.chunks(2 * STATES.heads + VALUES)) {
+        row.iter_mut().zip(&gates[2 * STATES.heads..]).for_each(|(x, z)| *x *= silu(*z));
+    }
+    rows
+}
