@@ -15,10 +15,11 @@
 //! sequence, and a result depends on the call and the instruction set alone. `delta_chunks` computes the same for
 //! prompts.
 
+use super::prefetch::{CACHE_LINE, CacheLevel, prefetch};
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
 use super::tensor::strided::disjoint;
-use ascend_spec::ops::delta_rule::{DeltaRuleProblem, MOST_TOKENS, Run};
+use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use ascend_spec::{DType, TensorDesc};
 use half::bf16;
 use rayon::prelude::*;
@@ -60,10 +61,12 @@ impl Tensor {
         }
     }
 
-    /// Address of an element; axes that the tensor does not have are 0.
-    fn at<T>(&self, place: [usize; 4]) -> *mut T {
+    /// Address of an element, of which each takes so many bytes; axes that the tensor does not have are 0.
+    #[inline(always)]
+    fn at<T>(&self, place: [usize; 4], size: usize) -> *mut T {
         let steps = place.iter().zip(self.strides).map(|(&index, stride)| index as i64 * stride);
-        self.base.cast::<T>().wrapping_offset((self.offset + steps.sum::<i64>()) as isize)
+        let elements = (self.offset + steps.sum::<i64>()) as isize;
+        self.base.wrapping_offset(elements.wrapping_mul(size as isize)).cast()
     }
 
     /// Reads an element as single precision.
@@ -73,11 +76,36 @@ impl Tensor {
     /// The tensor has the element, which is live and written by no other thread.
     #[inline(always)]
     pub(super) unsafe fn read(&self, place: [usize; 4]) -> f32 {
-        match self.dtype {
-            // SAFETY: the caller's promise. No alignment is assumed.
-            DType::Bf16 => unsafe { self.at::<bf16>(place).read_unaligned() }.to_f32(),
-            // SAFETY: the caller's promise. No alignment is assumed.
-            _ => unsafe { self.at::<f32>(place).read_unaligned() },
+        // SAFETY: the caller's promise.
+        unsafe { self.read_behind(place, 0) }
+    }
+
+    /// Reads the element of the last axis that is this number behind an element.
+    ///
+    /// # Safety
+    ///
+    /// As for [`read`](Self::read), of that element.
+    #[inline(always)]
+    unsafe fn read_behind(&self, place: [usize; 4], number: usize) -> f32 {
+        let step = number as isize * self.step as isize;
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe {
+            match self.dtype {
+                DType::Bf16 => {
+                    let from = self.at::<bf16>(place, size_of::<bf16>()).wrapping_offset(step);
+                    from.read_unaligned().to_f32()
+                }
+                _ => self.at::<f32>(place, size_of::<f32>()).wrapping_offset(step).read_unaligned(),
+            }
+        }
+    }
+
+    /// How many whole vectors of a row of `count` elements are contiguous halves.
+    #[inline(always)]
+    fn whole(&self, count: usize) -> usize {
+        match (self.dtype, self.step) {
+            (DType::Bf16, 1) => count / WIDTH,
+            _ => 0,
         }
     }
 
@@ -88,32 +116,18 @@ impl Tensor {
     /// As for [`read`](Self::read), of each of them.
     #[inline(always)]
     pub(super) unsafe fn read_row<S: Simd>(&self, simd: S, place: [usize; 4], count: usize, to: &mut [Vector]) {
-        let (halves, singles) = (self.at::<u16>(place), self.at::<f32>(place));
-        for (block, to) in to.iter_mut().enumerate() {
-            let (first, lanes) = (block * WIDTH, WIDTH.min(count - block * WIDTH));
-            let place = |lane: usize| (first + lane) as isize * self.step as isize;
-            if lanes < WIDTH {
-                *to = [0.0; WIDTH];
-            }
-            match self.dtype {
-                // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                DType::Bf16 if self.step == 1 && lanes == WIDTH => unsafe {
-                    let bits = halves.wrapping_add(first).cast::<[u16; WIDTH]>().read_unaligned();
-                    simd.store(simd.widen_bf16(&bits), to);
-                },
-                DType::Bf16 => {
-                    for (lane, to) in to.iter_mut().take(lanes).enumerate() {
-                        // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                        *to = bf16::from_bits(unsafe { halves.wrapping_offset(place(lane)).read_unaligned() }).to_f32();
-                    }
-                }
-                _ => {
-                    for (lane, to) in to.iter_mut().take(lanes).enumerate() {
-                        // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                        *to = unsafe { singles.wrapping_offset(place(lane)).read_unaligned() };
-                    }
-                }
-            }
+        let (whole, rest) = to.split_at_mut(self.whole(count));
+        let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
+        for (block, to) in whole.iter_mut().enumerate() {
+            // SAFETY: the caller's promise, for each element. No alignment is assumed.
+            let bits = unsafe { first.wrapping_add(block).read_unaligned() };
+            simd.store(simd.widen_bf16(&bits), to);
+        }
+        let elements = whole.len() * WIDTH..count;
+        rest.fill([0.0; WIDTH]);
+        for (element, to) in elements.zip(rest.as_flattened_mut()) {
+            // SAFETY: the caller's promise, for each element.
+            *to = unsafe { self.read_behind(place, element) };
         }
     }
 
@@ -124,33 +138,38 @@ impl Tensor {
     /// The tensor has the elements, which are live and accessed by no other thread.
     #[inline(always)]
     pub(super) unsafe fn write_row<S: Simd>(&self, simd: S, place: [usize; 4], values: &[Vector], count: usize) {
-        let (halves, singles) = (self.at::<u16>(place), self.at::<f32>(place));
-        for (block, values) in values.iter().enumerate() {
-            let (first, lanes) = (block * WIDTH, WIDTH.min(count - block * WIDTH));
-            let place = |lane: usize| (first + lane) as isize * self.step as isize;
-            match self.dtype {
-                // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                DType::Bf16 if self.step == 1 && lanes == WIDTH => unsafe {
-                    let mut rounded = [0.0; WIDTH];
-                    simd.store(simd.round_bf16(simd.load(values)), &mut rounded);
-                    let bits = rounded.map(|value: f32| (value.to_bits() >> 16) as u16);
-                    halves.wrapping_add(first).cast::<[u16; WIDTH]>().write_unaligned(bits);
-                },
-                DType::Bf16 => {
-                    for (lane, &value) in values.iter().take(lanes).enumerate() {
-                        // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                        unsafe {
-                            halves.wrapping_offset(place(lane)).write_unaligned(bf16::from_f32(value).to_bits());
-                        }
+        let (whole, rest) = values.split_at(self.whole(count));
+        let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
+        for (block, values) in whole.iter().enumerate() {
+            let mut rounded = [0.0; WIDTH];
+            simd.store(simd.round_bf16(simd.load(values)), &mut rounded);
+            let bits = rounded.map(|value: f32| (value.to_bits() >> 16) as u16);
+            // SAFETY: the caller's promise, for each element. No alignment is assumed.
+            unsafe { first.wrapping_add(block).write_unaligned(bits) };
+        }
+        let elements = whole.len() * WIDTH..count;
+        for (element, &value) in elements.zip(rest.as_flattened()) {
+            let step = element as isize * self.step as isize;
+            // SAFETY: the caller's promise, for each element. No alignment is assumed.
+            unsafe {
+                match self.dtype {
+                    DType::Bf16 => {
+                        let to = self.at::<bf16>(place, size_of::<bf16>()).wrapping_offset(step);
+                        to.write_unaligned(bf16::from_f32(value));
                     }
-                }
-                _ => {
-                    for (lane, &value) in values.iter().take(lanes).enumerate() {
-                        // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                        unsafe { singles.wrapping_offset(place(lane)).write_unaligned(value) };
-                    }
+                    _ => self.at::<f32>(place, size_of::<f32>()).wrapping_offset(step).write_unaligned(value),
                 }
             }
+        }
+    }
+
+    /// Prefetches contiguous elements of the last axis, as many as `count`. They need not be there.
+    #[inline(always)]
+    fn prefetch_row(&self, place: [usize; 4], count: usize) {
+        let size = if self.dtype == DType::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
+        let first = self.at::<u8>(place, size);
+        for byte in (0..count * size).step_by(CACHE_LINE) {
+            prefetch(CacheLevel::L1, first.wrapping_add(byte));
         }
     }
 }
@@ -198,12 +217,13 @@ unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], boo
     for_each_head(problem, runs, buffers, |run, head| {
         let vectors = problem.key_dim.div_ceil(WIDTH);
         Scratch::with(|scratch| {
-            let mut rest = scratch.vectors((WIDTH + 4 * run.tokens) * vectors);
+            let mut rest = scratch.vectors(run.tokens + (WIDTH + 4 * run.tokens) * vectors);
             let state = take(&mut rest, WIDTH * vectors);
+            let scalars = take(&mut rest, run.tokens);
             let decays = take(&mut rest, run.tokens * vectors);
             let keys = take(&mut rest, run.tokens * vectors);
             let (pairs, _) = rest.as_chunks_mut();
-            level.run(Head { problem, buffers, run, head, state, decays, keys, pairs });
+            level.run(Head { problem, buffers, run, head, state, scalars, decays, keys, pairs });
         });
     });
 }
@@ -232,8 +252,10 @@ struct Head<'a> {
     head: usize,
     /// Sixteen rows of the state.
     state: &'a mut [Vector],
-    /// Of each token the decay of each column, its key, and both key and scaled query by which the state before the
-    /// token is read: multiplied with the decay.
+    /// Of each token its beta, and the product of its key and its scaled query, in the first two lanes.
+    scalars: &'a mut [Vector],
+    /// Of each token the decay of each column, its key, and key and scaled query multiplied with the decay, by which
+    /// the state before the token is read.
     decays: &'a mut [Vector],
     keys: &'a mut [Vector],
     pairs: &'a mut [[Vector; 2]],
@@ -247,9 +269,8 @@ impl Kernel for Head<'_> {
         let Head { problem, buffers, run, head, .. } = self;
         let (dim, value_dim) = (problem.key_dim, problem.value_dim);
         let vectors = dim.div_ceil(WIDTH);
-        let mut scalars = [[0.0; 2]; MOST_TOKENS as usize];
-        for (at, scalars) in scalars.iter_mut().enumerate().take(run.tokens) {
-            *scalars = self.widen(simd, at);
+        for at in 0..run.tokens {
+            self.widen(simd, at);
         }
         for first in (0..value_dim).step_by(WIDTH) {
             let lanes = WIDTH.min(value_dim - first);
@@ -260,7 +281,7 @@ impl Kernel for Head<'_> {
                     false => state.fill([0.0; WIDTH]),
                 }
             }
-            for (at, [beta, overlap]) in scalars.into_iter().enumerate().take(run.tokens) {
+            for (at, &[beta, overlap, ..]) in self.scalars.iter().enumerate() {
                 let token = run.first + at;
                 let place = [token, head, first, 0];
                 let mut value = [[0.0; WIDTH]];
@@ -277,6 +298,11 @@ impl Kernel for Head<'_> {
                 let (decays, keys) = (&self.decays[tokens.clone()], &self.keys[tokens]);
                 let rows = self.state.chunks_exact_mut(vectors).zip(corrections).take(lanes).enumerate();
                 for (row, (state, correction)) in rows {
+                    if at == 0 {
+                        // The rows behind this head's are those of the next one, which this thread takes as a rule.
+                        let row = first + WIDTH + row;
+                        buffers.begin.prefetch_row([run.start, head + row / value_dim, row % value_dim, 0], dim);
+                    }
                     correct(simd, state, decays, keys, correction);
                     if let Some(&slot) = buffers.slots.get(token) {
                         let place = [slot as usize, head, first + row, 0];
@@ -294,10 +320,9 @@ impl Kernel for Head<'_> {
 }
 
 impl Head<'_> {
-    /// Widens what the rows of the state share of a token. Returns its beta, and the product of its key and its scaled
-    /// query.
+    /// Widens what the rows of the state share of a token.
     #[inline(always)]
-    fn widen<S: Simd>(&mut self, simd: S, at: usize) -> [f32; 2] {
+    fn widen<S: Simd>(&mut self, simd: S, at: usize) {
         let Self { problem, buffers, run, head, .. } = *self;
         let (dim, key_head, token) = (problem.key_dim, problem.key_head(head), run.first + at);
         let vectors = dim.div_ceil(WIDTH);
@@ -331,7 +356,7 @@ impl Head<'_> {
         }
         let mut lanes = [0.0; WIDTH];
         simd.store(overlap, &mut lanes);
-        [beta, total(&lanes)]
+        [self.scalars[at][0], self.scalars[at][1]] = [beta, total(&lanes)];
     }
 }
 

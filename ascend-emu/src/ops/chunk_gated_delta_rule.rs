@@ -14,7 +14,7 @@ use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::chunk_gated_delta_rule::{Argument, Arguments, Parameter, Version};
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
-use ascend_spec::{arguments_of_version, chunk_gated_delta_rule_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
 
 checked_call! { ChunkDeltaOperator: DeltaRuleProblem, target }
 
