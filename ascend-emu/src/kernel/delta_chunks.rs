@@ -22,11 +22,13 @@
 //! time. A result depends on the call and the instruction set alone.
 
 use super::delta_rule::{Buffers, Tensor, for_each_head};
+use super::prefetch::CacheLevel;
 use super::register_tile::multiply_add;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use std::array::from_fn;
+use std::ops::Range;
 
 /// Tokens of a chunk.
 const CHUNK: usize = 64;
@@ -52,7 +54,7 @@ pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffe
 /// # Safety
 ///
 /// As for [`run`].
-unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
     for_each_head(problem, runs, buffers, |run, head| {
         let (dim, groups) = (problem.key_dim, problem.value_dim.div_ceil(WIDTH));
         let pitch = dim.div_ceil(WIDTH);
@@ -234,8 +236,11 @@ impl Head<'_> {
                 self.corrections[c * CHUNK + t] = values[c];
             }
         }
-        let state = &mut self.state[group * dim..][..COLUMNS * dim];
         for first in (0..self.chunk.tokens).step_by(ROWS) {
+            if group == 0 {
+                self.prefetch(token + CHUNK + first..token + CHUNK + first + ROWS);
+            }
+            let state = &mut self.state[group * dim..][..COLUMNS * dim];
             self.chunk.correct::<S, ROWS, COLUMNS>(simd, first, state, self.corrections);
             let Some(out) = &self.buffers.out else { continue };
             let outs = self.chunk.read::<S, ROWS, COLUMNS>(simd, first, state, self.corrections);
@@ -245,7 +250,25 @@ impl Head<'_> {
                 unsafe { out.write_row(simd, [token + t, self.head, group * WIDTH, 0], row, elements) };
             }
         }
+        let state = &mut self.state[group * dim..][..COLUMNS * dim];
         self.chunk.remember::<S, ROWS, COLUMNS>(simd, state, self.corrections);
+    }
+
+    /// Prefetches what is read of tokens of the next chunk: each is in a page of its own.
+    #[inline(always)]
+    fn prefetch(&self, tokens: Range<usize>) {
+        let Self { problem, buffers, run, head, .. } = *self;
+        let key_head = problem.key_head(head);
+        for token in tokens.start..tokens.end.min(run.first + run.tokens) {
+            let reads = [
+                (&buffers.key, key_head, problem.key_dim),
+                (&buffers.query, key_head, problem.key_dim),
+                (&buffers.value, head, problem.value_dim),
+            ];
+            for (tensor, head, count) in reads {
+                tensor.prefetch_row(CacheLevel::L2, [token, head, 0, 0], count);
+            }
+        }
     }
 }
 

@@ -165,11 +165,11 @@ impl Tensor {
 
     /// Prefetches contiguous elements of the last axis, as many as `count`. They need not be there.
     #[inline(always)]
-    fn prefetch_row(&self, place: [usize; 4], count: usize) {
+    pub(super) fn prefetch_row(&self, level: CacheLevel, place: [usize; 4], count: usize) {
         let size = if self.dtype == DType::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
         let first = self.at::<u8>(place, size);
         for byte in (0..count * size).step_by(CACHE_LINE) {
-            prefetch(CacheLevel::L1, first.wrapping_add(byte));
+            prefetch(level, first.wrapping_add(byte));
         }
     }
 }
@@ -213,7 +213,7 @@ pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffe
 /// # Safety
 ///
 /// As for [`run`].
-unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
     for_each_head(problem, runs, buffers, |run, head| {
         let vectors = problem.key_dim.div_ceil(WIDTH);
         Scratch::with(|scratch| {
@@ -301,7 +301,8 @@ impl Kernel for Head<'_> {
                     if at == 0 {
                         // The rows behind this head's are those of the next one, which this thread takes as a rule.
                         let row = first + WIDTH + row;
-                        buffers.begin.prefetch_row([run.start, head + row / value_dim, row % value_dim, 0], dim);
+                        let place = [run.start, head + row / value_dim, row % value_dim, 0];
+                        buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
                     correct(simd, state, decays, keys, correction);
                     if let Some(&slot) = buffers.slots.get(token) {
@@ -388,95 +389,5 @@ fn correct<S: Simd>(simd: S, state: &mut [Vector], decays: &[Vector], keys: &[Ve
     for ((state, decay), key) in state.iter_mut().zip(decays).zip(keys) {
         let decayed = simd.multiply(simd.load(state), simd.load(decay));
         simd.store(simd.mul_add(correction, simd.load(key), decayed), state);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ascend_spec::Cann;
-    use ascend_spec::ops::chunk_gated_delta_rule::ChunkDeltaCall;
-    use ascend_spec::{Soc, Target};
-
-    /// A prompt of more tokens than are widened at a time, with heads that fill no vector.
-    const TOKENS_OF_PROMPT: i64 = 70;
-    const KEY_DIM: i64 = 40;
-    const VALUE_DIM: i64 = 24;
-
-    fn numbers(seed: u32, count: usize) -> Vec<bf16> {
-        let mut bits = seed;
-        let numbers = (0..count).map(|_| {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            bf16::from_f32((bits >> 16) as f32 / 262_144.0 - 0.125)
-        });
-        numbers.collect()
-    }
-
-    fn of(shape: &[i64]) -> TensorDesc {
-        TensorDesc::contiguous(DType::Bf16, shape).unwrap()
-    }
-
-    /// Outputs, and the state behind the last token.
-    fn compute(level: Level, threads: usize) -> (Vec<f32>, Vec<f32>) {
-        let descs = [
-            of(&[TOKENS_OF_PROMPT, 1, KEY_DIM]),
-            of(&[TOKENS_OF_PROMPT, 2, VALUE_DIM]),
-            of(&[TOKENS_OF_PROMPT, 2]),
-            of(&[1, 2, VALUE_DIM, KEY_DIM]),
-        ];
-        let call = ChunkDeltaCall {
-            query: Some(descs[0]),
-            key: Some(descs[0]),
-            value: Some(descs[1]),
-            beta: Some(descs[2]),
-            initial_state: Some(descs[3]),
-            actual_seq_lengths: TensorDesc::contiguous(DType::Int32, &[1]),
-            scale: 0.5,
-            out: Some(descs[1]),
-            final_state: Some(descs[3]),
-            ..ChunkDeltaCall::default()
-        };
-        let problem = call.check(Target::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
-        let counts = descs.map(|desc| desc.elements().unwrap() as usize);
-        let given = [
-            numbers(1, counts[0]),
-            numbers(2, counts[0]),
-            numbers(3, counts[1]),
-            numbers(4, counts[2]),
-            numbers(5, counts[3]),
-        ];
-        let place = |numbers: &[bf16], desc: &TensorDesc| Tensor::new(numbers.as_ptr().cast_mut().cast(), desc);
-        let (mut out, mut end) = (vec![bf16::NAN; counts[1]], vec![bf16::NAN; counts[3]]);
-        let buffers = Buffers {
-            query: place(&given[0], &descs[0]),
-            key: place(&given[1], &descs[0]),
-            value: place(&given[2], &descs[1]),
-            beta: place(&given[3], &descs[2]),
-            g: None,
-            gk: None,
-            begin: place(&given[4], &descs[3]),
-            end: Tensor::new(end.as_mut_ptr().cast(), &descs[3]),
-            out: Some(Tensor::new(out.as_mut_ptr().cast(), &descs[1])),
-            slots: &[],
-        };
-        let run = Run { sequence: 0, first: 0, tokens: TOKENS_OF_PROMPT as usize, start: 0 };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        // SAFETY: the tensors are those of the problem, and live.
-        pool.install(|| unsafe { run_under(level, &problem, (&[run], false), &buffers) }).unwrap();
-        let wide = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_f32).collect();
-        (wide(out), wide(end))
-    }
-
-    #[test]
-    fn instruction_sets_agree_and_threads_change_no_bit() {
-        let (want_out, want_end) = compute(Level::named("portable").unwrap(), 1);
-        assert!(want_out.iter().chain(&want_end).all(|number| number.is_finite()));
-        for level in Level::all() {
-            let got = compute(level, 1);
-            assert_eq!(compute(level, 4), got, "{}", level.name());
-            for (got, want) in got.0.iter().zip(&want_out).chain(got.1.iter().zip(&want_end)) {
-                assert!((got - want).abs() <= 0.004 * want.abs() + 1e-5, "{}: {got} is not {want}", level.name());
-            }
-        }
     }
 }
