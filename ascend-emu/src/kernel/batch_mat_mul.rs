@@ -5,6 +5,7 @@
 //! register tile of sums for each step. Sums are in single precision, in the order of the inner axis, and rounded
 //! once to the output's type; a result depends on the call and the instruction set alone.
 
+use super::register_tile::multiply_add;
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::output::OutputTensor;
@@ -272,18 +273,7 @@ impl Part<'_> {
                         sums[r][c] = simd.load(&out[r * width + c]);
                     }
                 }
-                for k in 0..along.len() {
-                    let mut columns = [simd.splat(0.0); COLUMNS];
-                    for c in 0..COLUMNS {
-                        columns[c] = simd.load(&right[c][k]);
-                    }
-                    for r in 0..ROWS {
-                        let factor = simd.splat(of_rows[r][k]);
-                        for c in 0..COLUMNS {
-                            sums[r][c] = simd.mul_add(factor, columns[c], sums[r][c]);
-                        }
-                    }
-                }
+                multiply_add(simd, of_rows, right, &mut sums);
                 for r in 0..ROWS {
                     for c in 0..COLUMNS {
                         simd.store(sums[r][c], &mut out[r * width + c]);

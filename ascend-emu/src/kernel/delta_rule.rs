@@ -1,5 +1,5 @@
-//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024), as the operators RecurrentGatedDeltaRule and
-//! ChunkGatedDeltaRule compute it.
+//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024), token by token, as the operator RecurrentGatedDeltaRule
+//! computes it.
 //!
 //! For each token of a head, with its state `S`, `[Dv, Dk]`, in single precision:
 //!
@@ -9,21 +9,23 @@
 //! out = scale S q
 //! ```
 //!
-//! The rows of a state do not depend on each other. Sixteen of them are computed at a time, turned such that a vector
-//! holds one column of them: products with keys and queries are then sums of vectors, without sums over lanes. A task
-//! has a head of a sequence, and a result depends on the call and the instruction set alone.
+//! The rows of a state do not depend on each other. Sixteen of them are computed at a time, which one pass multiplies
+//! with both the decayed key and the decayed query: the output of the state behind the token is that of the state
+//! before, plus the correction times `k·q`. A second pass corrects the rows and writes them. A task has a head of a
+//! sequence, and a result depends on the call and the instruction set alone. `delta_chunks` computes the same for
+//! prompts.
 
-use super::simd::{Kernel, Level, Simd, Vector, WIDTH};
+use super::prefetch::{CACHE_LINE, CacheLevel, prefetch};
+use super::scratch::{Scratch, take};
+use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
 use super::tensor::strided::disjoint;
-use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use ascend_spec::{DType, TensorDesc};
 use half::bf16;
 use rayon::prelude::*;
-use std::ops::Range;
 
-/// Tokens whose keys, queries and decays are widened at a time.
-const TOKENS: usize = 64;
+/// Rows of a state whose products are summed together.
+const ROWS: usize = 4;
 
 /// A tensor of up to four axes, of BF16 or FLOAT.
 #[derive(Clone, Copy, Debug)]
@@ -59,10 +61,12 @@ impl Tensor {
         }
     }
 
-    /// Address of an element; axes that the tensor does not have are 0.
-    fn at<T>(&self, place: [usize; 4]) -> *mut T {
+    /// Address of an element, of which each takes so many bytes; axes that the tensor does not have are 0.
+    #[inline(always)]
+    fn at<T>(&self, place: [usize; 4], size: usize) -> *mut T {
         let steps = place.iter().zip(self.strides).map(|(&index, stride)| index as i64 * stride);
-        self.base.cast::<T>().wrapping_offset((self.offset + steps.sum::<i64>()) as isize)
+        let elements = (self.offset + steps.sum::<i64>()) as isize;
+        self.base.wrapping_offset(elements.wrapping_mul(size as isize)).cast()
     }
 
     /// Reads an element as single precision.
@@ -71,75 +75,101 @@ impl Tensor {
     ///
     /// The tensor has the element, which is live and written by no other thread.
     #[inline(always)]
-    unsafe fn read(&self, place: [usize; 4]) -> f32 {
-        match self.dtype {
-            // SAFETY: the caller's promise. No alignment is assumed.
-            DType::Bf16 => unsafe { self.at::<bf16>(place).read_unaligned() }.to_f32(),
-            // SAFETY: the caller's promise. No alignment is assumed.
-            _ => unsafe { self.at::<f32>(place).read_unaligned() },
+    pub(super) unsafe fn read(&self, place: [usize; 4]) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.read_behind(place, 0) }
+    }
+
+    /// Reads the element of the last axis that is this number behind an element.
+    ///
+    /// # Safety
+    ///
+    /// As for [`read`](Self::read), of that element.
+    #[inline(always)]
+    unsafe fn read_behind(&self, place: [usize; 4], number: usize) -> f32 {
+        let step = number as isize * self.step as isize;
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe {
+            match self.dtype {
+                DType::Bf16 => {
+                    let from = self.at::<bf16>(place, size_of::<bf16>()).wrapping_offset(step);
+                    from.read_unaligned().to_f32()
+                }
+                _ => self.at::<f32>(place, size_of::<f32>()).wrapping_offset(step).read_unaligned(),
+            }
         }
     }
 
-    /// Reads up to 16 elements of the last axis.
+    /// How many whole vectors of a row of `count` elements are contiguous halves.
+    #[inline(always)]
+    fn whole(&self, count: usize) -> usize {
+        match (self.dtype, self.step) {
+            (DType::Bf16, 1) => count / WIDTH,
+            _ => 0,
+        }
+    }
+
+    /// Reads elements of the last axis, as many as `count`, into vectors whose other lanes become 0.
     ///
     /// # Safety
     ///
     /// As for [`read`](Self::read), of each of them.
     #[inline(always)]
-    unsafe fn read_row<S: Simd>(&self, simd: S, place: [usize; 4], count: usize) -> Vector {
-        let mut values = [0.0; WIDTH];
-        match self.dtype {
+    pub(super) unsafe fn read_row<S: Simd>(&self, simd: S, place: [usize; 4], count: usize, to: &mut [Vector]) {
+        let (whole, rest) = to.split_at_mut(self.whole(count));
+        let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
+        for (block, to) in whole.iter_mut().enumerate() {
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
-            DType::Bf16 if self.step == 1 && count == WIDTH => unsafe {
-                let bits = self.at::<u16>(place).cast::<[u16; WIDTH]>().read_unaligned();
-                simd.store(simd.widen_bf16(&bits), &mut values);
-            },
-            dtype => {
-                for (lane, value) in values.iter_mut().take(count).enumerate() {
-                    let step = lane as isize * self.step as isize;
-                    // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                    *value = unsafe {
-                        match dtype {
-                            DType::Bf16 => self.at::<bf16>(place).wrapping_offset(step).read_unaligned().to_f32(),
-                            _ => self.at::<f32>(place).wrapping_offset(step).read_unaligned(),
-                        }
-                    };
-                }
-            }
+            let bits = unsafe { first.wrapping_add(block).read_unaligned() };
+            simd.store(simd.widen_bf16(&bits), to);
         }
-        values
+        let elements = whole.len() * WIDTH..count;
+        rest.fill([0.0; WIDTH]);
+        for (element, to) in elements.zip(rest.as_flattened_mut()) {
+            // SAFETY: the caller's promise, for each element.
+            *to = unsafe { self.read_behind(place, element) };
+        }
     }
 
-    /// Writes up to 16 elements of the last axis, each rounded to the nearest, ties to even.
+    /// Writes elements of the last axis, as many as `count`, each rounded to the nearest, ties to even.
     ///
     /// # Safety
     ///
     /// The tensor has the elements, which are live and accessed by no other thread.
     #[inline(always)]
-    unsafe fn write_row<S: Simd>(&self, simd: S, place: [usize; 4], values: &Vector, count: usize) {
-        match self.dtype {
+    pub(super) unsafe fn write_row<S: Simd>(&self, simd: S, place: [usize; 4], values: &[Vector], count: usize) {
+        let (whole, rest) = values.split_at(self.whole(count));
+        let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
+        for (block, values) in whole.iter().enumerate() {
+            let mut rounded = [0.0; WIDTH];
+            simd.store(simd.round_bf16(simd.load(values)), &mut rounded);
+            let bits = rounded.map(|value: f32| (value.to_bits() >> 16) as u16);
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
-            DType::Bf16 if self.step == 1 && count == WIDTH => unsafe {
-                let mut rounded = [0.0; WIDTH];
-                simd.store(simd.round_bf16(simd.load(values)), &mut rounded);
-                let bits = rounded.map(|value: f32| (value.to_bits() >> 16) as u16);
-                self.at::<u16>(place).cast::<[u16; WIDTH]>().write_unaligned(bits);
-            },
-            dtype => {
-                for (lane, &value) in values.iter().take(count).enumerate() {
-                    let step = lane as isize * self.step as isize;
-                    // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                    unsafe {
-                        match dtype {
-                            DType::Bf16 => {
-                                let to = self.at::<bf16>(place).wrapping_offset(step);
-                                to.write_unaligned(bf16::from_f32(value));
-                            }
-                            _ => self.at::<f32>(place).wrapping_offset(step).write_unaligned(value),
-                        }
+            unsafe { first.wrapping_add(block).write_unaligned(bits) };
+        }
+        let elements = whole.len() * WIDTH..count;
+        for (element, &value) in elements.zip(rest.as_flattened()) {
+            let step = element as isize * self.step as isize;
+            // SAFETY: the caller's promise, for each element. No alignment is assumed.
+            unsafe {
+                match self.dtype {
+                    DType::Bf16 => {
+                        let to = self.at::<bf16>(place, size_of::<bf16>()).wrapping_offset(step);
+                        to.write_unaligned(bf16::from_f32(value));
                     }
+                    _ => self.at::<f32>(place, size_of::<f32>()).wrapping_offset(step).write_unaligned(value),
                 }
             }
+        }
+    }
+
+    /// Prefetches contiguous elements of the last axis, as many as `count`. They need not be there.
+    #[inline(always)]
+    pub(super) fn prefetch_row(&self, level: CacheLevel, place: [usize; 4], count: usize) {
+        let size = if self.dtype == DType::Bf16 { size_of::<bf16>() } else { size_of::<f32>() };
+        let first = self.at::<u8>(place, size);
+        for byte in (0..count * size).step_by(CACHE_LINE) {
+            prefetch(level, first.wrapping_add(byte));
         }
     }
 }
@@ -161,64 +191,57 @@ pub(crate) struct Buffers<'a> {
     pub end: Tensor,
     /// `None` where the outputs are lost.
     pub out: Option<Tensor>,
-    /// Of each token the slot that its state is written to; empty where only the last state of a sequence is kept, by
-    /// the sequence's number.
+    /// Of each token the slot that its state is written to; empty where the state behind a sequence is written, by the
+    /// sequence's number.
     pub slots: &'a [i64],
 }
 
-/// Computes the runs on the current rayon pool, or where they share states, which is `shared`, one after the other.
-///
-/// # Errors
-/// There is no host memory for a state.
+/// Computes the runs on the current rayon pool.
 ///
 /// # Safety
 ///
 /// The tensors are those of a call that the problem resolves; their bytes, as the problem counts those that a launch
 /// touches, are live and accessed by no other thread, and outputs share no memory with other tensors. Tokens and slots
 /// of the runs are within the tensors.
-pub(crate) unsafe fn run(
-    problem: &DeltaRuleProblem,
-    (runs, shared): (&[Run], bool),
-    buffers: &Buffers<'_>,
-) -> Result<(), HostMemoryExhausted> {
+pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
     // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, (runs, shared), buffers) }
+    unsafe { run_under(Level::chosen(), problem, runs, buffers) }
 }
 
 /// Computes with one instruction set.
 ///
-/// # Errors
-/// As for [`run`].
-///
 /// # Safety
 ///
 /// As for [`run`].
-unsafe fn run_under(
-    level: Level,
+pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+    for_each_head(problem, runs, buffers, |run, head| {
+        let vectors = problem.key_dim.div_ceil(WIDTH);
+        Scratch::with(|scratch| {
+            let mut rest = scratch.vectors(run.tokens + (WIDTH + 4 * run.tokens) * vectors);
+            let state = take(&mut rest, WIDTH * vectors);
+            let scalars = take(&mut rest, run.tokens);
+            let decays = take(&mut rest, run.tokens * vectors);
+            let keys = take(&mut rest, run.tokens * vectors);
+            let (pairs, _) = rest.as_chunks_mut();
+            level.run(Head { problem, buffers, run, head, state, scalars, decays, keys, pairs });
+        });
+    });
+}
+
+/// Computes each value head of the runs on the current rayon pool, or where they share states, which is `shared`, one
+/// after the other.
+pub(super) fn for_each_head(
     problem: &DeltaRuleProblem,
     (runs, shared): (&[Run], bool),
     buffers: &Buffers<'_>,
-) -> Result<(), HostMemoryExhausted> {
+    compute: impl Fn(Run, usize) + Sync,
+) {
     let heads = problem.value_heads;
     // Only one thread writes to memory that tasks share.
     let apart = !shared && buffers.end.apart && buffers.out.is_none_or(|out| out.apart);
     let least = if apart { 1 } else { usize::MAX };
-    (0..runs.len() * heads).into_par_iter().with_min_len(least).try_for_each(|task| {
-        let (run, head) = (runs[task / heads], task % heads);
-        let groups = problem.value_dim.div_ceil(WIDTH);
-        let zeros = [0.0; WIDTH];
-        let columns = TOKENS.min(run.tokens) * problem.key_dim;
-        let task = Head {
-            problem,
-            buffers,
-            run,
-            head,
-            state: &mut try_repeat(zeros, groups * problem.key_dim)?,
-            rows: &mut [try_repeat(0.0, columns)?, try_repeat(0.0, columns)?, try_repeat(1.0, columns)?],
-        };
-        level.run(task);
-        Ok(())
-    })
+    let tasks = (0..runs.len() * heads).into_par_iter().with_min_len(least);
+    tasks.for_each(|task| compute(runs[task / heads], task % heads));
 }
 
 /// A value head of a sequence.
@@ -227,242 +250,144 @@ struct Head<'a> {
     buffers: &'a Buffers<'a>,
     run: Run,
     head: usize,
-    /// The state: for each 16 of its rows, its columns.
+    /// Sixteen rows of the state.
     state: &'a mut [Vector],
-    /// Keys, scaled queries, and decays of some tokens.
-    rows: &'a mut [Vec<f32>; 3],
+    /// Of each token its beta, and the product of its key and its scaled query, in the first two lanes.
+    scalars: &'a mut [Vector],
+    /// Of each token the decay of each column, its key, and key and scaled query multiplied with the decay, by which
+    /// the state before the token is read.
+    decays: &'a mut [Vector],
+    keys: &'a mut [Vector],
+    pairs: &'a mut [[Vector; 2]],
 }
 
 impl Kernel for Head<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Head { problem, buffers, run, head, state, rows } = self;
+    fn run<S: Simd>(mut self, simd: S) {
+        let Head { problem, buffers, run, head, .. } = self;
         let (dim, value_dim) = (problem.key_dim, problem.value_dim);
-        for (group, state) in state.chunks_exact_mut(dim).enumerate() {
-            // SAFETY: the promise of `run`, by which the state is one of the tensor, and this task's alone.
-            unsafe { load(simd, &buffers.begin, [run.start, head, group * WIDTH], value_dim, state) };
+        let vectors = dim.div_ceil(WIDTH);
+        for at in 0..run.tokens {
+            self.widen(simd, at);
         }
-        for first in (0..run.tokens).step_by(TOKENS) {
-            let tokens = run.first + first..run.first + run.tokens.min(first + TOKENS);
-            // SAFETY: the promise of `run`, by which the tokens are those of the tensors.
-            unsafe { widen(simd, problem, buffers, head, tokens.clone(), rows) };
-            let [keys, queries, decays] = rows.each_ref().map(|rows| rows.chunks_exact(dim));
-            for (group, state) in state.chunks_exact_mut(dim).enumerate() {
-                let rows = keys.clone().zip(queries.clone()).zip(decays.clone());
-                for (token, ((key, query), decay)) in tokens.clone().zip(rows) {
-                    let place = [token, head, group * WIDTH, 0];
-                    let lanes = WIDTH.min(value_dim - group * WIDTH);
-                    // SAFETY: the promise of `run`, by which the token is one of the tensors, and its slot one of the
-                    // pool.
-                    unsafe {
-                        let value = buffers.value.read_row(simd, place, lanes);
-                        let beta = buffers.beta.read([token, head, 0, 0]);
-                        let out = step(simd, state, [key, query, decay], &value, beta);
-                        if let Some(tensor) = &buffers.out {
-                            tensor.write_row(simd, place, &out, lanes);
-                        }
-                        if let Some(&slot) = buffers.slots.get(token) {
-                            store(simd, &buffers.end, [slot as usize, head, group * WIDTH], value_dim, state);
-                        }
+        for first in (0..value_dim).step_by(WIDTH) {
+            let lanes = WIDTH.min(value_dim - first);
+            for (row, state) in self.state.chunks_exact_mut(vectors).enumerate() {
+                match row < lanes {
+                    // SAFETY: the promise of `run`, by which the state is one of the tensor, and this task's alone.
+                    true => unsafe { buffers.begin.read_row(simd, [run.start, head, first + row, 0], dim, state) },
+                    false => state.fill([0.0; WIDTH]),
+                }
+            }
+            for (at, &[beta, overlap, ..]) in self.scalars.iter().enumerate() {
+                let token = run.first + at;
+                let place = [token, head, first, 0];
+                let mut value = [[0.0; WIDTH]];
+                // SAFETY: the promise of `run`, by which the token is one of the tensors.
+                unsafe { buffers.value.read_row(simd, place, lanes, &mut value) };
+                let tokens = at * vectors..(at + 1) * vectors;
+                let [remembered, read] = dots(simd, self.state, &self.pairs[tokens.clone()]);
+                let mut corrections = [0.0; WIDTH];
+                let mut out = [[0.0; WIDTH]];
+                for row in 0..WIDTH {
+                    corrections[row] = beta * (value[0][row] - remembered[row]);
+                    out[0][row] = read[row] + corrections[row] * overlap;
+                }
+                let (decays, keys) = (&self.decays[tokens.clone()], &self.keys[tokens]);
+                let rows = self.state.chunks_exact_mut(vectors).zip(corrections).take(lanes).enumerate();
+                for (row, (state, correction)) in rows {
+                    if at == 0 {
+                        // The rows behind this head's are those of the next one, which this thread takes as a rule.
+                        let row = first + WIDTH + row;
+                        let place = [run.start, head + row / value_dim, row % value_dim, 0];
+                        buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
+                    correct(simd, state, decays, keys, correction);
+                    if let Some(&slot) = buffers.slots.get(token) {
+                        let place = [slot as usize, head, first + row, 0];
+                        // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
+                        unsafe { buffers.end.write_row(simd, place, state, dim) };
+                    }
+                }
+                if let Some(tensor) = &buffers.out {
+                    // SAFETY: the promise of `run`, by which the token is one of the tensors.
+                    unsafe { tensor.write_row(simd, place, &out, lanes) };
                 }
             }
         }
-        if buffers.slots.is_empty() {
-            for (group, state) in state.chunks_exact(dim).enumerate() {
-                // SAFETY: the promise of `run`, by which the state is one of the tensor, and this task's alone.
-                unsafe { store(simd, &buffers.end, [run.sequence, head, group * WIDTH], value_dim, state) };
+    }
+}
+
+impl Head<'_> {
+    /// Widens what the rows of the state share of a token.
+    #[inline(always)]
+    fn widen<S: Simd>(&mut self, simd: S, at: usize) {
+        let Self { problem, buffers, run, head, .. } = *self;
+        let (dim, key_head, token) = (problem.key_dim, problem.key_head(head), run.first + at);
+        let vectors = dim.div_ceil(WIDTH);
+        let tokens = at * vectors..(at + 1) * vectors;
+        let (keys, decays) = (&mut self.keys[tokens.clone()], &mut self.decays[tokens.clone()]);
+        let place = [token, head, 0, 0];
+        // SAFETY: the promise of `run`, by which the token is one of the tensors.
+        let (beta, decay) = unsafe {
+            buffers.key.read_row(simd, [token, key_head, 0, 0], dim, keys);
+            match &buffers.gk {
+                Some(gk) => gk.read_row(simd, place, dim, decays),
+                None => decays.fill([0.0; WIDTH]),
             }
-        }
-    }
-}
-
-/// Widens keys, scaled queries and decays of tokens.
-///
-/// # Safety
-///
-/// The tensors have the tokens and the head, live and written by no other thread.
-#[inline(always)]
-unsafe fn widen<S: Simd>(
-    simd: S,
-    problem: &DeltaRuleProblem,
-    buffers: &Buffers<'_>,
-    head: usize,
-    tokens: Range<usize>,
-    [keys, queries, decays]: &mut [Vec<f32>; 3],
-) {
-    let (dim, key_head) = (problem.key_dim, problem.key_head(head));
-    let rows = keys.chunks_exact_mut(dim).zip(queries.chunks_exact_mut(dim)).zip(decays.chunks_exact_mut(dim));
-    for (token, ((keys, queries), decays)) in tokens.zip(rows) {
-        // SAFETY: the caller's promise.
-        let decay = buffers.g.map_or(1.0, |g| unsafe { g.read([token, head, 0, 0]) }.exp());
-        for first in (0..dim).step_by(WIDTH) {
-            let columns = first..dim.min(first + WIDTH);
-            // SAFETY: the caller's promise.
-            let row = |tensor: &Tensor, head| unsafe { tensor.read_row(simd, [token, head, first, 0], columns.len()) };
-            let (key, query) = (row(&buffers.key, key_head), row(&buffers.query, key_head));
-            let logarithms = buffers.gk.as_ref().map_or([0.0; WIDTH], |gk| row(gk, head));
-            for (lane, column) in columns.clone().enumerate() {
-                keys[column] = key[lane];
-                queries[column] = problem.scale * query[lane];
-                decays[column] = match buffers.gk {
-                    Some(_) => decay * logarithms[lane].exp(),
-                    None => decay,
-                };
-            }
-        }
-    }
-}
-
-/// Decays the columns of 16 rows, corrects them by a token, and reads them by its query.
-#[inline(always)]
-fn step<S: Simd>(simd: S, state: &mut [Vector], [key, query, decay]: [&[f32]; 3], value: &Vector, beta: f32) -> Vector {
-    // Four sums, so that one does not wait for the other.
-    let mut sums = [simd.splat(0.0); 4];
-    let columns = state.iter_mut().zip(key.iter().zip(decay)).enumerate();
-    for (at, (column, (&key, &decay))) in columns {
-        let decayed = simd.multiply(simd.load(column), simd.splat(decay));
-        simd.store(decayed, column);
-        sums[at % 4] = simd.mul_add(decayed, simd.splat(key), sums[at % 4]);
-    }
-    let remembered = simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]));
-    let correction = simd.multiply(simd.splat(beta), simd.subtract(simd.load(value), remembered));
-    let mut sums = [simd.splat(0.0); 4];
-    let columns = state.iter_mut().zip(key.iter().zip(query)).enumerate();
-    for (at, (column, (&key, &query))) in columns {
-        let corrected = simd.mul_add(correction, simd.splat(key), simd.load(column));
-        simd.store(corrected, column);
-        sums[at % 4] = simd.mul_add(corrected, simd.splat(query), sums[at % 4]);
-    }
-    let mut out = [0.0; WIDTH];
-    simd.store(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])), &mut out);
-    out
-}
-
-/// Loads 16 rows of a state, from a row on, as columns.
-///
-/// # Safety
-///
-/// The tensor has the state, live and written by no other thread.
-#[inline(always)]
-unsafe fn load<S: Simd>(simd: S, from: &Tensor, [slot, head, row]: [usize; 3], rows: usize, state: &mut [Vector]) {
-    for (block, columns) in state.chunks_mut(WIDTH).enumerate() {
-        let mut turned = [[0.0; WIDTH]; WIDTH];
-        for (lanes, row) in turned.iter_mut().zip(row..rows) {
-            // SAFETY: the caller's promise.
-            *lanes = unsafe { from.read_row(simd, [slot, head, row, block * WIDTH], columns.len()) };
-        }
-        let turned = simd.transpose(&turned);
-        columns.copy_from_slice(&turned[..columns.len()]);
-    }
-}
-
-/// Stores 16 rows of a state, from a row on, that lie in columns.
-///
-/// # Safety
-///
-/// The tensor has the state, live and accessed by no other thread.
-#[inline(always)]
-unsafe fn store<S: Simd>(simd: S, to: &Tensor, [slot, head, row]: [usize; 3], rows: usize, state: &[Vector]) {
-    for (block, columns) in state.chunks(WIDTH).enumerate() {
-        let mut turned = [[0.0; WIDTH]; WIDTH];
-        turned[..columns.len()].copy_from_slice(columns);
-        let turned = simd.transpose(&turned);
-        for (lanes, row) in turned.iter().zip(row..rows) {
-            // SAFETY: the caller's promise.
-            unsafe { to.write_row(simd, [slot, head, row, block * WIDTH], lanes, columns.len()) };
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ascend_spec::Cann;
-    use ascend_spec::ops::chunk_gated_delta_rule::ChunkDeltaCall;
-    use ascend_spec::{Soc, Target};
-
-    /// A prompt of more tokens than are widened at a time, with heads that fill no vector.
-    const TOKENS_OF_PROMPT: i64 = 70;
-    const KEY_DIM: i64 = 40;
-    const VALUE_DIM: i64 = 24;
-
-    fn numbers(seed: u32, count: usize) -> Vec<bf16> {
-        let mut bits = seed;
-        let numbers = (0..count).map(|_| {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            bf16::from_f32((bits >> 16) as f32 / 262_144.0 - 0.125)
-        });
-        numbers.collect()
-    }
-
-    fn of(shape: &[i64]) -> TensorDesc {
-        TensorDesc::contiguous(DType::Bf16, shape).unwrap()
-    }
-
-    /// Outputs, and the state behind the last token.
-    fn compute(level: Level, threads: usize) -> (Vec<f32>, Vec<f32>) {
-        let descs = [
-            of(&[TOKENS_OF_PROMPT, 1, KEY_DIM]),
-            of(&[TOKENS_OF_PROMPT, 2, VALUE_DIM]),
-            of(&[TOKENS_OF_PROMPT, 2]),
-            of(&[1, 2, VALUE_DIM, KEY_DIM]),
-        ];
-        let call = ChunkDeltaCall {
-            query: Some(descs[0]),
-            key: Some(descs[0]),
-            value: Some(descs[1]),
-            beta: Some(descs[2]),
-            initial_state: Some(descs[3]),
-            actual_seq_lengths: TensorDesc::contiguous(DType::Int32, &[1]),
-            scale: 0.5,
-            out: Some(descs[1]),
-            final_state: Some(descs[3]),
-            ..ChunkDeltaCall::default()
+            (buffers.beta.read(place), buffers.g.map_or(1.0, |g| g.read(place).exp()))
         };
-        let problem = call.check(Target::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
-        let counts = descs.map(|desc| desc.elements().unwrap() as usize);
-        let given = [
-            numbers(1, counts[0]),
-            numbers(2, counts[0]),
-            numbers(3, counts[1]),
-            numbers(4, counts[2]),
-            numbers(5, counts[3]),
-        ];
-        let place = |numbers: &[bf16], desc: &TensorDesc| Tensor::new(numbers.as_ptr().cast_mut().cast(), desc);
-        let (mut out, mut end) = (vec![bf16::NAN; counts[1]], vec![bf16::NAN; counts[3]]);
-        let buffers = Buffers {
-            query: place(&given[0], &descs[0]),
-            key: place(&given[1], &descs[0]),
-            value: place(&given[2], &descs[1]),
-            beta: place(&given[3], &descs[2]),
-            g: None,
-            gk: None,
-            begin: place(&given[4], &descs[3]),
-            end: Tensor::new(end.as_mut_ptr().cast(), &descs[3]),
-            out: Some(Tensor::new(out.as_mut_ptr().cast(), &descs[1])),
-            slots: &[],
-        };
-        let run = Run { sequence: 0, first: 0, tokens: TOKENS_OF_PROMPT as usize, start: 0 };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        // SAFETY: the tensors are those of the problem, and live.
-        pool.install(|| unsafe { run_under(level, &problem, (&[run], false), &buffers) }).unwrap();
-        let wide = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_f32).collect();
-        (wide(out), wide(end))
-    }
-
-    #[test]
-    fn instruction_sets_agree_and_threads_change_no_bit() {
-        let (want_out, want_end) = compute(Level::named("portable").unwrap(), 1);
-        assert!(want_out.iter().chain(&want_end).all(|number| number.is_finite()));
-        for level in Level::all() {
-            let got = compute(level, 1);
-            assert_eq!(compute(level, 4), got, "{}", level.name());
-            for (got, want) in got.0.iter().zip(&want_out).chain(got.1.iter().zip(&want_end)) {
-                assert!((got - want).abs() <= 0.004 * want.abs() + 1e-5, "{}: {got} is not {want}", level.name());
-            }
+        let mut overlap = simd.splat(0.0);
+        let rows = self.pairs[tokens].iter_mut().zip(keys).zip(decays);
+        for (block, ((pair, key), decays)) in rows.enumerate() {
+            let place = [token, key_head, block * WIDTH, 0];
+            let mut query = [[0.0; WIDTH]];
+            // SAFETY: the promise of `run`, by which the token is one of the tensors.
+            unsafe { buffers.query.read_row(simd, place, WIDTH.min(dim - block * WIDTH), &mut query) };
+            let query = simd.multiply(simd.splat(problem.scale), simd.load(&query[0]));
+            overlap = simd.mul_add(simd.load(key), query, overlap);
+            *decays = match buffers.gk {
+                Some(_) => decays.map(|logarithm| decay * logarithm.exp()),
+                None => [decay; WIDTH],
+            };
+            simd.store(simd.multiply(simd.load(key), simd.load(decays)), &mut pair[0]);
+            simd.store(simd.multiply(query, simd.load(decays)), &mut pair[1]);
         }
+        let mut lanes = [0.0; WIDTH];
+        simd.store(overlap, &mut lanes);
+        [self.scalars[at][0], self.scalars[at][1]] = [beta, total(&lanes)];
+    }
+}
+
+/// The products of 16 rows of a state with a decayed key and a decayed query.
+#[inline(always)]
+fn dots<S: Simd>(simd: S, state: &[Vector], pairs: &[[Vector; 2]]) -> [Vector; 2] {
+    let vectors = pairs.len();
+    let mut all = [[simd.zero_sum(); WIDTH]; 2];
+    for first in (0..WIDTH).step_by(ROWS) {
+        let mut sums = [[simd.zero_sum(); 2]; ROWS];
+        for (at, pair) in pairs.iter().enumerate() {
+            let mut rows = [simd.splat(0.0); ROWS];
+            for r in 0..ROWS {
+                rows[r] = simd.load(&state[(first + r) * vectors + at]);
+            }
+            simd.dots(pair, rows, &mut sums);
+        }
+        for r in 0..ROWS {
+            [all[0][first + r], all[1][first + r]] = sums[r];
+        }
+    }
+    [simd.horizontal_sums(all[0]), simd.horizontal_sums(all[1])]
+}
+
+/// Decays a row of a state and corrects it by a token.
+#[inline(always)]
+fn correct<S: Simd>(simd: S, state: &mut [Vector], decays: &[Vector], keys: &[Vector], correction: f32) {
+    let correction = simd.splat(correction);
+    for ((state, decay), key) in state.iter_mut().zip(decays).zip(keys) {
+        let decayed = simd.multiply(simd.load(state), simd.load(decay));
+        simd.store(simd.mul_add(correction, simd.load(key), decayed), state);
     }
 }

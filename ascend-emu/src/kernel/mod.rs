@@ -26,6 +26,8 @@
 //! | `sparse_attention`, `token_rows` | attention to chosen keys, each row a sequence of its own; its tensors |
 //! | `block_sparse` | attention to blocks of keys, each block of rows a sequence of its own |
 //! | `compression`, `native_sparse` | compressed tokens; attention over a paged cache, and the choice of blocks |
+//! | `delta_rule`, `delta_chunks` | the gated delta rule, token by token and in chunks |
+//! | `register_tile` | the inner loop of the matrix products of the other operators |
 //! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
@@ -50,6 +52,7 @@ pub(crate) mod batch_mat_mul;
 pub(crate) mod block_sparse;
 pub(crate) mod compression;
 mod decode;
+pub(crate) mod delta_chunks;
 pub(crate) mod delta_rule;
 mod dequantise;
 mod epilogue;
@@ -63,6 +66,7 @@ mod position_bias;
 mod prefetch;
 mod prefill;
 pub mod reference;
+mod register_tile;
 pub(crate) mod ring_update;
 pub(crate) mod rms_norm;
 pub mod roofline;

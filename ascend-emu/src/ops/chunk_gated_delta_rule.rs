@@ -1,15 +1,14 @@
 //! ChunkGatedDeltaRule as an operator of the emulator.
 //!
-//! The tokens are computed one after the other, in single precision; the kernel of the device rounds each product of a
-//! chunk to BF16.
+//! Chunks are computed in single precision; the kernel of the device rounds each product of a chunk to BF16.
 
 use super::declared::DeclaredOperator;
-use super::delta_rule::{runs, tensor};
+use super::delta_rule::{Parameters, buffers, runs};
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::one_version::{checked_call, declared_by_problem};
 use crate::fault::Fault;
-use crate::kernel::delta_rule::{self, Buffers};
+use crate::kernel::delta_chunks;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
@@ -33,34 +32,25 @@ impl DeclaredOperator for ChunkDeltaOperator {
         let lengths = unsafe { launch.integers(Parameter::ActualSeqLengths) }?;
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
         let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let own = |parameter: Parameter| tensor(&launch, parameter, self.arguments.tensor(parameter).copied());
-        let (Some(query), Some(key), Some(value), Some(beta), Some(begin), Some(end)) = (
-            own(Parameter::Query),
-            own(Parameter::Key),
-            own(Parameter::Value),
-            own(Parameter::Beta),
-            own(Parameter::InitialState),
-            own(Parameter::FinalState),
-        ) else {
-            return Ok(());
-        };
-        let buffers = Buffers {
-            query,
-            key,
-            value,
-            beta,
-            g: own(Parameter::G),
+        let parameters = Parameters {
+            query: Parameter::Query,
+            key: Parameter::Key,
+            value: Parameter::Value,
+            beta: Parameter::Beta,
+            g: Parameter::G,
             gk: None,
-            begin,
-            end,
-            out: own(Parameter::Out),
-            slots: &[],
+            states: [Parameter::InitialState, Parameter::FinalState],
+            out: Parameter::Out,
+        };
+        let walked = |parameter| self.arguments.tensor(parameter).copied();
+        let Some(buffers) = buffers(&launch, parameters, walked, &[]) else {
+            return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else; the runs keep to the tokens.
-        let run = unsafe { delta_rule::run(&self.problem, (&runs, shared), &buffers) };
-        run.map_err(|why| launch.fault(why))
+        unsafe { delta_chunks::run(&self.problem, (&runs, shared), &buffers) };
+        Ok(())
     }
 }
 

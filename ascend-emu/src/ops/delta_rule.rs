@@ -4,7 +4,7 @@ use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
-use crate::kernel::delta_rule::Tensor;
+use crate::kernel::delta_rule::{Buffers, Tensor};
 use ascend_spec::TensorDesc;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
 
@@ -37,11 +37,38 @@ pub(super) fn runs<O: DeclaredOperator>(
     Ok((runs, shared.is_some()))
 }
 
-/// A tensor as a launch walks it; `None` where the call has none.
-pub(super) fn tensor<O: DeclaredOperator>(
+/// The parameters of an operator that its kernel reads and writes; it may have no decay of columns.
+pub(super) struct Parameters<P> {
+    pub(super) query: P,
+    pub(super) key: P,
+    pub(super) value: P,
+    pub(super) beta: P,
+    pub(super) g: P,
+    pub(super) gk: Option<P>,
+    /// Where states begin, and where they are written.
+    pub(super) states: [P; 2],
+    pub(super) out: P,
+}
+
+/// The tensors of a launch, each as `walked` says; `None` where one that the kernel needs is absent.
+pub(super) fn buffers<'a, O: DeclaredOperator>(
     launch: &Launch<'_, O>,
-    parameter: ParameterOf<O>,
-    walked: Option<TensorDesc>,
-) -> Option<Tensor> {
-    Some(Tensor::new(launch.base(parameter), &walked?))
+    parameters: Parameters<ParameterOf<O>>,
+    walked: impl Fn(ParameterOf<O>) -> Option<TensorDesc>,
+    slots: &'a [i64],
+) -> Option<Buffers<'a>> {
+    let tensor = |parameter| Some(Tensor::new(launch.base(parameter), &walked(parameter)?));
+    let [begin, end] = parameters.states.map(tensor);
+    Some(Buffers {
+        query: tensor(parameters.query)?,
+        key: tensor(parameters.key)?,
+        value: tensor(parameters.value)?,
+        beta: tensor(parameters.beta)?,
+        g: tensor(parameters.g),
+        gk: parameters.gk.and_then(tensor),
+        begin: begin?,
+        end: end?,
+        out: tensor(parameters.out),
+        slots,
+    })
 }

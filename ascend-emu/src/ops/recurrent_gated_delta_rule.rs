@@ -1,12 +1,12 @@
 //! RecurrentGatedDeltaRule as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::delta_rule::{runs, tensor};
+use super::delta_rule::{Parameters, buffers, runs};
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, refuse_two_places};
 use super::one_version::{checked_call, declared_by_problem};
 use crate::fault::Fault;
-use crate::kernel::delta_rule::{self, Buffers};
+use crate::kernel::delta_rule;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
@@ -44,33 +44,28 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         let (lengths, slots, accepted) = (lengths?, slots?, accepted?);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
         let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let own = |parameter: Parameter| tensor(&launch, parameter, self.walked(parameter));
-        let (Some(query), Some(key), Some(value), Some(beta), Some(state)) = (
-            own(Parameter::Query),
-            own(Parameter::Key),
-            own(Parameter::Value),
-            own(Parameter::Beta),
-            own(Parameter::State),
-        ) else {
-            return Ok(());
+        let parameters = Parameters {
+            query: Parameter::Query,
+            key: Parameter::Key,
+            value: Parameter::Value,
+            beta: Parameter::Beta,
+            g: Parameter::G,
+            gk: Some(Parameter::Gk),
+            states: [Parameter::State; 2],
+            out: Parameter::Out,
         };
-        let buffers = Buffers {
-            query,
-            key,
-            value,
-            beta,
-            g: own(Parameter::G),
-            gk: own(Parameter::Gk),
-            begin: state,
-            end: state,
-            out: own(Parameter::Out).filter(|_| !self.problem.loses_out),
-            slots: &slots,
+        let walked = |parameter| match parameter {
+            Parameter::Out if self.problem.loses_out => None,
+            _ => self.walked(parameter),
+        };
+        let Some(buffers) = buffers(&launch, parameters, walked, &slots) else {
+            return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found what is written apart
         // from everything else; the runs keep to the tokens and to the pool.
-        let run = unsafe { delta_rule::run(&self.problem, (&runs, shared), &buffers) };
-        run.map_err(|why| launch.fault(why))
+        unsafe { delta_rule::run(&self.problem, (&runs, shared), &buffers) };
+        Ok(())
     }
 }
 

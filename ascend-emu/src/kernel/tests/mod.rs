@@ -2,6 +2,7 @@
 
 mod case;
 mod data;
+mod delta_rule;
 mod edges;
 mod flash_attention_score;
 mod flash_calls;
