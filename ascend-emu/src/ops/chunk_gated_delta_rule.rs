@@ -3,10 +3,11 @@
 //! Chunks are computed in single precision; the kernel of the device rounds each product of a chunk to BF16.
 
 use super::declared::DeclaredOperator;
-use super::delta_rule::{Parameters, buffers, runs};
+use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::entry_point::{executor_of, phase_one, phase_two};
-use super::launch::Launch;
+use super::launch::{Launch, integers};
 use super::one_version::{checked_call, declared_by_problem};
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_chunks;
 use crate::memory::DeviceMemory;
@@ -18,8 +19,55 @@ use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_argum
 
 checked_call! { ChunkDeltaOperator: DeltaRuleProblem, target }
 
+impl DeltaOperator for ChunkDeltaOperator {
+    const PARAMETERS: Parameters<Parameter> = Parameters {
+        query: Parameter::Query,
+        key: Parameter::Key,
+        value: Parameter::Value,
+        beta: Parameter::Beta,
+        g: Parameter::G,
+        gk: None,
+        states: [Parameter::InitialState, Parameter::FinalState],
+        out: Parameter::Out,
+    };
+
+    fn problem(&self) -> &DeltaRuleProblem {
+        &self.problem
+    }
+
+    fn walked(&self, parameter: Parameter) -> Option<TensorDesc> {
+        self.arguments.tensor(parameter).copied()
+    }
+}
+
+impl ChunkDeltaOperator {
+    /// The lengths; none where there is no host memory for them, with which the launch fails.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn lengths(&self, addresses: &Addresses, memory: &DeviceMemory) -> Vec<i64> {
+        // SAFETY: the caller's promise.
+        unsafe { integers(self, memory, addresses, Parameter::ActualSeqLengths) }.unwrap_or_default()
+    }
+}
+
 impl DeclaredOperator for ChunkDeltaOperator {
     declared_by_problem! {}
+
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        // SAFETY: the caller's promise.
+        let lengths = unsafe { self.lengths(addresses, memory) };
+        let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
+        self.read_runs(addresses, contents, reader);
+    }
+
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        // SAFETY: the caller's promise.
+        let lengths = unsafe { self.lengths(addresses, memory) };
+        let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
+        self.write_runs(addresses, contents, visit);
+    }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
@@ -32,18 +80,7 @@ impl DeclaredOperator for ChunkDeltaOperator {
         let lengths = unsafe { launch.integers(Parameter::ActualSeqLengths) }?;
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
         let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let parameters = Parameters {
-            query: Parameter::Query,
-            key: Parameter::Key,
-            value: Parameter::Value,
-            beta: Parameter::Beta,
-            g: Parameter::G,
-            gk: None,
-            states: [Parameter::InitialState, Parameter::FinalState],
-            out: Parameter::Out,
-        };
-        let walked = |parameter| self.arguments.tensor(parameter).copied();
-        let Some(buffers) = buffers(&launch, parameters, walked, &[]) else {
+        let Some(buffers) = self.buffers(&launch, &[]) else {
             return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation

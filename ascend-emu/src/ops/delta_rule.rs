@@ -2,11 +2,16 @@
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::delta_rule::{Buffers, Tensor};
-use ascend_spec::TensorDesc;
+use crate::operator::Addresses;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
+use ascend_spec::{Dims, TensorDesc};
+use smallvec::SmallVec;
+use std::iter;
+use std::ops::Range;
 
 /// The sequences of a launch whose numbers lead to their own tokens and states, and whether two of them share a state,
 /// which is reported. Others are reported, and left out; in strict mode each report is a device fault.
@@ -50,25 +55,73 @@ pub(super) struct Parameters<P> {
     pub(super) out: P,
 }
 
-/// The tensors of a launch, each as `walked` says; `None` where one that the kernel needs is absent.
-pub(super) fn buffers<'a, O: DeclaredOperator>(
-    launch: &Launch<'_, O>,
-    parameters: Parameters<ParameterOf<O>>,
-    walked: impl Fn(ParameterOf<O>) -> Option<TensorDesc>,
-    slots: &'a [i64],
-) -> Option<Buffers<'a>> {
-    let tensor = |parameter| Some(Tensor::new(launch.base(parameter), &walked(parameter)?));
-    let [begin, end] = parameters.states.map(tensor);
-    Some(Buffers {
-        query: tensor(parameters.query)?,
-        key: tensor(parameters.key)?,
-        value: tensor(parameters.value)?,
-        beta: tensor(parameters.beta)?,
-        g: tensor(parameters.g),
-        gk: parameters.gk.and_then(tensor),
-        begin: begin?,
-        end: end?,
-        out: tensor(parameters.out),
-        slots,
-    })
+/// An operator of the gated delta rule.
+pub(super) trait DeltaOperator: DeclaredOperator + Sized {
+    const PARAMETERS: Parameters<ParameterOf<Self>>;
+
+    fn problem(&self) -> &DeltaRuleProblem;
+
+    /// A tensor as a launch walks it; `None` where the call has none, or where it is lost.
+    fn walked(&self, parameter: ParameterOf<Self>) -> Option<TensorDesc>;
+
+    /// The tensors of a launch; `None` where one that the kernel needs is absent.
+    fn buffers<'a>(&self, launch: &Launch<'_, Self>, slots: &'a [i64]) -> Option<Buffers<'a>> {
+        let tensor = |parameter| Some(Tensor::new(launch.base(parameter), &self.walked(parameter)?));
+        let [begin, end] = Self::PARAMETERS.states.map(tensor);
+        Some(Buffers {
+            query: tensor(Self::PARAMETERS.query)?,
+            key: tensor(Self::PARAMETERS.key)?,
+            value: tensor(Self::PARAMETERS.value)?,
+            beta: tensor(Self::PARAMETERS.beta)?,
+            g: tensor(Self::PARAMETERS.g),
+            gk: Self::PARAMETERS.gk.and_then(tensor),
+            begin: begin?,
+            end: end?,
+            out: tensor(Self::PARAMETERS.out),
+            slots,
+        })
+    }
+
+    /// Passes to the reader the tokens that sequences read, and the states that they begin with.
+    fn read_runs(&self, addresses: &Addresses, contents: DeltaRuleContents<'_>, reader: &mut dyn Reader) {
+        let Parameters { query, key, value, beta, g, gk, states: [begin, _], .. } = Self::PARAMETERS;
+        for run in self.problem().runs(contents).filter_map(Result::ok) {
+            let mut read = |parameter, rows| {
+                let elements = self.rows(parameter, rows, addresses);
+                let unknown = elements.filter(|elements| !reader.knows(elements.bounds()));
+                unknown.iter().for_each(|elements| reader.read(elements));
+            };
+            for parameter in [query, key, value, beta, g].into_iter().chain(gk) {
+                read(parameter, run.first..run.first + run.tokens);
+            }
+            read(begin, run.start..run.start + 1);
+        }
+    }
+
+    /// Visits the outputs of the tokens that sequences have, and the states that are written.
+    fn write_runs(&self, addresses: &Addresses, contents: DeltaRuleContents<'_>, visit: &mut dyn FnMut(&Elements)) {
+        let Parameters { states: [_, end], out, .. } = Self::PARAMETERS;
+        for run in self.problem().runs(contents).filter_map(Result::ok) {
+            let tokens = run.first..run.first + run.tokens;
+            self.rows(out, tokens.clone(), addresses).iter().for_each(&mut *visit);
+            let mut state = |slot: usize| self.rows(end, slot..slot + 1, addresses).iter().for_each(&mut *visit);
+            match contents.slots.get(tokens) {
+                Some(slots) => slots.iter().filter_map(|&slot| usize::try_from(slot).ok()).for_each(state),
+                None => state(run.sequence),
+            }
+        }
+    }
+
+    /// Some rows of the first axis of a tensor.
+    fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, addresses: &Addresses) -> Option<Elements> {
+        let desc = self.walked(parameter)?;
+        let &[_, ref others @ ..] = &desc.shape[..] else {
+            return None;
+        };
+        let before = i64::try_from(rows.start).ok()?.checked_mul(*desc.strides.first()?)?;
+        let shape: SmallVec<[i64; 4]> = iter::once(rows.len() as i64).chain(others.iter().copied()).collect();
+        let offset = desc.offset.checked_add(before)?;
+        let desc = TensorDesc { shape: Dims::new(&shape)?, offset, ..desc };
+        Elements::described(self.named(parameter.into(), addresses), &desc)
+    }
 }

@@ -1,10 +1,11 @@
 //! RecurrentGatedDeltaRule as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::delta_rule::{Parameters, buffers, runs};
+use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::entry_point::{executor_of, phase_one, phase_two};
-use super::launch::{Launch, refuse_two_places};
+use super::launch::{Launch, integers, refuse_two_places};
 use super::one_version::{checked_call, declared_by_problem};
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_rule;
 use crate::memory::DeviceMemory;
@@ -16,10 +17,41 @@ use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_a
 
 checked_call! { RecurrentDeltaOperator: DeltaRuleProblem, target }
 
-impl RecurrentDeltaOperator {
+impl DeltaOperator for RecurrentDeltaOperator {
+    const PARAMETERS: Parameters<Parameter> = Parameters {
+        query: Parameter::Query,
+        key: Parameter::Key,
+        value: Parameter::Value,
+        beta: Parameter::Beta,
+        g: Parameter::G,
+        gk: Some(Parameter::Gk),
+        states: [Parameter::State; 2],
+        out: Parameter::Out,
+    };
+
+    fn problem(&self) -> &DeltaRuleProblem {
+        &self.problem
+    }
+
     fn walked(&self, parameter: Parameter) -> Option<TensorDesc> {
+        if parameter == Parameter::Out && self.problem.loses_out {
+            return None;
+        }
         let desc = self.arguments.tensor(parameter)?;
         self.problem.walked(&self.arguments.call(), parameter, desc)
+    }
+}
+
+impl RecurrentDeltaOperator {
+    /// Lengths, slots and accepted counts; none where there is no host memory for them, with which the launch fails.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn numbers(&self, addresses: &Addresses, memory: &DeviceMemory) -> [Vec<i64>; 3] {
+        // SAFETY: the caller's promise.
+        let held = |parameter| unsafe { integers(self, memory, addresses, parameter) }.unwrap_or_default();
+        RecurrentDeltaCall::CONTENTS.map(held)
     }
 }
 
@@ -28,6 +60,18 @@ impl DeclaredOperator for RecurrentDeltaOperator {
 
     fn overruns(&self) -> bool {
         self.problem.overruns
+    }
+
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        // SAFETY: the caller's promise.
+        let [lengths, slots, accepted] = &unsafe { self.numbers(addresses, memory) };
+        self.read_runs(addresses, DeltaRuleContents { lengths, slots, accepted }, reader);
+    }
+
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        // SAFETY: the caller's promise.
+        let [lengths, slots, accepted] = &unsafe { self.numbers(addresses, memory) };
+        self.write_runs(addresses, DeltaRuleContents { lengths, slots, accepted }, visit);
     }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
@@ -44,21 +88,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         let (lengths, slots, accepted) = (lengths?, slots?, accepted?);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
         let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let parameters = Parameters {
-            query: Parameter::Query,
-            key: Parameter::Key,
-            value: Parameter::Value,
-            beta: Parameter::Beta,
-            g: Parameter::G,
-            gk: Some(Parameter::Gk),
-            states: [Parameter::State; 2],
-            out: Parameter::Out,
-        };
-        let walked = |parameter| match parameter {
-            Parameter::Out if self.problem.loses_out => None,
-            _ => self.walked(parameter),
-        };
-        let Some(buffers) = buffers(&launch, parameters, walked, &slots) else {
+        let Some(buffers) = self.buffers(&launch, &slots) else {
             return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation

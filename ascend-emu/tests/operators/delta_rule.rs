@@ -110,3 +110,23 @@ fn numbers_that_lead_out_of_the_pool_are_named_and_write_nothing() {
         assert!(message().contains(text), "{}", message());
     }
 }
+
+#[test]
+fn states_that_nothing_has_written_are_found_by_their_slot() {
+    let _bench = Bench::new();
+    let pool = malloc(4 * 2 * 2);
+    // The states of slots 2 and 3.
+    let written = halves(&[0.0; 4]);
+    ok(unsafe { aclrtMemcpy(pool.wrapping_byte_add(8), 8, written, 8, D2D) });
+    let check = check_scope(Check::Strict);
+    let (statuses, _) = step(&[1, 2], &[2, 3, 1], None, pool, 4);
+    assert_eq!(statuses, [0; 3], "{}", message());
+    // Slot 1 has been written since, and slot 0 has not.
+    let (statuses, _) = step(&[1], &[1], None, pool, 4);
+    assert_eq!(statuses, [0; 3], "{}", message());
+    let (statuses, _) = step(&[1, 1], &[2, 0], None, pool, 4);
+    assert_eq!(statuses[..2], [0; 2]);
+    assert_ne!(statuses[2], 0);
+    assert!(message().contains("stateRef"), "{}", message());
+    drop(check);
+}
