@@ -107,8 +107,9 @@ impl<T: Element> Attention<T> {
     /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
     /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;
     /// let stream = runtime.device(0)?.stream()?;
-    /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 8, 128),
-    /// PadPolicy::SkipNegative)?; let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+    /// let shape = CacheShape::new(1, 8, 128);
+    /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
+    /// let backends = Backends::none().with(FusedAttention).with(PagedDecode);
     /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
     /// for choice in attention.backend_choices(&stream, 0, Causality::Causal, None)? {
     ///     match choice.state {
