@@ -234,8 +234,10 @@ ascend_attention::spec::library_rules! {
         "a pool of states has a free slot for a request and for each of its drafts",
         "preempt a request by dropping its state, drop states that are kept behind prefixes, or make the pool larger";
     STATE_DRAFTS = "state.drafts",
-        "a step has no more drafts of a request than the operator takes tokens of a sequence, one less",
-        "draft fewer tokens in a step";
+        "a state has slots for 0 to 7 drafts, and a step with drafts no more new tokens of a request than its state has "
+        "slots",
+        "admit the request with as many drafts as its steps have, at most 7, or draft fewer tokens; a state that was "
+        "admitted with fewer goes on as a fork with more";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
         "admit the request to this pool";
@@ -247,14 +249,18 @@ ascend_attention::spec::library_rules! {
         "pass the states in the order of the requests; take rejected drafts back from both the sequence and the state "
         "(`RequestState::truncate`); a request whose cached tokens were computed without this state begins with the "
         "fork of a state behind them, or computes them all";
+    STATE_SEQUENCE = "state.sequence",
+        "a request brings the state that has had its sequence from the first step on",
+        "pass the states in the order of the requests; a request that begins with another's tokens, or goes on in "
+        "another sequence, begins with a fork of the state";
     STATE_KEPT = "state.kept",
         "tokens are taken back to a state that is kept",
         "admit the request with as many drafts as a step of it has, or go on from a fork that was made behind these "
-        "tokens; to begin the request anew, drop the state and admit another";
+        "tokens; to begin the request anew, drop the state, cut its sequence to 0 (`truncate`) and admit another";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
-        "drop the state and admit the request anew, computing its tokens from the first on, or go on from a fork that "
-        "was made before the step";
+        "drop the state, cut the request's sequence to 0 (`truncate`) and compute all tokens again from a state that is "
+        "admitted anew, or go on from a fork that was made before the step, with the sequence cut to its tokens";
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",

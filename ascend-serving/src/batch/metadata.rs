@@ -44,12 +44,24 @@ pub struct AttentionMetadata {
     pub(super) table: PageTable,
     pool: Option<PoolId>,
     prompt_lens: Vec<Option<usize>>,
+    /// Drafts among the new tokens of each request.
+    drafts: Vec<usize>,
     mask: LayerMask,
     /// Whether some request gave back tokens.
     given_back: bool,
     sequences: Sequences,
     /// The metadata of the other groups of layers.
     pub(super) others: Vec<AttentionMetadata>,
+}
+
+/// A request as layers of linear attention see it.
+pub(crate) struct RecurrentRequest {
+    pub(crate) new: usize,
+    /// Drafts among the new tokens.
+    pub(crate) drafts: usize,
+    /// All tokens in front of the new ones, also those that were given back.
+    pub(crate) cached: usize,
+    pub(crate) sequence: Option<SequenceStamp>,
 }
 
 /// For each request its sequence as it was when the step was made, or none. It takes no part in comparing steps: all
@@ -155,6 +167,7 @@ impl AttentionMetadata {
             table: PageTable::default(),
             pool: None,
             prompt_lens: Vec::new(),
+            drafts: Vec::new(),
             mask: settings.causality.into(),
             given_back: false,
             sequences: Sequences::default(),
@@ -212,6 +225,7 @@ impl AttentionMetadata {
         self.table.reset(columns);
         self.pool = None;
         self.prompt_lens.clear();
+        self.drafts.clear();
         self.given_back = false;
         self.sequences.states.clear();
     }
@@ -243,6 +257,7 @@ impl AttentionMetadata {
             self.q_ends.push_end(tokens)?;
             self.kv_lengths.push(len)?;
             self.prompt_lens.push(request.prompt_len);
+            self.drafts.push(request.drafts);
             if request.new - request.drafts == 1 {
                 self.decodes_lead &= self.decodes == index;
                 self.decodes += 1;
@@ -400,6 +415,17 @@ impl AttentionMetadata {
             let SequenceState { stamp, given_back, recompute, .. } = (*sequence)?;
             let tokens = StepTokens { stamp, cached: given_back + cached, len: given_back + len, recompute };
             Some((request, tokens))
+        })
+    }
+
+    /// What layers of linear attention compute of each request, without the dummies.
+    pub(crate) fn recurrent_requests(&self) -> impl Iterator<Item = RecurrentRequest> {
+        let requests = self.sequences.states.iter().zip(&self.drafts).zip(self.new_and_cached());
+        requests.map(|((sequence, &drafts), (new, cached))| RecurrentRequest {
+            new,
+            drafts,
+            cached: sequence.map_or(0, |sequence| sequence.given_back) + cached,
+            sequence: sequence.map(|sequence| sequence.stamp),
         })
     }
 

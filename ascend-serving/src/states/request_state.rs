@@ -5,8 +5,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use ascend_attention::Violation;
+use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
 
+use crate::batch::RecurrentRequest;
 use crate::error::Result;
+use crate::kv::{PoolId, SequenceStamp};
 use crate::rules;
 use crate::sharing::lock;
 
@@ -62,10 +65,12 @@ impl Free {
 #[derive(Debug)]
 pub struct RequestState {
     free: Arc<FreeSlots>,
-    /// The slots; the first `kept` ones hold the states behind the last `kept` tokens.
+    /// The slots; the first `kept` ones, at least 1, hold the states behind the last `kept` tokens.
     slots: Vec<usize>,
     kept: usize,
     tokens: usize,
+    /// The sequence of its first step that had one: the same tokens in the layers of full attention.
+    sequence: Option<(PoolId, SequenceStamp)>,
     /// Whether a step has written some layers and not all.
     torn: bool,
 }
@@ -78,11 +83,12 @@ impl RequestState {
             return Err(rules::STATE_DRAFTS.broken(format_args!("{drafts} drafts"), format_args!("0 to {most}")));
         }
         let slots = free.take(drafts.saturating_add(1))?;
-        Ok(Self { free: Arc::clone(free), slots, kept: 1, tokens, torn: false })
+        Ok(Self { free: Arc::clone(free), slots, kept: 1, tokens, sequence: None, torn: false })
     }
 
-    /// Most drafts of a request in a step: the operator takes 8 tokens of a sequence.
-    pub const MOST_DRAFTS: usize = 7;
+    /// Most drafts of a request in a step, with which it has a slot for each token that the operator takes of a
+    /// sequence.
+    pub const MOST_DRAFTS: usize = MOST_TOKENS as usize - 1;
 
     /// The number of tokens that the state has.
     pub fn tokens(&self) -> usize {
@@ -90,17 +96,18 @@ impl RequestState {
     }
 
     /// The slot of its pool with the state behind the last token.
-    pub fn slot(&self) -> usize {
-        let present = self.slots.get(self.kept.saturating_sub(1));
-        present.copied().unwrap_or_default()
+    pub(super) fn slot(&self) -> usize {
+        self.slots[self.kept - 1]
     }
 
     /// Takes the tokens behind the first `tokens` back, such as rejected drafts: the next step goes on behind these.
     ///
     /// # Errors
     /// [`STATE_KEPT`](crate::rules::STATE_KEPT) for a number of tokens whose state is not kept: those are the states
-    /// behind the tokens of the last step, if it had no more than the request has slots, and otherwise the present one.
+    /// behind the tokens of the last step, if it had no more than the request has slots, and otherwise the present one;
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) for a state that a step has written in some layers alone.
     pub fn truncate(&mut self, tokens: usize) -> Result<()> {
+        self.check_whole()?;
         let back = self.tokens.checked_sub(tokens);
         match back.and_then(|back| self.kept.checked_sub(back)).filter(|kept| *kept > 0) {
             Some(kept) => (self.kept, self.tokens) = (kept, tokens),
@@ -125,8 +132,42 @@ impl RequestState {
 
     /// The slots in the order in which a step writes them: the present state is in the first.
     pub(super) fn row(&self, new: usize) -> Vec<usize> {
-        let present = self.kept.saturating_sub(1);
+        let present = self.kept - 1;
         self.slots.iter().cycle().skip(present).take(new).copied().collect()
+    }
+
+    /// Refuses a request of other tokens than the state's, of another sequence than before, and of drafts for which
+    /// there are no slots.
+    pub(super) fn check_request(&self, at: usize, pool: Option<PoolId>, request: &RecurrentRequest) -> Result<()> {
+        let RecurrentRequest { new, drafts, cached, sequence } = *request;
+        if self.tokens != cached {
+            return Err(rules::STATE_TOKENS
+                .broken(
+                    format_args!("a state of {} tokens for request {at}", self.tokens),
+                    format_args!("one of the {cached} tokens in front of its new ones"),
+                )
+                .into());
+        }
+        let is_other = |(pool, stamp): (PoolId, SequenceStamp)| {
+            self.sequence.is_some_and(|(own, first)| own != pool || !first.is_same_sequence(&stamp))
+        };
+        if pool.zip(sequence).is_some_and(is_other) {
+            return Err(rules::STATE_SEQUENCE
+                .broken(
+                    format_args!("request {at} with the state of another sequence"),
+                    "the state of its own sequence",
+                )
+                .into());
+        }
+        if drafts > 0 && !self.keeps(new) {
+            return Err(rules::STATE_DRAFTS
+                .broken(
+                    format_args!("{new} new tokens of request {at}, {drafts} of them drafts"),
+                    format_args!("at most {}, for each of which its state has a slot", self.slots.len()),
+                )
+                .into());
+        }
+        Ok(())
     }
 
     /// Refuses a state that a step has written in some layers alone.
@@ -141,8 +182,9 @@ impl RequestState {
     }
 
     /// Counts it as torn until the step that has it is over.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, sequence: Option<(PoolId, SequenceStamp)>) {
         self.torn = true;
+        self.sequence = self.sequence.or(sequence);
     }
 
     /// The end of a step that has written nothing.
@@ -156,7 +198,7 @@ impl RequestState {
         if new == 0 {
             return;
         }
-        self.slots.rotate_left(self.kept.saturating_sub(1));
+        self.slots.rotate_left(self.kept - 1);
         self.kept = if self.keeps(new) { new } else { 1 };
         self.tokens = self.tokens.saturating_add(new);
     }

@@ -39,7 +39,9 @@ pub struct StateShape {
 ///
 /// The operators are those of [`delta_rule`](ascend_attention::delta_rule): RecurrentGatedDeltaRule, since CANN 8.5,
 /// for requests that have a slot for each of their new tokens, and ChunkGatedDeltaRule, since CANN 9.1, for longer
-/// ones. Both take states of `bf16`, some releases also of `f32`.
+/// ones. Before, and for layers with decays of columns (`gk`, Kimi delta attention), admit requests with
+/// [`MOST_DRAFTS`](RequestState::MOST_DRAFTS) and compute prompts in chunks of 8 tokens. States are of `bf16`; from CANN
+/// 9.2 on RecurrentGatedDeltaRule takes those of `f32` too, and ChunkGatedDeltaRule on Ascend 950.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -100,7 +102,7 @@ impl<S: Element> StatePool<S> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a pool without slots, layers or elements, and for more than
-    /// INT32 counts or a model has; as for [`Device::alloc_zeroed`](ascend_attention::Device::alloc_zeroed).
+    /// INT32 counts or a model has, and for a scale that is 0 or not finite; as for [`Device::alloc_zeroed`](ascend_attention::Device::alloc_zeroed).
     pub fn new(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
         let StateShape { layers, heads, value_dim, key_dim, .. } = shape;
         let most = CacheShape::MAX_LAYERS;
@@ -111,6 +113,11 @@ impl<S: Element> StatePool<S> {
                 let refused = Error::invalid(name, count, format_args!("1 to {most}"));
                 return Err(refused.fix("give the sizes of the model, and a slot for each request and draft"));
             }
+        }
+        let scale = shape.scale as f32;
+        if !scale.is_finite() || scale == 0.0 {
+            return Err(Error::invalid("scale", shape.scale, "a finite number that single precision tells from 0")
+                .fix("give the factor of the queries, usually one over the root of `key_dim`"));
         }
         let states = || DeltaStates::zeroed(stream.device(), slots, heads, value_dim, key_dim);
         Ok(Self {
@@ -137,7 +144,8 @@ impl<S: Element> StatePool<S> {
         self.free.count()
     }
 
-    /// The states of a layer, `[slots, Nv, Dv, Dk]`.
+    /// The states of a layer, `[slots, Nv, Dv, Dk]`, to be read on the pool's stream. Who writes to them writes to the
+    /// states of requests.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that there is not.
@@ -179,7 +187,8 @@ impl<S: Element> StatePool<S> {
     }
 
     pub(super) fn check_stream(&self, stream: &Stream) -> Result<()> {
-        self.stream.check(stream, "the stream of the pool, which orders the use of its states")
+        let checked = self.stream.check(stream, "the stream of the pool, which orders the use of its states");
+        checked.map_err(|refused| refused.fix("pass the stream that the pool was made with"))
     }
 
     /// Refuses a state of another pool, and one that a step has written in some layers alone.

@@ -9,17 +9,20 @@ use ascend_attention::recurrent_delta_rule::{RecurrentDeltaPlan, RecurrentGatedD
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
-use crate::batch::AttentionMetadata;
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
 use crate::engine::QueuedLayers;
 use crate::error::Result;
+use crate::kv::BlockPool;
 use crate::rules;
 
 use super::request_state::RequestState;
 use super::state_pool::StatePool;
 
 /// How to go on after a step that ended without some layers.
-const BEGIN_AGAIN: &str = "queue every layer; where one was queued, admit the requests anew and compute their tokens \
-    from the first on, or go on from forks that were made before the step";
+const BEGIN_AGAIN: &str = "queue every layer; where one was queued, drop the states, cut the requests' sequences to 0 \
+    (`truncate`) and compute all tokens again from states that are admitted anew, or go on from forks that were made \
+    before the step, with sequences cut to the tokens that these have";
 
 impl<S: Element> StatePool<S> {
     /// Begins a step of these requests, a state for each of the metadata's in their order. Each state has the tokens
@@ -28,7 +31,9 @@ impl<S: Element> StatePool<S> {
     /// # Errors
     /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for another number of states than of requests,
     /// [`STATE_TOKENS`](crate::rules::STATE_TOKENS) for a state of another number of tokens, such as one whose rejected
-    /// drafts were not taken back, [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool,
+    /// drafts were not taken back, [`STATE_SEQUENCE`](crate::rules::STATE_SEQUENCE) for the state of another request,
+    /// [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for drafts behind which no state could be kept,
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal, [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool,
     /// [`STATE_TORN`](crate::rules::STATE_TORN) for one that a step has written in some layers alone,
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than
     /// the pool's; as for [`Stream::upload`].
@@ -40,6 +45,7 @@ impl<S: Element> StatePool<S> {
     ) -> Result<StateStep<'a, S>> {
         self.check_stream(stream)?;
         metadata.check_requests()?;
+        check_causal(metadata)?;
         let requests = metadata.requests();
         let mut states: Vec<&mut RequestState> = states.into_iter().take(requests.saturating_add(1)).collect();
         if states.len() != requests {
@@ -50,13 +56,16 @@ impl<S: Element> StatePool<S> {
             return Err(rules::STATE_REQUESTS.broken(given, format_args!("{requests}, one for each request")).into());
         }
         let mut runs = Vec::new();
-        for (request, ((new, cached), state)) in metadata.new_and_cached().zip(&states).enumerate() {
+        let pool = metadata.pool_of_sequences().map(BlockPool::id);
+        let (mut new, mut sequences) = (Vec::new(), Vec::new());
+        for (at, (request, state)) in metadata.recurrent_requests().zip(&states).enumerate() {
             self.check_state(state)?;
-            check_tokens(request, cached, state)?;
-            Run::add(&mut runs, state, new);
+            state.check_request(at, pool, &request)?;
+            Run::add(&mut runs, state, request.new);
+            new.push(request.new);
+            sequences.push(pool.zip(request.sequence));
         }
-        let new = metadata.new_and_cached().map(|(new, _)| new).take(requests).collect();
-        states.iter_mut().for_each(|state| state.begin());
+        states.iter_mut().zip(sequences).for_each(|(state, sequence)| state.begin(sequence));
         Ok(StateStep {
             new,
             states,
@@ -71,13 +80,15 @@ impl<S: Element> StatePool<S> {
     }
 }
 
-/// Refuses a state that does not end where the new tokens of its request begin.
-fn check_tokens(request: usize, cached: usize, state: &RequestState) -> Result<(), Violation> {
-    match state.tokens() == cached {
-        true => Ok(()),
-        false => Err(rules::STATE_TOKENS.broken(
-            format_args!("a state of {} tokens for request {request}", state.tokens()),
-            format_args!("one of the {cached} tokens in front of its new ones"),
+/// Refuses a step whose tokens see later ones, or only some of those before: a state has taken all of them.
+fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
+    match metadata.mask() {
+        LayerMask::Causality(Causality::Causal | Causality::Window(_) | Causality::Chunk(_)) => Ok(()),
+        other => Err(Violation::new(
+            &rules::STEP_CAUSALITY,
+            format_args!("{other} with linear attention"),
+            "a causal step, with a window or without",
+            "make the settings with `Causality::Causal`, and compute documents or items as requests of their own",
         )),
     }
 }

@@ -344,6 +344,57 @@ fn prompts_decodes_drafts_and_forks_are_the_recurrence() {
     engine.end();
 }
 
+#[test]
+fn states_stay_with_their_sequences() {
+    let stream = stream();
+    let blocks = BlockPool::new(8, 16, PadPolicy::SkipNegative).unwrap();
+    let mut pool = states(&stream);
+    let mut sequences = [Sequence::new(&blocks), Sequence::new(&blocks)];
+    let [mut one, mut other] = [0, 0].map(|drafts| pool.admit(&stream, drafts).unwrap());
+    let mut step = |sequences: &mut [Sequence; 2], own: [&mut RequestState; 2], causality| {
+        for sequence in &mut *sequences {
+            let _ = sequence.grow(1).unwrap();
+        }
+        let requests = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+        let metadata = AttentionMetadata::new(&requests, BatchSettings::of(&blocks, causality)).unwrap();
+        let mut step = pool.begin(&stream, &metadata, own)?;
+        for layer in 0..LAYERS {
+            step.forward(layer, Rows::new(&stream, &[1, 2], 0, layer).tensors())?;
+        }
+        step.end()
+    };
+    step(&mut sequences, [&mut one, &mut other], Causality::Causal).unwrap();
+    // As many tokens, and those of another request.
+    let exchanged = step(&mut sequences, [&mut other, &mut one], Causality::Causal).unwrap_err();
+    assert!(exchanged.breaks(&rules::STATE_SEQUENCE), "{exchanged}");
+    sequences.iter_mut().for_each(|sequence| sequence.truncate(1).unwrap());
+    step(&mut sequences, [&mut one, &mut other], Causality::Causal).unwrap();
+    // A state has taken the tokens before, and no later ones.
+    let later = step(&mut sequences, [&mut one, &mut other], Causality::Bidirectional).unwrap_err();
+    assert!(later.breaks(&rules::STEP_CAUSALITY), "{later}");
+}
+
+#[test]
+fn tokens_that_a_window_gave_back_count() {
+    let stream = stream();
+    let blocks = BlockPool::new(8, 16, PadPolicy::SkipNegative).unwrap();
+    let mut pool = states(&stream);
+    let mut state = pool.admit(&stream, 0).unwrap();
+    let mut sequence = Sequence::new(&blocks);
+    let settings = BatchSettings::of(&blocks, Causality::Window(16.try_into().unwrap()));
+    for (new, names) in [(40, (0..40).collect::<Vec<_>>()), (1, vec![40])] {
+        let _ = sequence.grow(new).unwrap();
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings).unwrap();
+        let mut step = pool.begin(&stream, &metadata, [&mut state]).unwrap();
+        for layer in 0..LAYERS {
+            step.forward(layer, Rows::new(&stream, &names, 0, layer).tensors()).unwrap();
+        }
+        step.end().unwrap();
+        sequence.drop_before(16).unwrap();
+    }
+    assert_eq!(state.tokens(), 41);
+}
+
 /// Metadata of one request of a pool, with `cached` tokens in front of `new` ones.
 fn metadata(blocks: &BlockPool, cached: usize, new: usize) -> AttentionMetadata {
     let mut sequence = Sequence::new(blocks);
@@ -390,14 +441,24 @@ fn steps_refuse_what_does_not_go_together() {
     step.forward(1, rows.tensors()).unwrap();
     step.end().unwrap();
     assert_eq!(state.tokens(), 2);
+    // A decode does not keep states behind drafts for which there are no slots.
+    let drafted = {
+        let mut sequence = Sequence::new(&blocks);
+        let _ = sequence.grow(5).unwrap();
+        let settings = BatchSettings::of(&blocks, Causality::Causal);
+        AttentionMetadata::new(&[BatchRequest::of(&sequence, 3).drafts(2)], settings).unwrap()
+    };
+    let mut fork = pool.fork(&stream, &state, 1).unwrap();
+    assert!(pool.begin(&stream, &drafted, [&mut fork]).unwrap_err().breaks(&rules::STATE_DRAFTS));
     // The same metadata once more would count its tokens twice.
     assert!(pool.begin(&stream, &first, [&mut state]).unwrap_err().breaks(&rules::STATE_TOKENS));
     drop(second);
 
     // A step that is forgotten leaves states that nothing is known of.
     let next = metadata(&blocks, 2, 1);
-    std::mem::forget(pool.begin(&stream, &next, [&mut state]).unwrap());
-    assert!(pool.begin(&stream, &next, [&mut state]).unwrap_err().breaks(&rules::STATE_TORN));
+    std::mem::forget(pool.begin(&stream, &next, [&mut fork]).unwrap());
+    assert!(pool.begin(&stream, &next, [&mut fork]).unwrap_err().breaks(&rules::STATE_TORN));
+    assert!(fork.truncate(2).unwrap_err().breaks(&rules::STATE_TORN));
 }
 
 #[test]
@@ -409,6 +470,8 @@ fn pools_have_sizes() {
         sizes(1, StateShape { layers: 0, ..SHAPE }),
         sizes(1, StateShape { layers: usize::MAX, ..SHAPE }),
         sizes(1, StateShape { heads: 0, ..SHAPE }),
+        sizes(1, StateShape { scale: f64::NAN, ..SHAPE }),
+        sizes(1, StateShape { scale: 1e-60, ..SHAPE }),
         sizes(usize::MAX, SHAPE),
     ] {
         assert!(refused.breaks(&rules::ARGUMENT_VALUE), "{refused}");
