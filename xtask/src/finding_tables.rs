@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn kinds_have_their_text_name_and_title() {
-        let kinds = "macro\nkinds! {\n    /// Nobody\n    /// waits.\n    Race = \"race\", \"a race\";\n}\n\nimpl Kind {}\n";
+        let kinds =
+            "macro\nkinds! {\n    /// Nobody\n    /// waits.\n    Race = \"race\", \"a race\";\n}\n\nimpl Kind {}\n";
         assert_eq!(rows(kinds).unwrap(), "| `race` | a race | Nobody waits |\n");
         let error = rows(&kinds.replace("/// ", "// ")).unwrap_err();
         assert!(error.ends_with("its title: // Nobody"), "{error}");
