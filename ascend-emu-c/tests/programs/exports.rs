@@ -96,6 +96,10 @@ fn operators_that_clients_do_not_find_are_named() {
     // What kernels of the client's own would need is refused, and nothing is written.
     let refused = |line: &String| line.starts_with("207000 5 6 rtGetC2cCtrlAddr") && line.contains("not emulated");
     assert!(printed.lines.iter().any(refused), "{:?}", printed.lines);
+    // An operator that is there to be refused, under its own name.
+    let named = "the operator aclnnGroupedMatmulV4 is not emulated";
+    let refused = |line: &String| line.starts_with("361001 ") && line.contains(named);
+    assert!(printed.lines.iter().any(refused), "{:?}", printed.lines);
 }
 
 /// The functions of the small operators around attention.
