@@ -96,6 +96,19 @@ thread_local! {
     static MISSING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
+/// Whether an operator is a newer version of one that is there, which clients call in its place.
+#[cfg(feature = "glue")]
+fn has_older_version(operator: &str) -> bool {
+    let unnumbered = operator.trim_end_matches(|c: char| c.is_ascii_digit());
+    let older = unnumbered.strip_suffix('V');
+    older.is_some_and(|older| ascend_emu::glue::OPERATORS.contains(&older))
+}
+
+#[cfg(not(feature = "glue"))]
+fn has_older_version(_operator: &str) -> bool {
+    false
+}
+
 /// Writes to the log of CANN's own libraries, which is not kept. Clients look operators up by `dlsym`, and say here
 /// alone which they did not find: that name is remembered for the refusal of what they do instead.
 ///
@@ -127,6 +140,9 @@ pub unsafe extern "C" fn aclAppLog(
     }
     // SAFETY: the caller's promise: the format begins with a text, which is its first argument.
     let operator = unsafe { CStr::from_ptr(first) }.to_string_lossy();
+    if has_older_version(&operator) {
+        return;
+    }
     let operator = operator.into_owned();
     // A thread that ends has no refusal to come.
     let _ = MISSING.try_with(|missing| missing.replace(Some(operator)));

@@ -27,6 +27,10 @@ int main(void) {
     aclAppLog(2, __func__, __FILE__, __LINE__, "[PTA]:%d of %d bytes", 3, 4);
     compile_at_once();
     compile_at_once();
+    /* Its first version is there, and called instead. */
+    aclAppLog(2, __func__, __FILE__, __LINE__, "[PTA]:%s or %sGetWorkspaceSize not in %s", "aclnnDynamicQuantV2",
+              "aclnnDynamicQuantV2", "libopapi.so");
+    compile_at_once();
     uint64_t address = 5;
     uint32_t length = 6;
     int status = rtGetC2cCtrlAddr(&address, &length);
