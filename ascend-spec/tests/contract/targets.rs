@@ -10,8 +10,8 @@ use std::path::Path;
 const DIFFERENT: [(&str, Cann, &str); 1] = [(
     "rel-00718",
     Cann::V8_5,
-    "a paged key cache of 0 heads beside a value cache of 4: the entry's shapes, not the lack of keys, refuse it, and which \
-     of the shapes is looked at is written nowhere",
+    "a paged key cache of 0 heads beside a value cache of 4: the entry's shapes, not the lack of keys, refuse it, and \
+     which of the shapes is looked at is written nowhere",
 )];
 
 /// Least share of right verdicts in a file, accepted and rejected apart, in thousandths.
