@@ -37,8 +37,8 @@ const BEHIND: &str = "
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a
 host where it goes on, and nothing allows the call.
 
-The last sections are not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses before any
-operator is asked, for arguments of their own functions, between calls, or before there is one; a
+The last sections are not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses
+before any operator is asked, for arguments of their own functions, between calls, or before there is one; a
 [*finding*](#findings-of-the-emulation) is what the emulation sees while a program runs.
 
 ";
