@@ -3,8 +3,8 @@
 //! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is
 //! given and touches none of it. One that returns something says by that and by `aclGetRecentErrMsg` that there is no
 //! such function here; one that returns nothing does nothing; `aclSetCompileopt` and `HcclSetConfig` accept settings
-//! that change nothing. A function that clients only look up is not in this list: to them a missing name means an
-//! older CANN, and they go another way.
+//! that change nothing. A function that clients only look up is not in this list, since to them a missing name means
+//! an older CANN, and they go another way; but for operators whose lack they report as a CANN that is to be updated.
 
 use ascend_emu::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACLNN_ERR_RUNTIME_ERROR};
@@ -44,6 +44,12 @@ fn runtime(name: &'static str) -> i32 {
 
 fn collective(name: &'static str) -> i32 {
     not_emulated(name, HCCL_NOT_SUPPORTED)
+}
+
+/// Refuses a phase of an operator by the operator's name.
+fn operator(name: &'static str) -> i32 {
+    let operator = name.trim_end_matches("GetWorkspaceSize");
+    refused(name, ACLNN_ERR_RUNTIME_ERROR, format_args!("the operator {operator} is not emulated"))
 }
 
 /// Runs an operator by its name, which the compiler of graphs would have to make. What a client calls when a toolkit
@@ -90,6 +96,19 @@ thread_local! {
     static MISSING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
+/// Whether an operator is a newer version of one that is there, which clients call in its place.
+#[cfg(feature = "glue")]
+fn has_older_version(operator: &str) -> bool {
+    let unnumbered = operator.trim_end_matches(|c: char| c.is_ascii_digit());
+    let older = unnumbered.strip_suffix('V');
+    older.is_some_and(|older| ascend_emu::glue::OPERATORS.contains(&older))
+}
+
+#[cfg(not(feature = "glue"))]
+fn has_older_version(_operator: &str) -> bool {
+    false
+}
+
 /// Writes to the log of CANN's own libraries, which is not kept. Clients look operators up by `dlsym`, and say here
 /// alone which they did not find: that name is remembered for the refusal of what they do instead.
 ///
@@ -121,6 +140,9 @@ pub unsafe extern "C" fn aclAppLog(
     }
     // SAFETY: the caller's promise: the format begins with a text, which is its first argument.
     let operator = unsafe { CStr::from_ptr(first) }.to_string_lossy();
+    if has_older_version(&operator) {
+        return;
+    }
     let operator = operator.into_owned();
     // A thread that ends has no refusal to come.
     let _ = MISSING.try_with(|missing| missing.replace(Some(operator)));
@@ -185,6 +207,10 @@ answered! {
         aclSetTensorFormat aclSetTensorPlaceMent aclSetTensorShape;
     usize = zero => aclGetTensorDescNumDims;
     () = |_| () => aclSetTensorDescName;
+    // Operators of models around attention whose newest versions PyTorch's extension looks up to choose a way.
+    i32 = operator => aclnnGroupedMatmulV4 aclnnGroupedMatmulV4GetWorkspaceSize
+        aclnnMoeFinalizeRoutingV2 aclnnMoeFinalizeRoutingV2GetWorkspaceSize
+        aclnnQuantMatmulV5 aclnnQuantMatmulV5GetWorkspaceSize;
     // Dumps of tensors.
     i32 = feature => aclmdlFinalizeDump aclmdlInitDump aclmdlSetDump aclopStartDumpArgs aclopStopDumpArgs;
     // Memory of other processes.

@@ -113,3 +113,31 @@ def operators_that_are_not_there_are_refused_at_once():
     for _ in range(2):
         refused(lambda: torch.nn.functional.conv2d(rows, weights), "the operator aclnnConvolution is not emulated")
     close(rows + rows, rows.cpu() * 2)
+
+
+@case()
+def operators_whose_lack_would_pass_for_an_older_cann_are_named():
+    """Without their newest versions the extension would ask for a newer CANN, or for other arguments."""
+    rows, weights, ends = torch.randn(4, 64).half().npu(), torch.randn(1, 64, 32).half().npu(), torch.tensor([4]).npu()
+    small, small_weights = torch.ones(4, 64, dtype=torch.int8).npu(), torch.ones(64, 32, dtype=torch.int8).npu()
+    scales, row_scales = torch.ones(32).npu(), torch.ones(4).npu()
+    places, experts = torch.arange(4).int().npu(), torch.zeros(4, 1).int().npu()
+
+    def grouped():
+        torch_npu.npu_grouped_matmul(
+            [rows], [weights], group_list=ends, split_item=3, group_type=0, group_list_type=0
+        )
+
+    def quantised():
+        torch_npu.npu_quant_matmul(
+            small, small_weights, scales, pertoken_scale=row_scales, output_dtype=torch.bfloat16
+        )
+
+    def finalised():
+        torch_npu.npu_moe_finalize_routing(rows, None, None, None, row_scales[:, None].half(), places, experts)
+
+    calls = [(grouped, "GroupedMatmulV4"), (quantised, "QuantMatmulV5"), (finalised, "MoeFinalizeRoutingV2")]
+    for call, operator in calls:
+        refused(call, f"call aclnn{operator} failed", f"the operator aclnn{operator} is not emulated")
+    # One that the extension itself names.
+    refused(lambda: torch_npu.npu_moe_init_routing(rows, places[:, None], experts, 4), "aclnnMoeInitRouting")

@@ -8,6 +8,7 @@ mod emu_libs;
 mod environment_task;
 mod features_task;
 mod figures_task;
+mod finding_tables;
 #[cfg(feature = "bindgen")]
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
@@ -31,8 +32,8 @@ usage: cargo run -p xtask -- TASK
 tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,names}.rs from include/; with --check write nothing and
                              fail if they differ (needs libclang, and this program's feature bindgen)
-  rules [--check]            write the tables of the contract's rules to docs/src/rules.md, and the tables of arguments
-                             into the pages of single operators; with --check compare only
+  rules [--check]            write the tables of the contract's rules and of findings to docs/src/rules.md, and the
+                             tables of arguments into the pages of single operators; with --check compare only
   features [--check]         write the table of features by product and release to docs/src/features.md; with --check
                              compare only
   environment [--check]      write the tables of environment variables to docs/src/environment.md; with --check compare

@@ -1,5 +1,6 @@
 //! `rules`: writes or checks the table of the contract's rules in the book.
 
+use crate::finding_tables;
 use crate::operator_tables;
 use crate::rule_tables;
 use ascend_spec::ops::fused_infer_attention_score::Checker;
@@ -36,15 +37,16 @@ const BEHIND: &str = "
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a
 host where it goes on, and nothing allows the call.
 
-The last section is not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses before any
-operator is asked, for arguments of their own functions, between calls, or before there is one.
+The last sections are not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses
+before any operator is asked, for arguments of their own functions, between calls, or before there is one; a
+[*finding*](#findings-of-the-emulation) is what the emulation sees while a program runs.
 
 ";
 
 /// Writes the table.
 pub(crate) fn write(root: &Path) -> Result<String, String> {
     let path = root.join(PATH);
-    fs::write(&path, table()).map_err(|error| format!("{}: {error}", path.display()))?;
+    fs::write(&path, table(root)?).map_err(|error| format!("{}: {error}", path.display()))?;
     operator_tables::write(root)?;
     Ok(format!("wrote {} and the tables of the operators' pages", path.display()))
 }
@@ -53,7 +55,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
 pub(crate) fn check(root: &Path) -> Result<String, String> {
     let path = root.join(PATH);
     let old = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    if old == table() {
+    if old == table(root)? {
         operator_tables::check(root)?;
         Ok("the tables of rules and arguments are what the code says".to_owned())
     } else {
@@ -61,7 +63,7 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     }
 }
 
-fn table() -> String {
+fn table(root: &Path) -> Result<String, String> {
     let mut text = HEAD.to_owned();
     for calls in Checker::CALLS {
         let _ = writeln!(text, "| {} |", calls.join(" | "));
@@ -70,7 +72,8 @@ fn table() -> String {
     text.push_str(&rule_tables::sections());
     text.truncate(text.trim_end().len());
     text.push('\n');
-    text
+    text.push_str(&finding_tables::section(root)?);
+    Ok(text)
 }
 
 #[cfg(test)]

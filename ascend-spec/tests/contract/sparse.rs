@@ -8,9 +8,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Least share of right verdicts, accepted and rejected apart, in thousandths.
-const LEAST: usize = 995;
-
 fn desc(value: &Value) -> TensorDesc {
     let shape = value["shape"].as_array().unwrap();
     let shape: Vec<i64> = shape.iter().map(|size| size.as_i64().unwrap()).collect();
@@ -85,10 +82,10 @@ fn verdicts_of_sparse_operators_agree() {
             }
         }
     }
-    println!("{}", wrong.join("\n"));
-    for ((operator, cann, accept), [right, all]) in counts {
-        let verdict = if accept { "accepted" } else { "rejected" };
+    for ((operator, cann, accept), [right, all]) in &counts {
+        let verdict = if *accept { "accepted" } else { "rejected" };
         println!("{operator:?} {cann}: {right} of {all} {verdict} calls");
-        assert!(right * 1000 >= all * LEAST, "{operator:?} {cann} {verdict}");
     }
+    assert!(wrong.is_empty(), "{} wrong verdicts:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(!counts.is_empty(), "nothing was judged");
 }

@@ -9,6 +9,9 @@ pub enum PseShift<'a> {
     /// A number for each score, added after the scale: `[B, N, Sq, Skv]`, where B may be 1 and Sq and Skv may be
     /// larger; of the query's element type (FLOAT16 with an INT8 query). Not with packed sequences.
     ///
+    /// Its numbers are finite: keys are hidden by a mask, since hardware was seen to make NaN of a bias of `-inf`.
+    /// Plans see no elements; [`Tensor::range_report`] finds such a number, and so does the emulation in each launch.
+    ///
     /// Since CANN 8.1.
     Added(&'a AnyTensor),
     /// `-slope * distance` of the places, with a slope for each head.
