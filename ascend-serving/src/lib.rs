@@ -60,6 +60,7 @@
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
+//! - [`NativeSparse`]: compressed tokens, the blocks that they select, and a window (native sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
@@ -136,8 +137,8 @@ pub use drafts::{
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
     CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
-    LayerInputs, LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step,
-    StepComparison, compare_backends, compare_caches,
+    LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck, RangeFinding,
+    ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

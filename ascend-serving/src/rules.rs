@@ -230,6 +230,9 @@ ascend_attention::spec::library_rules! {
         "a step of sparse attention caches the keys of every indexer, among which later steps choose",
         "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
         "layers";
+    NATIVE_BLOCK = "native.block",
+        "a block of the cache of native sparse attention has whole pages of 16 compressed tokens",
+        "make the cache with blocks of 16 times the compression's stride, such as 256 tokens for a stride of 16";
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",
