@@ -12,6 +12,7 @@ use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Mask, Output, Plan, Stream, Tensor};
 
+use crate::backends::size;
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
 use crate::error::Result;
@@ -32,6 +33,8 @@ pub(super) struct NativePlan<T: Element> {
     /// Calls for the query rows from the first on.
     rows: Vec<RowCalls<T>>,
     window: FusedCall,
+    /// What rows get that no call writes.
+    zeros: Tensor<T>,
 }
 
 /// The calls for consecutive query rows of a kind.
@@ -123,11 +126,16 @@ impl<T: Element> NativePlan<T> {
         }
         let window = Causality::from_flags(true, Some(native.window))?.mask(&stream.device().masks())?;
         let each = requests.iter().enumerate().map(|(at, request)| (at, request.new, request.tokens));
+        let uncompressed = rows.iter().filter(|calls| matches!(calls.attention, RowAttention::All(None, _)));
+        let padding = metadata.tokens() - metadata.actual_tokens();
+        let most = uncompressed.map(|calls| calls.rows.len()).fold(padding, usize::max);
+        let axes = [most, native.shape.heads, native.cache.shape().value_dim];
         Ok(Self {
             compress: planning.compress()?,
             copies: copies.collect(),
             rows,
             window: planning.fused(0, each, window)?,
+            zeros: Tensor::from_buffer(&stream.device().alloc_zeroed(axes.iter().product())?, axes)?,
         })
     }
 
@@ -164,8 +172,9 @@ impl<T: Element> NativePlan<T> {
             let mut selected = of_rows(selected)?;
             match attention {
                 RowAttention::All(call, all) => {
-                    if let Some(call) = call {
-                        call.launch(stream, views, &query, compressed)?;
+                    match call {
+                        Some(call) => drop(call.launch(stream, views, &query, compressed)?),
+                        None => self.clear(stream, &compressed)?,
                     }
                     all.launch(stream, views, &query, selected)?;
                 }
@@ -175,14 +184,24 @@ impl<T: Element> NativePlan<T> {
                 }
             }
         }
-        let rows = 0..self.rows.last().map_or(0, |calls| calls.rows.end);
-        self.window.launch(stream, views, &query.narrow(0, rows.clone())?, window.narrow(0, rows)?)
+        let end = self.rows.last().map_or(0, |calls| calls.rows.end);
+        let rows = window.narrow(0, 0..end)?;
+        self.window.launch(stream, views, &query.narrow(0, 0..end)?, rows)?;
+        let padded = end..size(query, 0);
+        for branch in [&branches.compressed, &branches.selected, window] {
+            self.clear(stream, &branch.narrow(0, padded.clone())?)?;
+        }
+        Ok(())
     }
 
-    /// Whether some of `tokens` rows have no compressed tokens, or no request.
-    pub(super) fn leaves_out(&self, tokens: usize) -> bool {
-        let end = self.rows.last().map_or(0, |calls| calls.rows.end);
-        end < tokens || self.rows.iter().any(|calls| matches!(calls.attention, RowAttention::All(None, _)))
+    /// Queues zeros for rows that no call writes.
+    fn clear(&self, stream: &Stream, rows: &Tensor<T>) -> Result<()> {
+        let count = size(rows, 0);
+        if count > 0 {
+            let zeros = self.zeros.narrow(0, 0..count)?;
+            rows.copy_from(stream, &zeros)?;
+        }
+        Ok(())
     }
 }
 

@@ -279,6 +279,10 @@ impl<T: Element> NativeSparse<T> {
 
 /// Refuses a compression that NsaCompressWithCache does not take, by what it says of a sequence of one block.
 fn check_compression<T: Element>(cache: &PagedKvCache<T>, compression: Compression) -> Result<()> {
+    if !(1..=MAX_INT32).contains(&compression.block) {
+        return Err(Error::invalid("block", compression.block, "a number of tokens that NsaCompressWithCache takes")
+            .fix("compress blocks of the size that the model was trained with, such as 32 tokens, one every 16"));
+    }
     let kv_heads = number(cache.shape().kv_heads);
     let [block, stride, page] = [compression.block, compression.stride, KERNEL_BLOCK].map(number);
     let call = NsaCompressCacheCall {

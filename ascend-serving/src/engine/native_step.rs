@@ -126,13 +126,8 @@ impl<T: Element> NativeStep<'_, T> {
                 self.planned.insert((write, plan))
             }
         };
-        let branch = || {
-            let axes = [metadata.tokens(), native.shape.heads, native.cache.shape().value_dim];
-            match plan.leaves_out(metadata.tokens()) {
-                true => Tensor::from_buffer(&stream.device().alloc_zeroed(axes.iter().product())?, axes),
-                false => Tensor::empty(stream.device(), axes),
-            }
-        };
+        let axes = [metadata.tokens(), native.shape.heads, native.cache.shape().value_dim];
+        let branch = || Tensor::empty(stream.device(), axes);
         let branches = NativeBranches { compressed: branch()?, selected: branch()?, window: branch()? };
         self.layers.begin_write();
         native.cache.write(stream, write, layer, key, value)?;
