@@ -120,7 +120,7 @@ impl<'a> Engine<'a> {
                     for (x, (got, want)) in got.iter().zip(want).enumerate() {
                         let tokens = row.names.len();
                         prop_assert!(
-                            abs_diff_eq!(got.to_f64(), *want, epsilon = 1.5e-2),
+                            abs_diff_eq!(got.to_f64(), *want, epsilon = 8e-3 * (1.0 + want.abs())),
                             "layer {layer}, request {}, {tokens} tokens, branch {branch}, element {x}: {got}, \
                              expected {want}",
                             row.request,
