@@ -46,9 +46,9 @@ struct RowCalls<T: Element> {
 /// How rows attend to compressed tokens and to selected blocks.
 enum RowAttention<T: Element> {
     /// To compressed tokens, if there are any, and to all blocks.
-    All(Option<CompressedCall<T>>, FusedCall),
+    All(Option<Box<CompressedCall<T>>>, FusedCall),
     /// To compressed tokens, and to the blocks that these select.
-    Selected(CompressedCall<T>, NsaSelectedPlan),
+    Selected(Box<CompressedCall<T>>, NsaSelectedPlan),
 }
 
 /// A call of NsaCompressAttentionInfer.
@@ -280,7 +280,7 @@ impl<T: Element> Planning<'_, T> {
         pieces: &[RowPiece],
         new: &[usize],
         select_count: usize,
-    ) -> Result<CompressedCall<T>> {
+    ) -> Result<Box<CompressedCall<T>>> {
         let Self { native, stream, views, .. } = *self;
         let keys: Vec<usize> = pieces.iter().map(|piece| piece.compressed).collect();
         let tokens: Vec<usize> = pieces.iter().map(|piece| piece.tokens).collect();
@@ -297,7 +297,7 @@ impl<T: Element> Planning<'_, T> {
             .allow_lint("nsa_compress_attention.forced")
             .plan(&sequences, (query, key, value))?;
         let attention = plan.output()?;
-        Ok(CompressedCall { plan, attention })
+        Ok(Box::new(CompressedCall { plan, attention }))
     }
 
     /// Attention of pieces, whose rows begin with `first`, to all tokens.
