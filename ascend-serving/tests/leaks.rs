@@ -293,7 +293,7 @@ fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 /// Native sparse attention: a prompt of tokens that select nothing yet and of tokens that do, and a fork.
 fn native_sparse_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(1, 1, 192).value_dim(128);
-    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 256, shape, PadPolicy::SkipNegative)?;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), BLOCKS, 256, shape, PadPolicy::SkipNegative)?;
     pools.push(cache.pool().clone());
     let mut native = NativeSparse::new(AttentionShape::new(1, 1, 192), cache, 16, 16)?.select(16, 3);
     let weights = ones(stream, bf16::ONE, [16, 1])?;

@@ -1,13 +1,16 @@
 //! Any schedule, and some that meet what only they do.
 
-use ascend_attention::bf16;
-use ascend_serving::kv::Sequence;
-use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Causality, PrefixCache};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Number, Stream, bf16, f16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, NativeSparse, NativeTensors, PrefixCache,
+};
 use proptest::prelude::*;
 
 use super::definition::branches;
 use super::engine::{Engine, LayerRows, Model, native_sparse};
-use super::{HEADS, LAYERS, VALUE};
+use super::{HEADS, KEY, LAYERS, VALUE};
 use crate::acts::{Act, act, config};
 use crate::harness;
 
@@ -144,5 +147,50 @@ fn a_token_selects_the_same_in_a_prompt_and_alone() {
         let apart = |(a, b): (&bf16, &bf16)| (a.to_f64() - b.to_f64()).abs();
         let error = whole.iter().zip(parts).map(apart).fold(0.0, f64::max);
         assert!(whole.len() == parts.len() && error < 1e-2, "{error} in branch {branch}");
+    }
+}
+
+/// Values that are all 1 have 1 as their mean in each branch, but for tokens that see no compressed one.
+fn means_of_ones<T: Number>(stream: &Stream, [heads, kv_heads]: [usize; 2], [one, part]: [T; 2]) {
+    let shape = CacheShape::new(1, kv_heads, KEY).value_dim(VALUE);
+    let cache = PagedKvCache::<T>::new(stream.device(), 3, 256, shape, PadPolicy::SkipNegative).unwrap();
+    let native = NativeSparse::new(AttentionShape::new(heads, kv_heads, KEY), cache, 32, 16);
+    let mut native = native.unwrap().select(64, 4).window(64);
+    let mut sequence = Sequence::new(native.cache().pool());
+    native.grow(stream, &mut sequence, 300).unwrap();
+    let settings = BatchSettings::of(native.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 300)], settings).unwrap();
+    let ones = |shape: [usize; 3]| stream.upload(&vec![one; shape.iter().product()], shape).unwrap();
+    let weights = stream.upload(&vec![part; 32 * kv_heads], [32, kv_heads]).unwrap();
+    let mut step = native.begin(stream, &metadata).unwrap();
+    let tensors = NativeTensors {
+        query: &ones([300, heads, KEY]),
+        key: &ones([300, kv_heads, KEY]),
+        value: &ones([300, kv_heads, VALUE]),
+        key_weight: &weights,
+        value_weight: &weights,
+    };
+    let out = step.forward(0, tensors).unwrap();
+    step.end().unwrap();
+    for (branch, rows, zeros) in [(out.compressed, 300, 31), (out.selected, 300, 0), (out.window, 300, 0)] {
+        let of_token = heads * VALUE;
+        let numbers: Vec<f64> = branch.download(stream).unwrap().iter().map(|x| x.to_f64()).collect();
+        assert_eq!(numbers.len(), rows * of_token);
+        assert!(numbers[..zeros * of_token].iter().all(|x| *x == 0.0));
+        assert!(numbers[zeros * of_token..].iter().all(|x| (x - 1.0).abs() < 1e-2));
+    }
+}
+
+#[test]
+fn each_release_product_and_type_that_has_the_operators_computes() {
+    if harness::not_on_npu("releases and products are those of the emulation") {
+        return;
+    }
+    for (soc, cann) in [(Soc::AtlasA2, Cann::V8_5), (Soc::AtlasA3, Cann::V9_0), (Soc::AtlasA2, Cann::V9_2)] {
+        let stream = harness::emulated_stream(soc, cann);
+        for heads in [[1, 1], [4, 2], [16, 1]] {
+            means_of_ones(&stream, heads, [1.0, 1.0 / 32.0].map(bf16::from_f32));
+            means_of_ones(&stream, heads, [1.0, 1.0 / 32.0].map(f16::from_f32));
+        }
     }
 }
