@@ -18,7 +18,7 @@ use crate::causality::Causality;
 use crate::error::Result;
 
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::native_step::{NativeBranches, NativeTensors};
+use super::native_tensors::{NativeBranches, NativeTensors};
 
 /// Most query rows of a sequence, and most sequences, of a call of NsaSelectedAttentionInfer.
 const MOST_ROWS: usize = 4;
@@ -44,11 +44,12 @@ struct RowCalls<T: Element> {
 }
 
 /// How rows attend to compressed tokens and to selected blocks.
+#[allow(clippy::large_enum_variant, reason = "a step has a few of them, in one list")]
 enum RowAttention<T: Element> {
     /// To compressed tokens, if there are any, and to all blocks.
-    All(Option<Box<CompressedCall<T>>>, FusedCall),
+    All(Option<CompressedCall<T>>, FusedCall),
     /// To compressed tokens, and to the blocks that these select.
-    Selected(Box<CompressedCall<T>>, NsaSelectedPlan),
+    Selected(CompressedCall<T>, NsaSelectedPlan),
 }
 
 /// A call of NsaCompressAttentionInfer.
@@ -280,7 +281,7 @@ impl<T: Element> Planning<'_, T> {
         pieces: &[RowPiece],
         new: &[usize],
         select_count: usize,
-    ) -> Result<Box<CompressedCall<T>>> {
+    ) -> Result<CompressedCall<T>> {
         let Self { native, stream, views, .. } = *self;
         let keys: Vec<usize> = pieces.iter().map(|piece| piece.compressed).collect();
         let tokens: Vec<usize> = pieces.iter().map(|piece| piece.tokens).collect();
@@ -297,7 +298,7 @@ impl<T: Element> Planning<'_, T> {
             .allow_lint("nsa_compress_attention.forced")
             .plan(&sequences, (query, key, value))?;
         let attention = plan.output()?;
-        Ok(Box::new(CompressedCall { plan, attention }))
+        Ok(CompressedCall { plan, attention })
     }
 
     /// Attention of pieces, whose rows begin with `first`, to all tokens.

@@ -22,12 +22,12 @@ use crate::rules;
 /// outputs are [`NativeBranches`](crate::NativeBranches), to which the model applies its gates.
 ///
 /// What a token gets does not depend on the others of its step: prompts, chunks, decodes and drafts are the same rows.
-/// A token that sees fewer than `select_count` blocks selects all of them, and one that sees no compressed token gets
-/// zeros there.
+/// A token that sees fewer tokens than those of the selected blocks attends to all of them, and one that sees no
+/// compressed token gets zeros there.
 ///
-/// This is no [`AttentionBackend`](crate::AttentionBackend), which computes one output over one cache. The operators run
-/// on Atlas A2 and A3 with CANN 8.5 or newer, with heads of 192 elements and values of 128, and up to 16 query heads for
-/// each key head. A sequence has up to 8192 compressed tokens.
+/// This is no [`AttentionBackend`](crate::AttentionBackend), which computes one output over one cache. The operators
+/// run on Atlas A2 and A3 with CANN 8.5 or newer, with heads of 192 elements and values of 128, and up to 16 query
+/// heads for each key head. A sequence has up to 8192 compressed tokens.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {

@@ -12,38 +12,10 @@ use crate::kv::{CacheWrite, StepLease};
 
 use super::native_plan::NativePlan;
 use super::native_sparse::NativeSparse;
+use super::native_tensors::{NativeBranches, NativeTensors};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::sparse_inputs::{SparseRows, Whose, check_causal};
 use super::sparse_step::begin_in;
-
-/// What a layer of native sparse attention gets in a step. Queries, keys and values are packed, with the padding of the
-/// metadata.
-#[derive(Clone, Copy, Debug)]
-pub struct NativeTensors<'a, T: Element> {
-    /// Queries, `[tokens, N, 192]`.
-    pub query: &'a Tensor<T>,
-    /// Keys of the new tokens, `[tokens, kv_heads, 192]`.
-    pub key: &'a Tensor<T>,
-    /// Values of the new tokens, `[tokens, kv_heads, 128]`.
-    pub value: &'a Tensor<T>,
-    /// The weight of each token of a block and each key head in a compressed key, `[block, kv_heads]`.
-    pub key_weight: &'a Tensor<T>,
-    /// The weights of compressed values, `[block, kv_heads]`.
-    pub value_weight: &'a Tensor<T>,
-}
-
-/// The attention of a layer in three branches, each `[tokens, N, 128]`. The model multiplies each by its gate, and adds
-/// them.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct NativeBranches<T: Element> {
-    /// Attention to compressed tokens; zeros for a token that sees none.
-    pub compressed: Tensor<T>,
-    /// Attention to the selected blocks.
-    pub selected: Tensor<T>,
-    /// Attention to the last tokens.
-    pub window: Tensor<T>,
-}
 
 impl<T: Element> NativeSparse<T> {
     /// Begins a step on a stream, and queues copies of blocks that wait for them. Blocks given back from now on are
@@ -82,8 +54,8 @@ impl<T: Element> NativeSparse<T> {
     }
 }
 
-/// A step of native sparse attention in progress. From [`NativeSparse::begin`]; end it when the last layer is queued, by
-/// [`NativeStep::end`] or by dropping it. Where some of its layers are missing, its tokens do not count as computed:
+/// A step of native sparse attention in progress. From [`NativeSparse::begin`]; end it when the last layer is queued,
+/// by [`NativeStep::end`] or by dropping it. Where some of its layers are missing, its tokens do not count as computed:
 /// [`NativeStep::end`] returns an error, and the next step of its sequences is refused.
 pub struct NativeStep<'a, T: Element> {
     native: &'a mut NativeSparse<T>,
@@ -96,17 +68,17 @@ pub struct NativeStep<'a, T: Element> {
 }
 
 impl<T: Element> NativeStep<'_, T> {
-    /// Queues a layer: writes its keys and values of the new tokens to the step's slots, compresses the blocks of tokens
-    /// that they complete, and attends. Returns at once. The first layer plans for all.
+    /// Queues a layer: writes its keys and values of the new tokens to the step's slots, compresses the blocks of
+    /// tokens that they complete, and attends. Returns at once. The first layer plans for all.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes or strides,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have, and for weights of another
-    /// shape, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; by the rules of the
-    /// operators for what they do not take, such as sequences of more than 8192 compressed tokens. Nothing is written
-    /// then.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have, and for weights of
+    /// another shape, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; by the rules of
+    /// the operators for what they do not take, such as sequences of more than 8192 compressed tokens. Nothing is
+    /// written then.
     pub fn forward(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
         let outcome = self.queue_layer(layer, tensors);
         self.layers.note_outcome(layer, outcome)

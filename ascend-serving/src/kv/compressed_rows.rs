@@ -88,8 +88,8 @@ impl CompressedRows {
         table
     }
 
-    /// The rows that are copied, from and to, when a sequence gets these tokens: to each block that they begin, from the
-    /// block before. Those that end in the new block are left out.
+    /// The rows that are copied, from and to, when a sequence gets these tokens: to each block that they begin, from
+    /// the block before. Those that end in the new block are left out.
     pub(crate) fn copies(&self, blocks: &[usize], tokens: Range<usize>) -> impl Iterator<Item = [Range<usize>; 2]> {
         let begun = tokens.start.div_ceil(self.block_size).max(1)..tokens.end.div_ceil(self.block_size);
         let copied = Self::PAGE - (self.compression.block - 1) / self.compression.stride;
