@@ -61,6 +61,7 @@
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
 //! - [`StatePool`]: layers of linear attention (gated delta rule), with a state for each request.
+//! - [`NativeSparse`]: compressed tokens, the blocks that they select, and a window (native sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
@@ -138,8 +139,8 @@ pub use drafts::{
 pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
     CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
-    LayerInputs, LayerTensor, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step,
-    StepComparison, compare_backends, compare_caches,
+    LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck, RangeFinding,
+    ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -261,6 +261,9 @@ ascend_attention::spec::library_rules! {
         "a step goes on from states that the last one has written in every layer",
         "drop the state, cut the request's sequence to 0 (`truncate`) and compute all tokens again from a state that is "
         "admitted anew, or go on from a fork that was made before the step, with the sequence cut to its tokens";
+    NATIVE_BLOCK = "native.block",
+        "a block of the cache of native sparse attention has whole pages of 16 compressed tokens",
+        "make the cache with blocks of 16 times the compression's stride, such as 256 tokens for a stride of 16";
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",

@@ -24,9 +24,9 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode, PrefixCache,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode, StatePolicy, TreeRequest,
-    TreeVerification, TwoFusedCalls, UpProjected,
+    LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, NativeSparse, NativeTensors,
+    PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
+    StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -290,6 +290,29 @@ fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
     Ok(())
 }
 
+/// Native sparse attention: a prompt of tokens that select nothing yet and of tokens that do, and a fork.
+fn native_sparse_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let shape = CacheShape::new(1, 1, 192).value_dim(128);
+    let cache = PagedKvCache::<bf16>::new(stream.device(), BLOCKS, 256, shape, PadPolicy::SkipNegative)?;
+    pools.push(cache.pool().clone());
+    let mut native = NativeSparse::new(AttentionShape::new(1, 1, 192), cache, 16, 16)?.select(16, 3);
+    let weights = ones(stream, bf16::ONE, [16, 1])?;
+    let mut sequence = Sequence::new(native.cache().pool());
+    for new in [60, 2] {
+        native.grow(stream, &mut sequence, new)?;
+        let settings = settings(native.cache(), Causality::Causal);
+        let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings)?;
+        let (key, value) = (ones(stream, bf16::ONE, [new, 1, 192])?, ones(stream, bf16::ONE, [new, 1, 128])?);
+        let (key_weight, value_weight) = (&weights, &weights);
+        let mut step = native.begin(stream, &metadata)?;
+        step.forward(0, NativeTensors { query: &key, key: &key, value: &value, key_weight, value_weight })?;
+        step.end()?;
+        key.download(stream)?;
+        sequence = sequence.fork();
+    }
+    Ok(())
+}
+
 /// Steps on a card of the Atlas inference series: copies write, and the older operators attend.
 fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     let machine = Machine::new(Soc::AtlasInference, Cann::V9_1);
@@ -401,7 +424,7 @@ fn nothing_is_left_whatever_fails() {
     assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
 
     // The others find the one that they use, which the device keeps.
-    let launching: [Piece; 14] = [
+    let launching: [Piece; 15] = [
         packed_steps,
         steps_over_integers,
         steps_by_several_backends,
@@ -413,6 +436,7 @@ fn nothing_is_left_whatever_fails() {
         captured_steps,
         cached_prefixes,
         masked_layers,
+        native_sparse_steps,
         inference_card,
         side_by_side,
         merges,

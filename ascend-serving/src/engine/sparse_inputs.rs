@@ -61,9 +61,10 @@ impl<T: Element> SparseTensors<'_, T> {
 
 /// Whose tensor is checked.
 #[derive(Clone, Copy)]
-enum Whose {
+pub(super) enum Whose {
     Indexer(usize),
     Layer(usize),
+    NativeLayer(usize),
 }
 
 impl Whose {
@@ -82,6 +83,10 @@ impl Whose {
                 "bring absorbed queries of 512 and their rotary parts of 64 with the heads of the `AttentionShape`, \
                  latents of 512 and rotary keys of 64, each in its place of `SparseTensors`"
             }
+            Self::NativeLayer(_) => {
+                "bring queries and keys of 192 and values of 128 with the heads of the `AttentionShape`, each in its \
+                 place of `NativeTensors`"
+            }
         }
     }
 }
@@ -90,7 +95,7 @@ impl fmt::Display for Whose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
-            Self::Layer(layer) => write!(f, "layer {layer}"),
+            Self::Layer(layer) | Self::NativeLayer(layer) => write!(f, "layer {layer}"),
         }
     }
 }
@@ -110,7 +115,7 @@ pub(crate) struct SparseRows<'a> {
 impl SparseRows<'_> {
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
     /// device.
-    fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
+    pub(super) fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
         tensor.check_device(name, self.device)?;
         let Self { actual, padded, padding, .. } = *self;
         let least = if padding { padded } else { actual };

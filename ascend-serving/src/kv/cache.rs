@@ -101,6 +101,19 @@ impl<T: Element> PagedKvCache<T> {
         Ok(self)
     }
 
+    /// A cache in the pool of another one, of its shape, with `rows` rows in each block in place of the pool's tokens.
+    /// Its blocks are copied with the pool's; slots of the pool's tokens are no rows of it.
+    pub(crate) fn beside(other: &Self, rows: usize) -> Result<Self> {
+        let layers = other.shape.zeroed_layers(&other.device, other.pool.blocks(), rows)?;
+        Ok(Self {
+            device: other.device.clone(),
+            layers: layers.into_iter().map(CacheLayer::Plain).collect(),
+            entry: CacheEntry::new(&other.pool),
+            pool: other.pool.clone(),
+            shape: other.shape,
+        })
+    }
+
     /// The pool of its blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool

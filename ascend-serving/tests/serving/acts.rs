@@ -3,7 +3,7 @@
 
 use ascend_attention::{Element, Stream};
 use ascend_serving::kv::{Audit, AuditRequest, BlockPool, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Violation, rules};
+use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Error, rules};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -100,6 +100,20 @@ impl Schedule {
 
     /// The requests that have tokens in a step, each once, and their tokens cached.
     pub fn begin_step<T: Element>(&mut self, acts: &[Act], stream: &Stream, cache: &mut PagedKvCache<T>) -> Vec<Turn> {
+        let pool = cache.pool().clone();
+        self.begin_step_growing(acts, &pool, |sequence, tokens| {
+            let grown = sequence.grow(tokens)?;
+            cache.copy_blocks(stream, &grown.copies)
+        })
+    }
+
+    /// As [`begin_step`](Self::begin_step), where `grow` makes room for tokens of a sequence of the pool.
+    pub fn begin_step_growing(
+        &mut self,
+        acts: &[Act],
+        pool: &BlockPool,
+        mut grow: impl FnMut(&mut Sequence, usize) -> Result<(), Error>,
+    ) -> Vec<Turn> {
         let mut turns: Vec<Turn> = Vec::new();
         for act in acts {
             let (Act::Chunk(r, _) | Act::Verify(r, ..) | Act::Share(r, _)) = act else {
@@ -108,7 +122,7 @@ impl Schedule {
             let many = self.requests.len();
             let another = many < self.begin && r % 3 == 0 && !matches!(act, Act::Share(..));
             let at = if many == 0 || another {
-                let sequence = Sequence::new(cache.pool());
+                let sequence = Sequence::new(pool);
                 let names = Vec::new();
                 self.requests.push(Request { names, sequence });
                 many
@@ -147,7 +161,7 @@ impl Schedule {
                 }
                 _ => continue,
             };
-            if new > 0 && self.grow(at, new, stream, cache) {
+            if new > 0 && self.grow(at, new, &mut grow) {
                 turns.push(Turn { request: at, new, drafts, accepted });
             }
         }
@@ -155,14 +169,16 @@ impl Schedule {
     }
 
     /// Makes room for more tokens of a request, and names them; false, and nothing done, if there is none.
-    fn grow<T: Element>(&mut self, at: usize, tokens: usize, stream: &Stream, cache: &mut PagedKvCache<T>) -> bool {
+    fn grow(
+        &mut self,
+        at: usize,
+        tokens: usize,
+        grow: &mut impl FnMut(&mut Sequence, usize) -> Result<(), Error>,
+    ) -> bool {
         let request = &mut self.requests[at];
-        match request.sequence.grow(tokens) {
-            Ok(grown) => cache.copy_blocks(stream, &grown.copies).unwrap(),
-            Err(Violation { rule, .. }) => {
-                assert!([&rules::POOL_EXHAUSTED, &rules::POOL_WAITING].contains(&rule));
-                return false;
-            }
+        if let Err(full) = grow(&mut request.sequence, tokens) {
+            assert!(full.breaks(&rules::POOL_EXHAUSTED) || full.breaks(&rules::POOL_WAITING), "{full}");
+            return false;
         }
         while request.names.len() < request.sequence.len() {
             self.named += 1;

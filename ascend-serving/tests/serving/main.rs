@@ -28,6 +28,7 @@ mod mla_backend;
 mod moved_tokens;
 mod multi_item;
 mod mxfp8;
+mod native_sparse;
 mod own_backend;
 mod planned_stream;
 mod prefix_cache;

@@ -1,0 +1,161 @@
+//! A step of native sparse attention in progress, layer by layer.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
+
+use crate::batch::AttentionMetadata;
+use crate::causality::Causality;
+use crate::error::{Error, Result};
+use crate::kv::{CacheWrite, StepLease};
+
+use super::native_plan::NativePlan;
+use super::native_sparse::NativeSparse;
+use super::native_tensors::{NativeBranches, NativeTensors};
+use super::queued_layers::{QueuedLayers, STEP_AGAIN};
+use super::sparse_inputs::{SparseRows, Whose, check_causal};
+use super::sparse_step::begin_in;
+
+impl<T: Element> NativeSparse<T> {
+    /// Begins a step on a stream, and queues copies of blocks that wait for them. Blocks given back from now on are
+    /// handed out again when the stream has passed the end of the step.
+    ///
+    /// # Errors
+    /// By the rules of NsaCompressAttentionInfer and NsaSelectedAttentionInfer for products, heads and selections that
+    /// these do not take; [`MASK_WINDOW`](crate::rules::MASK_WINDOW) for a window of no token;
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave tokens back; as for
+    /// [`Attention::begin`](crate::Attention::begin), for each of both caches.
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<NativeStep<'a, T>> {
+        self.cache.admits(stream)?;
+        self.check_operators()?;
+        Causality::from_flags(true, Some(self.window))?;
+        metadata.check_groups(1)?;
+        metadata.check_requests()?;
+        metadata.check_pool(self.cache.pool())?;
+        check_causal(metadata)?;
+        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
+        let lease = self.cache.pool().begin_step(stream);
+        let mut progress = Vec::new();
+        for (cache, name) in [(&mut self.cache, "tokens"), (&mut self.compressed, "compressed tokens")] {
+            let entry = Arc::clone(cache.entry());
+            let queue = || cache.queue_copies_to(stream, metadata.sequence_blocks());
+            progress.push(begin_in(&entry, name, metadata, queue)?);
+        }
+        Ok(NativeStep {
+            lease,
+            layers: QueuedLayers::new(self.cache.shape().layers, progress, STEP_AGAIN),
+            native: self,
+            stream,
+            metadata,
+            planned: None,
+        })
+    }
+}
+
+/// A step of native sparse attention in progress. From [`NativeSparse::begin`]; end it when the last layer is queued,
+/// by [`NativeStep::end`] or by dropping it. Where some of its layers are missing, its tokens do not count as computed:
+/// [`NativeStep::end`] returns an error, and the next step of its sequences is refused.
+pub struct NativeStep<'a, T: Element> {
+    native: &'a mut NativeSparse<T>,
+    stream: &'a Stream,
+    metadata: &'a AttentionMetadata,
+    /// What the first layer has planned for all layers.
+    planned: Option<(CacheWrite, NativePlan<T>)>,
+    layers: QueuedLayers,
+    lease: StepLease<'a, Stream>,
+}
+
+impl<T: Element> NativeStep<'_, T> {
+    /// Queues a layer: writes its keys and values of the new tokens to the step's slots, compresses the blocks of
+    /// tokens that they complete, and attends. Returns at once. The first layer plans for all.
+    ///
+    /// # Errors
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
+    /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes or strides,
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have, and for weights of
+    /// another shape, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; by the rules of
+    /// the operators for what they do not take, such as sequences of more than 8192 compressed tokens. Nothing is
+    /// written then.
+    pub fn forward(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
+        let outcome = self.queue_layer(layer, tensors);
+        self.layers.note_outcome(layer, outcome)
+    }
+
+    fn queue_layer(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
+        self.layers.check_not_repeated(layer)?;
+        self.check(layer, tensors)?;
+        let Self { native, stream, metadata, .. } = self;
+        let views = native.views(layer)?;
+        let NativeTensors { query, key, value, .. } = tensors;
+        let (write, plan) = match &self.planned {
+            Some(planned) => planned,
+            None => {
+                let write = CacheWrite::plan(&native.cache, stream, metadata.slots(), key, value)?;
+                let plan = NativePlan::new(native, stream, metadata, &views, tensors)?;
+                self.planned.insert((write, plan))
+            }
+        };
+        let axes = [metadata.tokens(), native.shape.heads, native.cache.shape().value_dim];
+        let branch = || Tensor::empty(stream.device(), axes);
+        let branches = NativeBranches { compressed: branch()?, selected: branch()?, window: branch()? };
+        self.layers.begin_write();
+        native.cache.write(stream, write, layer, key, value)?;
+        plan.compress(stream, &views, tensors)?;
+        plan.attend(stream, &views, query, &branches)?;
+        Ok(branches)
+    }
+
+    /// Refuses tensors of a layer that do not have the step's rows, or the heads of the attention.
+    fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
+        let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
+        let rows = SparseRows {
+            device: self.stream.device(),
+            actual: self.metadata.actual_tokens(),
+            padded: self.metadata.tokens(),
+            padding: true,
+        };
+        let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
+        rows.check("query", whose, query, &[shape.heads, 192])?;
+        rows.check("key", whose, key, &[shape.kv_heads, 192])?;
+        rows.check("value", whose, value, &[shape.kv_heads, 128])?;
+        let weights = [("key_weight", key_weight), ("value_weight", value_weight)];
+        weights.into_iter().try_for_each(|(name, weight)| self.check_weight(name, weight))
+    }
+
+    fn check_weight(&self, name: &'static str, weight: &AnyTensor) -> Result<()> {
+        weight.check_device(name, self.stream.device())?;
+        let wanted = [self.native.compression.block, self.native.shape.kv_heads];
+        if *weight.shape() == wanted && weight.is_contiguous() {
+            return Ok(());
+        }
+        let given = format_args!("{} strides {:?}", weight.desc(), weight.strides());
+        Err(Error::invalid(name, given, format_args!("{wanted:?}, contiguous"))
+            .fix("bring a weight for each token of a compressed block and each key head"))
+    }
+
+    /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
+    /// next step of its sequences then makes.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.layers.end()?)
+    }
+
+    /// The lease that keeps blocks from being handed out while the step may read them.
+    pub fn lease(&self) -> &StepLease<'_, Stream> {
+        &self.lease
+    }
+}
+
+impl<T: Element> fmt::Debug for NativeStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NativeStep")
+            .field("shape", &self.native.shape)
+            .field("tokens", &self.metadata.tokens())
+            .finish_non_exhaustive()
+    }
+}
