@@ -231,7 +231,9 @@ impl Head<'_> {
         for t in 0..self.chunk.tokens {
             let mut values = [[0.0; WIDTH]; COLUMNS];
             // SAFETY: the promise of `run`, by which the token is one of the tensors.
-            unsafe { self.buffers.value.read_row(simd, [token + t, self.head, group * WIDTH, 0], elements, &mut values) };
+            unsafe {
+                self.buffers.value.read_row(simd, [token + t, self.head, group * WIDTH, 0], elements, &mut values)
+            };
             for c in 0..COLUMNS {
                 self.corrections[c * CHUNK + t] = values[c];
             }
@@ -321,7 +323,12 @@ impl Chunk<'_> {
         corrections: &mut [Vector],
     ) {
         let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-        multiply_add(simd, rows(self.keys, self.pitch(), first, self.dim), columns::<COLUMNS>(state, self.dim, self.dim), &mut sums);
+        multiply_add(
+            simd,
+            rows(self.keys, self.pitch(), first, self.dim),
+            columns::<COLUMNS>(state, self.dim, self.dim),
+            &mut sums,
+        );
         for r in 0..ROWS {
             let (beta, carried) = (simd.splat(self.beta[first + r]), simd.splat(self.carried[first + r]));
             for c in 0..COLUMNS {

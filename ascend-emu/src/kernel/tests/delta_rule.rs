@@ -47,7 +47,14 @@ struct Call {
 
 impl Call {
     /// Sequences of these lengths, for heads of keys and of values, and elements of a key and of a value.
-    fn new(lengths: &[usize], [heads, ratio]: [usize; 2], dims: [usize; 2], gates: Gates, beta: Beta, seed: u64) -> Self {
+    fn new(
+        lengths: &[usize],
+        [heads, ratio]: [usize; 2],
+        dims: [usize; 2],
+        gates: Gates,
+        beta: Beta,
+        seed: u64,
+    ) -> Self {
         let ([key_dim, value_dim], value_heads) = (dims, heads * ratio);
         let tokens: usize = lengths.iter().sum();
         let mut random = Random(seed);
@@ -144,7 +151,8 @@ impl Call {
 
     /// The definition, token by token; what is not written is -9.
     fn definition(&self) -> [Vec<f64>; 2] {
-        let DeltaRuleProblem { sequences, tokens, key_heads, value_heads, key_dim, value_dim, scale, .. } = self.problem;
+        let DeltaRuleProblem { sequences, tokens, key_heads, value_heads, key_dim, value_dim, scale, .. } =
+            self.problem;
         let row = |at: usize, row: usize, dim: usize| -> Vec<f64> {
             self.halves[at][row * dim..][..dim].iter().map(|number| number.to_f64()).collect()
         };
@@ -162,7 +170,8 @@ impl Call {
                     let beta = self.halves[3][at].to_f64();
                     for (element, state) in state.chunks_exact_mut(key_dim).enumerate() {
                         state.iter_mut().for_each(|state| *state *= decay);
-                        let dot = |state: &[f64], with: &[f64]| -> f64 { state.iter().zip(with).map(|(a, b)| a * b).sum() };
+                        let dot =
+                            |state: &[f64], with: &[f64]| -> f64 { state.iter().zip(with).map(|(a, b)| a * b).sum() };
                         let correction = beta * (value[element] - dot(state, &key));
                         state.iter_mut().zip(&key).for_each(|(state, key)| *state += correction * key);
                         out[at * value_dim + element] = f64::from(scale) * dot(state, &query);
@@ -229,7 +238,8 @@ fn threads_change_no_bit() {
     let call = Call::new(&[70, 0, 130], [2, 3], [40, 56], Gates::Down(1.0), Beta::Between, 3);
     for level in levels() {
         for form in [Form::Chunks, Form::Tokens] {
-            let bits = |threads| call.compute(form, level, threads).map(|all| all.into_iter().map(f32::to_bits).collect());
+            let bits =
+                |threads| call.compute(form, level, threads).map(|all| all.into_iter().map(f32::to_bits).collect());
             let [one, four]: [[Vec<u32>; 2]; 2] = [bits(1), bits(4)];
             assert!(one == four, "{form:?}, {}", level.name());
         }
