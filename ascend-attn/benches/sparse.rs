@@ -8,6 +8,8 @@
 //! Both of a pair run in turns, and the median of the ratios is printed, so that a machine whose speed changes tells
 //! the same.
 
+mod pairs;
+
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -17,6 +19,7 @@ use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::SparseFlashAttention;
 use ascend_attention::{FusedInferAttention, Layout, Result, Runtime, Stream, Tensor, f16};
 use ascend_emu::kernel::roofline;
+use pairs::{numbers, report, seconds};
 
 const SEQUENCES: usize = 8;
 const KEYS: usize = 32 * 1024;
@@ -25,19 +28,11 @@ const HEADS: usize = 32;
 /// Heads and elements of the indexer's queries.
 const INDEXER: [usize; 2] = [64, 128];
 const BLOCK: usize = 128;
-const PAIRS: usize = 15;
 /// Thousands of operations in one burst of arithmetic.
 const BURST: u64 = 300_000;
 
 fn main() -> ExitCode {
-    let is_bench = std::env::args().any(|argument| argument == "--bench");
-    match run(if is_bench { PAIRS } else { 1 }) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    pairs::main(run)
 }
 
 fn run(pairs: usize) -> Result<()> {
@@ -46,51 +41,21 @@ fn run(pairs: usize) -> Result<()> {
     [1, 8, 128].iter().try_for_each(|rows| indexer(&stream, *rows, pairs))
 }
 
-/// Numbers between -1 and 1, the same in every run.
-fn numbers(stream: &Stream, shape: &[usize]) -> Result<Tensor<f16>> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let numbers = (0..shape.iter().product()).map(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        f16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-    });
-    stream.upload(&numbers.collect::<Vec<_>>(), shape)
-}
-
-/// The seconds that a call takes until the stream has computed it.
-fn seconds(stream: &Stream, call: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let start = Instant::now();
-    call()?;
-    stream.synchronize()?;
-    Ok(start.elapsed().as_secs_f64())
-}
-
-/// Prints the medians of two quantities that were measured in turns, and of their ratio.
-fn report(name: &str, [one, other]: [&str; 2], pairs: &[[f64; 2]]) {
-    let median = |of: &dyn Fn(&[f64; 2]) -> f64| {
-        let mut values: Vec<f64> = pairs.iter().map(of).collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    println!(
-        "{name}: {one} {:.3}, {other} {:.3}, ratio {:.3}",
-        median(&|pair| pair[0]),
-        median(&|pair| pair[1]),
-        median(&|pair| pair[0] / pair[1])
-    );
-}
-
 fn attention(stream: &Stream, pairs: usize) -> Result<()> {
     let scale = 1.0 / 192f64.sqrt();
     let cached = |keys: usize| -> Result<[Tensor<f16>; 2]> {
         let blocks = SEQUENCES * keys / BLOCK;
-        Ok([numbers(stream, &[blocks, BLOCK, 1, 512])?, numbers(stream, &[blocks, BLOCK, 1, 64])?])
+        Ok([
+            numbers(stream, &[blocks, BLOCK, 1, 512], f16::from_f32)?,
+            numbers(stream, &[blocks, BLOCK, 1, 64], f16::from_f32)?,
+        ])
     };
     let rows = |keys: usize| -> Vec<Vec<usize>> {
         let blocks = keys / BLOCK;
         (0..SEQUENCES).map(|of| (of * blocks..(of + 1) * blocks).collect()).collect()
     };
-    let query = numbers(stream, &[SEQUENCES, HEADS, 512])?;
-    let query_rope = numbers(stream, &[SEQUENCES, HEADS, 64])?;
+    let query = numbers(stream, &[SEQUENCES, HEADS, 512], f16::from_f32)?;
+    let query_rope = numbers(stream, &[SEQUENCES, HEADS, 64], f16::from_f32)?;
 
     // An odd step visits the keys of a power of two in an order without runs.
     let chosen = (0..SEQUENCES).flat_map(|of| (0..CHOSEN).map(move |at| (at * 8_117 + of * 31) % KEYS));
@@ -130,9 +95,9 @@ fn attention(stream: &Stream, pairs: usize) -> Result<()> {
 
 fn indexer(stream: &Stream, rows: usize, pairs: usize) -> Result<()> {
     let [heads, dim] = INDEXER;
-    let query = numbers(stream, &[rows, heads, dim])?;
-    let weights = numbers(stream, &[rows, heads])?;
-    let key = numbers(stream, &[KEYS, 1, dim])?;
+    let query = numbers(stream, &[rows, heads, dim], f16::from_f32)?;
+    let weights = numbers(stream, &[rows, heads], f16::from_f32)?;
+    let key = numbers(stream, &[KEYS, 1, dim], f16::from_f32)?;
     let sequences = SparseSequences::packed(stream, &[rows], &[KEYS])?;
     let inputs = (&query, &key, &weights);
     let plan = LightningIndexer::new(CHOSEN).plan(&sequences, inputs)?;

@@ -1,0 +1,109 @@
+//! The gated delta rule against what it is to be compared with, in one run: `cargo bench -p ascend-attn --bench
+//! delta_rule`.
+//!
+//! | case | measured | compared with |
+//! |---|---|---|
+//! | prompt | 4096 tokens of 32 heads by ChunkGatedDeltaRule | the same tokens by RecurrentGatedDeltaRule, 8 a call |
+//! | decode | a token of each of 64 requests of 32 heads | a copy of their states |
+//!
+//! Heads have keys and values of 128 elements.
+
+mod pairs;
+
+use std::process::ExitCode;
+
+use ascend_attention::chunk_delta_rule::ChunkGatedDeltaRule;
+use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
+use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
+use ascend_attention::{Result, Runtime, Stream, Tensor, bf16};
+use pairs::{numbers, report, seconds};
+use rayon::prelude::*;
+
+const HEADS: usize = 32;
+const DIM: usize = 128;
+const TOKENS: usize = 4096;
+/// Tokens of a call of RecurrentGatedDeltaRule.
+const STEP: usize = 8;
+const REQUESTS: usize = 64;
+
+fn main() -> ExitCode {
+    pairs::main(|pairs| {
+        let stream = Runtime::emulated()?.device(0)?.stream()?;
+        prompt(&stream, pairs)?;
+        decode(&stream, pairs)
+    })
+}
+
+/// Queries, keys, values, beta and decays of some tokens.
+struct Tokens([Tensor<bf16>; 4], Tensor<f32>);
+
+impl Tokens {
+    fn new(stream: &Stream, tokens: usize) -> Result<Self> {
+        let rows = |most: f32| numbers(stream, &[tokens, HEADS, DIM], |number| bf16::from_f32(number * most));
+        let unit = (DIM as f32).sqrt().recip();
+        let beta = numbers(stream, &[tokens, HEADS], |number| bf16::from_f32(number.abs()))?;
+        let g = numbers(stream, &[tokens, HEADS], |number| -0.1 * number.abs())?;
+        Ok(Tokens([rows(unit)?, rows(unit)?, rows(1.0)?, beta], g))
+    }
+
+    fn tensors(&self) -> DeltaTensors<'_, bf16> {
+        let [query, key, value, beta] = &self.0;
+        DeltaTensors::new((query, key, value), beta).g(&self.1)
+    }
+
+    fn narrow(&self, first: usize, count: usize) -> Result<Self> {
+        let rows = first..first + count;
+        let [query, key, value, beta] = self.0.each_ref().map(|tensor| tensor.narrow(0, rows.clone()));
+        Ok(Tokens([query?, key?, value?, beta?], self.1.narrow(0, rows)?))
+    }
+}
+
+fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
+    let states = |slots| DeltaStates::<bf16>::zeroed(stream.device(), slots, HEADS, DIM, DIM);
+    let (whole, begin, pool) = (Tokens::new(stream, TOKENS)?, states(1)?, states(STEP)?);
+    let inputs = (whole.tensors(), &begin);
+    let plan = ChunkGatedDeltaRule::new(1.0).plan(&DeltaSequences::of_lengths(stream, &[TOKENS])?, inputs)?;
+
+    // Each call goes on from the state behind the last token of the call before.
+    let slots: Vec<usize> = (0..STEP).collect();
+    let sequences = DeltaSequences::of_slots(stream, &[slots])?.accepted(stream, &[STEP])?;
+    let steps: Vec<Tokens> = (0..TOKENS).step_by(STEP).map(|first| whole.narrow(first, STEP)).collect::<Result<_>>()?;
+    let of_step = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (steps[0].tensors(), &pool))?;
+
+    let mut measured = Vec::new();
+    for _ in 0..=pairs {
+        let recurrence = || steps.iter().try_for_each(|step| of_step.launch(stream, (step.tensors(), &pool)).map(drop));
+        measured.push([
+            1e3 * seconds(stream, recurrence)?,
+            1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
+        ]);
+    }
+    // The first pair touches all memory.
+    report("prompt", ["ms token by token", "ms in chunks"], &measured[1..]);
+    Ok(())
+}
+
+fn decode(stream: &Stream, pairs: usize) -> Result<()> {
+    let tokens = Tokens::new(stream, REQUESTS)?;
+    let pool = DeltaStates::<bf16>::zeroed(stream.device(), REQUESTS, HEADS, DIM, DIM)?;
+    let slots: Vec<[usize; 1]> = (0..REQUESTS).map(|slot| [slot]).collect();
+    let sequences = DeltaSequences::of_slots(stream, &slots)?;
+    let inputs = (tokens.tensors(), &pool);
+    let plan = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, inputs)?;
+
+    let from = vec![bf16::ONE; REQUESTS * HEADS * DIM * DIM];
+    let mut to = from.clone();
+    let mut measured = Vec::new();
+    for _ in 0..=pairs {
+        measured.push([
+            1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
+            1e3 * seconds(stream, || {
+                let states = to.par_chunks_mut(DIM * DIM).zip(from.par_chunks(DIM * DIM));
+                states.for_each(|(to, from)| to.copy_from_slice(from));
+                Ok(())
+            })?,
+        ]);
+    }
+    report("decode", ["ms of a step", "ms to copy the states"], &measured[1..]);
+    Ok(())
+}
