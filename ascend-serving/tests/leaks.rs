@@ -295,7 +295,7 @@ fn native_sparse_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(1, 1, 192).value_dim(128);
     let cache = PagedKvCache::<bf16>::new(stream.device(), BLOCKS, 256, shape, PadPolicy::SkipNegative)?;
     pools.push(cache.pool().clone());
-    let mut native = NativeSparse::new(AttentionShape::new(1, 1, 192), cache, 16, 16)?.select(16, 3);
+    let mut native = NativeSparse::new(AttentionShape::new(1, 1, 192), cache, 16, 16)?.select_block(16).select_count(3);
     let weights = ones(stream, bf16::ONE, [16, 1])?;
     let mut sequence = Sequence::new(native.cache().pool());
     for new in [60, 2] {

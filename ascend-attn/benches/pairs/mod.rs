@@ -8,7 +8,7 @@ use ascend_attention::{Element, Result, Stream, Tensor};
 const PAIRS: usize = 15;
 
 /// Runs a bench with its number of pairs, which is 1 where it is run as a test.
-pub fn main(run: impl FnOnce(usize) -> Result<()>) -> ExitCode {
+pub(crate) fn main(run: impl FnOnce(usize) -> Result<()>) -> ExitCode {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     match run(if is_bench { PAIRS } else { 1 }) {
         Ok(()) => ExitCode::SUCCESS,
@@ -20,7 +20,7 @@ pub fn main(run: impl FnOnce(usize) -> Result<()>) -> ExitCode {
 }
 
 /// A tensor of what is made of numbers between -1 and 1, the same in every run.
-pub fn numbers<T: Element>(stream: &Stream, shape: &[usize], make: impl Fn(f32) -> T) -> Result<Tensor<T>> {
+pub(crate) fn numbers<T: Element>(stream: &Stream, shape: &[usize], make: impl Fn(f32) -> T) -> Result<Tensor<T>> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let numbers = (0..shape.iter().product()).map(|_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -30,7 +30,7 @@ pub fn numbers<T: Element>(stream: &Stream, shape: &[usize], make: impl Fn(f32) 
 }
 
 /// The seconds that a call takes until the stream has computed it.
-pub fn seconds(stream: &Stream, call: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(crate) fn seconds(stream: &Stream, call: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     call()?;
     stream.synchronize()?;
@@ -38,7 +38,7 @@ pub fn seconds(stream: &Stream, call: impl FnOnce() -> Result<()>) -> Result<f64
 }
 
 /// Prints the medians of two quantities that were measured in turns, and of their ratio.
-pub fn report(name: &str, [one, other]: [&str; 2], pairs: &[[f64; 2]]) {
+pub(crate) fn report(name: &str, [one, other]: [&str; 2], pairs: &[[f64; 2]]) {
     let median = |of: &dyn Fn(&[f64; 2]) -> f64| {
         let mut values: Vec<f64> = pairs.iter().map(of).collect();
         values.sort_by(f64::total_cmp);

@@ -234,8 +234,8 @@ impl Head<'_> {
             unsafe {
                 self.buffers.value.read_row(simd, [token + t, self.head, group * WIDTH, 0], elements, &mut values)
             };
-            for c in 0..COLUMNS {
-                self.corrections[c * CHUNK + t] = values[c];
+            for (c, value) in values.into_iter().enumerate() {
+                self.corrections[c * CHUNK + t] = value;
             }
         }
         for first in (0..self.chunk.tokens).step_by(ROWS) {
@@ -314,6 +314,7 @@ impl Chunk<'_> {
 
     /// Solves for the corrections of a tile of tokens, where `corrections` has their values, and the corrections of the
     /// tokens before.
+    #[allow(clippy::needless_range_loop, reason = "a tile stays in registers where constants index it")]
     #[inline(always)]
     fn correct<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         &self,
@@ -355,6 +356,7 @@ impl Chunk<'_> {
     }
 
     /// The outputs of a tile of tokens.
+    #[allow(clippy::needless_range_loop, reason = "a tile stays in registers where constants index it")]
     #[inline(always)]
     fn read<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         &self,

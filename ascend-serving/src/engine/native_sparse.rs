@@ -26,8 +26,9 @@ use crate::rules;
 /// compressed token gets zeros there.
 ///
 /// This is no [`AttentionBackend`](crate::AttentionBackend), which computes one output over one cache. The operators
-/// run on Atlas A2 and A3 with CANN 8.5 or newer, with heads of 192 elements and values of 128, and up to 16 query
-/// heads for each key head. A sequence has up to 8192 compressed tokens.
+/// run on Atlas A2 and A3 with CANN 8.5 or newer, with heads of 192 elements and values of 128, and 1, 2, 4, 8 or 16
+/// query heads for each key head. A sequence has up to 8192 compressed tokens, and up to 4096 blocks that are selected
+/// from.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -45,7 +46,7 @@ use crate::rules;
 /// // A compressed token of every 32 tokens, one from each 16th on.
 /// let native = NativeSparse::new(AttentionShape::new(4, 1, 192), cache, 32, 16)?;
 /// // The best 4 blocks of 64 tokens, and the last 128 tokens.
-/// let mut native = native.select(64, 4).window(128);
+/// let mut native = native.select_block(64).select_count(4).window(128);
 ///
 /// let mut sequence = Sequence::new(native.cache().pool());
 /// native.grow(&stream, &mut sequence, 300)?;
@@ -133,11 +134,19 @@ impl<T: Element> NativeSparse<T> {
         })
     }
 
-    /// Sets how many blocks of how many tokens each token selects (`selectBlockSize` and `selectBlockCount`). The first
-    /// block and the last two of those that are compressed are always among them. Steps refuse what the operators do
-    /// not take, when they begin.
-    pub fn select(mut self, block: usize, count: usize) -> Self {
-        (self.select_block, self.select_count) = (block, count);
+    /// Sets the number of tokens of a block that is selected (`selectBlockSize`). Steps refuse what the operators do not
+    /// take, when they begin.
+    pub fn select_block(mut self, tokens: usize) -> Self {
+        self.select_block = tokens;
+        self
+    }
+
+    /// Sets how many blocks each token selects (`selectBlockCount`). The first block and the last two of those that are
+    /// compressed are always among them. A token's own block is none of these before a compressed token reaches into
+    /// it: of 32 tokens, one from each 16th on, token 257 selects among the first 4 blocks of 64, and has its own in
+    /// the window alone.
+    pub fn select_count(mut self, blocks: usize) -> Self {
+        self.select_count = blocks;
         self
     }
 

@@ -47,7 +47,7 @@ pub fn native_sparse(stream: &Stream, model: &Model) -> NativeSparse<bf16> {
     let shape = CacheShape::new(LAYERS, KV_HEADS, KEY).value_dim(VALUE);
     let cache = PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap();
     let native = NativeSparse::new(AttentionShape::new(HEADS, KV_HEADS, KEY), cache, model.block, model.stride);
-    native.unwrap().select(model.select, model.count).window(model.window)
+    native.unwrap().select_block(model.select).select_count(model.count).window(model.window)
 }
 
 /// What a layer gets.

@@ -155,7 +155,7 @@ fn means_of_ones<T: Number>(stream: &Stream, [heads, kv_heads]: [usize; 2], [one
     let shape = CacheShape::new(1, kv_heads, KEY).value_dim(VALUE);
     let cache = PagedKvCache::<T>::new(stream.device(), 3, 256, shape, PadPolicy::SkipNegative).unwrap();
     let native = NativeSparse::new(AttentionShape::new(heads, kv_heads, KEY), cache, 32, 16);
-    let mut native = native.unwrap().select(64, 4).window(64);
+    let mut native = native.unwrap().select_block(64).select_count(4).window(64);
     let mut sequence = Sequence::new(native.cache().pool());
     native.grow(stream, &mut sequence, 300).unwrap();
     let settings = BatchSettings::of(native.cache(), Causality::Causal);
