@@ -234,8 +234,8 @@ ascend_attention::spec::library_rules! {
         "a pool of states has a free slot for a request and for each of its drafts",
         "preempt a request by dropping its state, drop states that are kept behind prefixes, or make the pool larger";
     STATE_DRAFTS = "state.drafts",
-        "a state has slots for 0 to 7 drafts, and a step with drafts no more new tokens of a request than its state has "
-        "slots",
+        "a state has slots for 0 to 7 drafts, and a step with drafts no more new tokens of a request than its state "
+        "has slots",
         "admit the request with as many drafts as its steps have, at most 7, or draft fewer tokens; a state that was "
         "admitted with fewer goes on as a fork with more";
     STATE_POOL = "state.pool",
@@ -259,8 +259,8 @@ ascend_attention::spec::library_rules! {
         "tokens; to begin the request anew, drop the state, cut its sequence to 0 (`truncate`) and admit another";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
-        "drop the state, cut the request's sequence to 0 (`truncate`) and compute all tokens again from a state that is "
-        "admitted anew, or go on from a fork that was made before the step, with the sequence cut to its tokens";
+        "drop the state, cut the request's sequence to 0 (`truncate`) and compute all tokens again from a state that "
+        "is admitted anew, or go on from a fork that was made before the step, with the sequence cut to its tokens";
     NATIVE_BLOCK = "native.block",
         "a block of the cache of native sparse attention has whole pages of 16 compressed tokens",
         "make the cache with blocks of 16 times the compression's stride, such as 256 tokens for a stride of 16";

@@ -134,8 +134,8 @@ impl<T: Element> NativeSparse<T> {
         })
     }
 
-    /// Sets the number of tokens of a block that is selected (`selectBlockSize`). Steps refuse what the operators do not
-    /// take, when they begin.
+    /// Sets the number of tokens of a block that is selected (`selectBlockSize`). Steps refuse what the operators do
+    /// not take, when they begin.
     pub fn select_block(mut self, tokens: usize) -> Self {
         self.select_block = tokens;
         self

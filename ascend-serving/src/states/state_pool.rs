@@ -40,8 +40,8 @@ pub struct StateShape {
 /// The operators are those of [`delta_rule`](ascend_attention::delta_rule): RecurrentGatedDeltaRule, since CANN 8.5,
 /// for requests that have a slot for each of their new tokens, and ChunkGatedDeltaRule, since CANN 9.1, for longer
 /// ones. Before, and for layers with decays of columns (`gk`, Kimi delta attention), admit requests with
-/// [`MOST_DRAFTS`](RequestState::MOST_DRAFTS) and compute prompts in chunks of 8 tokens. States are of `bf16`; from CANN
-/// 9.2 on RecurrentGatedDeltaRule takes those of `f32` too, and ChunkGatedDeltaRule on Ascend 950.
+/// [`MOST_DRAFTS`](RequestState::MOST_DRAFTS) and compute prompts in chunks of 8 tokens. States are of `bf16`; from
+/// CANN 9.2 on RecurrentGatedDeltaRule takes those of `f32` too, and ChunkGatedDeltaRule on Ascend 950.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -102,7 +102,8 @@ impl<S: Element> StatePool<S> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a pool without slots, layers or elements, and for more than
-    /// INT32 counts or a model has, and for a scale that is 0 or not finite; as for [`Device::alloc_zeroed`](ascend_attention::Device::alloc_zeroed).
+    /// INT32 counts or a model has, and for a scale that is 0 or not finite; as for
+    /// [`Device::alloc_zeroed`](ascend_attention::Device::alloc_zeroed).
     pub fn new(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
         let StateShape { layers, heads, value_dim, key_dim, .. } = shape;
         let most = CacheShape::MAX_LAYERS;

@@ -33,7 +33,8 @@ impl<S: Element> StatePool<S> {
     /// [`STATE_TOKENS`](crate::rules::STATE_TOKENS) for a state of another number of tokens, such as one whose rejected
     /// drafts were not taken back, [`STATE_SEQUENCE`](crate::rules::STATE_SEQUENCE) for the state of another request,
     /// [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for drafts behind which no state could be kept,
-    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal, [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool,
+    /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
+    /// [`STATE_POOL`](crate::rules::STATE_POOL) for a state of another pool,
     /// [`STATE_TORN`](crate::rules::STATE_TORN) for one that a step has written in some layers alone,
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than
     /// the pool's; as for [`Stream::upload`].
