@@ -8,8 +8,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::spec::{Cann, Soc};
@@ -26,7 +28,7 @@ use ascend_serving::{
     CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, NativeSparse, NativeTensors,
     PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
-    StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected,
+    StatePolicy, StatePool, StateShape, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -346,6 +348,58 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     outcome
 }
 
+/// Layers of linear attention: a prompt beside a decode, padding, and a fork. What fails between the calls of a layer
+/// leaves states that nothing goes on from.
+fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
+    let machine = Machine::new(Soc::AtlasA2, Cann::V9_1);
+    let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;
+    let blocks = BlockPool::new(BLOCKS, 128, PadPolicy::SkipNegative)?;
+    pools.push(blocks.clone());
+    let outcome = (|| {
+        let shape = StateShape { layers: LAYERS, heads: 1, value_dim: 16, key_dim: 16, scale: 0.25 };
+        let mut states = StatePool::<bf16>::new(&stream, 4, shape)?;
+        let mut sequences = [Sequence::new(&blocks), Sequence::new(&blocks)];
+        let mut own = [states.admit(&stream, 0)?, states.admit(&stream, 0)?];
+        for new in [[20, 1], [1, 1]] {
+            for (sequence, new) in sequences.iter_mut().zip(new) {
+                let _ = sequence.grow(new)?;
+            }
+            let batch = [0, 1].map(|request| BatchRequest::of(&sequences[request], new[request]));
+            let mut metadata = AttentionMetadata::new(&batch, BatchSettings::of(&blocks, Causality::Causal))?;
+            let tokens = metadata.tokens() + 1;
+            metadata.pad_to(tokens)?;
+            let rows = ones(&stream, bf16::ONE, [tokens, 1, 16])?;
+            let beta = rows.narrow(2, 0..1)?.contiguous(&stream)?.reshape([tokens, 1])?;
+            let tensors = DeltaTensors::new((&rows, &rows, &rows), &beta);
+            let mut step = states.begin(&stream, &metadata, &mut own)?;
+            for layer in 0..LAYERS {
+                let Err(failed) = step.forward(layer, tensors) else {
+                    continue;
+                };
+                let half_written = step.forward(layer, tensors).is_err_and(|again| again.breaks(&rules::STATE_TORN));
+                drop(step);
+                if half_written {
+                    let refused = states.begin(&stream, &metadata, &mut own).unwrap_err();
+                    assert!(refused.breaks(&rules::STATE_TORN), "{refused}");
+                    HALF_WRITTEN.fetch_add(1, Ordering::Relaxed);
+                }
+                return Err(failed);
+            }
+            step.end()?;
+        }
+        drop(states.fork(&stream, &own[0], 1)?);
+        drop(own);
+        assert_eq!(states.free_slots(), states.slots());
+        Ok(())
+    })();
+    // Whatever failed, the stream goes on.
+    let _ = stream.synchronize();
+    outcome
+}
+
+/// How often a layer of linear attention failed between its calls.
+static HALF_WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
 /// Steps over a cache with keys and values side by side.
 fn side_by_side(_: &Stream, pools: &mut Pools) -> Result<()> {
     let machine = Machine::new(Soc::Ascend950, Cann::V9_2);
@@ -424,7 +478,7 @@ fn nothing_is_left_whatever_fails() {
     assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
 
     // The others find the one that they use, which the device keeps.
-    let launching: [Piece; 15] = [
+    let launching: [Piece; 16] = [
         packed_steps,
         steps_over_integers,
         steps_by_several_backends,
@@ -437,6 +491,7 @@ fn nothing_is_left_whatever_fails() {
         cached_prefixes,
         masked_layers,
         native_sparse_steps,
+        recurrent_steps,
         inference_card,
         side_by_side,
         merges,
@@ -444,4 +499,5 @@ fn nothing_is_left_whatever_fails() {
     let mut pieces = launching.map(|piece| (piece, true)).to_vec();
     pieces.push((copies, false));
     nothing_is_left(&pieces);
+    assert!(HALF_WRITTEN.load(Ordering::Relaxed) > 0);
 }

@@ -24,6 +24,7 @@ mod sparse_latent;
 mod sparse_step;
 mod step;
 mod step_indexers;
+mod two_caches;
 
 pub use attention::Attention;
 pub use attention_options::AttentionOptions;
@@ -50,6 +51,7 @@ pub use sparse_inputs::{IndexerTensors, SparseTensors};
 pub(crate) use sparse_inputs::{SparseRows, lengths_and_blocks};
 pub use sparse_latent::SparseLatent;
 pub use sparse_step::SparseStep;
-pub(crate) use sparse_step::{SPARSE_AGAIN, begin_in, paged};
+pub(crate) use sparse_step::{SPARSE_AGAIN, paged};
 pub use step::Step;
 pub(crate) use step_indexers::StepIndexers;
+pub(crate) use two_caches::begin_in;

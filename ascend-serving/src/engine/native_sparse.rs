@@ -10,7 +10,8 @@ use ascend_attention::{DType, Element, Stream, Tensor, Violation};
 use crate::backends::AttentionShape;
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, CompressedRows, KernelBlocks, MAX_INT32, PagedKvCache, Sequence};
-use crate::rules;
+
+use super::two_caches;
 
 /// Native sparse attention (NSA, Yuan and others 2025): each token attends to compressed tokens, to the best blocks of
 /// tokens, and to a window.
@@ -116,7 +117,13 @@ impl<T: Element> NativeSparse<T> {
     /// rules of NsaCompressWithCache for compressions and products that it does not take; as for
     /// [`PagedKvCache::new`].
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, block: usize, stride: usize) -> Result<Self> {
-        check_cache(&cache)?;
+        let CacheShape { layers, kv_heads, .. } = cache.shape();
+        two_caches::check_cache(
+            "cache",
+            &cache,
+            CacheShape::new(layers, kv_heads, 192).value_dim(128),
+            "make the cache of the shape `CacheShape::new(layers, kv_heads, 192).value_dim(128)`",
+        )?;
         shape.check_cache(&cache.shape())?;
         let compression = Compression { block, stride };
         check_compression(&cache, compression)?;
@@ -181,15 +188,10 @@ impl<T: Element> NativeSparse<T> {
     /// shared. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`].
+    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens as
+    /// before.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
-        let before = sequence.len();
-        self.cache.grow(stream, sequence, tokens)?;
-        let copied = self.compressed.queue_pending_copies(stream, sequence);
-        if copied.is_err() {
-            sequence.truncate(before)?;
-        }
-        copied
+        two_caches::grow([&mut self.cache, &mut self.compressed], stream, sequence, tokens)
     }
 
     /// The number of tokens that a token sees if it selects some blocks of them; one that sees fewer selects all.
@@ -323,24 +325,4 @@ fn int32(axes: &[i64]) -> Option<TensorDesc> {
 /// A size as operators have it; one that their integers do not hold, the largest, is refused by them.
 fn number(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
-}
-
-/// Refuses a cache that the operators cannot read: of another shape or format, or quantised.
-fn check_cache<T: Element>(cache: &PagedKvCache<T>) -> Result<()> {
-    if cache.is_quantised() {
-        return Err(Violation::new(
-            &rules::CACHE_QUANTISED,
-            "native sparse attention over a quantised cache",
-            format_args!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::new`",
-        )
-        .into());
-    }
-    let given = cache.shape();
-    let wanted = CacheShape::new(given.layers, given.kv_heads, 192).value_dim(128);
-    if given == wanted && given.layers > 0 {
-        return Ok(());
-    }
-    Err(Error::invalid("cache", format_args!("{given:?}"), format_args!("{wanted:?}, of 1 layer or more"))
-        .fix("make the cache of the shape `CacheShape::new(layers, kv_heads, 192).value_dim(128)`"))
 }

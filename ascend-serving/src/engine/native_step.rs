@@ -1,7 +1,6 @@
 //! A step of native sparse attention in progress, layer by layer.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
@@ -14,8 +13,8 @@ use super::native_plan::NativePlan;
 use super::native_sparse::NativeSparse;
 use super::native_tensors::{NativeBranches, NativeTensors};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
-use super::sparse_inputs::{SparseRows, Whose, check_causal};
-use super::sparse_step::begin_in;
+use super::sparse_inputs::{SparseRows, Whose};
+use super::two_caches;
 
 impl<T: Element> NativeSparse<T> {
     /// Begins a step on a stream, and queues copies of blocks that wait for them. Blocks given back from now on are
@@ -28,21 +27,10 @@ impl<T: Element> NativeSparse<T> {
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave tokens back; as for
     /// [`Attention::begin`](crate::Attention::begin), for each of both caches.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<NativeStep<'a, T>> {
-        self.cache.admits(stream)?;
         self.check_operators()?;
         Causality::from_flags(true, Some(self.window))?;
-        metadata.check_groups(1)?;
-        metadata.check_requests()?;
-        metadata.check_pool(self.cache.pool())?;
-        check_causal(metadata)?;
-        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
-        let lease = self.cache.pool().begin_step(stream);
-        let mut progress = Vec::new();
-        for (cache, name) in [(&mut self.cache, "tokens"), (&mut self.compressed, "compressed tokens")] {
-            let entry = Arc::clone(cache.entry());
-            let queue = || cache.queue_copies_to(stream, metadata.sequence_blocks());
-            progress.push(begin_in(&entry, name, metadata, queue)?);
-        }
+        let caches = [(&mut self.cache, "tokens"), (&mut self.compressed, "compressed tokens")];
+        let (lease, progress) = two_caches::begin(stream, metadata, caches)?;
         Ok(NativeStep {
             lease,
             layers: QueuedLayers::new(self.cache.shape().layers, progress, STEP_AGAIN),

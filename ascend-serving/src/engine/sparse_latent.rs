@@ -1,11 +1,12 @@
 //! Sparse attention over a paged cache of latents, to the keys that an indexer chooses.
 
-use ascend_attention::{Element, Stream, Violation};
+use ascend_attention::{Element, Stream};
 
 use crate::backends::AttentionShape;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kv::{CacheShape, PagedKvCache, Sequence};
-use crate::rules;
+
+use super::two_caches;
 
 /// The sparse attention of DeepSeek V3.2 and GLM-5: multi-head latent attention in which each token reads the
 /// `sparse_count` keys that an indexer chooses for it.
@@ -105,7 +106,13 @@ impl<T: Element> SparseLatent<T> {
             ("index_keys", index_keys, CacheShape::index_keys(layers[1])),
         ];
         for (name, cache, wanted) in wanted {
-            check_cache(name, cache, wanted)?;
+            two_caches::check_cache(
+                name,
+                cache,
+                wanted,
+                "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, \
+                 with the number of layers that have each",
+            )?;
         }
         self.shape.check_cache(&latents.shape())?;
         latents.pool().check_same(
@@ -155,36 +162,9 @@ impl<T: Element> SparseLatent<T> {
     /// shared. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`].
+    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens as
+    /// before.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
-        self.index_keys.admits(stream)?;
-        let before = sequence.len();
-        self.latents.grow(stream, sequence, tokens)?;
-        let copied = self.index_keys.queue_pending_copies(stream, sequence);
-        if copied.is_err() {
-            sequence.truncate(before)?;
-        }
-        copied
+        two_caches::grow([&mut self.latents, &mut self.index_keys], stream, sequence, tokens)
     }
-}
-
-/// Refuses a cache that the operators cannot read: of another shape or format, or quantised.
-fn check_cache<T: Element>(name: &'static str, cache: &PagedKvCache<T>, wanted: CacheShape) -> Result<()> {
-    if cache.is_quantised() {
-        return Err(Violation::new(
-            &rules::CACHE_QUANTISED,
-            format_args!("{name} in a quantised cache"),
-            format_args!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::new`",
-        )
-        .into());
-    }
-    let given = cache.shape();
-    if given == wanted && given.layers > 0 {
-        return Ok(());
-    }
-    Err(Error::invalid(name, format_args!("{given:?}"), format_args!("{wanted:?}")).fix(
-        "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, with \
-             the number of layers that have each, 1 or more",
-    ))
 }

@@ -1,24 +1,24 @@
 //! A step of sparse attention in progress: its indexers and its layers.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_attention::indexer::{IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseFlashAttention, SparseFlashPlan};
 use ascend_attention::spec::ops::sparse_flash_attention::SparseFlashCall;
-use ascend_attention::{DType, Element, Stream, Tensor, Violation};
+use ascend_attention::{DType, Element, Stream, Tensor};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{CacheEntry, CacheWrite, CopiesIn, MAX_INT32, PagedKvCache, StepLease, StepProgress};
+use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease};
 
 use super::key_choice::KeyChoice;
 use super::queued_layers::QueuedLayers;
-use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, check_causal, lengths_and_blocks};
+use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, lengths_and_blocks};
 use super::sparse_latent::SparseLatent;
 use super::step_indexers::StepIndexers;
+use super::two_caches;
 
 impl<T: Element> SparseLatent<T> {
     /// Begins a step on a stream: copies lengths and block table to the device, and queues copies of blocks that wait
@@ -31,25 +31,14 @@ impl<T: Element> SparseLatent<T> {
     /// [`Attention::begin`](crate::Attention::begin), for each of both caches.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<SparseStep<'a, T>> {
         self.check()?;
-        self.latents.admits(stream)?;
-        metadata.check_groups(1)?;
-        metadata.check_requests()?;
-        metadata.check_pool(self.latents.pool())?;
-        check_causal(metadata)?;
         // What is left is for the operator to say, whose indices are INT32.
         if !(1..=MAX_INT32).contains(&self.sparse_count) {
             let allowed = format_args!("1 to {MAX_INT32} keys for each token");
             return Err(Error::invalid("sparse_count", self.sparse_count, allowed)
                 .fix("give the number of keys that the model was trained with, such as 2048"));
         }
-        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
-        let lease = self.latents.pool().begin_step(stream);
-        let mut progress = Vec::new();
-        for (cache, name) in [(&mut self.latents, "latents"), (&mut self.index_keys, "index keys")] {
-            let entry = Arc::clone(cache.entry());
-            let queue = || cache.queue_copies_to(stream, metadata.sequence_blocks());
-            progress.push(begin_in(&entry, name, metadata, queue)?);
-        }
+        let caches = [(&mut self.latents, "latents"), (&mut self.index_keys, "index keys")];
+        let (lease, progress) = two_caches::begin(stream, metadata, caches)?;
         let (new, keys, rows) = lengths_and_blocks(metadata);
         Ok(SparseStep {
             sequences: SparseSequences::packed(stream, &new, keys)?.paged(stream, &rows)?,
@@ -248,24 +237,6 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
             .field("tokens", &self.metadata.tokens())
             .finish_non_exhaustive()
     }
-}
-
-/// Begins to record what a step computes in one of the caches. `queue_copies` is called once the cache is known to have
-/// computed the tokens that are copied.
-pub(crate) fn begin_in(
-    cache: &Arc<CacheEntry>,
-    name: &str,
-    metadata: &AttentionMetadata,
-    queue_copies: impl FnOnce() -> Result<()>,
-) -> Result<StepProgress> {
-    let named = |mut why: Violation| {
-        why.given.push_str(&format!(", in the cache of {name}"));
-        why
-    };
-    let progress = metadata.begin_progress(cache).map_err(named)?;
-    queue_copies()?;
-    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(named)?;
-    Ok(progress)
 }
 
 /// A layer of a cache, whose tokens have one head, as the operators read it: `[blocks, block size, 1, D]`.

@@ -305,8 +305,14 @@ impl<S: Element> StateStep<'_, S> {
         }
         let [heads, value_dim] = [1, 2].map(|axis| size(tensors.value, axis));
         let shape = [self.tokens, heads, value_dim];
-        let elements = shape.iter().product();
-        let output = Tensor::from_buffer(&self.stream.device().alloc_zeroed::<T>(elements)?, shape)?;
+        let computed = outputs.last().map_or(0, |(rows, _)| rows.end);
+        let output = match computed == self.tokens {
+            true => Tensor::empty(self.stream.device(), shape)?,
+            false => {
+                let zeros = self.stream.device().alloc_zeroed::<T>(shape.iter().product())?;
+                Tensor::from_buffer(&zeros, shape)?
+            }
+        };
         for (rows, part) in outputs {
             output.narrow(0, rows.clone())?.copy_from(self.stream, &part)?;
         }
