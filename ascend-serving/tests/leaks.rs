@@ -356,7 +356,7 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
     let blocks = BlockPool::new(BLOCKS, 128, PadPolicy::SkipNegative)?;
     pools.push(blocks.clone());
     let outcome = (|| {
-        let shape = StateShape { layers: LAYERS, heads: 1, value_dim: 16, key_dim: 16, scale: 0.25 };
+        let shape = StateShape { layers: LAYERS, value_heads: 1, value_dim: 16, key_dim: 16, scale: 0.25 };
         let mut states = StatePool::<bf16>::new(&stream, 4, shape)?;
         let mut sequences = [Sequence::new(&blocks), Sequence::new(&blocks)];
         let mut own = [states.admit(&stream, 0)?, states.admit(&stream, 0)?];

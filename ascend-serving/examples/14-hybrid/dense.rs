@@ -18,7 +18,7 @@ impl Attend for Whole {
     }
 
     fn linear(&mut self, _: usize, inputs: Delta) -> Result<Vec<f64>, Infallible> {
-        let (heads, dim, keys) = (STATES.heads, STATES.value_dim, STATES.key_dim);
+        let (heads, dim, keys) = (STATES.value_heads, STATES.value_dim, STATES.key_dim);
         let mut states = vec![0.0; heads * dim * keys];
         let mut out = Vec::new();
         for token in 0..inputs.g.len() / heads {

@@ -79,10 +79,10 @@ impl Attend for Layers<'_, '_> {
     fn linear(&mut self, layer: usize, inputs: Delta) -> ascend_serving::Result<Vec<f64>> {
         let keys = [KEY_HEADS, STATES.key_dim];
         let (query, key) = (self.upload(&inputs.query, &keys)?, self.upload(&inputs.key, &keys)?);
-        let value = self.upload(&inputs.value, &[STATES.heads, STATES.value_dim])?;
-        let beta = self.upload(&inputs.beta, &[STATES.heads])?;
+        let value = self.upload(&inputs.value, &[STATES.value_heads, STATES.value_dim])?;
+        let beta = self.upload(&inputs.beta, &[STATES.value_heads])?;
         let decays: Vec<f32> = inputs.g.iter().map(|g| *g as f32).collect();
-        let g = self.stream.upload(&decays, [decays.len() / STATES.heads, STATES.heads])?;
+        let g = self.stream.upload(&decays, [decays.len() / STATES.value_heads, STATES.value_heads])?;
         let output = self.linear.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))?;
         self.download(&output)
     }
@@ -96,6 +96,15 @@ impl Attend for Layers<'_, '_> {
     }
 }
 
+/// How often something happened that this example is to show.
+#[derive(Debug, Default)]
+struct Acts {
+    shared_prefixes: usize,
+    accepted_drafts: usize,
+    rejected_drafts: usize,
+    preemptions: usize,
+}
+
 /// The layers of both kinds, and what their requests begin with.
 struct Engine<'s> {
     stream: &'s Stream,
@@ -106,6 +115,7 @@ struct Engine<'s> {
     prefix: Option<(Sequence, RequestState, MixedRows)>,
     /// How far each row of logits is from double precision, as a part of its largest.
     errors: Vec<f64>,
+    acts: Acts,
 }
 
 impl<'s> Engine<'s> {
@@ -115,7 +125,15 @@ impl<'s> Engine<'s> {
         let backends = Backends::standard(stream.device());
         let attention = Attention::new(model::full_shape(), cache, backends);
         let states = StatePool::new(stream, 13, STATES)?;
-        Ok(Self { stream, model: Model::new(), attention, states, prefix: None, errors: Vec::new() })
+        Ok(Self {
+            stream,
+            model: Model::new(),
+            attention,
+            states,
+            prefix: None,
+            errors: Vec::new(),
+            acts: Acts::default(),
+        })
     }
 
     /// A request of these tokens, which begins with the prefix that is kept, if one is.
@@ -123,6 +141,7 @@ impl<'s> Engine<'s> {
         let (cached, state, mixed) = match &self.prefix {
             Some((cached, state, mixed)) => {
                 let state = self.states.fork(self.stream, state, DRAFTS)?;
+                self.acts.shared_prefixes += 1;
                 (cached.share_prefix(SHARED)?, state, mixed.clone())
             }
             None => (self.attention.sequence(), self.states.admit(self.stream, DRAFTS)?, MixedRows::default()),
@@ -153,7 +172,9 @@ impl<'s> Engine<'s> {
         for (request, (new, drafts)) in running.iter_mut().zip(work) {
             let own: Vec<&[f64]> = logits.by_ref().take(new).collect();
             request.logits.extend(own.concat());
-            request.accept(&own, drafts)?;
+            let accepted = request.accept(&own, drafts)?;
+            self.acts.accepted_drafts += accepted;
+            self.acts.rejected_drafts += drafts - accepted;
             if self.prefix.is_none() && request.cached.len() == SHARED {
                 let state = self.states.fork(self.stream, &request.state, 0)?;
                 self.prefix = Some((request.cached.share_prefix(SHARED)?, state, request.mixed.clone()));
@@ -201,12 +222,12 @@ impl<'s> Engine<'s> {
 }
 
 impl Request {
-    /// Accepts the drafts that the model would have chosen, and chooses the token behind them.
-    fn accept(&mut self, logits: &[&[f64]], drafts: usize) -> ascend_serving::Result<()> {
+    /// Accepts the drafts that the model would have chosen, chooses the token behind them, and counts them.
+    fn accept(&mut self, logits: &[&[f64]], drafts: usize) -> ascend_serving::Result<usize> {
         let end = self.cached.len();
         if end < self.tokens.len() {
             // More of the prompt is left.
-            return Ok(());
+            return Ok(0);
         }
         let chosen = |row: usize| {
             let best = logits[row].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
@@ -223,7 +244,7 @@ impl Request {
         self.mixed.iter_mut().for_each(|rows| rows.truncate((certain + accepted) * MIXED));
         self.logits.truncate(self.logits.len() - (drafts - accepted) * VOCABULARY);
         self.left = self.left.saturating_sub(1 + accepted);
-        Ok(())
+        Ok(accepted)
     }
 }
 
@@ -272,6 +293,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             // The scheduler takes a request's memory; it will compute its tokens again from a new state.
             let request = running.remove(0);
             engine.check(&request);
+            engine.acts.preemptions += 1;
             let Request { tokens, left, .. } = request;
             preempted = Some((tokens, left));
         }
@@ -292,6 +314,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [middle, worst] = [engine.errors.len() / 2, engine.errors.len() - 1].map(|row| engine.errors[row]);
     let rows = engine.errors.len();
     println!("{rows} rows of logits: half of them within {middle:.1e} of the largest logit, all within {worst:.1e}");
+    println!("{:?}", engine.acts);
+    let Acts { shared_prefixes, accepted_drafts, rejected_drafts, preemptions } = engine.acts;
+    if [shared_prefixes, accepted_drafts, rejected_drafts, preemptions].contains(&0) {
+        return Err("a schedule that leaves something out".into());
+    }
     engine.prefix = None;
     let (held, free) = (engine.attention.cache().pool().held_blocks(), engine.states.free_slots());
     if middle > 0.02 || worst > 0.2 || held > 0 || free < engine.states.slots() {

@@ -9,11 +9,11 @@ const WIDTH: usize = 64;
 pub(crate) const LINEAR: [bool; 5] = [true, true, true, false, true];
 /// Query and key heads of a linear layer, half as many as those of its values.
 pub(crate) const KEY_HEADS: usize = 2;
-pub(crate) const STATES: StateShape = StateShape { layers: 4, heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
+pub(crate) const STATES: StateShape = StateShape { layers: 4, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
 /// Query heads, key heads, and elements of a head of the full layer.
 pub(crate) const FULL: [usize; 3] = [4, 2, 64];
 const KEYS: usize = KEY_HEADS * STATES.key_dim;
-pub(crate) const VALUES: usize = STATES.heads * STATES.value_dim;
+pub(crate) const VALUES: usize = STATES.value_heads * STATES.value_dim;
 /// Queries, keys and values of a token in a linear layer, which the convolution mixes with those before.
 pub(crate) const MIXED: usize = 2 * KEYS + VALUES;
 /// Tokens that the convolution sees.
@@ -120,7 +120,7 @@ impl Model {
             let seed = 100 * (at as u64 + 1);
             Layer {
                 inputs: Linear::new(seed, WIDTH, inputs),
-                gates: Linear::new(seed + 1, WIDTH, 2 * STATES.heads + VALUES),
+                gates: Linear::new(seed + 1, WIDTH, 2 * STATES.value_heads + VALUES),
                 convolution: numbers(seed + 2, WINDOW * MIXED),
                 output: Linear::new(seed + 3, attended, WIDTH),
             }
@@ -163,7 +163,7 @@ impl Model {
 impl Layer {
     /// The convolution with SiLU, normalised queries and keys, and the gates of the delta rule.
     fn delta(&self, windows: &[f64], gates: &[f64]) -> Delta {
-        let heads = STATES.heads;
+        let heads = STATES.value_heads;
         let mut delta = Delta::default();
         let tokens = windows.chunks(WINDOW * MIXED).zip(gates.chunks(2 * heads + VALUES));
         for (window, gates) in tokens {
@@ -185,8 +185,8 @@ impl Layer {
 fn gated(attended: &[f64], gates: &[f64]) -> Vec<f64> {
     let dim = STATES.value_dim;
     let mut rows = normalised(attended, dim, (dim as f64).sqrt());
-    for (row, gates) in rows.chunks_mut(VALUES).zip(gates.chunks(2 * STATES.heads + VALUES)) {
-        row.iter_mut().zip(&gates[2 * STATES.heads..]).for_each(|(x, z)| *x *= silu(*z));
+    for (row, gates) in rows.chunks_mut(VALUES).zip(gates.chunks(2 * STATES.value_heads + VALUES)) {
+        row.iter_mut().zip(&gates[2 * STATES.value_heads..]).for_each(|(x, z)| *x *= silu(*z));
     }
     rows
 }

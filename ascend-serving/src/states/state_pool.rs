@@ -17,7 +17,7 @@ pub struct StateShape {
     /// Layers of linear attention, counted from 0 among themselves.
     pub layers: usize,
     /// Heads of the values (`Nv`), each with a state.
-    pub heads: usize,
+    pub value_heads: usize,
     /// Elements of a value in a head (`Dv`).
     pub value_dim: usize,
     /// Elements of a key in a head (`Dk`).
@@ -53,7 +53,7 @@ pub struct StateShape {
 /// use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Causality, StatePool, StateShape};
 ///
 /// let stream = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?.stream()?;
-/// let shape = StateShape { layers: 2, heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
+/// let shape = StateShape { layers: 2, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
 /// let mut states = StatePool::<bf16>::new(&stream, 8, shape)?;
 /// // The tokens of the request, as the layers of full attention have them too.
 /// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
@@ -105,10 +105,10 @@ impl<S: Element> StatePool<S> {
     /// INT32 counts or a model has, and for a scale that is 0 or not finite; as for
     /// [`Device::alloc_zeroed`](ascend_attention::Device::alloc_zeroed).
     pub fn new(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
-        let StateShape { layers, heads, value_dim, key_dim, .. } = shape;
+        let StateShape { layers, value_heads: heads, value_dim, key_dim, .. } = shape;
         let most = CacheShape::MAX_LAYERS;
         let counts = [("slots", slots, MAX_INT32), ("layers", layers, most)];
-        let dims = [("heads", heads), ("value_dim", value_dim), ("key_dim", key_dim)];
+        let dims = [("value_heads", heads), ("value_dim", value_dim), ("key_dim", key_dim)];
         for (name, count, most) in counts.into_iter().chain(dims.map(|(name, count)| (name, count, MAX_INT32))) {
             if !(1..=most).contains(&count) {
                 let refused = Error::invalid(name, count, format_args!("1 to {most}"));

@@ -139,7 +139,8 @@ impl Run {
         }
         let slots: Vec<usize> = self.slots.iter().flatten().copied().collect();
         let sequences = DeltaSequences::of_lengths(stream, &self.lengths)?;
-        let initial = DeltaStates::zeroed(stream.device(), slots.len(), shape.heads, shape.value_dim, shape.key_dim)?;
+        let initial =
+            DeltaStates::zeroed(stream.device(), slots.len(), shape.value_heads, shape.value_dim, shape.key_dim)?;
         let plan = ChunkGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors, &initial))?;
         Ok(RunPlan::Chunk(Box::new(ChunkRun { plan, initial, slots })))
     }

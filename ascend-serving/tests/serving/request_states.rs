@@ -13,7 +13,7 @@ use crate::acts::config;
 
 const LAYERS: usize = 2;
 const KEY_HEADS: usize = 1;
-const SHAPE: StateShape = StateShape { layers: LAYERS, heads: 2, value_dim: 4, key_dim: 8, scale: 0.5 };
+const SHAPE: StateShape = StateShape { layers: LAYERS, value_heads: 2, value_dim: 4, key_dim: 8, scale: 0.5 };
 const SLOTS: usize = 10;
 
 fn stream() -> Stream {
@@ -43,7 +43,7 @@ struct Token {
 
 impl Token {
     fn new(name: u64, layer: usize) -> Self {
-        let StateShape { heads, value_dim, key_dim, .. } = SHAPE;
+        let StateShape { value_heads: heads, value_dim, key_dim, .. } = SHAPE;
         let of = |from: usize, count: usize| (0..count).map(|at| number(name, layer, from + at)).collect::<Vec<_>>();
         // Keys of a length of about 1, which `bf16` holds.
         let key = |from: usize| of(from, KEY_HEADS * key_dim).iter().map(|x| x / 2.0).collect();
@@ -68,7 +68,7 @@ struct Rows {
 
 impl Rows {
     fn new(stream: &Stream, names: &[u64], pad: usize, layer: usize) -> Self {
-        let StateShape { heads, value_dim, key_dim, .. } = SHAPE;
+        let StateShape { value_heads: heads, value_dim, key_dim, .. } = SHAPE;
         let mut tokens: Vec<Token> = names.iter().map(|name| Token::new(*name, layer)).collect();
         tokens.extend((0..pad).map(|_| Token::new(u64::MAX, layer)));
         let count = tokens.len();
@@ -94,7 +94,7 @@ impl Rows {
 
 /// The outputs of the tokens of a request in a layer, one after the other, in double precision.
 fn recurrence(names: &[u64], layer: usize) -> Vec<Vec<f64>> {
-    let StateShape { heads, value_dim, key_dim, scale, .. } = SHAPE;
+    let StateShape { value_heads: heads, value_dim, key_dim, scale, .. } = SHAPE;
     let mut state = vec![0.0; heads * value_dim * key_dim];
     let mut outputs = Vec::new();
     for name in names {
@@ -243,7 +243,7 @@ impl<'s> Engine<'s> {
         step.end()?;
         for (layer, output) in outputs.iter().enumerate() {
             let output = output.download(stream)?;
-            let mut rows = output.chunks(SHAPE.heads * SHAPE.value_dim);
+            let mut rows = output.chunks(SHAPE.value_heads * SHAPE.value_dim);
             for (member, new) in &grown {
                 let names = &requests[*member].names;
                 for want in &recurrence(names, layer)[names.len() - new..] {
@@ -469,7 +469,7 @@ fn pools_have_sizes() {
         sizes(0, SHAPE),
         sizes(1, StateShape { layers: 0, ..SHAPE }),
         sizes(1, StateShape { layers: usize::MAX, ..SHAPE }),
-        sizes(1, StateShape { heads: 0, ..SHAPE }),
+        sizes(1, StateShape { value_heads: 0, ..SHAPE }),
         sizes(1, StateShape { scale: f64::NAN, ..SHAPE }),
         sizes(1, StateShape { scale: 1e-60, ..SHAPE }),
         sizes(usize::MAX, SHAPE),
@@ -477,6 +477,6 @@ fn pools_have_sizes() {
         assert!(refused.breaks(&rules::ARGUMENT_VALUE), "{refused}");
     }
     let all = i32::MAX as usize;
-    let large = StateShape { layers: 1, heads: all, value_dim: all, key_dim: all, scale: 1.0 };
+    let large = StateShape { layers: 1, value_heads: all, value_dim: all, key_dim: all, scale: 1.0 };
     assert!(StatePool::<bf16>::new(&stream, all, large).is_err());
 }
