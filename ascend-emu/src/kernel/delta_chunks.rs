@@ -314,7 +314,6 @@ impl Chunk<'_> {
 
     /// Solves for the corrections of a tile of tokens, where `corrections` has their values, and the corrections of the
     /// tokens before.
-    #[allow(clippy::needless_range_loop, reason = "a tile stays in registers where constants index it")]
     #[inline(always)]
     fn correct<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         &self,
@@ -343,8 +342,9 @@ impl Chunk<'_> {
         for r in 1..ROWS {
             for q in 0..r {
                 let weight = simd.splat(weights[r][first + q]);
-                for c in 0..COLUMNS {
-                    sums[r][c] = simd.mul_add(weight, sums[q][c], sums[r][c]);
+                let solved = sums[q];
+                for (sum, solved) in sums[r].iter_mut().zip(solved) {
+                    *sum = simd.mul_add(weight, solved, *sum);
                 }
             }
         }
@@ -356,7 +356,6 @@ impl Chunk<'_> {
     }
 
     /// The outputs of a tile of tokens.
-    #[allow(clippy::needless_range_loop, reason = "a tile stays in registers where constants index it")]
     #[inline(always)]
     fn read<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         &self,
@@ -368,10 +367,10 @@ impl Chunk<'_> {
         let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
         let state = columns::<COLUMNS>(state, self.dim, self.dim);
         multiply_add(simd, rows(self.queries, self.pitch(), first, self.dim), state, &mut sums);
-        for r in 0..ROWS {
-            let carried = simd.splat(self.carried[first + r]);
-            for c in 0..COLUMNS {
-                sums[r][c] = simd.multiply(carried, sums[r][c]);
+        for (sums, carried) in sums.iter_mut().zip(&self.carried[first..]) {
+            let carried = simd.splat(*carried);
+            for sum in sums {
+                *sum = simd.multiply(carried, *sum);
             }
         }
         let weights: [&[f32]; ROWS] = rows(self.reading, GROUPS, first, first + ROWS);
@@ -386,10 +385,8 @@ impl Chunk<'_> {
             }
         }
         let mut outs = [[[0.0; WIDTH]; COLUMNS]; ROWS];
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                simd.store(sums[r][c], &mut outs[r][c]);
-            }
+        for (out, sum) in outs.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+            simd.store(*sum, out);
         }
         outs
     }
