@@ -111,7 +111,7 @@ impl<T: Element> SparseLatent<T> {
                 cache,
                 wanted,
                 "make the latents of the shape `CacheShape::latent`, and the index keys of `CacheShape::index_keys`, \
-                 with the number of layers that have each",
+                 with the number of layers that have each, 1 or more",
             )?;
         }
         self.shape.check_cache(&latents.shape())?;
