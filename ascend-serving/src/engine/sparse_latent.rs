@@ -162,8 +162,8 @@ impl<T: Element> SparseLatent<T> {
     /// shared. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens as
-    /// before.
+    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens
+    /// as before.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         two_caches::grow([&mut self.latents, &mut self.index_keys], stream, sequence, tokens)
     }
