@@ -61,7 +61,7 @@ impl Tensor {
         }
     }
 
-    /// Address of an element, of which each takes so many bytes; axes that the tensor does not have are 0.
+    /// Address of an element of `size` bytes; the index of an axis that the tensor does not have is 0.
     #[inline(always)]
     fn at<T>(&self, place: [usize; 4], size: usize) -> *mut T {
         let steps = place.iter().zip(self.strides).map(|(&index, stride)| index as i64 * stride);

@@ -1,5 +1,5 @@
 //! A small decoder in the manner of Qwen3-Next: layers of linear attention by the gated delta rule, with a causal
-//! convolution in front, and one layer of full attention. What the layers attend with is given by whoever runs it.
+//! convolution in front, and one layer of full attention. The caller computes the attention of the layers.
 
 use ascend_serving::{AttentionShape, StateShape};
 
@@ -62,7 +62,7 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// Divides each row of so many numbers by its length, times `length`.
+/// Scales each row of `dim` numbers to the length `length`.
 fn normalised(rows: &[f64], dim: usize, length: f64) -> Vec<f64> {
     let row = |row: &[f64]| {
         let factor = length / (dot(row, row) + 1e-6).sqrt();
@@ -94,7 +94,7 @@ pub(crate) struct Model {
     layers: Vec<Layer>,
 }
 
-/// What a model asks of whoever runs it, layer by layer.
+/// What a model needs from its caller, layer by layer.
 pub(crate) trait Attend {
     type Error;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_attention::delta_rule::DeltaStates;
-use ascend_attention::{Element, Stream};
+use ascend_attention::{AnyTensor, Element, Stream};
 
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, MAX_INT32, no_layer};
@@ -181,8 +181,8 @@ impl<S: Element> StatePool<S> {
         self.check_state(state)?;
         let copy = RequestState::new(&self.free, drafts, state.tokens())?;
         for layer in &self.layers {
-            let slot = |slot: usize| layer.tensor().narrow(0, slot..slot.saturating_add(1));
-            slot(copy.slot())?.copy_from(stream, &*slot(state.slot())?)?;
+            let states = layer.tensor();
+            state_in(states, copy.slot())?.copy_from(stream, &state_in(states, state.slot())?)?;
         }
         Ok(copy)
     }
@@ -199,4 +199,9 @@ impl<S: Element> StatePool<S> {
         }
         Ok(state.check_whole()?)
     }
+}
+
+/// The state in a slot.
+pub(super) fn state_in(states: &AnyTensor, slot: usize) -> Result<AnyTensor> {
+    Ok(states.narrow(0, slot..slot.saturating_add(1))?)
 }

@@ -17,7 +17,7 @@ use crate::kv::BlockPool;
 use crate::rules;
 
 use super::request_state::RequestState;
-use super::state_pool::StatePool;
+use super::state_pool::{StatePool, state_in};
 
 /// How to go on after a step that ended without some layers.
 const BEGIN_AGAIN: &str = "queue every layer; where one was queued, drop the states, cut the requests' sequences to 0 \
@@ -180,22 +180,17 @@ impl<S: Element> RunPlan<S> {
             Self::Chunk(chunk) => {
                 let ChunkRun { plan, initial, slots } = &**chunk;
                 for (place, slot) in slots.iter().enumerate() {
-                    state(initial.tensor(), place)?.copy_from(stream, &state(states.tensor(), *slot)?)?;
+                    state_in(initial.tensor(), place)?.copy_from(stream, &state_in(states.tensor(), *slot)?)?;
                 }
                 let computed = plan.launch(stream, (tensors, initial))?;
                 *written = true;
                 for (place, slot) in slots.iter().enumerate() {
-                    state(states.tensor(), *slot)?.copy_from(stream, &state(&computed.final_state, place)?)?;
+                    state_in(states.tensor(), *slot)?.copy_from(stream, &state_in(&computed.final_state, place)?)?;
                 }
                 Ok(computed.out)
             }
         }
     }
-}
-
-/// The state in a slot.
-fn state(states: &AnyTensor, slot: usize) -> Result<AnyTensor> {
-    Ok(states.narrow(0, slot..slot.saturating_add(1))?)
 }
 
 /// The rows of a layer's tensors that a run computes.
