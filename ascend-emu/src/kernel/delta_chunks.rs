@@ -1,10 +1,10 @@
 //! The gated delta rule in chunks of 64 tokens (Yang, Kautz and Hatamizadeh 2024; Yang, Wang, Zhang, Shen and Kim
 //! 2024), as the operator ChunkGatedDeltaRule computes it, in single precision.
 //!
-//! Within a chunk, which begins with the state `S`, token `t` has keys, queries and values `k`, `q` and `v`. Let `D[t,
-//! s]` be the product of the decays of the tokens behind `s` up to `t`, and `d[t]` that of all up to `t`. What the
-//! tokens correct, the rows of `E`, solves a triangular system, and with it outputs and the next state are products of
-//! matrices:
+//! Within a chunk, which begins with the state `S`, token `t` has keys, queries and values `k`, `q` and `v`. Let
+//! `D[t, s]` be the product of the decays of the tokens behind `s` up to `t`, and `d[t]` that of all up to `t`. What
+//! the tokens correct, the rows of `E`, solves a triangular system, and with it outputs and the next state are products
+//! of matrices:
 //!
 //! ```text
 //! (I + A) E = diag(beta) (V - diag(d) K Sᵀ)      A[t, s] = beta[t] D[t, s] k[t]·k[s]  for s < t
