@@ -21,8 +21,8 @@ mod triangle;
 
 use std::process::ExitCode;
 
-use ascend_attention::{Runtime, sys};
-use clap::{Parser, Subcommand, ValueEnum};
+use ascend_attention::sys;
+use clap::{Parser, Subcommand};
 
 use output::Output;
 
@@ -57,28 +57,6 @@ enum Command {
     Explain(explain::Arguments),
     Mask(Box<mask::Arguments>),
     Triangle(Box<triangle::Arguments>),
-}
-
-/// What executes the calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum PlatformChoice {
-    /// An NPU if there is one, else the emulation; the variable ASCEND_PLATFORM overrides
-    #[default]
-    Auto,
-    /// The emulation on the CPU
-    Emulated,
-    /// An NPU, through CANN's libraries
-    Npu,
-}
-
-impl PlatformChoice {
-    fn runtime(self) -> ascend_attention::Result<Runtime> {
-        match self {
-            Self::Auto => Runtime::auto(),
-            Self::Emulated => Runtime::emulated(),
-            Self::Npu => Runtime::npu(),
-        }
-    }
 }
 
 /// Why a command ends early.

@@ -1,10 +1,51 @@
-//! The platform that executed the calls of a command, for its first line and its JSON.
+//! The platform that executes the calls of a command: how it is chosen, and what the first line and the JSON say of it.
 
 use std::fmt;
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{Platform, Stream};
+use ascend_attention::{Platform, Result, Runtime, Stream};
+use clap::ValueEnum;
 use serde_json::{Map, Value, json};
+
+/// The arguments of a command that executes calls.
+#[derive(clap::Args)]
+pub(super) struct DeviceChoice {
+    /// What executes the calls
+    #[arg(long, value_enum, default_value_t)]
+    platform: PlatformChoice,
+    /// Number of the device
+    #[arg(
+        long,
+        value_name = "ID",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(0..)
+    )]
+    device: i32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum PlatformChoice {
+    /// An NPU if there is one, else the emulation; the variable ASCEND_PLATFORM overrides
+    #[default]
+    Auto,
+    /// The emulation on the CPU
+    Emulated,
+    /// An NPU, through CANN's libraries
+    Npu,
+}
+
+impl DeviceChoice {
+    /// A new stream of the device.
+    pub(super) fn stream(&self) -> Result<Stream> {
+        let runtime = match self.platform {
+            PlatformChoice::Auto => Runtime::auto(),
+            PlatformChoice::Emulated => Runtime::emulated(),
+            PlatformChoice::Npu => Runtime::npu(),
+        }?;
+        runtime.device(self.device)?.stream()
+    }
+}
 
 /// An NPU, or the emulation under the name of a chip.
 pub(super) struct DeviceReport {

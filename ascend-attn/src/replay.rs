@@ -9,10 +9,10 @@ use std::time::Instant;
 use ascend_attention::case::{Case, Verdict};
 use ascend_attention::{Error, Stream};
 
+use super::Stop;
 use super::output::Output;
-use super::platform::DeviceReport;
+use super::platform::{DeviceChoice, DeviceReport};
 use super::report::{Report, Tally};
-use super::{PlatformChoice, Stop};
 
 /// Replay case files and compare what comes out with what they expect
 ///
@@ -27,12 +27,8 @@ pub(super) struct Arguments {
     /// Case files, or folders: all *.safetensors files in a folder, by name
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What executes the calls
-    #[arg(long, value_enum, default_value_t)]
-    platform: PlatformChoice,
-    /// Number of the device
-    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
-    device: i32,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// Write each case with the outputs computed here, as a case file of the same name, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -47,9 +43,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         Some(folder) => Some(Written::into(folder, &files)?),
         None => None,
     };
-    let runtime = arguments.platform.runtime()?;
-    let device = runtime.device(arguments.device)?;
-    let stream = device.stream()?;
+    let stream = arguments.device.stream()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;

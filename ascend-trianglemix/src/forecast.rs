@@ -142,6 +142,11 @@ impl TriangleForecast {
         dense * (self.layers - count) as f64 + sparse * count as f64
     }
 
+    /// Tokens of the prompt for each second that its attention takes: the most that a prefill can reach.
+    pub fn tokens_per_second(&self, seconds: f64) -> f64 {
+        self.tokens as f64 / seconds.max(f64::MIN_POSITIVE)
+    }
+
     /// The number of pairs in one head over all layers.
     pub fn model_pairs(&self) -> u128 {
         let count = self.sparse.indices().len() as u128;

@@ -69,15 +69,21 @@ impl TriangleLayers {
     /// The `count` layers in which the middle contributes least; of equal ones the deeper. A contribution that is no
     /// number counts as the largest.
     pub fn least(contributions: &[f64], count: usize) -> Self {
+        let mut layers = Self::ranking(contributions);
+        layers.truncate(count);
+        layers.sort_unstable();
+        Self { layers }
+    }
+
+    /// All layers in the order in which [`least`](Self::least) takes them.
+    pub(crate) fn ranking(contributions: &[f64]) -> Vec<usize> {
         let key = |layer: usize| {
             let middle = contributions.get(layer).copied().unwrap_or(f64::INFINITY);
             if middle.is_nan() { f64::INFINITY } else { middle }
         };
         let mut order: Vec<usize> = (0..contributions.len()).collect();
         order.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(b.cmp(&a)));
-        order.truncate(count);
-        order.sort_unstable();
-        Self { layers: order }
+        order
     }
 
     /// Runs of layers, first and last, ascending and apart.

@@ -247,14 +247,22 @@ impl TriangleProbe {
         self.layers.iter().map(mean).collect()
     }
 
-    /// The `count` layers whose middle contributes the least. Layers without a sample come last.
+    /// The layers by what their middle contributes, the least first. Layers without a sample come last.
+    pub fn ranking(&self) -> Vec<usize> {
+        TriangleLayers::ranking(&self.middles())
+    }
+
+    /// The `count` layers whose middle contributes the least: the first of the [`ranking`](Self::ranking).
     pub fn layers(&self, count: usize) -> TriangleLayers {
-        let contributions = self.contributions();
+        TriangleLayers::least(&self.middles(), count)
+    }
+
+    /// What each layer's middle contributes; NaN of layers without a sample.
+    fn middles(&self) -> Vec<f64> {
         let middle = |contribution: &Contribution| {
             if contribution.samples == 0 { f64::NAN } else { contribution.middle }
         };
-        let middles: Vec<f64> = contributions.iter().map(middle).collect();
-        TriangleLayers::least(&middles, count)
+        self.contributions().iter().map(middle).collect()
     }
 }
 

@@ -16,9 +16,9 @@ use ascend_serving::{
 use clap::ValueEnum;
 
 use super::output::Output;
-use super::platform::DeviceReport;
+use super::platform::{DeviceChoice, DeviceReport};
 use super::triangle::Half;
-use super::{PlatformChoice, Stop, text_file};
+use super::{Stop, text_file};
 
 /// Compare two backends of the serving layer on recorded steps
 ///
@@ -80,12 +80,8 @@ pub(super) struct Arguments {
     /// How far apart elements may be
     #[arg(long, value_name = "DISTANCE", allow_negative_numbers = true, value_parser = distance)]
     most: Option<f64>,
-    /// What executes the calls
-    #[arg(long, value_enum, default_value_t)]
-    platform: PlatformChoice,
-    /// Number of the device
-    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
-    device: i32,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// Print a JSON object for each step, and one with the sums
     #[arg(long)]
     json: bool,
@@ -171,9 +167,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             );
         }
     }
-    let runtime = arguments.platform.runtime()?;
-    let device = runtime.device(arguments.device)?;
-    let stream = device.stream()?;
+    let stream = arguments.device.stream()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;

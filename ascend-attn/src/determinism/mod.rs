@@ -16,10 +16,10 @@ use ascend_attention::case::{AttentionCase, Case, CaseError, CaseTensor, Verdict
 use ascend_attention::spec::Target;
 use ascend_attention::{Error, Stream};
 
+use super::Stop;
 use super::output::Output;
-use super::platform::DeviceReport;
+use super::platform::{DeviceChoice, DeviceReport};
 use super::replay::{CASES, collect, stem};
-use super::{PlatformChoice, Stop};
 
 use report::{CaseReport, Found, Tally};
 use rows::{ComputedRows, Difference};
@@ -41,12 +41,8 @@ pub(super) struct Arguments {
     /// Case files, or folders: all *.safetensors files in a folder, by name
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What executes the calls
-    #[arg(long, value_enum, default_value_t)]
-    platform: PlatformChoice,
-    /// Number of the device
-    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
-    device: i32,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// Exit with code 1 if any row differs
     #[arg(long)]
     same: bool,
@@ -57,10 +53,8 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let files = collect(&arguments.files, &[CASES])?;
-    let runtime = arguments.platform.runtime()?;
-    let device = runtime.device(arguments.device)?;
-    let stream = device.stream()?;
-    let target = device.target()?;
+    let stream = arguments.device.stream()?;
+    let target = stream.device().target()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;

@@ -1,5 +1,6 @@
 //! The numbers that layers are run with.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ascend_attention::Machine;
@@ -7,6 +8,7 @@ use ascend_attention::case::{self, AttentionCase, Case, CaseError, CaseTensor};
 use ascend_attention::spec::attention_problem::{Padding, Rows, Work};
 use ascend_attention::spec::{DType, Soc, Target};
 use ascend_serving::AttentionShape;
+use ascend_trianglemix::LayerSample;
 use clap::ValueEnum;
 
 /// Element types of the operator.
@@ -27,7 +29,7 @@ impl Half {
 }
 
 /// Most bytes of a file.
-const MOST_BYTES: u64 = 1 << 34;
+pub(super) const MOST_BYTES: u64 = 1 << 34;
 /// Most random elements.
 const MOST_ELEMENTS: usize = 1 << 30;
 
@@ -93,18 +95,24 @@ impl Data {
             return Err(say(format!("--sequence {sequence}: no case file, whose tensors are of one sequence")));
         }
         let mut tensors = case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
+        Self::of_tensors(&mut tensors, "").map_err(say)
+    }
+
+    /// Takes the numbers of one layer from the tensors of a file, whose names begin with `prefix`.
+    pub(super) fn of_tensors(tensors: &mut BTreeMap<String, CaseTensor>, prefix: &str) -> Result<Self, String> {
         let mut take = |name: &str| {
-            let tensor = tensors.remove(name);
-            tensor.ok_or_else(|| say(format!("no tensor {name:?}: query, key and value")))
+            let name = format!("{prefix}{name}");
+            let tensor = tensors.remove(&name);
+            tensor.ok_or_else(|| format!("no tensor {name:?}: {prefix}query, {prefix}key and {prefix}value"))
         };
         let (query, key, value) = (take("query")?, take("key")?, take("value")?);
         let shapes = [&query, &key, &value].map(CaseTensor::shape);
         let wrong = || {
             let [query, key, value] = shapes;
-            say(format!(
-                "query {query:?}, key {key:?}, value {value:?}: [tokens, heads, dim] each, with as many keys and \
-                 values as queries, of heads as long, and no axis of 0"
-            ))
+            format!(
+                "{prefix}query {query:?}, key {key:?}, value {value:?}: [tokens, heads, dim] each, with as many keys \
+                 and values as queries, of heads as long, and no axis of 0"
+            )
         };
         let (&[tokens, heads, head_dim], &[_, kv_heads, _]) = (shapes[0], shapes[1]) else {
             return Err(wrong());
@@ -113,19 +121,36 @@ impl Data {
         if shapes[1] != own || shapes[2] != own || heads == 0 || own.contains(&0) {
             return Err(wrong());
         }
-        let numbers = |name: &str, tensor: &CaseTensor| {
-            let numbers = tensor.to_f32();
-            numbers.ok_or_else(|| say(format!("{name} is {}: F16, BF16 or F32", tensor.dtype())))
-        };
         Ok(Self {
             tokens,
             shape: AttentionShape::new(heads, kv_heads, head_dim),
             half: half(&query),
-            query: numbers("query", &query)?,
-            key: numbers("key", &key)?,
-            value: numbers("value", &value)?,
+            query: to_f32("query", &query)?,
+            key: to_f32("key", &key)?,
+            value: to_f32("value", &value)?,
         })
     }
+
+    /// The layer for what is computed on the host.
+    pub(super) fn sample(&self) -> LayerSample<'_, f32> {
+        let shape = self.shape;
+        LayerSample {
+            tokens: self.tokens,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            dim: shape.head_dim,
+            value_dim: shape.head_dim,
+            scale: shape.scale,
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+        }
+    }
+}
+
+/// The numbers of a tensor, or that it has none.
+pub(super) fn to_f32(name: &str, tensor: &CaseTensor) -> Result<Vec<f32>, String> {
+    tensor.to_f32().ok_or_else(|| format!("{name} is {}: F16, BF16 or F32", tensor.dtype()))
 }
 
 /// The element type of a tensor, if it is one of the operator's.

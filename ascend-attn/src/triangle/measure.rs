@@ -1,7 +1,7 @@
 //! Runs a dense layer and one that leaves out the middle with the same numbers.
 
 use ascend_attention::{Number, Stream, bf16, f16};
-use ascend_trianglemix::{LayerComparison, LayerSample, PartSums, SampleMeasure, TrianglePrefill};
+use ascend_trianglemix::{LayerComparison, PartSums, SampleMeasure, TrianglePrefill};
 
 use super::Stop;
 use super::data::{Data, Half};
@@ -28,18 +28,7 @@ pub(super) fn measure(
         Half::F16 => run(stream, prefill, data, runs, f16::from_f32),
         Half::Bf16 => run(stream, prefill, data, runs, bf16::from_f32),
     }?;
-    let sample = LayerSample {
-        tokens: data.tokens,
-        heads: prefill.shape.heads,
-        kv_heads: prefill.shape.kv_heads,
-        dim: prefill.shape.head_dim,
-        value_dim: prefill.shape.head_dim,
-        scale: prefill.shape.scale,
-        query: &data.query[..],
-        key: &data.key[..],
-        value: &data.value[..],
-    };
-    let parts = || sample.parts(prefill.sizes, SampleMeasure::AttentionMass);
+    let parts = || data.sample().parts(prefill.sizes, SampleMeasure::AttentionMass);
     Ok(Measured { layers, platform: DeviceReport::of(stream), mass: mass.then(parts).transpose()? })
 }
 

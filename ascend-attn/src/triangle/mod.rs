@@ -1,5 +1,6 @@
 //! `ascend-attn triangle`: what TriangleMix saves, and what it changes.
 
+mod analyse;
 mod data;
 mod measure;
 mod report;
@@ -8,14 +9,16 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ascend_attention::Platform;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::AttentionShape;
 use ascend_trianglemix::{TriangleForecast, TriangleLayers, TrianglePrefill, TrianglePreset, TriangleThresholds};
-use clap::ValueEnum;
+use clap::{Subcommand, ValueEnum};
 
+use super::Stop;
 use super::mask::{self, Preset};
 use super::output::Output;
-use super::{PlatformChoice, Stop};
+use super::platform::DeviceChoice;
 use data::Data;
 use measure::Measured;
 
@@ -28,12 +31,25 @@ pub(super) use data::Half;
 /// (the median of several runs), and how far the outputs differ. Random numbers say nothing about a model: give --data.
 /// The predicted time is that of the dense layer times the share of its blocks that are left.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Arguments {
+    #[command(subcommand)]
+    from_layers: Option<FromLayers>,
     /// Tokens of the prompt
-    #[arg(long, value_name = "N", required_unless_present = "data", value_parser = clap::value_parser!(u64).range(1..=TriangleForecast::MAX_TOKENS as u64))]
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "data",
+        value_parser = clap::value_parser!(u64).range(1..=TriangleForecast::MAX_TOKENS as u64)
+    )]
     tokens: Option<u64>,
     /// Layers of the model [default: those of --model]
-    #[arg(long, value_name = "N", required_unless_present = "model", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "model",
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
     layers: Option<u16>,
     /// First layer that leaves out the middle, as all behind it do [default: half of the layers, which the paper
     /// found for Llama 3.1 8B]
@@ -46,18 +62,8 @@ pub(super) struct Arguments {
     /// Qwen3-14B or Qwen3-32B
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Keys at the start that every row sees
-    #[arg(long, value_name = "N")]
-    sink: Option<u64>,
-    /// Keys of a row's window, its own among them, so that TriangleMix's sliding_window_size is one less
-    #[arg(long, value_name = "N")]
-    window: Option<u64>,
-    /// Rows at the end of the prompt that see everything
-    #[arg(long, value_name = "N")]
-    last: Option<u64>,
-    /// Sizes that --sink, --window and --last override [default: those of --model, or paper]
-    #[arg(long, value_name = "NAME")]
-    preset: Option<Preset>,
+    #[command(flatten)]
+    sizes: SizeChoice,
     /// Heads of the queries [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     heads: Option<u16>,
@@ -92,12 +98,8 @@ pub(super) struct Arguments {
     /// Also compute which share of the attention each part gets: on the host, which takes longer than a dense layer
     #[arg(long)]
     mass: bool,
-    /// What executes the layers
-    #[arg(long, value_enum, default_value_t)]
-    platform: PlatformChoice,
-    /// Number of the device
-    #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
-    device: i32,
+    #[command(flatten)]
+    device: DeviceChoice,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -107,6 +109,37 @@ pub(super) struct Arguments {
     /// Write a drawing of what a layer that leaves out the middle sees
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum FromLayers {
+    Analyse(analyse::Arguments),
+}
+
+/// The sizes of the triangle.
+#[derive(clap::Args)]
+struct SizeChoice {
+    /// Keys at the start that every row sees
+    #[arg(long, value_name = "N")]
+    sink: Option<u64>,
+    /// Keys of a row's window, its own among them, so that TriangleMix's sliding_window_size is one less
+    #[arg(long, value_name = "N")]
+    window: Option<u64>,
+    /// Rows at the end of the prompt that see everything
+    #[arg(long, value_name = "N")]
+    last: Option<u64>,
+    /// Sizes that --sink, --window and --last override [default: of a model those that are published for it; else the paper's, of analyse
+    /// those that the paper measures with]
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+}
+
+impl SizeChoice {
+    /// The sizes that are given, over those of the preset or of `default`.
+    fn over(&self, default: TriangleMix) -> Result<TriangleMix, Stop> {
+        let preset = self.preset.map_or(default, Preset::sizes);
+        mask::triangle_sizes(preset, self.sink, self.window, self.last)
+    }
 }
 
 /// When to run.
@@ -134,18 +167,16 @@ struct Findings {
 }
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    if let Some(FromLayers::Analyse(arguments)) = &arguments.from_layers {
+        return analyse::run(arguments, output);
+    }
     let model = arguments.model.as_deref().map(published).transpose()?;
     let data = match &arguments.data {
         Some(file) => Some(Data::read(file, arguments.sequence).map_err(Stop::Trouble)?),
         None => None,
     };
-    let preset = match (arguments.preset, model) {
-        (Some(preset), _) => preset.sizes(),
-        (None, Some(model)) => model.sizes.unwrap_or(TriangleMix::PAPER),
-        (None, None) => TriangleMix::PAPER,
-    };
-    let given = (arguments.sink, arguments.window, arguments.last);
-    let sizes = mask::triangle_sizes(preset, given.0, given.1, given.2)?;
+    let published = model.and_then(|model| model.sizes);
+    let sizes = arguments.sizes.over(published.unwrap_or(TriangleMix::PAPER))?;
     let (tokens, shape) = match &data {
         Some(data) => (data.tokens, data.shape),
         None => {
@@ -166,8 +197,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let measured = match arguments.measure {
         When::Never => Err("--measure never".to_owned()),
         when => {
-            let runtime = arguments.platform.runtime()?;
-            let npu = runtime.platform() == ascend_attention::Platform::Npu;
+            let stream = arguments.device.stream()?;
+            let npu = stream.device().runtime().platform() == Platform::Npu;
             let flops = forecast.dense_flops();
             if when == When::Auto && !npu && flops > PATIENCE {
                 Err(format!(
@@ -175,7 +206,6 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     flops / 1e12
                 ))
             } else {
-                let stream = runtime.device(arguments.device)?.stream()?;
                 let data = match data {
                     Some(data) => data,
                     None => Data::random(tokens, shape, arguments.seed).map_err(Stop::Trouble)?,

@@ -77,6 +77,9 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             lines.push(times("ms, a layer, measured", dense, sparse));
             lines.push(times("ms, all layers, predicted", all, model(predicted)));
             lines.push(times("ms, all layers, measured", all, model(sparse)));
+            let [dense, triangle] =
+                [all, model(sparse)].map(|seconds| format!("{:.0}", forecast.tokens_per_second(seconds)));
+            lines.push(row("tokens/s of attention", [&dense, &triangle, ""]));
             lines.push(format!(
                 "measured on {}, median of {}; all layers from one of each kind",
                 on(measured),
@@ -220,6 +223,10 @@ pub(super) fn json(findings: &Findings) -> String {
                     "model_dense": forecast.model(dense, dense),
                     "model": forecast.model(dense, sparse),
                     "model_predicted": forecast.model(dense, predicted),
+                },
+                "tokens_per_second": {
+                    "dense": forecast.tokens_per_second(forecast.model(dense, dense)),
+                    "triangle": forecast.tokens_per_second(forecast.model(dense, sparse)),
                 },
                 "runs": layers.runs,
                 "difference": differs(difference),

@@ -1,6 +1,6 @@
 //! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
 
-use super::{command, text, vectors, write};
+use super::{command, program, text, vectors, write};
 use approx::abs_diff_eq;
 
 use std::fs;
@@ -11,7 +11,11 @@ use ascend_attention::case::{AttentionCase, CaseTensor, MaskSource, Parameter};
 use serde_json::{Value, json};
 
 fn triangle(arguments: &[&str]) -> std::process::Output {
-    command("triangle", arguments).output().unwrap()
+    match arguments {
+        // Runs nothing, so that it has no platform.
+        ["analyse", ..] => program().arg("triangle").args(arguments).output().unwrap(),
+        _ => command("triangle", arguments).output().unwrap(),
+    }
 }
 
 #[track_caller]
@@ -165,7 +169,9 @@ fn outputs_differ_as_much_as_a_reference_says() {
     let mass = found["attention_mass"]["middle"].as_f64().unwrap();
     assert!(abs_diff_eq!(mass, middle, epsilon = 1e-5), "{mass}, expected {middle}");
     assert_eq!(found["difference"]["not_finite"], 0);
-    assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
+    let (dense, rate) = (&found["seconds"]["model_dense"], &found["tokens_per_second"]["dense"]);
+    let tokens = dense.as_f64().unwrap() * rate.as_f64().unwrap();
+    assert!(abs_diff_eq!(tokens, n as f64, epsilon = 1e-6), "{tokens}");
     // No page has 128 keys.
     assert_eq!(found["seconds"]["block_sparse"], json!(null));
     assert_eq!(found["block_sparse_difference"], json!(null));
@@ -319,4 +325,110 @@ fn a_sequence_of_a_case_is_taken_in_its_layout() {
     );
     let gather = vectors("gather/nz_f16.safetensors");
     refused(&["--data", gather.to_str().unwrap(), "--layers", "2"], "only those of FusedInferAttentionScore");
+}
+
+/// Tensors of a recorded layer: query of two heads, key and value of one, and the gradient of the output.
+fn recorded(layer: usize, seed: u32, tokens: usize) -> Vec<(String, [usize; 3], Vec<f32>)> {
+    let parts = [("query", 2), ("key", 1), ("value", 1), ("output_gradient", 2)];
+    let tensor = |((name, heads), at): ((&str, usize), u32)| {
+        let numbers = numbers(seed.wrapping_mul(97).wrapping_add(at), tokens * heads * 4);
+        (format!("layers.{layer}.{name}"), [tokens, heads, 4], numbers)
+    };
+    parts.into_iter().zip(0u32..).map(tensor).collect()
+}
+
+fn save_recorded(file: &Path, tensors: &[(String, [usize; 3], Vec<f32>)]) {
+    let tensors: Vec<_> = tensors.iter().map(|(name, shape, data)| (name.as_str(), *shape, &data[..])).collect();
+    save(file, &tensors);
+}
+
+/// The sums over the middle of `|dO Vᵀ|` and of the attention, the mean over both heads.
+fn middle(tensors: &[(String, [usize; 3], Vec<f32>)], sees: impl Fn(usize, usize) -> bool) -> [f64; 2] {
+    let [query, key, value, gradient] = [0, 1, 2, 3].map(|at| &tensors[at].2);
+    let tokens = tensors[0].1[0];
+    let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(x, y)| f64::from(x * y)).sum() };
+    let (mut sum, mut mass) = (0.0, 0.0);
+    for (row, head) in (0..tokens).flat_map(|row| [(row, 0), (row, 1)]) {
+        let of_head = |all: &[f32]| all[(row * 2 + head) * 4..][..4].to_vec();
+        let of_key = |all: &[f32], j: usize| all[j * 4..][..4].to_vec();
+        let weights = (0..=row).map(|j| (dot(&of_head(query), &of_key(key, j)) / 2.0).exp());
+        let weights: Vec<f64> = weights.collect();
+        let all: f64 = weights.iter().sum();
+        for j in (0..=row).filter(|j| !sees(row, *j)) {
+            sum += dot(&of_head(gradient), &of_key(value, j)).abs() / 2.0;
+            mass += weights[j] / all / (2.0 * tokens as f64);
+        }
+    }
+    [sum, mass]
+}
+
+#[test]
+fn layers_are_chosen_by_what_their_middle_contributes() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = [("a", 40usize), ("b", 33)].map(|(name, tokens)| (folder.path().join(name), tokens));
+    let mut want = [[0.0; 2]; 3];
+    for (at, (file, tokens)) in files.iter().enumerate() {
+        let layers: Vec<_> = (0..3).map(|layer| recorded(layer, (layer + 5 * at) as u32, *tokens)).collect();
+        for (sums, layer) in want.iter_mut().zip(&layers) {
+            let sees = |i: usize, j: usize| j < 2 || i - j < 9 || i + 8 >= *tokens;
+            let middle = middle(layer, sees);
+            sums.iter_mut().zip(middle).for_each(|(sum, own)| *sum += own / 2.0);
+        }
+        save_recorded(file, &layers.concat());
+    }
+    let [first, second] = files.each_ref().map(|(file, _)| file.to_str().unwrap());
+    let sizes = ["--sink", "2", "--window", "9", "--last", "8"];
+    let analyse = |more: &[&str]| found(&[&["analyse", first, second][..], &sizes, more].concat());
+    for (at, measured) in [analyse(&[]), analyse(&["--by", "mass"])].iter().enumerate() {
+        let mut order = vec![0usize, 1, 2];
+        order.sort_by(|a, b| want[*a][at].total_cmp(&want[*b][at]));
+        assert_eq!(measured["order"], json!(order), "{want:?}");
+        assert_eq!(measured["triangle_layers"], json!([order[0]]), "half of three layers is one");
+        for (layer, want) in want.iter().enumerate() {
+            let got = measured["contributions"][layer]["middle"].as_f64().unwrap();
+            assert!(abs_diff_eq!(got, want[at], epsilon = 1e-5 * want[at]), "{got}, expected {}", want[at]);
+        }
+        assert_eq!(measured["tokens"], json!([40, 33]));
+    }
+    assert_eq!(analyse(&["--count", "3"])["triangle_layers"], json!([0, 1, 2]));
+
+    let output = triangle(&[&["analyse", first, "--count", "2"][..], &sizes].concat());
+    let said = text(&output.stdout);
+    let next = said.lines().last().unwrap().strip_prefix("what that saves: ascend-attn triangle ").unwrap();
+    let saved = found(&next.split(' ').chain(["--measure", "never"]).collect::<Vec<_>>());
+    assert_eq!(saved["triangle_layers"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn recorded_layers_that_cannot_be_compared_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layers.safetensors");
+    let path = file.to_str().unwrap();
+    let sizes = ["--sink", "2", "--window", "9", "--last", "8"];
+    let refuses = |tensors: &[(String, [usize; 3], Vec<f32>)], more: &[&str], why: &str| {
+        save_recorded(&file, tensors);
+        refused(&[&["analyse", path][..], &sizes, more].concat(), why);
+    };
+    let layer = |at: usize| recorded(at, at as u32, 40);
+    refuses(&layer(1), &[], "no tensor of layer 0");
+    refuses(&[layer(0), layer(2)].concat(), &[], "no tensor of layer 1");
+    refuses(&[layer(0), recorded(1, 1, 39)].concat(), &[], "39 tokens in layer 1, and 40 in layer 0");
+    refuses(&recorded(0, 0, 19), &[], "prompts of up to 19 tokens have no middle");
+    refuses(&[layer(0), layer(1)[..3].to_vec()].concat(), &[], "layers.1.output_gradient");
+    refuses(&layer(0)[..3], &["--by", "score-gradient"], "--by mass");
+    refuses(&layer(0)[1..], &[], "layers.0.query");
+    refuses(&layer(0), &["--count", "2"], "--count 2: the files have 1 layers");
+    let mut other = layer(0);
+    other[3].1 = [40, 1, 8];
+    refuses(&other, &[], "the shape of the query");
+    other[3] = ("layers.0.bias".to_owned(), [40, 1, 8], other[3].2.clone());
+    refuses(&other, &[], "layers.0.bias");
+    other[3].0 = "bias".to_owned();
+    refuses(&other, &[], "names are layers.N.query");
+    save_recorded(&file, &layer(0));
+    let second = folder.path().join("second");
+    save_recorded(&second, &[layer(0), layer(1)].concat());
+    refused(&[&["analyse", path, second.to_str().unwrap()][..], &sizes].concat(), "2 layers, and 1 in");
+    refused(&["analyse", path, "--tokens", "64"], "--tokens");
+    refused(&["analyse"], "FILE");
 }
