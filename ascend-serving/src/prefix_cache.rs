@@ -154,9 +154,18 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// here.
     ///
     /// # Errors
-    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, and for caches of several block
-    /// sizes.
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, for caches of several block
+    /// sizes, and for a model with layers of linear attention.
     pub fn of<E: Element>(attention: &Attention<E>) -> Result<Self, Violation> {
+        if attention.states().is_some() {
+            return Err(Violation::new(
+                &rules::PREFIX_GROUPS,
+                "layers of linear attention, whose states a prefix of blocks does not have",
+                "layers of attention alone",
+                "keep forks of sequences behind the prefixes that requests share (`Sequence::fork`), and begin those \
+                 requests with forks of them",
+            ));
+        }
         let groups = attention.groups().iter();
         Self::of_groups(groups.map(|group| (group.cache().pool(), group.causality())))
     }
