@@ -220,9 +220,7 @@ impl RequestState {
         let missing = held.pool.drafts.saturating_add(1).saturating_sub(held.own_slots().count());
         let moves = held.kept.last().is_none_or(StateSlot::is_shared);
         let mut taken = held.pool.take(missing.max(usize::from(moves)))?;
-        if moves
-            && let Some(present) = taken.pop()
-        {
+        if moves && let Some(present) = taken.pop() {
             fill(held.kept.last(), &present)?;
             match held.kept.last_mut() {
                 Some(last) => *last = present,

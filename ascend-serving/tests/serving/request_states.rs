@@ -393,7 +393,7 @@ impl<'s> Engine<'s> {
             attention.begin(stream, &metadata).unwrap_err(),
             attention.grow(stream, sequence, 1).unwrap_err(),
             attention.grow(stream, &mut sequence.fork(), 1).unwrap_err(),
-            sequence.share_prefix(1).unwrap_err().into(),
+            sequence.share_prefix(sequence.len()).unwrap_err().into(),
             sequence.truncate(sequence.len()).unwrap_err().into(),
         ] {
             assert!(Error::breaks(&refused, &rules::STATE_TORN), "{refused}");
