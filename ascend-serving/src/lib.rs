@@ -120,6 +120,7 @@ mod index;
 pub mod kv;
 mod local_attention;
 mod prefix_cache;
+mod prefix_states;
 pub mod rules;
 mod sharing;
 mod split_kv;

@@ -12,7 +12,7 @@ impl<T: Element> Attention<T> {
     /// Refuses a sequence of other groups of layers, or of other pools, and one whose state nothing goes on from.
     pub(super) fn check_sequence(&self, sequence: &Sequence) -> Result<(), Violation> {
         self.check_parts(sequence)?;
-        self.states.as_ref().map_or(Ok(()), |states| states.check_sequence(sequence))
+        self.states.as_ref().map_or(Ok(()), |states| states.check_state(sequence.state()))
     }
 
     /// Refuses a sequence of other groups of layers, or of other pools.

@@ -35,7 +35,7 @@ pub(super) struct LinearStep {
 /// Refuses a step of states that nothing goes on from.
 pub(super) fn check_whole(pool: &StatePool, metadata: &AttentionMetadata) -> Result<(), Violation> {
     let states = metadata.recurrent_requests().filter_map(|request| request.state);
-    states.filter_map(|state| state.upgrade()).try_for_each(|state| pool.check_state(&state))
+    states.filter_map(|state| state.upgrade()).try_for_each(|state| pool.check_state(Some(&state)))
 }
 
 impl LinearStep {

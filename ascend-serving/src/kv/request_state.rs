@@ -16,7 +16,7 @@ pub(super) const MOST_DRAFTS: usize = MOST_TOKENS as usize - 1;
 
 /// The slots of a pool that nobody holds: those that were given back, the next one last, and all from `unused` on.
 #[derive(Debug)]
-pub(super) struct FreeSlots {
+struct FreeSlots {
     /// Drafts of a request in a step, behind each of which a state is kept.
     drafts: usize,
     free: Mutex<Free>,
@@ -35,14 +35,6 @@ impl Free {
 }
 
 impl FreeSlots {
-    pub(super) fn new(slots: usize, drafts: usize) -> Arc<Self> {
-        Arc::new(Self { drafts, free: Mutex::new(Free { given_back: Vec::new(), unused: 0..slots }) })
-    }
-
-    pub(super) fn count(&self) -> usize {
-        lock(&self.free).count()
-    }
-
     /// Takes slots, or none where there are fewer.
     fn take(self: &Arc<Self>, wanted: usize) -> Result<Vec<StateSlot>, Violation> {
         let mut free = lock(&self.free);
@@ -99,7 +91,7 @@ pub(crate) struct RequestState(Arc<Mutex<HeldState>>);
 pub(crate) struct WeakState(Weak<Mutex<HeldState>>);
 
 #[derive(Debug)]
-pub(super) struct HeldState {
+struct HeldState {
     pool: Arc<FreeSlots>,
     /// The states behind the last tokens, the present one last; none of a state that has not begun.
     kept: Vec<StateSlot>,
@@ -119,8 +111,14 @@ impl WeakState {
 }
 
 impl RequestState {
+    /// A state without tokens, which has no slot, of a new pool of `slots` slots.
+    pub(super) fn of_pool(slots: usize, drafts: usize) -> Self {
+        let free = Mutex::new(Free { given_back: Vec::new(), unused: 0..slots });
+        Self::new(&Arc::new(FreeSlots { drafts, free }))
+    }
+
     /// A state without tokens, which has no slot.
-    pub(super) fn new(pool: &Arc<FreeSlots>) -> Self {
+    fn new(pool: &Arc<FreeSlots>) -> Self {
         Self(Arc::new(Mutex::new(HeldState::new(pool))))
     }
 
@@ -136,7 +134,7 @@ impl RequestState {
 
     /// The state behind the first `tokens` tokens of a sequence, in the same slot. Without that state it is one which
     /// nothing goes on from.
-    pub(super) fn fork(&self, tokens: usize) -> Self {
+    pub(crate) fn fork(&self, tokens: usize) -> Self {
         let held = lock(&self.0);
         let mut fork = HeldState::new(&held.pool);
         match held.kept_behind(tokens).filter(|_| !held.torn) {
@@ -151,7 +149,7 @@ impl RequestState {
     }
 
     /// Refuses to go back to the first `tokens` tokens of a sequence, if the state behind them is not kept.
-    pub(super) fn check_kept(&self, tokens: usize) -> Result<(), Violation> {
+    pub(crate) fn check_kept(&self, tokens: usize) -> Result<(), Violation> {
         let held = lock(&self.0);
         if tokens == 0 || held.tokens == 0 && !held.torn {
             return Ok(());
@@ -183,13 +181,33 @@ impl RequestState {
         }
     }
 
-    /// Refuses a state of another pool, and one that a step has written in some layers alone.
-    pub(super) fn check_of(&self, pool: &Arc<FreeSlots>) -> Result<(), Violation> {
-        let held = lock(&self.0);
-        match Arc::ptr_eq(&held.pool, pool) {
-            true => held.check_whole(),
+    /// Whether others hold the slot of the present state too.
+    pub(crate) fn is_shared(&self) -> bool {
+        lock(&self.0).kept.last().is_some_and(StateSlot::is_shared)
+    }
+
+    /// Refuses a sequence without a state of the same pool.
+    pub(crate) fn check_beside(&self, sequence: Option<&Self>) -> Result<(), Violation> {
+        let Some(other) = sequence else {
+            return Err(rules::STATE_REQUESTS.broken("a sequence without a state", "one of `Attention::sequence`"));
+        };
+        // One lock at a time: the two may be one.
+        let pool = Arc::clone(&lock(&self.0).pool);
+        match Arc::ptr_eq(&pool, &lock(&other.0).pool) {
+            true => Ok(()),
             false => Err(rules::STATE_POOL.broken("a state of another pool", "a state of this pool")),
         }
+    }
+
+    /// Refuses a state that a step has written in some layers alone.
+    pub(crate) fn check_whole(&self) -> Result<(), Violation> {
+        lock(&self.0).check_whole()
+    }
+
+    /// Slots of the pool that nobody holds.
+    pub(super) fn free_slots(&self) -> usize {
+        let pool = Arc::clone(&lock(&self.0).pool);
+        lock(&pool.free).count()
     }
 
     /// Refuses a request of other tokens than the state's, and drafts for which there are no slots.
@@ -349,11 +367,10 @@ mod tests {
 
     #[test]
     fn rows_go_on_from_the_state_that_was_kept() {
-        let free = FreeSlots::new(6, 3);
-        let mut state = RequestState::new(&free);
-        assert_eq!(free.count(), 6);
+        let mut state = RequestState::of_pool(6, 3);
+        assert_eq!(state.free_slots(), 6);
         assert_eq!(ready(&state).unwrap(), Some([None, Some(3)]));
-        assert_eq!((step(&state, 4), free.count()), (vec![3, 0, 1, 2], 2));
+        assert_eq!((step(&state, 4), state.free_slots()), (vec![3, 0, 1, 2], 2));
         // Two of the four are taken back, twice as well as once.
         for _ in 0..2 {
             state.check_kept(2).unwrap();
@@ -371,18 +388,18 @@ mod tests {
         assert!(state.check_kept(102).is_err());
         state.check_kept(103).unwrap();
         state.cut(0);
-        assert_eq!((free.count(), state.computed()), (6, 0));
+        assert_eq!((state.free_slots(), state.computed()), (6, 0));
     }
 
     #[test]
     fn a_shared_state_is_copied_by_whoever_grows_first() {
-        let free = FreeSlots::new(4, 1);
-        let mut first = RequestState::new(&free);
+        let none = RequestState::of_pool(4, 1);
+        let mut first = none.fork(0);
         ready(&first).unwrap();
         let row = step(&first, 2);
         let fork = first.fork(2);
         let earlier = first.fork(1);
-        assert_eq!((free.count(), fork.computed(), earlier.computed()), (2, 2, 1));
+        assert_eq!((none.free_slots(), fork.computed(), earlier.computed()), (2, 2, 1));
         assert_eq!(ready(&fork).unwrap().unwrap()[0], Some(row[1]));
         // The fork has two slots of its own, so that the other one is written in place, and the earlier state is not.
         assert_eq!(ready(&first).unwrap_err().rule, &rules::STATE_EXHAUSTED);
@@ -393,20 +410,19 @@ mod tests {
         assert_eq!(ready(&earlier).unwrap(), None);
         first.cut(0);
         drop((first, earlier));
-        assert_eq!(free.count(), 4);
+        assert_eq!(none.free_slots(), 4);
     }
 
     #[test]
     fn nothing_goes_on_from_a_state_that_a_step_writes() {
-        let free = FreeSlots::new(4, 0);
-        let mut state = RequestState::new(&free);
+        let mut state = RequestState::of_pool(4, 0);
         ready(&state).unwrap();
         let lease = state.downgrade().upgrade().unwrap().begin(1);
         assert_eq!((state.computed(), state.fork(1).check_kept(1).unwrap_err().rule), (0, &rules::STATE_TORN));
         // The request begins anew, while its slot is still the step's.
         state.cut(0);
-        assert_eq!((state.check_kept(1), free.count()), (Ok(()), 3));
+        assert_eq!((state.check_kept(1), state.free_slots()), (Ok(()), 3));
         drop(lease);
-        assert_eq!(free.count(), 4);
+        assert_eq!(state.free_slots(), 4);
     }
 }

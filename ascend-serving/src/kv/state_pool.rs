@@ -1,7 +1,5 @@
 //! A pool of the recurrent states of requests, with a tensor of them for each layer.
 
-use std::sync::Arc;
-
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
 use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation, bf16};
@@ -11,8 +9,7 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 
 use super::cache_shape::{CacheShape, no_layer};
-use super::request_state::{FreeSlots, MOST_DRAFTS, RequestState};
-use super::sequence::Sequence;
+use super::request_state::{MOST_DRAFTS, RequestState};
 use super::slot::MAX_INT32;
 
 /// What the layers of linear attention of a model have in common.
@@ -54,7 +51,8 @@ pub struct StatePool {
     shape: StateShape,
     layers: Vec<DeltaStates>,
     slots: usize,
-    free: Arc<FreeSlots>,
+    /// A state without tokens, of which those of sequences are forks.
+    none: RequestState,
     stream: PlannedStream,
     zeroed: Zeroed,
 }
@@ -99,7 +97,7 @@ impl StatePool {
             shape,
             layers: (0..layers).map(|_| states()).collect::<Result<_, _>>()?,
             slots,
-            free: FreeSlots::new(slots, drafts),
+            none: RequestState::of_pool(slots, drafts),
             stream: PlannedStream::of(stream),
             zeroed,
         })
@@ -117,7 +115,7 @@ impl StatePool {
 
     /// Slots that no sequence holds.
     pub fn free_slots(&self) -> usize {
-        self.free.count()
+        self.none.free_slots()
     }
 
     /// The states of a layer, counted from 0 among those of linear attention, `[slots, Nv, Dv, Dk]`, to be read on the
@@ -137,20 +135,13 @@ impl StatePool {
 
     /// A state without tokens, which has no slot yet.
     pub(crate) fn state(&self) -> RequestState {
-        RequestState::new(&self.free)
+        self.none.fork(0)
     }
 
     /// Refuses a sequence whose state is not of this pool, or was written in some layers alone.
-    pub(crate) fn check_sequence(&self, sequence: &Sequence) -> Result<(), Violation> {
-        match sequence.state() {
-            Some(state) => state.check_of(&self.free),
-            None => Err(rules::STATE_REQUESTS.broken("a sequence without a state", "one of `Attention::sequence`")),
-        }
-    }
-
-    /// Refuses a state of another pool, and one that a step has written in some layers alone.
-    pub(crate) fn check_state(&self, state: &RequestState) -> Result<(), Violation> {
-        state.check_of(&self.free)
+    pub(crate) fn check_state(&self, state: Option<&RequestState>) -> Result<(), Violation> {
+        self.none.check_beside(state)?;
+        state.map_or(Ok(()), RequestState::check_whole)
     }
 
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {

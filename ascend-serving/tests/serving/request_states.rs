@@ -213,7 +213,8 @@ struct Request {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Admit,
+    /// A new request, with the prompt of an earlier one if there is one, whose cached prefix it shares.
+    Admit(usize),
     /// A step of some requests, each with new tokens, of which the last ones are drafts that are rejected, where states
     /// are kept behind them; and padding.
     Step(Vec<(usize, usize, usize)>, usize),
@@ -227,9 +228,10 @@ enum Act {
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let member = (0usize..4, prop_oneof![1usize..5, 1usize..90], 0usize..3);
+    // Tokens of which some end with a block, behind which prefixes are found.
+    let member = (0usize..4, prop_oneof![1usize..5, 1usize..90, Just(16), Just(32)], 0usize..3);
     prop_oneof![
-        2 => Just(Act::Admit),
+        2 => any::<usize>().prop_map(Act::Admit),
         6 => (prop::collection::vec(member, 1..4), 0usize..3).prop_map(|(members, pad)| Act::Step(members, pad)),
         2 => (any::<usize>(), 0usize..3).prop_map(|(which, back)| Act::Share(which, back)),
         1 => any::<usize>().prop_map(Act::Preempt),
@@ -243,21 +245,37 @@ struct Engine<'s> {
     stream: &'s Stream,
     attention: Attention<bf16>,
     drafts: usize,
+    prefixes: PrefixCache<u64>,
+    /// The tokens that were inserted.
+    prompts: Vec<Vec<u64>>,
     requests: Vec<Request>,
     /// Names of tokens so far.
     names: u64,
     compared: usize,
+    hits: usize,
 }
 
 impl<'s> Engine<'s> {
     fn new(stream: &'s Stream, drafts: usize) -> Self {
-        Self { stream, attention: model(stream, drafts), drafts, requests: Vec::new(), names: 0, compared: 0 }
+        let attention = model(stream, drafts);
+        let prefixes = PrefixCache::of(&attention).unwrap();
+        let (prompts, requests) = (Vec::new(), Vec::new());
+        Self { stream, attention, drafts, prefixes, prompts, requests, names: 0, compared: 0, hits: 0 }
     }
 
     fn act(&mut self, act: &Act) -> Result<()> {
         let count = self.requests.len();
         match act {
-            Act::Admit => self.requests.push(Request { names: Vec::new(), sequence: self.attention.sequence() }),
+            Act::Admit(which) => {
+                let prompt = self.prompts.get(which % (self.prompts.len() + 1)).cloned();
+                let mut names = prompt.unwrap_or_default();
+                // One more than the prefix has, which a step computes.
+                names.push(self.names);
+                self.names += 1;
+                let sequence = self.prefixes.share(b"", &names);
+                self.hits += usize::from(!sequence.is_empty());
+                self.requests.push(Request { names, sequence });
+            }
             Act::Share(which, back) if count > 0 => {
                 let Request { names, sequence } = &self.requests[which % count];
                 let tokens = sequence.len().saturating_sub(*back);
@@ -290,10 +308,14 @@ impl<'s> Engine<'s> {
                 0 => *new,
                 left => left.min(*new),
             };
-            match self.attention.grow(self.stream, sequence, new) {
+            let mut growth = self.attention.grow(self.stream, sequence, new);
+            if growth.is_err() && self.prefixes.evict_states(self.drafts + 1) > self.drafts {
+                growth = self.attention.grow(self.stream, sequence, new);
+            }
+            match growth {
                 Ok(()) => grown.push((*member, new)),
                 Err(refused) => {
-                    assert!(refused.breaks(&rules::STATE_EXHAUSTED) && free <= self.drafts, "{refused}");
+                    assert!(refused.breaks(&rules::STATE_EXHAUSTED) && free <= 2 * self.drafts + 1, "{refused}");
                     assert_eq!((sequence.len(), sequence.group(1).unwrap().len()), (before, before));
                     continue;
                 }
@@ -363,6 +385,8 @@ impl<'s> Engine<'s> {
             sequence.truncate(tokens)?;
             names.drain(tokens..tokens + rejected);
             assert_eq!(self.attention.computed_tokens(sequence)?, tokens);
+            self.prefixes.insert(b"", &names[..tokens], sequence)?;
+            self.prompts.push(names[..tokens].to_vec());
         }
         Ok(())
     }
@@ -403,6 +427,7 @@ impl<'s> Engine<'s> {
 
     fn end(mut self) {
         self.requests.clear();
+        self.prefixes.clear();
         let blocks = self.attention.groups().iter().map(|group| group.cache().pool().held_blocks());
         assert_eq!((blocks.sum::<usize>(), self.attention.states().unwrap().free_slots()), (0, SLOTS));
     }
@@ -421,7 +446,7 @@ proptest! {
         let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
         let stream = stream_of(cann);
         let mut engine = Engine::new(&stream, drafts);
-        engine.act(&Act::Admit)?;
+        engine.act(&Act::Admit(0))?;
         for act in &acts {
             engine.act(act)?;
         }
@@ -436,10 +461,11 @@ fn prompts_decodes_drafts_and_forks_are_the_recurrence() {
         let stream = stream_of(cann);
         let mut engine = Engine::new(&stream, 2);
         for act in [
-            Act::Admit,
-            Act::Admit,
+            Act::Admit(0),
+            Act::Admit(0),
             // A prompt in two chunks, beside one of the other request; decodes; drafts that are rejected, twice.
-            Act::Step(vec![(0, 70, 0)], 0),
+            Act::Step(vec![(0, 1, 0), (1, 1, 0)], 0),
+            Act::Step(vec![(0, 63, 0)], 0),
             Act::Step(vec![(0, 20, 0), (1, 40, 0)], 2),
             Act::Step(vec![(0, 1, 0), (1, 1, 0)], 0),
             Act::Step(vec![(0, 3, 2), (1, 1, 0)], 1),
@@ -452,11 +478,13 @@ fn prompts_decodes_drafts_and_forks_are_the_recurrence() {
             Act::Step(vec![(2, 1, 0), (0, 90, 0)], 0),
             Act::Step(vec![(0, 90, 0), (1, 1, 0)], 0),
             Act::End(0),
-            Act::Admit,
+            // The prompt of the third step, whose 64 tokens end with a block.
+            Act::Admit(2),
             Act::Step(vec![(0, 1, 0), (1, 1, 0), (2, 3, 0)], 0),
         ] {
             engine.act(&act).unwrap();
         }
+        assert_eq!(engine.hits, 1);
         assert!(engine.compared > 40_000, "{}", engine.compared);
         engine.end();
     }
@@ -507,6 +535,42 @@ fn a_sequence_that_is_kept_is_a_snapshot_in_one_slot() {
         }
     }
     assert_eq!((begun.len(), free(&attention)), ((SLOTS - 1) / 3, (SLOTS - 1) % 3));
+}
+
+#[test]
+fn prefixes_are_found_where_a_state_was_kept() {
+    let stream = stream();
+    let mut attention = model(&stream, 0);
+    let mut prefixes = PrefixCache::<u64>::of(&attention).unwrap();
+    let prompt: Vec<u64> = (0..50).collect();
+    let mut sequence = prefixes.share(b"", &prompt);
+    for (new, found) in [(20, 0), (28, 48), (2, 48)] {
+        attention.grow(&stream, &mut sequence, new).unwrap();
+        compute(&mut attention, &stream, &sequence, new).unwrap();
+        prefixes.insert(b"", &prompt[..sequence.len()], &sequence).unwrap();
+        assert_eq!(prefixes.hit_len(b"", &[&prompt[..], &[50]].concat()), found);
+    }
+    // Sequences without a state are not inserted, nor those of another model.
+    let plain = Sequence::new(attention.groups()[0].cache().pool());
+    assert_eq!(prefixes.insert(b"", &[], &plain).unwrap_err().rule, &rules::PREFIX_GROUPS);
+    let free = |attention: &Attention<bf16>| attention.states().unwrap().free_slots();
+    let shared = prefixes.share(b"", &prompt);
+    assert_eq!((shared.len(), free(&attention)), (48, SLOTS - 2));
+    // What a sequence begins with is not given back; then it is, and its blocks stay.
+    assert_eq!(prefixes.evict_states(1), 0);
+    drop(shared);
+    assert_eq!((prefixes.evict_states(5), prefixes.hit_len(b"", &prompt)), (1, 0));
+    assert_eq!(prefixes.cached_blocks(0).unwrap(), 3);
+    // They are found again once a step has the state anew.
+    sequence.truncate(0).unwrap();
+    attention.grow(&stream, &mut sequence, 32).unwrap();
+    compute(&mut attention, &stream, &sequence, 32).unwrap();
+    prefixes.insert(b"", &prompt[..32], &sequence).unwrap();
+    assert_eq!(prefixes.hit_len(b"", &prompt), 32);
+    // Without its blocks a state is not kept either.
+    drop(sequence);
+    prefixes.evict(0, 3).unwrap();
+    assert_eq!(free(&attention), SLOTS);
 }
 
 #[test]
@@ -632,7 +696,6 @@ fn what_has_no_states_is_refused_by_name() {
     let attention = model(&stream, 0);
     let graphs = attention.capture_layers(&stream, |layer| attention.mask(layer), &GraphLimits::new([1], 64));
     assert!(graphs.map(drop).unwrap_err().breaks(&rules::GRAPH_BACKEND));
-    assert_eq!(PrefixCache::<u32>::of(&attention).unwrap_err().rule, &rules::PREFIX_GROUPS);
     let choices = attention.backend_choices(&stream, LINEAR[0], Causality::Causal, None);
     assert!(choices.unwrap_err().breaks(&rules::STEP_KIND));
     assert_eq!(attention.backend_choices(&stream, FULL, Causality::Causal, None).unwrap().len() > 1, true);
