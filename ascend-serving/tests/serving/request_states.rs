@@ -284,8 +284,11 @@ impl<'s> Engine<'s> {
                         let names = names[..tokens].to_vec();
                         self.requests.push(Request { names, sequence });
                     }
-                    // A prompt keeps the last state alone.
-                    Err(refused) => assert!(refused.rule == &rules::STATE_KEPT && *back > 0, "{refused}"),
+                    // A prompt keeps the last state alone, and what a window shows no more has been given back.
+                    Err(refused) => {
+                        let rules = [&rules::STATE_KEPT, &rules::SEQUENCE_LENGTH];
+                        assert!(rules.contains(&refused.rule) && *back > 0, "{refused}");
+                    }
                 }
             }
             Act::Preempt(which) if count > 0 => self.requests[which % count].sequence.truncate(0)?,
@@ -490,7 +493,7 @@ fn prompts_decodes_drafts_and_forks_are_the_recurrence() {
     }
 }
 
-fn step_of<'a>(attention: &Attention<bf16>, requests: &[(&'a Sequence, usize)]) -> Result<AttentionMetadata> {
+fn step_of(attention: &Attention<bf16>, requests: &[(&Sequence, usize)]) -> Result<AttentionMetadata> {
     let requests = requests.iter().map(|(sequence, new)| BatchRequest::of(sequence, *new));
     Ok(attention.metadata(&requests.collect::<Vec<_>>(), StatePolicy::default())?)
 }
@@ -629,7 +632,7 @@ fn steps_refuse_what_does_not_go_together() {
     // A layer that is refused has written nothing, and is queued again.
     let mut without_decay = rows.tensors();
     without_decay.g = None;
-    is(step.forward(LINEAR[0], without_decay).map(drop), step_refusal());
+    is(step.forward(LINEAR[0], without_decay).map(drop), &rules::PLAN_TENSORS);
     for layer in [1, 2, 3] {
         forward(&mut step, &stream, &[1, 2], 0, layer).unwrap();
     }
@@ -667,11 +670,6 @@ fn steps_refuse_what_does_not_go_together() {
     assert!(attention.states().unwrap().free_slots() >= SLOTS - 2);
 }
 
-/// The rule by which a layer without decays is refused that was planned with them.
-fn step_refusal() -> &'static ascend_attention::spec::Rule {
-    &rules::PLAN_TENSORS
-}
-
 #[test]
 fn layers_of_both_kinds_are_named_once() {
     let stream = stream();
@@ -698,7 +696,7 @@ fn what_has_no_states_is_refused_by_name() {
     assert!(graphs.map(drop).unwrap_err().breaks(&rules::GRAPH_BACKEND));
     let choices = attention.backend_choices(&stream, LINEAR[0], Causality::Causal, None);
     assert!(choices.unwrap_err().breaks(&rules::STEP_KIND));
-    assert_eq!(attention.backend_choices(&stream, FULL, Causality::Causal, None).unwrap().len() > 1, true);
+    assert!(attention.backend_choices(&stream, FULL, Causality::Causal, None).unwrap().len() > 1);
 }
 
 #[test]
