@@ -342,7 +342,7 @@ fn decodes_go_on_from_the_state_of_a_prompt_and_slots_are_cleared() {
     }
     pool.clear(&stream, &[0, 2]).unwrap();
     for at in 0..3 {
-        let state = slot(at).download(&stream).unwrap();
+        let state = slot(at).typed::<bf16>().unwrap().download(&stream).unwrap();
         assert_eq!(state.iter().all(|number| *number == bf16::ZERO), at != 1, "slot {at}");
     }
     assert!(pool.clear(&stream, &[4]).is_err());

@@ -8,8 +8,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, Causality, Error, FusedAttention,
-    GraphLimits, LayerGroup, PrefixCache, Result, StatePolicy, Step, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
+    FusedAttention, GraphLimits, LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, Step, rules,
 };
 use proptest::prelude::*;
 
@@ -653,21 +653,24 @@ fn steps_refuse_what_does_not_go_together() {
     is(attention.move_tokens(&stream, &sequence, [(1, 0)]), &rules::STATE_KEPT);
     assert_eq!(attention.computed_tokens(&sequence).unwrap(), 2);
 
-    // Tokens that see later ones, and requests without sequences.
+    // Tokens that see later ones: a state has taken the tokens before, and no others.
     let mut later = step_of(&attention, &[(&sequence, 3)]).unwrap();
-    later.set_mask(Causality::Window(NonZeroUsize::new(5).unwrap()));
-    attention.begin(&stream, &later).unwrap();
-    // A step that is forgotten leaves a state that nothing is known of.
+    later.set_mask(NamedMask::new("pairs", |_, token, key| key / 2 <= token / 2));
+    is(attention.begin(&stream, &later).map(drop), &rules::STEP_CAUSALITY);
+    // A step of some layers of attention alone is begun again.
     let next = step_of(&attention, &[(&sequence, 3)]).unwrap();
-    std::mem::forget(attention.begin(&stream, &next).unwrap());
-    is(attention.begin(&stream, &next).map(drop), &rules::STATE_TORN);
-    // Its sequence is cut, grows and is gone: metadata holds no slot, and the step that was forgotten one.
-    sequence.truncate(0).unwrap();
-    attention.grow(&stream, &mut sequence, 1).unwrap();
-    let gone = step_of(&attention, &[(&sequence, 1)]).unwrap();
+    let mut step = attention.begin(&stream, &next).unwrap();
+    forward(&mut step, &stream, &[1, 2, 3], 0, FULL).unwrap();
+    is(step.end(), &rules::STEP_LAYERS_MISSING);
+    attention.begin(&stream, &next).unwrap();
+    // Requests without sequences have no state, and metadata holds no slot.
+    let row = sequence.row().to_vec();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let without = AttentionMetadata::new(&[BatchRequest::in_row(&row, 0, 3)], settings).unwrap();
+    is(attention.begin(&stream, &without).map(drop), &rules::GROUP_LAYERS);
     drop(sequence);
-    assert!(attention.begin(&stream, &gone).is_err());
-    assert!(attention.states().unwrap().free_slots() >= SLOTS - 2);
+    assert!(attention.begin(&stream, &next).is_err());
+    assert_eq!(attention.states().unwrap().free_slots(), SLOTS);
 }
 
 #[test]
