@@ -674,6 +674,33 @@ fn steps_refuse_what_does_not_go_together() {
 }
 
 #[test]
+fn sequences_have_a_state_of_the_model() {
+    let stream = stream();
+    let hybrid = |full| Attention::of_hybrid(3, [full], [0, 2], states(&stream, 0)).unwrap();
+    let full = group(&stream, FULL);
+    let shape = CacheShape::new(1, 1, DIM);
+    let beside = PagedKvCache::new(stream.device(), BLOCKS, 16, shape, PadPolicy::SkipNegative).unwrap();
+    let beside = beside.with_pool(full.cache().pool()).unwrap();
+    let backends = Backends::none().with(FusedAttention);
+    let beside = LayerGroup::new([1], Causality::Causal, full.shape(), beside, backends);
+    let (mut attention, mut other) = (hybrid(full), hybrid(beside));
+    // Blocks of one pool, and states of two.
+    let mut sequence = other.sequence();
+    let refused = attention.grow(&stream, &mut sequence, 2).unwrap_err();
+    assert!(refused.breaks(&rules::STATE_POOL), "{refused}");
+    other.grow(&stream, &mut sequence, 2).unwrap();
+    let mut plain = Sequence::new(attention.cache().pool());
+    let refused = attention.grow(&stream, &mut plain, 2).unwrap_err();
+    assert!(refused.breaks(&rules::STATE_REQUESTS), "{refused}");
+    let _ = plain.grow(2).unwrap();
+    for (sequence, rule) in [(&plain, &rules::STATE_REQUESTS), (&sequence, &rules::STATE_POOL)] {
+        let metadata = step_of(&attention, &[(sequence, 2)]).unwrap();
+        let refused = attention.begin(&stream, &metadata).unwrap_err();
+        assert!(refused.breaks(rule), "{refused}");
+    }
+}
+
+#[test]
 fn layers_of_both_kinds_are_named_once() {
     let stream = stream();
     let rule = |layers, linear: &[usize], pool| {
