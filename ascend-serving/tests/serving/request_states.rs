@@ -673,6 +673,50 @@ fn steps_refuse_what_does_not_go_together() {
     assert_eq!(attention.states().unwrap().free_slots(), SLOTS);
 }
 
+/// Prompts with decays of columns, and over states of single precision, which ChunkGatedDeltaRule does not take.
+#[test]
+fn prompts_without_an_operator_for_them_are_computed_in_pieces() {
+    let (names, pad) = ((0..45).collect::<Vec<u64>>(), 2);
+    for (cann, of_columns) in [(Cann::V9_1, true), (Cann::V9_2, false), (Cann::V9_2, true)] {
+        let stream = stream_of(cann);
+        let states = match cann {
+            Cann::V9_2 => StatePool::new::<f32>(&stream, SLOTS, SHAPE),
+            _ => StatePool::new::<bf16>(&stream, SLOTS, SHAPE),
+        };
+        let mut attention = Attention::of_hybrid(3, [group(&stream, FULL)], [0, 2], states.unwrap()).unwrap();
+        let mut sequences = [attention.sequence(), attention.sequence()];
+        let lengths = [20, 25];
+        for (sequence, length) in sequences.iter_mut().zip(lengths) {
+            attention.grow(&stream, sequence, length).unwrap();
+        }
+        let mut metadata = step_of(&attention, &[(&sequences[0], 20), (&sequences[1], 25)]).unwrap();
+        metadata.pad_to(names.len() + pad).unwrap();
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        for layer in [0, 2] {
+            let rows = Rows::new(&stream, &names, pad, layer);
+            // The decay of a head in each of its columns.
+            let decays = rows.g.download(&stream).unwrap();
+            let columns: Vec<f32> = decays.iter().flat_map(|g| [*g; SHAPE.key_dim]).collect();
+            let columns = stream.upload(&columns, [names.len() + pad, SHAPE.value_heads, SHAPE.key_dim]).unwrap();
+            let mut tensors = rows.tensors();
+            if of_columns {
+                (tensors.g, tensors.gk) = (None, Some(&columns));
+            }
+            let output = step.forward(layer, tensors).unwrap().download(&stream).unwrap();
+            let want = lengths.iter().scan(0, |first, length| {
+                let own = &names[*first..*first + length];
+                *first += length;
+                Some(recurrence(own, layer).concat())
+            });
+            let want = want.flatten().chain(std::iter::repeat_n(0.0, pad * 8)).collect::<Vec<f64>>();
+            assert_eq!(output.len(), want.len());
+            for (got, want) in output.iter().zip(want) {
+                assert!((got.to_f64() - want).abs() < 0.03, "{got} for {want} in layer {layer} on {cann:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn sequences_have_a_state_of_the_model() {
     let stream = stream();
