@@ -59,7 +59,7 @@ impl Tokens {
 }
 
 fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
-    let states = |slots| DeltaStates::<bf16>::zeroed(stream.device(), slots, HEADS, DIM, DIM);
+    let states = |slots| DeltaStates::zeroed::<bf16>(stream.device(), slots, HEADS, DIM, DIM);
     let (whole, begin, pool) = (Tokens::new(stream, TOKENS)?, states(1)?, states(STEP)?);
     let inputs = (whole.tensors(), &begin);
     let plan = ChunkGatedDeltaRule::new(1.0).plan(&DeltaSequences::of_lengths(stream, &[TOKENS])?, inputs)?;
@@ -85,7 +85,7 @@ fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
 
 fn decode(stream: &Stream, pairs: usize) -> Result<()> {
     let tokens = Tokens::new(stream, REQUESTS)?;
-    let pool = DeltaStates::<bf16>::zeroed(stream.device(), REQUESTS, HEADS, DIM, DIM)?;
+    let pool = DeltaStates::zeroed::<bf16>(stream.device(), REQUESTS, HEADS, DIM, DIM)?;
     let slots: Vec<[usize; 1]> = (0..REQUESTS).map(|slot| [slot]).collect();
     let sequences = DeltaSequences::of_slots(stream, &slots)?;
     let inputs = (tokens.tensors(), &pool);

@@ -58,9 +58,10 @@
 //!
 //! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
+//! - [`Attention::of_hybrid`]: models that also have layers of linear attention (gated delta rule), with a state of each
+//!   request in a [`kv::StatePool`].
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
-//! - [`StatePool`]: layers of linear attention (gated delta rule), with a state for each request.
 //! - [`NativeSparse`]: compressed tokens, the blocks that they select, and a window (native sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
@@ -119,10 +120,10 @@ mod index;
 pub mod kv;
 mod local_attention;
 mod prefix_cache;
+mod prefix_states;
 pub mod rules;
 mod sharing;
 mod split_kv;
-mod states;
 
 pub use ascend_attention::Violation;
 pub use backends::*;
@@ -140,7 +141,8 @@ pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
     CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
     LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck, RangeFinding,
-    ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends, compare_caches,
+    ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, StepInputs, compare_backends,
+    compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -151,7 +153,6 @@ pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use split_kv::SplitLimits;
-pub use states::{RequestState, StatePool, StateShape, StateStep};
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
 /// step.

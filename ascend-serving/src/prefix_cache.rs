@@ -10,11 +10,9 @@ use ascend_attention::{Element, Violation};
 
 use crate::causality::Causality;
 use crate::engine::Attention;
-use crate::kv::{Block, BlockPool, Sequence, uncopied};
+use crate::kv::{Block, BlockPool, Sequence, StatePool, uncopied};
+use crate::prefix_states::{NodeId, PrefixStates};
 use crate::rules;
-
-/// Number of a node, never used again.
-type NodeId = u64;
 
 /// Where a block is in the order of eviction: least recently used blocks first; of one prompt the last blocks first.
 type Place = (u64, Reverse<usize>, NodeId);
@@ -107,7 +105,11 @@ impl Group {
 /// [`evict`](Self::evict) before it grows a sequence. Blocks that a sequence holds too are never evicted.
 ///
 /// For a model with several groups of layers ([`PrefixCache::of`]) a node has a block in each group. A group
-/// with a window may lack it, so that a prefix is found only where each window is complete.
+/// with a window may lack it, so that a prefix is found only where each window is complete. With layers of linear
+/// attention ([`Attention::of_hybrid`]) it is found only where a state was kept: that behind the last whole block, where
+/// the computed tokens of the sequence that is inserted end there, or no more than its drafts behind. Let a chunk of a
+/// prompt end with its last whole block, and insert it then. A kept state takes a slot
+/// ([`evict_states`](Self::evict_states)).
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy, Sequence};
@@ -134,6 +136,8 @@ pub struct PrefixCache<T = u32> {
     block_size: usize,
     /// The groups of layers; at least one.
     groups: Vec<Group>,
+    /// The states of layers of linear attention, if there are any.
+    states: Option<PrefixStates>,
     nodes: HashMap<NodeId, Node<T>>,
     roots: HashMap<Arc<[u8]>, Children<T>>,
     next: NodeId,
@@ -158,7 +162,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// sizes.
     pub fn of<E: Element>(attention: &Attention<E>) -> Result<Self, Violation> {
         let groups = attention.groups().iter();
-        Self::of_groups(groups.map(|group| (group.cache().pool(), group.causality())))
+        let prefixes = Self::of_groups(groups.map(|group| (group.cache().pool(), group.causality())))?;
+        let states = attention.states().map(StatePool::state).map(PrefixStates::new);
+        Ok(Self { states, ..prefixes })
     }
 
     fn of_groups<'p>(groups: impl Iterator<Item = (&'p BlockPool, Causality)>) -> Result<Self, Violation> {
@@ -176,7 +182,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             |group: &&Group| group.pool.block_size() != block_size || group.causality == Causality::Bidirectional;
         match groups.iter().enumerate().find(|(_, group)| wrong(group)) {
             None if block_size > 0 => {
-                Ok(Self { block_size, groups, nodes: HashMap::new(), roots: HashMap::new(), next: 0, clock: 0 })
+                let (nodes, roots) = (HashMap::new(), HashMap::new());
+                Ok(Self { block_size, groups, states: None, nodes, roots, next: 0, clock: 0 })
             }
             None => Err(Violation::new(
                 &rules::PREFIX_GROUPS,
@@ -220,7 +227,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             }
             Sequence::of_blocks(&pool, blocks).seen_by(Some(causality))
         };
-        part(0).beside((1..groups).map(part))
+        let sequence = part(0).beside((1..groups).map(part));
+        let tokens = sequence.len();
+        sequence.with_state(self.states.as_mut().map(|states| states.share(path.last().copied(), tokens, now)))
     }
 
     /// Caches the full blocks of `tokens`, the first tokens of a sequence, whose computation was queued. Returns the
@@ -234,7 +243,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks that wait for a copy,
-    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for tokens that some cache of the pool has not computed.
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for tokens that some cache of the pool has not computed;
+    /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) and [`STATE_POOL`](crate::rules::STATE_POOL) for a sequence
+    /// without a state of the model.
     pub fn insert(&mut self, salt: &[u8], tokens: &[T], sequence: &Sequence) -> Result<usize, Violation> {
         let parts: Vec<&Sequence> = sequence.groups().collect();
         if parts.len() != self.groups.len() {
@@ -247,6 +258,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
         for (group, part) in self.groups.iter().zip(&parts) {
             check_part(&group.pool, part, tokens.len())?;
+        }
+        if let Some(states) = &self.states {
+            states.check(sequence)?;
         }
         let now = self.tick();
         let mut parent = Parent::Root(salt.into());
@@ -276,9 +290,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 }
             }
             parent = Parent::Node(id);
-            last = Some(id);
+            last = Some((id, (column + 1) * self.block_size));
         }
-        if let Some(last) = last {
+        if let Some((last, tokens)) = last {
+            if let Some((states, state)) = self.states.as_mut().zip(sequence.state()) {
+                states.keep(last, state, tokens, now);
+            }
             self.prune(last);
         }
         Ok(added)
@@ -304,6 +321,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             }
         }
         Ok(victims.blocks.len())
+    }
+
+    /// Gives back up to `states` slots of states that no sequence holds, the least recently used first: the prefixes
+    /// that end there are not found any more, and their blocks stay. Returns the number of slots given back.
+    pub fn evict_states(&mut self, states: usize) -> usize {
+        self.states.as_mut().map_or(0, |kept| kept.evict(states))
     }
 
     fn group(&self, group: usize) -> Result<&Group, Violation> {
@@ -352,13 +375,14 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.roots.clear();
+        self.states.iter_mut().for_each(PrefixStates::clear);
         for group in &mut self.groups {
             group.order.clear();
             group.own.clear();
         }
     }
 
-    /// The nodes of the longest prefix that every group has, without the last token.
+    /// The nodes of the longest prefix that every group has, with a state, without the last token.
     fn longest(&self, salt: &[u8], tokens: &[T]) -> Vec<NodeId> {
         let mut children = self.roots.get(salt);
         // For each group, the number of blocks without a gap up to here.
@@ -378,7 +402,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 *run = held.as_ref().map_or(0, |_| *run + 1);
             }
             let mut groups = self.groups.iter().zip(&runs);
-            if groups.all(|(group, run)| group.first_shown(blocks) >= blocks - run) {
+            let has_state = self.states.as_ref().is_none_or(|states| states.has(id));
+            if has_state && groups.all(|(group, run)| group.first_shown(blocks) >= blocks - run) {
                 longest = blocks;
             }
             children = Some(&node.children);
@@ -506,6 +531,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         for group in 0..self.groups.len() {
             self.release(id, group);
         }
+        self.states.iter_mut().for_each(|states| states.remove(id));
         let Some(node) = self.nodes.remove(&id) else {
             return;
         };

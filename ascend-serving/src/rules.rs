@@ -230,37 +230,38 @@ ascend_attention::spec::library_rules! {
         "a step of sparse attention caches the keys of every indexer, among which later steps choose",
         "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
         "layers";
+    STEP_KIND = "step.kind",
+        "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
+        "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, and "
+        "`LayerInputs` or query, key and value for the others";
     STATE_EXHAUSTED = "state.exhausted",
         "a pool of states has a free slot for a request and for each of its drafts",
-        "preempt a request by dropping its state, drop states that are kept behind prefixes, or make the pool larger";
+        "preempt a request by dropping its sequence or cutting it to 0, drop sequences that are kept for their "
+        "prefixes, or make the pool larger";
     STATE_DRAFTS = "state.drafts",
-        "a state has slots for 0 to 7 drafts, and a step with drafts no more new tokens of a request than its state "
-        "has slots",
-        "admit the request with as many drafts as its steps have, at most 7, or draft fewer tokens; a state that was "
-        "admitted with fewer goes on as a fork with more";
+        "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it than "
+        "slots",
+        "make the pool with as many drafts in its `StateShape` as steps have, at most 7, or draft fewer tokens";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
-        "admit the request to this pool";
+        "make sequences by `Attention::sequence` of the attention that computes them";
     STATE_REQUESTS = "state.requests",
-        "a step has a state for each request",
-        "pass the states of the requests that the metadata was made of, in their order, without dummies";
+        "a sequence of a model with layers of linear attention has a state of its tokens in them",
+        "make sequences by `Attention::sequence` of this attention, fork and share them, and make requests of them by "
+        "`BatchRequest::of`";
     STATE_TOKENS = "state.tokens",
         "the state of a request ends where the new tokens of the step begin",
-        "pass the states in the order of the requests; take rejected drafts back from both the sequence and the state "
-        "(`RequestState::truncate`); a request whose cached tokens were computed without this state begins with the "
-        "fork of a state behind them, or computes them all";
-    STATE_SEQUENCE = "state.sequence",
-        "a request brings the state that has had its sequence from the first step on",
-        "pass the states in the order of the requests; a request that begins with another's tokens, or goes on in "
-        "another sequence, begins with a fork of the state";
+        "compute each token of a sequence once, by steps of the attention that has its state; what was computed "
+        "elsewhere, such as keys from another cache, is computed again: cut the sequence to 0 (`truncate`), or go on from "
+        "a fork";
     STATE_KEPT = "state.kept",
         "tokens are taken back to a state that is kept",
-        "admit the request with as many drafts as a step of it has, or go on from a fork that was made behind these "
-        "tokens; to begin the request anew, drop the state, cut its sequence to 0 (`truncate`) and admit another";
+        "make the pool with as many drafts as a step of the request has, or go on from a fork that was made behind these "
+        "tokens; to begin the request anew, cut its sequence to 0";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
-        "drop the state, cut the request's sequence to 0 (`truncate`) and compute all tokens again from a state that "
-        "is admitted anew, or go on from a fork that was made before the step, with the sequence cut to its tokens";
+        "queue every layer of a step in progress first; where it ended without some, cut the request's sequence to 0 "
+        "(`truncate`) and compute all tokens again, or go on from a fork that was made before the step";
     NATIVE_BLOCK = "native.block",
         "a block of the cache of native sparse attention has whole pages of 16 compressed tokens",
         "make the cache with blocks of 16 times the compression's stride, such as 256 tokens for a stride of 16";

@@ -21,14 +21,15 @@ use ascend_attention::{
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PagedKvCache, Sequence,
+    BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PagedKvCache, Sequence, StatePool,
+    StateShape,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, NativeSparse, NativeTensors,
     PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
-    StatePolicy, StatePool, StateShape, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
+    StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -348,38 +349,44 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     outcome
 }
 
-/// Layers of linear attention: a prompt beside a decode, padding, and a fork. What fails between the calls of a layer
-/// leaves states that nothing goes on from.
+/// A layer of linear attention beside one of full attention: a prompt beside a decode, padding, a fork that goes on. What
+/// fails between the calls of a layer leaves states that nothing goes on from.
 fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
     let machine = Machine::new(Soc::AtlasA2, Cann::V9_1);
     let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;
-    let blocks = BlockPool::new(BLOCKS, 128, PadPolicy::SkipNegative)?;
-    pools.push(blocks.clone());
     let outcome = (|| {
-        let shape = StateShape { layers: LAYERS, value_heads: 1, value_dim: 16, key_dim: 16, scale: 0.25 };
-        let mut states = StatePool::<bf16>::new(&stream, 4, shape)?;
-        let mut sequences = [Sequence::new(&blocks), Sequence::new(&blocks)];
-        let mut own = [states.admit(&stream, 0)?, states.admit(&stream, 0)?];
+        let full =
+            PagedKvCache::new(stream.device(), BLOCKS, 128, CacheShape::new(1, 1, DIM), PadPolicy::SkipNegative)?;
+        pools.push(full.pool().clone());
+        let backends = Backends::none().with(FusedAttention);
+        let full = LayerGroup::new([1], Causality::Causal, AttentionShape::new(1, 1, DIM), full, backends);
+        let shape = StateShape { layers: 2, value_heads: 1, value_dim: DIM, key_dim: DIM, scale: 0.25, drafts: 0 };
+        let mut attention = Attention::of_hybrid(3, [full], [0, 2], StatePool::new::<bf16>(&stream, 4, shape)?)?;
+        let mut sequences = [attention.sequence(), attention.sequence()];
         for new in [[20, 1], [1, 1]] {
             for (sequence, new) in sequences.iter_mut().zip(new) {
-                let _ = sequence.grow(new)?;
+                attention.grow(&stream, sequence, new)?;
             }
             let batch = [0, 1].map(|request| BatchRequest::of(&sequences[request], new[request]));
-            let mut metadata = AttentionMetadata::new(&batch, BatchSettings::of(&blocks, Causality::Causal))?;
+            let mut metadata = attention.metadata(&batch, StatePolicy::default())?;
             let tokens = metadata.tokens() + 1;
             metadata.pad_to(tokens)?;
-            let rows = ones(&stream, bf16::ONE, [tokens, 1, 16])?;
+            let rows = ones(&stream, bf16::ONE, [tokens, 1, DIM])?;
             let beta = rows.narrow(2, 0..1)?.contiguous(&stream)?.reshape([tokens, 1])?;
             let tensors = DeltaTensors::new((&rows, &rows, &rows), &beta);
-            let mut step = states.begin(&stream, &metadata, &mut own)?;
-            for layer in 0..LAYERS {
-                let Err(failed) = step.forward(layer, tensors) else {
+            let mut step = attention.begin(&stream, &metadata)?;
+            for layer in 0..3 {
+                let mut forward = || match layer {
+                    1 => step.forward(layer, (&rows, &rows, &rows)),
+                    _ => step.forward(layer, tensors),
+                };
+                let Err(failed) = forward() else {
                     continue;
                 };
-                let half_written = step.forward(layer, tensors).is_err_and(|again| again.breaks(&rules::STATE_TORN));
+                let half_written = forward().is_err_and(|again| again.breaks(&rules::STATE_TORN));
                 drop(step);
                 if half_written {
-                    let refused = states.begin(&stream, &metadata, &mut own).unwrap_err();
+                    let refused = attention.begin(&stream, &metadata).unwrap_err();
                     assert!(refused.breaks(&rules::STATE_TORN), "{refused}");
                     HALF_WRITTEN.fetch_add(1, Ordering::Relaxed);
                 }
@@ -387,9 +394,10 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             }
             step.end()?;
         }
-        drop(states.fork(&stream, &own[0], 1)?);
-        drop(own);
-        assert_eq!(states.free_slots(), states.slots());
+        let mut fork = sequences[0].fork();
+        attention.grow(&stream, &mut fork, 1)?;
+        drop((fork, sequences));
+        assert_eq!(attention.states().map(StatePool::free_slots), Some(4));
         Ok(())
     })();
     // Whatever failed, the stream goes on.

@@ -23,7 +23,8 @@ entry_points! {
 }
 
 /// What to do where the installed CANN has no such operator.
-const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens of a sequence in a call";
+const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens of a sequence in a call; on Ascend 950 \
+     this operator comes with CANN 9.2, and that one with 9.1";
 
 /// A call of ChunkGatedDeltaRule, by which layers of linear attention compute prompts and chunks of them: each sequence
 /// brings the state that it begins with, and gets the one behind its last token.
@@ -44,7 +45,7 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens o
 /// let device = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?;
 /// let stream = device.stream()?;
 /// // Two tokens of one sequence with one head, which begins empty: values of 2 elements, keys of 4.
-/// let states = DeltaStates::<bf16>::zeroed(&device, 1, 1, 2, 4)?;
+/// let states = DeltaStates::zeroed::<bf16>(&device, 1, 1, 2, 4)?;
 /// let sequences = DeltaSequences::of_lengths(&stream, &[2])?;
 /// let keys = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0].map(bf16::from_f32);
 /// let key = stream.upload(&keys, [2, 1, 4])?;
@@ -55,7 +56,7 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens o
 /// let computed = plan.launch(&stream, (tensors, &states))?;
 /// assert_eq!(computed.out.download(&stream)?, value.download(&stream)?);
 /// // Keys that have nothing in common leave each other's values alone.
-/// let state = computed.states::<bf16>()?.tensor().download(&stream)?;
+/// let state = computed.states().tensor().clone().typed::<bf16>()?.download(&stream)?;
 /// assert_eq!(state[..2], [0.5, 4.0].map(bf16::from_f32));
 /// # }
 /// # Ok(())
@@ -155,9 +156,9 @@ pub struct ChunkDeltaInputs<'a, T: Element> {
     states: &'a AnyTensor,
 }
 
-impl<'a, T: Element, S: Element> From<(DeltaTensors<'a, T>, &'a DeltaStates<S>)> for ChunkDeltaInputs<'a, T> {
+impl<'a, T: Element> From<(DeltaTensors<'a, T>, &'a DeltaStates)> for ChunkDeltaInputs<'a, T> {
     /// Queries, keys and values, and a state for each sequence.
-    fn from((tensors, states): (DeltaTensors<'a, T>, &'a DeltaStates<S>)) -> Self {
+    fn from((tensors, states): (DeltaTensors<'a, T>, &'a DeltaStates)) -> Self {
         Self { tensors, states: states.tensor() }
     }
 }
@@ -196,11 +197,8 @@ pub struct ChunkDeltaOutput<T: Element> {
 impl<T: Element> ChunkDeltaOutput<T> {
     /// The states behind the last tokens, with which the next chunks or decodes begin. That of a sequence without
     /// tokens is no state: nothing was written there. The next launch writes to other memory than it reads them from.
-    ///
-    /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `S` is not their type.
-    pub fn states<S: Element>(&self) -> Result<DeltaStates<S>> {
-        Ok(DeltaStates::with_key_columns(self.final_state.clone().typed()?))
+    pub fn states(&self) -> DeltaStates {
+        DeltaStates::with_key_columns(&self.final_state)
     }
 }
 

@@ -164,52 +164,53 @@ pub(crate) enum DeltaLints {
 /// key. Where `Dv` is `Dk` no shape tells a transposed state from a right one, and operators and engines differ: a
 /// tensor becomes states by saying which axis is which. Cloning shares the memory.
 #[derive(Clone, Debug)]
-pub struct DeltaStates<S: Element> {
-    tensor: Tensor<S>,
+pub struct DeltaStates {
+    tensor: AnyTensor,
 }
 
-impl<S: Element> DeltaStates<S> {
-    /// States of zeros, with which sequences begin.
+impl DeltaStates {
+    /// States of zeros, with which sequences begin, of `bf16` or of another type that the operator takes.
     ///
     /// # Errors
     /// As for [`Device::alloc_zeroed`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for states whose elements
     /// cannot be counted.
-    pub fn zeroed(device: &Device, slots: usize, heads: usize, value_dim: usize, key_dim: usize) -> Result<Self> {
+    pub fn zeroed<S: Element>(
+        device: &Device,
+        slots: usize,
+        heads: usize,
+        value_dim: usize,
+        key_dim: usize,
+    ) -> Result<Self> {
         let shape = [slots, heads, value_dim, key_dim];
         let elements = shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis)).ok_or_else(|| {
             Error::invalid("states", format_args!("{shape:?}"), "elements that can be counted").fix("give fewer slots")
         })?;
-        Ok(Self { tensor: Tensor::from_buffer(&device.alloc_zeroed::<S>(elements)?, shape)? })
+        Ok(Self::with_key_columns(&*Tensor::from_buffer(&device.alloc_zeroed::<S>(elements)?, shape)?))
     }
 
     /// Queues zeros for the states in some slots, with which requests begin: a slot keeps the state of the request that
-    /// had it before.
+    /// had it before. Allocates nothing.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for slots that there are not; as for
-    /// [`Device::alloc_zeroed`] and [`AnyTensor::copy_from`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for slots that there are not; as for [`AnyTensor::clear`].
     pub fn clear(&self, stream: &Stream, slots: &[usize]) -> Result<()> {
-        let &[count, heads, value_dim, key_dim] = self.tensor.shape() else {
-            return Err(Error::invalid("states", self.tensor.desc(), "[slots, Nv, Dv, Dk]").fix("give states 4 axes"));
-        };
+        let count = self.tensor.shape().first().copied().unwrap_or(0);
         if let Some(slot) = slots.iter().find(|slot| **slot >= count) {
             return Err(Error::invalid("slots", slot, format_args!("below {count}, the states of the pool"))
                 .fix("give slots of this pool"));
         }
-        let zeros = DeltaStates::<S>::zeroed(stream.device(), 1, heads, value_dim, key_dim)?;
         let rows = slots.iter().map(|&slot| self.tensor.narrow(0, slot..slot.saturating_add(1)));
-        let rows: Vec<Tensor<S>> = rows.collect::<Result<_>>()?;
-        rows.iter().try_for_each(|row| row.copy_from(stream, &zeros.tensor))
+        rows.collect::<Result<Vec<_>>>()?.iter().try_for_each(|row| row.clear(stream))
     }
 
     /// States in a tensor `[slots, Nv, Dv, Dk]`, whose last axis is that of the elements of a key, as CANN has them. A
     /// tensor `[slots, Nv, Dk, Dv]` is transposed before, by [`Tensor::permute`] of `[0, 1, 3, 2]` and a copy.
-    pub fn with_key_columns(tensor: Tensor<S>) -> Self {
-        Self { tensor }
+    pub fn with_key_columns(tensor: &AnyTensor) -> Self {
+        Self { tensor: tensor.clone() }
     }
 
     /// The tensor, `[slots, Nv, Dv, Dk]`.
-    pub fn tensor(&self) -> &Tensor<S> {
+    pub fn tensor(&self) -> &AnyTensor {
         &self.tensor
     }
 }

@@ -166,4 +166,20 @@ impl Memory {
         queue.keep(number, source);
         outcome
     }
+    /// Queues zeros for bytes.
+    pub(crate) fn clear(self: &Arc<Self>, offset: usize, len: usize, stream: &Stream) -> Result<()> {
+        self.writable("tensor")?;
+        self.holds(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let api = self.context().bind()?;
+        let raw = stream.raw()?;
+        // SAFETY: the memory has `len` bytes there, as checked; it is kept below for as long as the zeros may be
+        // written.
+        let outcome = unsafe { acl!(api, aclrtMemsetAsync(self.at(offset), len, 0, len, raw)) };
+        let number = stream.queued();
+        stream.keep(number, self);
+        outcome
+    }
 }

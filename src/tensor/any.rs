@@ -417,6 +417,20 @@ impl AnyTensor {
         self.memory.copy_from_device(self.start, &source.memory, source.start, bytes_of(&self.desc)?, queue)
     }
 
+    /// Queues zeros for the elements of a contiguous tensor, on the device: what is 0 in every type.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// strided tensor, one that is never written, or another device; [`Error::Capturing`] on a thread that captures;
+    /// [`Error::Acl`].
+    #[doc(alias = "aclrtMemsetAsync")]
+    pub fn clear(&self, stream: &Stream) -> Result<()> {
+        let (_, start) = self.packed("tensor", stream)?;
+        self.memory.clear(start, bytes_of(&self.desc)?, stream)
+    }
+
     /// Waits for a stream, then replaces the elements of a contiguous tensor, and waits for that.
     ///
     /// Since CANN 8.1.

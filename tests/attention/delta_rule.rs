@@ -147,7 +147,7 @@ proptest! {
         let state = sizes.value_heads * sizes.value_dim * sizes.key_dim;
         let pool: Vec<bf16> = numbers(seed + 9, slots * state).into_iter().map(bf16::from_f32).collect();
         let shape = [slots, sizes.value_heads, sizes.value_dim, sizes.key_dim];
-        let states = DeltaStates::with_key_columns(stream.upload(&pool, shape).unwrap());
+        let states = DeltaStates::with_key_columns(&stream.upload(&pool, shape).unwrap());
         // Slots from the last one on, so that none is that of its token.
         let mut free = (0..slots).rev();
         let rows: Vec<Vec<usize>> = lengths.iter().map(|&length| free.by_ref().take(length).collect()).collect();
@@ -160,7 +160,7 @@ proptest! {
         let inputs = (given.tensors(), &states);
         let plan = RecurrentGatedDeltaRule::new(scale).plan(&sequences, inputs).unwrap();
         let out = plan.launch(&stream, inputs).unwrap().download(&stream).unwrap();
-        let after = states.tensor().download(&stream).unwrap();
+        let after = states.tensor().clone().typed::<bf16>().unwrap().download(&stream).unwrap();
         let (mut token, mut kept) = (0, vec![true; slots]);
         for (row, accepted) in rows.iter().zip(&accepted).filter(|(row, _)| !row.is_empty()) {
             let start = row[if accepts { accepted - 1 } else { 0 }];
@@ -192,7 +192,7 @@ proptest! {
         let state = sizes.value_heads * sizes.value_dim * sizes.key_dim;
         let begin: Vec<bf16> = numbers(seed + 9, lengths.len() * state).into_iter().map(bf16::from_f32).collect();
         let shape = [lengths.len(), sizes.value_heads, sizes.value_dim, sizes.key_dim];
-        let states = DeltaStates::with_key_columns(stream.upload(&begin, shape).unwrap());
+        let states = DeltaStates::with_key_columns(&stream.upload(&begin, shape).unwrap());
         let sequences = DeltaSequences::of_lengths(&stream, &lengths).unwrap();
         let inputs = (given.tensors(), &states);
         let rule = ChunkGatedDeltaRule::new(1.0).allow_lint("chunk_delta.no_tokens");
@@ -221,7 +221,7 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
     let device = stream.device();
     let given = Tokens::new(&stream, SIZES, 3, [true, false], 7);
-    let states = DeltaStates::<bf16>::zeroed(device, 4, 2, 4, 4).unwrap();
+    let states = DeltaStates::zeroed::<bf16>(device, 4, 2, 4, 4).unwrap();
     let rule = RecurrentGatedDeltaRule::new(1.0);
     let plan = |rows: &[Vec<usize>]| {
         let sequences = DeltaSequences::of_slots(&stream, rows).unwrap();
@@ -262,7 +262,7 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     refused(rule.plan(&lengths, inputs).map(drop), "DeltaSequences::of_slots");
     refused(lengths.clone().accepted(&stream, &[1, 1]).map(drop), "DeltaSequences::of_slots");
     let chunk = ChunkGatedDeltaRule::new(1.0);
-    let two = DeltaStates::<bf16>::zeroed(device, 2, 2, 4, 4).unwrap();
+    let two = DeltaStates::zeroed::<bf16>(device, 2, 2, 4, 4).unwrap();
     refused(chunk.plan(&sequences(), (given.tensors(), &two)).map(drop), "DeltaSequences::of_lengths");
     let columns = Tokens::new(&stream, SIZES, 3, [true, true], 7);
     refused(chunk.plan(&lengths, (columns.tensors(), &two)).map(drop), "8 tokens of a sequence in a call");
@@ -278,14 +278,14 @@ fn calls_whose_numbers_lead_elsewhere_are_refused() {
     assert!(DeltaSequences::of_lengths(&stream, &[]).is_err());
     assert!(DeltaSequences::of_lengths(&stream, &[usize::MAX]).is_err());
     assert!(DeltaSequences::of_slots(&stream, &[vec![], vec![]]).is_err());
-    assert!(DeltaStates::<bf16>::zeroed(device, usize::MAX, 2, 4, 4).is_err());
+    assert!(DeltaStates::zeroed::<bf16>(device, usize::MAX, 2, 4, 4).is_err());
     // Nothing but the plan's own sequences says where states are.
     assert!(sequences().slots().unwrap().copy_from(&stream, sequences().slots().unwrap()).is_err());
 }
 
 #[test]
 fn other_releases_and_tensors_are_refused() {
-    let states_of = |stream: &Stream| DeltaStates::<bf16>::zeroed(stream.device(), 4, 2, 4, 4).unwrap();
+    let states_of = |stream: &Stream| DeltaStates::zeroed::<bf16>(stream.device(), 4, 2, 4, 4).unwrap();
     for (cann, recurrent, chunk) in [(Cann::V8_1, false, false), (Cann::V8_5, true, false), (Cann::V9_1, true, true)] {
         let Some(stream) = harness::stream_of(cann) else { continue };
         let given = Tokens::new(&stream, SIZES, 3, [true, false], 7);
@@ -294,7 +294,7 @@ fn other_releases_and_tensors_are_refused() {
         let planned = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (given.tensors(), &states));
         assert_eq!(planned.is_ok(), recurrent, "{cann}");
         let lengths = DeltaSequences::of_lengths(&stream, &[1, 2]).unwrap();
-        let two = DeltaStates::<bf16>::zeroed(stream.device(), 2, 2, 4, 4).unwrap();
+        let two = DeltaStates::zeroed::<bf16>(stream.device(), 2, 2, 4, 4).unwrap();
         let planned = ChunkGatedDeltaRule::new(1.0).plan(&lengths, (given.tensors(), &two));
         assert_eq!(planned.is_ok(), chunk, "{cann}");
     }
@@ -302,7 +302,7 @@ fn other_releases_and_tensors_are_refused() {
     let given = Tokens::new(&stream, SIZES, 3, [true, false], 7);
     let sequences = DeltaSequences::of_slots(&stream, &[vec![0, 1], vec![2]]).unwrap();
     // States in single precision, which the newest release has.
-    let floats = DeltaStates::<f32>::zeroed(stream.device(), 4, 2, 4, 4).unwrap();
+    let floats = DeltaStates::zeroed::<f32>(stream.device(), 4, 2, 4, 4).unwrap();
     let plan = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (given.tensors(), &floats)).unwrap();
     plan.launch(&stream, (given.tensors(), &floats)).unwrap().download(&stream).unwrap();
     let other = plan.launch(&stream, (given.tensors(), &states_of(&stream)));
@@ -314,7 +314,7 @@ fn decodes_go_on_from_the_state_of_a_prompt_and_slots_are_cleared() {
     let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
     let device = stream.device();
     let whole = Tokens::new(&stream, SIZES, 8, [true, false], 21);
-    let states = DeltaStates::<bf16>::zeroed(device, 1, 2, 4, 4).unwrap();
+    let states = DeltaStates::zeroed::<bf16>(device, 1, 2, 4, 4).unwrap();
     let rule = ChunkGatedDeltaRule::new(1.0);
     let prompt = |tokens: usize, cut: DeltaTensors<'_, bf16>| {
         let sequences = DeltaSequences::of_lengths(&stream, &[tokens]).unwrap();
@@ -328,9 +328,9 @@ fn decodes_go_on_from_the_state_of_a_prompt_and_slots_are_cleared() {
     };
     let (first, first_g) = rows(0..5);
     let begun = prompt(5, DeltaTensors::new((&first[0], &first[1], &first[2]), &first[3]).g(&first_g));
-    let pool = DeltaStates::<bf16>::zeroed(device, 4, 2, 4, 4).unwrap();
+    let pool = DeltaStates::zeroed::<bf16>(device, 4, 2, 4, 4).unwrap();
     let slot = |slot: usize| pool.tensor().narrow(0, slot..slot + 1).unwrap();
-    slot(2).copy_from(&stream, begun.states::<bf16>().unwrap().tensor()).unwrap();
+    slot(2).copy_from(&stream, begun.states().tensor()).unwrap();
     let sequences = DeltaSequences::of_slots(&stream, &[[2, 0, 1]]).unwrap();
     let (last, last_g) = rows(5..8);
     let inputs = (DeltaTensors::new((&last[0], &last[1], &last[2]), &last[3]).g(&last_g), &pool);
@@ -342,7 +342,7 @@ fn decodes_go_on_from_the_state_of_a_prompt_and_slots_are_cleared() {
     }
     pool.clear(&stream, &[0, 2]).unwrap();
     for at in 0..3 {
-        let state = slot(at).download(&stream).unwrap();
+        let state = slot(at).typed::<bf16>().unwrap().download(&stream).unwrap();
         assert_eq!(state.iter().all(|number| *number == bf16::ZERO), at != 1, "slot {at}");
     }
     assert!(pool.clear(&stream, &[4]).is_err());

@@ -40,7 +40,7 @@ impl Attend for Whole {
         Ok(out)
     }
 
-    fn full(&mut self, [query, key, value]: [Vec<f64>; 3]) -> Result<Vec<f64>, Infallible> {
+    fn full(&mut self, _: usize, [query, key, value]: [Vec<f64>; 3]) -> Result<Vec<f64>, Infallible> {
         let [heads, kv_heads, dim] = FULL;
         let mut out = Vec::new();
         for (at, query) in query.chunks(dim).enumerate() {

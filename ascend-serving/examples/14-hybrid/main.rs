@@ -1,5 +1,5 @@
-//! A hybrid model on one device: four layers of linear attention, whose requests have a state each, and one of full
-//! attention over a paged cache. Prompts in chunks, a shared prefix, drafts of which some are rejected, a request that
+//! A hybrid model on one device: four layers of linear attention, in which a request has a state, and one of full
+//! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are rejected, a request that
 //! is preempted; each row of logits is checked against the model in double precision over the whole sequence.
 //!
 //! ```sh
@@ -12,8 +12,8 @@ mod model;
 use std::error::Error;
 
 use ascend_attention::delta_rule::DeltaTensors;
+use ascend_serving::kv::StatePool;
 use ascend_serving::prelude::*;
-use ascend_serving::{RequestState, StatePool, StateStep};
 
 use dense::Whole;
 use model::{Attend, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY, WINDOW};
@@ -23,15 +23,14 @@ const BLOCK_SIZE: usize = 16;
 const CHUNK: usize = 48;
 /// Tokens that all prompts begin with: whole blocks, whose end has a state.
 const SHARED: usize = 48;
-const DRAFTS: usize = 2;
 /// Rows of the convolution's inputs of a request, in each linear layer.
-type MixedRows = [Vec<f64>; STATES.layers];
+type MixedRows = [Vec<f64>; LINEAR.len()];
 
 /// A request: all its tokens so far, and what the layers have of those that are computed.
 struct Request {
     tokens: Vec<usize>,
+    /// Blocks of the full layer, and a state of the linear ones.
     cached: Sequence,
-    state: RequestState,
     mixed: MixedRows,
     /// Logits of the tokens that steps have computed for it, the last ones of those that are cached.
     logits: Vec<f64>,
@@ -41,8 +40,7 @@ struct Request {
 /// The layers of a step, for the tokens of its requests.
 struct Layers<'a, 's> {
     stream: &'a Stream,
-    full: Step<'s, bf16>,
-    linear: StateStep<'s, bf16>,
+    step: Step<'s, bf16>,
     /// New tokens of each request, and the rows that it has of the tokens before.
     requests: Vec<(usize, &'a mut MixedRows)>,
 }
@@ -83,15 +81,15 @@ impl Attend for Layers<'_, '_> {
         let beta = self.upload(&inputs.beta, &[STATES.value_heads])?;
         let decays: Vec<f32> = inputs.g.iter().map(|g| *g as f32).collect();
         let g = self.stream.upload(&decays, [decays.len() / STATES.value_heads, STATES.value_heads])?;
-        let output = self.linear.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))?;
+        let output = self.step.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))?;
         self.download(&output)
     }
 
-    fn full(&mut self, [query, key, value]: [Vec<f64>; 3]) -> ascend_serving::Result<Vec<f64>> {
+    fn full(&mut self, layer: usize, [query, key, value]: [Vec<f64>; 3]) -> ascend_serving::Result<Vec<f64>> {
         let [heads, kv_heads, dim] = FULL;
         let query = self.upload(&query, &[heads, dim])?;
         let (key, value) = (self.upload(&key, &[kv_heads, dim])?, self.upload(&value, &[kv_heads, dim])?);
-        let output = self.full.forward(0, (&query, &key, &value))?;
+        let output = self.step.forward(layer, (&query, &key, &value))?;
         self.download(&output)
     }
 }
@@ -110,9 +108,8 @@ struct Engine<'s> {
     stream: &'s Stream,
     model: Model,
     attention: Attention<bf16>,
-    states: StatePool<bf16>,
-    /// What is kept of the first prompt's beginning: its blocks, a state that is never given to a step, and rows.
-    prefix: Option<(Sequence, RequestState, MixedRows)>,
+    /// What is kept of the first prompt's beginning: a sequence that never grows, and rows.
+    prefix: Option<(Sequence, MixedRows)>,
     /// How far each row of logits is from double precision, as a part of its largest.
     errors: Vec<f64>,
     acts: Acts,
@@ -123,30 +120,25 @@ impl<'s> Engine<'s> {
         let shape = CacheShape::new(1, FULL[1], FULL[2]);
         let cache = PagedKvCache::new(stream.device(), 64, BLOCK_SIZE, shape, PadPolicy::SkipNegative)?;
         let backends = Backends::standard(stream.device());
-        let attention = Attention::new(model::full_shape(), cache, backends);
-        let states = StatePool::new(stream, 13, STATES)?;
-        Ok(Self {
-            stream,
-            model: Model::new(),
-            attention,
-            states,
-            prefix: None,
-            errors: Vec::new(),
-            acts: Acts::default(),
-        })
+        let [linear, full] = [true, false].map(|kind| (0..LINEAR.len()).filter(move |layer| LINEAR[*layer] == kind));
+        let full = LayerGroup::new(full, Causality::Causal, model::full_shape(), cache, backends);
+        // Three slots for each of four requests, one for the prefix.
+        let states = StatePool::new::<bf16>(stream, 4 * (1 + STATES.drafts) + 1, STATES)?;
+        let attention = Attention::of_hybrid(LINEAR.len(), [full], linear, states)?;
+        let (errors, acts) = (Vec::new(), Acts::default());
+        Ok(Self { stream, model: Model::new(), attention, prefix: None, errors, acts })
     }
 
     /// A request of these tokens, which begins with the prefix that is kept, if one is.
-    fn admit(&mut self, tokens: Vec<usize>, left: usize) -> ascend_serving::Result<Request> {
-        let (cached, state, mixed) = match &self.prefix {
-            Some((cached, state, mixed)) => {
-                let state = self.states.fork(self.stream, state, DRAFTS)?;
+    fn admit(&mut self, tokens: Vec<usize>, left: usize) -> Request {
+        let (cached, mixed) = match &self.prefix {
+            Some((cached, mixed)) => {
                 self.acts.shared_prefixes += 1;
-                (cached.share_prefix(SHARED)?, state, mixed.clone())
+                (cached.fork(), mixed.clone())
             }
-            None => (self.attention.sequence(), self.states.admit(self.stream, DRAFTS)?, MixedRows::default()),
+            None => (self.attention.sequence(), MixedRows::default()),
         };
-        Ok(Request { tokens, cached, state, mixed, logits: Vec::new(), left })
+        Request { tokens, cached, mixed, logits: Vec::new(), left }
     }
 
     /// Computes the next tokens of each request, whose last `drafts` of them are drafted, and keeps the logits.
@@ -176,8 +168,7 @@ impl<'s> Engine<'s> {
             self.acts.accepted_drafts += accepted;
             self.acts.rejected_drafts += drafts - accepted;
             if self.prefix.is_none() && request.cached.len() == SHARED {
-                let state = self.states.fork(self.stream, &request.state, 0)?;
-                self.prefix = Some((request.cached.share_prefix(SHARED)?, state, request.mixed.clone()));
+                self.prefix = Some((request.cached.fork(), request.mixed.clone()));
             }
         }
         Ok(())
@@ -190,21 +181,16 @@ impl<'s> Engine<'s> {
         work: &[(usize, usize)],
         metadata: &AttentionMetadata,
     ) -> ascend_serving::Result<Vec<f64>> {
-        let mut tokens = Vec::new();
-        let (mut states, mut requests) = (Vec::new(), Vec::new());
+        let (mut tokens, mut requests) = (Vec::new(), Vec::new());
         for (request, (new, _)) in running.iter_mut().zip(work) {
             let end = request.cached.len();
             tokens.extend(&request.tokens[end - new..end]);
-            states.push(&mut request.state);
             requests.push((*new, &mut request.mixed));
         }
-        let linear = self.states.begin(self.stream, metadata, states)?;
-        let full = self.attention.begin(self.stream, metadata)?;
-        let mut layers = Layers { stream: self.stream, full, linear, requests };
+        let step = self.attention.begin(self.stream, metadata)?;
+        let mut layers = Layers { stream: self.stream, step, requests };
         let logits = self.model.forward(&tokens, &mut layers)?;
-        let Layers { full, linear, .. } = layers;
-        full.end()?;
-        linear.end()?;
+        layers.step.end()?;
         Ok(logits)
     }
 
@@ -240,7 +226,6 @@ impl Request {
         self.tokens.push(chosen(first + accepted));
         // Both the cache and the state go back behind the last accepted token.
         self.cached.truncate(certain + accepted)?;
-        self.state.truncate(certain + accepted)?;
         self.mixed.iter_mut().for_each(|rows| rows.truncate((certain + accepted) * MIXED));
         self.logits.truncate(self.logits.len() - (drafts - accepted) * VOCABULARY);
         self.left = self.left.saturating_sub(1 + accepted);
@@ -263,15 +248,6 @@ fn prompt(request: usize) -> Vec<usize> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::auto()?;
-    // Prompts of linear attention need CANN 9.1.
-    #[cfg(feature = "emulation")]
-    let runtime = match runtime.platform() {
-        ascend_attention::Platform::Emulated => {
-            use ascend_attention::spec::{Cann, Soc};
-            Runtime::emulated_as(&ascend_attention::Machine::new(Soc::AtlasA2, Cann::V9_1))?
-        }
-        _ => runtime,
-    };
     let device = runtime.device(0)?;
     let stream = device.stream()?;
     println!("{} on {}", device.soc_name(), runtime.platform());
@@ -287,7 +263,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             && running.len() < 3
             && let Some(tokens) = waiting.pop()
         {
-            running.push(engine.admit(tokens, 12)?);
+            running.push(engine.admit(tokens, 12));
         }
         if step == 5 && running.len() > 1 {
             // The scheduler takes a request's memory; it will compute its tokens again from a new state.
@@ -300,12 +276,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         if step == 7
             && let Some((tokens, left)) = preempted.take()
         {
-            running.push(engine.admit(tokens, left)?);
+            running.push(engine.admit(tokens, left));
         }
         if running.is_empty() {
             break;
         }
-        engine.step(&mut running, if step % 3 == 2 { DRAFTS } else { 0 })?;
+        engine.step(&mut running, if step % 3 == 2 { STATES.drafts } else { 0 })?;
         running.iter().filter(|request| request.left == 0).for_each(|request| engine.check(request));
         running.retain(|request| request.left > 0);
     }
@@ -320,9 +296,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("a schedule that leaves something out".into());
     }
     engine.prefix = None;
-    let (held, free) = (engine.attention.cache().pool().held_blocks(), engine.states.free_slots());
-    if middle > 0.02 || worst > 0.2 || held > 0 || free < engine.states.slots() {
-        return Err(format!("too far, or left over: {held} blocks held, {free} states free").into());
+    let held = engine.attention.cache().pool().held_blocks();
+    let states = engine.attention.states().map_or(0, |states| states.slots() - states.free_slots());
+    if middle > 0.02 || worst > 0.2 || held > 0 || states > 0 {
+        return Err(format!("too far, or left over: {held} blocks and {states} states held").into());
     }
     Ok(())
 }

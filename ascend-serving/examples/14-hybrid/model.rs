@@ -1,7 +1,8 @@
 //! A small decoder in the manner of Qwen3-Next: layers of linear attention by the gated delta rule, with a causal
 //! convolution in front, and one layer of full attention. The caller computes the attention of the layers.
 
-use ascend_serving::{AttentionShape, StateShape};
+use ascend_serving::AttentionShape;
+use ascend_serving::kv::StateShape;
 
 pub(crate) const VOCABULARY: usize = 48;
 const WIDTH: usize = 64;
@@ -9,7 +10,8 @@ const WIDTH: usize = 64;
 pub(crate) const LINEAR: [bool; 5] = [true, true, true, false, true];
 /// Query and key heads of a linear layer, half as many as those of its values.
 pub(crate) const KEY_HEADS: usize = 2;
-pub(crate) const STATES: StateShape = StateShape { layers: 4, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25 };
+pub(crate) const STATES: StateShape =
+    StateShape { layers: 4, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2 };
 /// Query heads, key heads, and elements of a head of the full layer.
 pub(crate) const FULL: [usize; 3] = [4, 2, 64];
 const KEYS: usize = KEY_HEADS * STATES.key_dim;
@@ -94,7 +96,7 @@ pub(crate) struct Model {
     layers: Vec<Layer>,
 }
 
-/// What a model needs from its caller, layer by layer.
+/// What a model needs from its caller, layer by layer, as the model numbers them.
 pub(crate) trait Attend {
     type Error;
 
@@ -102,11 +104,11 @@ pub(crate) trait Attend {
     /// convolution sees, its own last; a request begins with rows of zeros.
     fn windows(&mut self, layer: usize, mixed: Vec<f64>) -> Vec<f64>;
 
-    /// Linear attention, `[tokens, heads, value_dim]`; layers are counted among themselves.
+    /// Linear attention, `[tokens, heads, value_dim]`.
     fn linear(&mut self, layer: usize, inputs: Delta) -> Result<Vec<f64>, Self::Error>;
 
     /// Full attention over queries, keys and values.
-    fn full(&mut self, inputs: [Vec<f64>; 3]) -> Result<Vec<f64>, Self::Error>;
+    fn full(&mut self, layer: usize, inputs: [Vec<f64>; 3]) -> Result<Vec<f64>, Self::Error>;
 }
 
 impl Model {
@@ -133,16 +135,13 @@ impl Model {
     pub(crate) fn forward<A: Attend>(&self, tokens: &[usize], attend: &mut A) -> Result<Vec<f64>, A::Error> {
         let row = |token: &usize| &self.embedding.weights[token * WIDTH..][..WIDTH];
         let mut rows: Vec<f64> = tokens.iter().flat_map(row).map(|x| x * 4.0).collect();
-        let mut linear_layers = 0;
-        for (layer, linear) in self.layers.iter().zip(LINEAR) {
+        for (at, (layer, linear)) in self.layers.iter().zip(LINEAR).enumerate() {
             let normed = normalised(&rows, WIDTH, (WIDTH as f64).sqrt());
             let inputs = layer.inputs.apply(&normed);
             let attended = if linear {
                 let gates = layer.gates.apply(&normed);
-                let windows = attend.windows(linear_layers, inputs);
-                let attended = attend.linear(linear_layers, layer.delta(&windows, &gates))?;
-                linear_layers += 1;
-                gated(&attended, &gates)
+                let windows = attend.windows(at, inputs);
+                gated(&attend.linear(at, layer.delta(&windows, &gates))?, &gates)
             } else {
                 let [heads, kv_heads, dim] = FULL;
                 let [mut query, mut key, mut value] = [const { Vec::new() }; 3];
@@ -152,7 +151,7 @@ impl Model {
                     key.extend(&others[..kv_heads * dim]);
                     value.extend(&others[kv_heads * dim..]);
                 }
-                attend.full([query, key, value])?
+                attend.full(at, [query, key, value])?
             };
             rows.iter_mut().zip(layer.output.apply(&attended)).for_each(|(row, more)| *row += more);
         }

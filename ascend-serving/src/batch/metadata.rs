@@ -10,8 +10,8 @@ use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::causality::Causality;
 use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId, Sequence,
-    SequenceStamp, StepProgress, StepTokens, UnusableBlock, check_slots, fill_slots, uncopied, written_over,
+    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId, RequestState, Sequence,
+    SequenceStamp, StepProgress, StepTokens, UnusableBlock, WeakState, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::rules;
 
@@ -55,13 +55,14 @@ pub struct AttentionMetadata {
 }
 
 /// A request as layers of linear attention see it.
-pub(crate) struct RecurrentRequest {
+pub(crate) struct RecurrentRequest<'a> {
     pub(crate) new: usize,
     /// Drafts among the new tokens.
     pub(crate) drafts: usize,
     /// All tokens in front of the new ones, also those that were given back.
     pub(crate) cached: usize,
-    pub(crate) sequence: Option<SequenceStamp>,
+    /// The state of its sequence, if that has one.
+    pub(crate) state: Option<&'a WeakState>,
 }
 
 /// For each request its sequence as it was when the step was made, or none. It takes no part in comparing steps: all
@@ -74,7 +75,7 @@ struct Sequences {
 }
 
 /// A sequence as it was when a step was made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct SequenceState {
     stamp: SequenceStamp,
     given_back: usize,
@@ -82,6 +83,8 @@ struct SequenceState {
     recompute: bool,
     /// The pool's count of departures ([`BlockPool::departures`]) at that time.
     pool_departures: u64,
+    /// Its state in layers of linear attention.
+    state: Option<WeakState>,
 }
 
 impl SequenceState {
@@ -91,6 +94,7 @@ impl SequenceState {
             given_back: sequence.given_back(),
             recompute,
             pool_departures: sequence.pool().departures(),
+            state: sequence.state().map(RequestState::downgrade),
         }
     }
 }
@@ -246,7 +250,7 @@ impl AttentionMetadata {
             self.pool = request.join_pool(index, self.pool)?;
             request.check_sequence(index, self.settings.causality)?;
             let sequence = (request.sequence).map(|sequence| SequenceState::new(sequence, request.recompute));
-            self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
+            self.given_back |= sequence.as_ref().is_some_and(|sequence| sequence.given_back > 0);
             self.sequences.states.push(sequence);
             let len = request.check_lengths(index)?;
             let used = request.used_blocks(index, len, blocks, block_size)?;
@@ -397,7 +401,7 @@ impl AttentionMetadata {
     /// The blocks of the requests with sequences.
     pub(crate) fn sequence_blocks(&self) -> impl Iterator<Item = usize> {
         let rows = self.sequences.states.iter().zip(self.used_blocks());
-        let rows = rows.filter_map(|(sequence, used)| sequence.and(Some(used)));
+        let rows = rows.filter_map(|(sequence, used)| sequence.as_ref().and(Some(used)));
         rows.flatten().copied()
     }
 
@@ -412,20 +416,20 @@ impl AttentionMetadata {
         let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
         let all = self.sequences.states.iter().zip(lengths).enumerate();
         all.filter_map(|(request, (sequence, (len, (_, cached))))| {
-            let SequenceState { stamp, given_back, recompute, .. } = (*sequence)?;
+            let &SequenceState { stamp, given_back, recompute, .. } = sequence.as_ref()?;
             let tokens = StepTokens { stamp, cached: given_back + cached, len: given_back + len, recompute };
             Some((request, tokens))
         })
     }
 
     /// What layers of linear attention compute of each request, without the dummies.
-    pub(crate) fn recurrent_requests(&self) -> impl Iterator<Item = RecurrentRequest> {
+    pub(crate) fn recurrent_requests(&self) -> impl Iterator<Item = RecurrentRequest<'_>> {
         let requests = self.sequences.states.iter().zip(&self.drafts).zip(self.new_and_cached());
         requests.map(|((sequence, &drafts), (new, cached))| RecurrentRequest {
             new,
             drafts,
-            cached: sequence.map_or(0, |sequence| sequence.given_back) + cached,
-            sequence: sequence.map(|sequence| sequence.stamp),
+            cached: sequence.as_ref().map_or(0, |sequence| sequence.given_back) + cached,
+            state: sequence.as_ref().and_then(|sequence| sequence.state.as_ref()),
         })
     }
 

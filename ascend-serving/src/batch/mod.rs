@@ -20,7 +20,6 @@ use crate::rules;
 pub(crate) use layer_mask::MaskedRequest;
 pub use layer_mask::{LayerMask, NamedMask};
 pub use metadata::AttentionMetadata;
-pub(crate) use metadata::RecurrentRequest;
 pub use multi_item::MultiItemPrompt;
 pub use recorded::RecordedBatch;
 pub use request::BatchRequest;

@@ -6,7 +6,7 @@ use crate::backends::{AttentionShape, Backends};
 use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, LayerMask, StatePolicy};
 use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{BlockPool, CacheShape, PagedKvCache, Sequence, no_layer};
+use crate::kv::{BlockPool, CacheShape, PagedKvCache, Sequence, StatePool, no_layer};
 use crate::rules;
 
 use super::layer_group::{LayerGroup, LayerPlace};
@@ -18,13 +18,16 @@ use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 /// Each step begins with its [`AttentionMetadata`], and each layer of the step calls
 /// [`Step::forward`](crate::Step::forward). Most models have layers of one kind ([`Attention::new`]). One with several,
 /// such as full ones and ones with a sliding window (Gemma, gpt-oss), has a [`LayerGroup`] of each kind, with a cache
-/// of its own ([`Attention::of_groups`]): one step, one sequence of a request and one metadata serve all of them.
+/// of its own ([`Attention::of_groups`]): one step, one sequence of a request and one metadata serve all of them. Some
+/// layers may be of linear attention, with a state of each request in the place of keys ([`Attention::of_hybrid`]).
 #[derive(Debug)]
 pub struct Attention<T: Element> {
     /// At least one.
     pub(super) groups: Vec<LayerGroup<T>>,
     /// The place of each layer of the model.
     pub(super) places: Vec<LayerPlace>,
+    /// The states of the layers of linear attention, if there are any.
+    pub(super) states: Option<StatePool>,
     pub(super) range_checker: Option<RangeChecker<T>>,
 }
 
@@ -35,7 +38,7 @@ impl<T: Element> Attention<T> {
         let layers = 0..cache.shape().layers;
         let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
         let group = LayerGroup { layers: layers.collect(), causality: None, shape, cache, backends };
-        Self { groups: vec![group], places, range_checker: None }
+        Self { groups: vec![group], places, states: None, range_checker: None }
     }
 
     /// The attention of a model of `layers` layers of several kinds.
@@ -91,6 +94,88 @@ impl<T: Element> Attention<T> {
     /// [`CacheShape::MAX_LAYERS`] layers or groups; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for backends that
     /// are [preferred](Backends::prefer) for a layer of another group.
     pub fn of_groups(layers: usize, groups: impl IntoIterator<Item = LayerGroup<T>>) -> Result<Self, Violation> {
+        Self::of_kinds(layers, groups, Vec::new(), None)
+    }
+
+    /// The attention of a model of `layers` layers, of which those in `linear` are of linear attention (Qwen3-Next,
+    /// Qwen3.5, Kimi) and the others in groups, as for [`of_groups`](Self::of_groups). The pool has the states of the
+    /// linear layers, in the order in which they are named.
+    ///
+    /// A sequence has the state of its tokens beside its blocks ([`Attention::sequence`]): both grow, are forked,
+    /// shared, cut and dropped at once. [`Step::forward`](crate::Step::forward) gets the
+    /// [`DeltaTensors`](ascend_attention::delta_rule::DeltaTensors) of a linear layer. Everything goes to the stream
+    /// of the pool. A state has taken its tokens, and cannot take them again: where a step ends after it has queued
+    /// some linear layer, and not all layers, its requests begin anew, or go on from forks.
+    ///
+    /// ```
+    /// use ascend_attention::delta_rule::DeltaTensors;
+    /// use ascend_attention::spec::{Cann, Soc};
+    /// use ascend_attention::{Machine, Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, StatePool, StateShape};
+    /// use ascend_serving::{
+    ///     Attention, AttentionShape, Backends, BatchRequest, Causality, LayerGroup, StatePolicy,
+    /// };
+    ///
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let stream = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?.stream()?;
+    /// let device = stream.device();
+    /// // Layer 2 sees all keys; 0 and 1 have states, in steps with up to 2 drafts of a request.
+    /// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
+    /// let full = AttentionShape::new(1, 1, 64);
+    /// let full = LayerGroup::new([2], Causality::Causal, full, cache, Backends::standard(device));
+    /// let shape = StateShape { layers: 2, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2 };
+    /// let states = StatePool::new::<bf16>(&stream, 6, shape)?;
+    /// let mut attention = Attention::of_hybrid(3, [full], [0, 1], states)?;
+    ///
+    /// let mut sequence = attention.sequence();
+    /// for (new, accepted) in [(20, 20), (3, 1), (3, 3)] {
+    ///     attention.grow(&stream, &mut sequence, new)?;
+    ///     let metadata = attention.metadata(&[BatchRequest::of(&sequence, new)], StatePolicy::default())?;
+    ///     // What the model projects; queries and keys of linear layers are normalised.
+    ///     let rows = |heads: usize, dim: usize| {
+    ///         stream.upload(&vec![bf16::from_f32(0.25); new * heads * dim], [new, heads, dim])
+    ///     };
+    ///     let (query, wide) = (rows(4, 16)?, rows(1, 64)?);
+    ///     let beta = stream.upload(&vec![bf16::from_f32(0.5); new * 4], [new, 4])?;
+    ///     let decay = stream.upload(&vec![-0.1; new * 4], [new, 4])?;
+    ///
+    ///     let mut step = attention.begin(&stream, &metadata)?;
+    ///     for layer in 0..2 {
+    ///         let output = step.forward(layer, DeltaTensors::new((&query, &query, &query), &beta).g(&decay))?;
+    ///         assert_eq!(output.shape(), [new, 4, 16]);
+    ///     }
+    ///     step.forward(2, (&wide, &wide, &wide))?;
+    ///     step.end()?;
+    ///     // Drafts that were rejected are taken back.
+    ///     sequence.truncate(sequence.len() - new + accepted)?;
+    /// }
+    /// assert_eq!(sequence.len(), 24);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`of_groups`](Self::of_groups), where the linear layers are a group too: a model has at least one layer
+    /// of attention and one of linear attention.
+    pub fn of_hybrid(
+        layers: usize,
+        groups: impl IntoIterator<Item = LayerGroup<T>>,
+        linear: impl IntoIterator<Item = usize>,
+        states: StatePool,
+    ) -> Result<Self, Violation> {
+        let linear = linear.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect();
+        Self::of_kinds(layers, groups, linear, Some(states))
+    }
+
+    /// The attention of a model with these groups of layers and these linear layers.
+    fn of_kinds(
+        layers: usize,
+        groups: impl IntoIterator<Item = LayerGroup<T>>,
+        linear: Vec<usize>,
+        states: Option<StatePool>,
+    ) -> Result<Self, Violation> {
         // One more than any model has, so that an endless list ends.
         let most = CacheShape::MAX_LAYERS;
         let groups = groups.into_iter().take(most.saturating_add(1));
@@ -103,7 +188,7 @@ impl<T: Element> Attention<T> {
                 "divide the layers of the model among the groups",
             )
         };
-        let named: usize = groups.iter().map(|group| group.layers.len()).sum();
+        let named = groups.iter().fold(linear.len(), |sum, group| sum.saturating_add(group.layers.len()));
         if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
             return Err(wrong(format!("{} groups of {named} layers", groups.len())));
         }
@@ -118,21 +203,37 @@ impl<T: Element> Attention<T> {
             ));
         }
         let mut places = vec![None; layers];
-        for (at, group) in groups.iter_mut().enumerate() {
-            let cached = group.cache.shape().layers;
-            if cached != group.layers.len() {
-                let own = group.layers.len();
-                return Err(wrong(format!("group {at} of {own} layers, {cached} in its cache")));
+        let cached = groups.iter().map(|group| (group.cache.shape().layers, &group.layers));
+        let of_states = states.iter().map(|states| (states.shape().layers, &linear));
+        for (at, (cached, own)) in cached.chain(of_states).enumerate() {
+            let name = match at == groups.len() {
+                true => "the layers of linear attention".into(),
+                false => format!("group {at}"),
+            };
+            if cached != own.len() {
+                return Err(wrong(format!("{} layers in {name}, {cached} in its cache or pool", own.len())));
             }
-            for (local, &layer) in group.layers.iter().enumerate() {
+            for (local, &layer) in own.iter().enumerate() {
                 match places.get_mut(layer) {
                     Some(place @ None) => *place = Some(LayerPlace { group: at, layer: local }),
-                    _ => return Err(wrong(format!("layer {layer} in group {at}"))),
+                    _ => return Err(wrong(format!("layer {layer} in {name}"))),
                 }
             }
+        }
+        for group in &mut groups {
             group.backends.count_within(&group.layers)?;
         }
-        Ok(Self { groups, places: places.into_iter().flatten().collect(), range_checker: None })
+        Ok(Self { groups, places: places.into_iter().flatten().collect(), states, range_checker: None })
+    }
+
+    /// The states of the layers of linear attention, if the model has any.
+    pub fn states(&self) -> Option<&StatePool> {
+        self.states.as_ref()
+    }
+
+    /// The number of a layer of the model among those of linear attention, if it is one.
+    pub(super) fn linear_layer(&self, layer: usize) -> Option<usize> {
+        self.places.get(layer).filter(|place| place.group == self.groups.len()).map(|place| place.layer)
     }
 
     /// The groups of layers, at least one.
@@ -145,8 +246,13 @@ impl<T: Element> Attention<T> {
         &self.places
     }
 
-    /// The group of a layer of the model, and its number there.
+    /// The group of a layer of the model, and its number there. A layer of linear attention is refused.
     pub(super) fn group_of(&self, layer: usize) -> Result<(&LayerGroup<T>, usize)> {
+        if self.linear_layer(layer).is_some() {
+            return Err(rules::STEP_KIND
+                .broken(format_args!("layer {layer}, which is one of linear attention"), "a layer with keys and values")
+                .into());
+        }
         let place = self.places.get(layer);
         let known = place.and_then(|place| Some((self.groups.get(place.group)?, place.layer)));
         known.ok_or_else(|| no_layer(layer, self.places.len()))
@@ -157,10 +263,11 @@ impl<T: Element> Attention<T> {
         self.group_of(layer).map_or(Causality::Causal, |(group, _)| group.causality()).into()
     }
 
-    /// A sequence without tokens, in the cache of each group.
+    /// A sequence without tokens, in the cache of each group, with a state where there are layers of linear attention.
     pub fn sequence(&self) -> Sequence {
         let part = |group: &LayerGroup<T>| Sequence::new(group.cache.pool()).seen_by(group.causality);
-        part(&self.groups[0]).beside(self.groups.iter().skip(1).map(part))
+        let sequence = part(&self.groups[0]).beside(self.groups.iter().skip(1).map(part));
+        sequence.with_state(self.states.as_ref().map(StatePool::state))
     }
 
     /// Whether one step can add these numbers of tokens to these sequences: [`BlockPool::admits`] in each group, after
@@ -283,7 +390,8 @@ impl<T: Element> Attention<T> {
         &mut self.groups[0].cache
     }
 
-    /// Makes room for `tokens` more tokens of a sequence in each group, and queues the copies of blocks that it shared:
+    /// Makes room for `tokens` more tokens of a sequence in each group, and queues the copies of blocks that it shared,
+    /// and of the state in layers of linear attention, of which it takes the slots:
     /// steps on other streams that write such a block, or read the copy, have to wait for this one. Sequences of
     /// [`Attention::sequence`] and [`PrefixCache::share`](crate::PrefixCache::share) give back the tokens before the
     /// window of the first one that is not computed. After an error no group has grown, but these tokens may be given
@@ -291,16 +399,25 @@ impl<T: Element> Attention<T> {
     /// waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`]; [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups.
+    /// As for [`PagedKvCache::grow`]; [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence of other groups. With
+    /// layers of linear attention [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED),
+    /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a sequence without a state,
+    /// [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool,
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) for one that a step has written in some layers alone, and
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than the pool's.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         self.check_sequence(sequence)?;
         self.groups.iter().try_for_each(|group| group.cache.admits(stream))?;
+        self.states.as_ref().map_or(Ok(()), |states| states.check_stream(stream))?;
         sequence.give_back();
         let mut rooms = Vec::with_capacity(self.groups.len());
         for (at, group) in self.groups.iter().enumerate() {
             if let Some(part) = sequence.group_mut(at) {
                 rooms.push(group.cache.reserve(part, tokens)?);
             }
+        }
+        if let Some((states, state)) = self.states.as_ref().zip(sequence.state()).filter(|_| tokens > 0) {
+            states.make_ready(stream, state)?;
         }
         for (group, room) in self.groups.iter_mut().zip(&rooms) {
             group.cache.copy_blocks(stream, &room.copies)?;

@@ -24,9 +24,9 @@ pub struct LayerGroup<T: Element> {
 /// The group and number of a layer of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerPlace {
-    /// Its group.
+    /// Its group; for one of linear attention the number behind that of the last group.
     pub(crate) group: usize,
-    /// Its number among the layers of the group, as their cache counts them.
+    /// Its number among the layers of the group, as their cache counts them, or among those of linear attention.
     pub(crate) layer: usize,
 }
 

@@ -1,5 +1,6 @@
 //! The inputs of a layer of a step.
 
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Rule;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
@@ -67,6 +68,35 @@ pub struct LayerInputs<'a, T: Element> {
     pub learnable_sink: Option<&'a AnyTensor>,
     /// What multi-head latent attention has besides queries, latents and rotary keys.
     pub latent: Option<LatentTensors<'a, T>>,
+}
+
+/// The inputs of a layer of a step, by its kind: those of attention, which the tuple `(&query, &key, &value)` and
+/// [`LayerInputs`] convert to, or those of [linear attention](crate::Attention::of_hybrid), which [`DeltaTensors`] do.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum StepInputs<'a, T: Element> {
+    /// A layer with keys and values.
+    Attention(LayerInputs<'a, T>),
+    /// A layer of linear attention.
+    Linear(DeltaTensors<'a, T>),
+}
+
+impl<'a, T: Element> From<LayerInputs<'a, T>> for StepInputs<'a, T> {
+    fn from(inputs: LayerInputs<'a, T>) -> Self {
+        Self::Attention(inputs)
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for StepInputs<'a, T> {
+    fn from(inputs: (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self::Attention(inputs.into())
+    }
+}
+
+impl<'a, T: Element> From<DeltaTensors<'a, T>> for StepInputs<'a, T> {
+    fn from(tensors: DeltaTensors<'a, T>) -> Self {
+        Self::Linear(tensors)
+    }
 }
 
 impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for LayerInputs<'a, T> {

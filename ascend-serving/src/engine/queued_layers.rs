@@ -99,11 +99,6 @@ impl QueuedLayers {
         self.missing == 0
     }
 
-    /// Whether a layer may have written something.
-    pub(crate) fn has_written(&self) -> bool {
-        self.wrote
-    }
-
     /// Notes that a layer is about to write to the cache.
     pub(crate) fn begin_write(&mut self) {
         self.wrote = true;

@@ -1,6 +1,7 @@
 //! A step in progress, layer by layer.
 
 use ascend_attention::attention::BlockTable;
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan};
@@ -12,7 +13,8 @@ use crate::rules;
 use super::attention::Attention;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
-use super::layer_inputs::LayerInputs;
+use super::layer_inputs::{LayerInputs, StepInputs};
+use super::linear_step::{LinearStep, STATES_AGAIN, check_causal, check_whole};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
 
@@ -43,8 +45,23 @@ impl<T: Element> Attention<T> {
     /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
     /// [preferred](crate::Backends::prefer) for a layer which the cache does not have; as for
     /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    ///
+    /// With layers of linear attention [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a request without a state,
+    /// [`STATE_TOKENS`](crate::rules::STATE_TOKENS) for tokens in front of the step that its state has not taken, or
+    /// tokens that it has taken, [`STATE_TORN`](crate::rules::STATE_TORN) for a state that a step has written in some
+    /// layers alone, [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for drafts behind which no state could be kept,
+    /// [`STATE_POOL`](crate::rules::STATE_POOL) for a state of another pool,
+    /// [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED) where a state was forked after its growth and there is no
+    /// slot for a copy, [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than the pool's.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
+        if let Some(states) = &self.states {
+            states.check_stream(stream)?;
+            check_causal(metadata)?;
+            // Before the caches, which would take the tokens of a step that left layers out once more.
+            check_whole(states, metadata)?;
+        }
         let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
         for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {
             group.admits(stream, metadata)?;
@@ -59,11 +76,12 @@ impl<T: Element> Attention<T> {
             let plan_of = vec![None; cache.shape().layers];
             groups.push(GroupStep { metadata, block_table, write: None, planned: Vec::new(), plan_of });
         }
+        let linear = self.states.as_ref().map(|states| LinearStep::begin(states, stream, metadata)).transpose()?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);
         }
         let layers = QueuedLayers::new(self.places.len(), progress, STEP_AGAIN);
-        Ok(Step { attention: self, stream, groups, leases, layers })
+        Ok(Step { attention: self, stream, groups, linear, leases, layers })
     }
 }
 
@@ -87,6 +105,8 @@ pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
     stream: &'a Stream,
     groups: Vec<GroupStep<'a, T>>,
+    /// The layers of linear attention, if there are any.
+    linear: Option<LinearStep>,
     leases: Vec<StepLease<'a, Stream>>,
     layers: QueuedLayers,
 }
@@ -118,7 +138,12 @@ impl<'a, T: Element> Step<'a, T> {
     /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
     /// have the form of the first.
     ///
+    /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
+    /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
+    /// plans for all.
+    ///
     /// # Errors
+    /// [`STEP_KIND`](crate::rules::STEP_KIND) for the inputs of a layer of the other kind;
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
     /// none, or none where it had, and for queries over latents in another form,
@@ -129,16 +154,23 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
-    /// then.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
-        let inputs = inputs.into();
-        let output = self.queue(layer, &inputs, None, |plan, stream, layer| plan.launch(stream, layer))?;
-        self.check_range(layer, &inputs, &output)?;
-        Ok(output)
+    /// then. For a layer of linear attention as for
+    /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), and
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<StepInputs<'i, T>>) -> Result<Tensor<T>> {
+        match inputs.into() {
+            StepInputs::Attention(inputs) => {
+                let output = self.queue(layer, &inputs, None, |plan, stream, layer| plan.launch(stream, layer))?;
+                self.check_range(layer, &inputs, &output)?;
+                Ok(output)
+            }
+            StepInputs::Linear(tensors) => self.forward_linear(layer, &tensors),
+        }
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates
-    /// nothing on the host from the second layer on, if the backend does not.
+    /// nothing on the host from the second layer on, if the backend does not. The output of a layer of linear attention
+    /// is computed in memory of its own and copied.
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
@@ -146,13 +178,66 @@ impl<'a, T: Element> Step<'a, T> {
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
-        inputs: impl Into<LayerInputs<'i, T>>,
+        inputs: impl Into<StepInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let inputs = inputs.into();
+        let inputs = match inputs.into() {
+            StepInputs::Attention(inputs) => inputs,
+            StepInputs::Linear(tensors) => {
+                if output.shape() != tensors.value.shape() || !output.is_contiguous() {
+                    let planned = format_args!("a contiguous tensor of {:?}", tensors.value.shape());
+                    return Err(Error::not_as_planned("output", output.desc(), planned));
+                }
+                output.check_device("output", self.stream.device())?;
+                let computed = self.forward_linear(layer, &tensors)?;
+                return Ok(output.copy_from(self.stream, &computed)?);
+            }
+        };
         let into = output.clone();
         self.queue(layer, &inputs, Some(&into), |plan, stream, layer| plan.launch_into(stream, layer, output))?;
         self.check_range(layer, &inputs, output)
+    }
+
+    /// Queues a layer of linear attention.
+    fn forward_linear(&mut self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<Tensor<T>> {
+        let outcome = match self.layers.check_not_repeated(layer) {
+            Ok(()) => self.queue_linear(layer, tensors),
+            Err(repeated) => Err(repeated.into()),
+        };
+        let output = self.note_outcome(layer, outcome)?;
+        if let Some(checker) = &mut self.attention.range_checker {
+            let inputs = [tensors.query, tensors.key, tensors.value];
+            checker.check(self.stream, layer, packed_tensors(inputs, &output))?;
+        }
+        Ok(output)
+    }
+
+    fn queue_linear(&mut self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<Tensor<T>> {
+        let attention = &*self.attention;
+        match (&attention.states, &mut self.linear, attention.linear_layer(layer)) {
+            (Some(states), Some(linear), Some(own)) => {
+                let queued = linear.queue_layer(states, self.stream, own, tensors);
+                if linear.has_written() {
+                    self.layers.begin_write();
+                }
+                queued
+            }
+            _ => {
+                attention.group_of(layer)?;
+                Err(rules::STEP_KIND
+                    .broken(format_args!("tensors of the delta rule for layer {layer}"), "query, key and value")
+                    .into())
+            }
+        }
+    }
+
+    /// Notes whether a layer was queued; once all are, the states of the step count its tokens.
+    fn note_outcome<R>(&mut self, layer: usize, outcome: Result<R>) -> Result<R> {
+        let outcome = self.layers.note_outcome(layer, outcome);
+        if let Some(linear) = self.linear.as_mut().filter(|_| self.layers.is_complete()) {
+            linear.advance();
+        }
+        outcome
     }
 
     /// Passes the tensors of a queued layer to the range check, if there is one.
@@ -188,7 +273,7 @@ impl<'a, T: Element> Step<'a, T> {
                 tracing::warn!("no range check of layer {layer}, which is refused: {other}");
             }
         }
-        self.layers.note_outcome(layer, outcome)
+        self.note_outcome(layer, outcome)
     }
 
     /// A refusal of a layer that is known by its number in the cache, with that in the model.
@@ -210,6 +295,11 @@ impl<'a, T: Element> Step<'a, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
+        if self.attention.linear_layer(layer).is_some() {
+            return Err(rules::STEP_KIND
+                .broken(format_args!("query, key and value for layer {layer}"), "tensors of the delta rule")
+                .into());
+        }
         let (layers, places) = (&mut self.attention.groups, &self.attention.places);
         let known = places.get(layer).copied();
         let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));
@@ -287,7 +377,11 @@ impl<'a, T: Element> Step<'a, T> {
     /// # Errors
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.layers.end()?)
+        let ended = self.layers.end().map_err(Error::from);
+        match self.linear.as_ref().is_some_and(LinearStep::has_written) {
+            true => ended.map_err(|why| why.fix(STATES_AGAIN)),
+            false => ended,
+        }
     }
 
     /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.

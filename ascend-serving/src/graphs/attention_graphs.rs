@@ -85,7 +85,8 @@ impl<T: Element> Attention<T> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a mask that shows more than the causality of a layer's
     /// group;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND), by which a model with layers of linear attention is refused too),
+    /// which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
@@ -115,6 +116,15 @@ impl<T: Element> Attention<T> {
         mask: impl Fn(usize) -> M,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
+        if self.states().is_some() {
+            return Err(Violation::new(
+                &rules::GRAPH_BACKEND,
+                "layers of linear attention, whose calls read the slots of a step's requests",
+                "layers of attention alone",
+                "compute the steps of such a model without graphs, by `Attention::begin`",
+            )
+            .into());
+        }
         let groups = self.groups().iter().map(|group| {
             let preferred = |layer| group.backends().preferred(layer, limits.each.state());
             let layers = group.layers().iter().enumerate();

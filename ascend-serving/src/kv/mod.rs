@@ -5,7 +5,8 @@
 //! to it. [`slot`] computes the slot of a token; [`PageTable`] is what the operators read;
 //! [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and values into the slots of a
 //! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
-//! [`PagedKvCache`] combines them: the tensors of every layer, and their pool.
+//! [`PagedKvCache`] combines them: the tensors of every layer, and their pool. [`StatePool`] has the states of layers of
+//! linear attention, which a sequence holds beside its blocks.
 //!
 //! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`. What CANN's integers do not hold
 //! is refused where it enters: a pool has no more slots than INT32 counts, a sequence no more tokens, and a layer no
@@ -27,11 +28,13 @@ mod pad;
 mod pool;
 mod quantised;
 mod quantised_cache;
+mod request_state;
 mod sequence;
 mod slot;
 mod slot_check;
 mod slot_runs;
 mod slot_write;
+mod state_pool;
 mod table;
 
 pub use ascend_attention::attention::Cache;
@@ -55,10 +58,13 @@ pub(crate) use quantised::{
     ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8, quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
+pub(crate) use request_state::{RequestState, StateLease, WeakState};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;
 pub(crate) use slot::{MAX_INT32, check_block_size, check_tokens, count_slots, fill_slots};
 pub use slot_check::check_slots;
 pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
+pub(crate) use state_pool::state_in;
+pub use state_pool::{StatePool, StateShape};
 pub use table::PageTable;
 pub(crate) use table::{check_blocks_of, used_of_row};

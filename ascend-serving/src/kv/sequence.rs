@@ -9,6 +9,7 @@ use crate::rules::{self, room};
 
 use super::block_copy::BlockCopy;
 use super::pool::{Block, BlockPool, CacheEntry, CopiesIn, SequenceEntry, SequenceStamp};
+use super::request_state::RequestState;
 use super::slot::{check_tokens, fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
@@ -20,7 +21,10 @@ use super::slot::{check_tokens, fill_slots, slot};
 /// A model with several groups of layers has a cache for each group, and a sequence of it
 /// ([`Attention::sequence`](crate::Attention::sequence)) the request's tokens in all of them: it grows by
 /// [`Attention::grow`](crate::Attention::grow), is cut, forked and shared in every group, and its pool, row and slots
-/// are those of the first group; [`group`](Self::group) has the others.
+/// are those of the first group; [`group`](Self::group) has the others. Where the model has layers of linear attention
+/// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)), the sequence also holds the state of its tokens in them,
+/// which is kept behind each token of the last step, if those were no more than the steps' drafts and one, and
+/// otherwise behind the last one: it is cut, forked and shared there, and at 0, alone.
 #[derive(Debug)]
 pub struct Sequence {
     pool: BlockPool,
@@ -38,6 +42,8 @@ pub struct Sequence {
     causality: Option<Causality>,
     /// Its tokens in the caches of the other groups of layers.
     others: Vec<Sequence>,
+    /// The state of its tokens in layers of linear attention.
+    state: Option<RequestState>,
 }
 
 /// The slots of the new tokens of a sequence that grew, and the copies to queue before they are written.
@@ -77,6 +83,7 @@ impl Sequence {
             written_by_step: Vec::new(),
             causality: None,
             others: Vec::new(),
+            state: None,
         }
     }
 
@@ -95,6 +102,7 @@ impl Sequence {
             blocks,
             causality: None,
             others: Vec::new(),
+            state: None,
         }
     }
 
@@ -109,6 +117,17 @@ impl Sequence {
     pub(crate) fn beside(mut self, others: impl Iterator<Item = Self>) -> Self {
         self.others.extend(others);
         self
+    }
+
+    /// Adds the state of the same tokens in layers of linear attention.
+    pub(crate) fn with_state(mut self, state: Option<RequestState>) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// The state of its tokens in layers of linear attention.
+    pub(crate) fn state(&self) -> Option<&RequestState> {
+        self.state.as_ref()
     }
 
     /// The tokens in the cache of a group of layers; for 0, the first, the sequence itself, with those of all groups.
@@ -327,7 +346,9 @@ impl Sequence {
 
     /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are
     /// queued to write: fork after the step that computes a token. A step that writes a block which a fork holds is
-    /// refused ([`TABLE_SHARED`](crate::rules::TABLE_SHARED)).
+    /// refused ([`TABLE_SHARED`](crate::rules::TABLE_SHARED)). A fork that is made while a step is in progress has no
+    /// state in layers of linear attention, and is refused by the next step of such a model
+    /// ([`STATE_TORN`](crate::rules::STATE_TORN)).
     pub fn fork(&self) -> Self {
         self.first(self.len)
     }
@@ -353,6 +374,7 @@ impl Sequence {
             entry: self.entry.fork(tokens),
             causality: self.causality,
             others: self.others.iter().map(|other| other.first(tokens)).collect(),
+            state: self.state.as_ref().map(|state| state.fork(tokens)),
         }
     }
 
@@ -362,7 +384,9 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that the next
     /// token sees: where layers have a window, a prefix can be shared while its end is still in the window, or is kept
-    /// by a sequence of its own.
+    /// by a sequence of its own; [`STATE_KEPT`](crate::rules::STATE_KEPT) where the state behind these tokens is not
+    /// kept in layers of linear attention, [`STATE_TORN`](crate::rules::STATE_TORN) while a step is in progress there,
+    /// and after one that left layers out.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
         let shown = |part: &Self| part.causality.map_or(0, |causality| causality.shown_from(tokens));
         for part in self.groups() {
@@ -380,6 +404,7 @@ impl Sequence {
             }
             part.check_kept(tokens, shown(part))?;
         }
+        self.check_state(tokens)?;
         let mut prefix = self.first(tokens);
         for group in 0..=prefix.others.len() {
             if let Some(part) = prefix.group_mut(group) {
@@ -394,14 +419,21 @@ impl Sequence {
     ///
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or for fewer than were given back, other
-    /// than 0.
+    /// than 0; [`STATE_KEPT`](crate::rules::STATE_KEPT) and [`STATE_TORN`](crate::rules::STATE_TORN) as for
+    /// [`share_prefix`](Self::share_prefix), other than for 0.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         for part in self.groups() {
             // Without a causality the caller decides which tokens are given back.
             part.check_kept(tokens, part.causality.map_or(tokens, |causality| causality.shown_from(tokens)))?;
         }
+        self.check_state(tokens)?;
         self.cut(tokens);
         Ok(())
+    }
+
+    /// Refuses a number of tokens behind which no state is kept in layers of linear attention.
+    fn check_state(&self, tokens: usize) -> Result<(), Violation> {
+        self.state.as_ref().map_or(Ok(()), |state| state.check_kept(tokens))
     }
 
     /// Removes the tokens from `tokens` on, which is checked.
@@ -417,6 +449,9 @@ impl Sequence {
         self.len = tokens;
         self.given_back = self.given_back.min(tokens);
         self.others.iter_mut().for_each(|other| other.cut(tokens));
+        if let Some(state) = &mut self.state {
+            state.cut(tokens);
+        }
     }
 
     /// Gives back the blocks that are wholly before `position`, the first token that a sliding window still shows. A

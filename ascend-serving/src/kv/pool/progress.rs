@@ -67,13 +67,6 @@ pub(crate) struct SequenceStamp {
     changed: u64,
 }
 
-impl SequenceStamp {
-    /// Whether it is the same sequence of the pool, changed or not.
-    pub(crate) fn is_same_sequence(&self, other: &Self) -> bool {
-        (self.place, self.began) == (other.place, other.began)
-    }
-}
-
 /// The entry of a sequence in the table of its pool, freed on drop.
 pub(in crate::kv) struct SequenceEntry {
     pool: BlockPool,

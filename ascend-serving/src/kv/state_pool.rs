@@ -1,0 +1,182 @@
+//! A pool of the recurrent states of requests, with a tensor of them for each layer.
+
+use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
+use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation, bf16};
+
+use crate::error::{Error, Result};
+use crate::rules;
+use crate::sharing::PlannedStream;
+
+use super::cache_shape::{CacheShape, no_layer};
+use super::request_state::{MOST_DRAFTS, RequestState};
+use super::slot::MAX_INT32;
+
+/// What the layers of linear attention of a model have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateShape {
+    /// Layers of linear attention.
+    pub layers: usize,
+    /// Heads of the values (`Nv`), each with a state.
+    pub value_heads: usize,
+    /// Elements of a value in a head (`Dv`).
+    pub value_dim: usize,
+    /// Elements of a key in a head (`Dk`).
+    pub key_dim: usize,
+    /// The factor of the queries, usually `1 / sqrt(Dk)`.
+    pub scale: f64,
+    /// Drafts of a request in a step, 0 to 7: it has `1 + drafts` slots, so that the state behind each token of such a
+    /// step is kept, and rejected drafts are taken back.
+    pub drafts: usize,
+}
+
+/// The recurrent states of requests in the layers of linear attention of a model (Qwen3-Next, Qwen3.5, Kimi): what a
+/// [`PagedKvCache`](super::PagedKvCache) is to layers of full attention. It is a part of an
+/// [`Attention`](crate::Attention::of_hybrid), whose sequences have their states in it.
+///
+/// A request has a state of fixed size, in the same slots of every layer, which is written in place: everything about a
+/// pool goes to one stream. Its slots are taken when its sequence grows first
+/// ([`Attention::grow`](crate::Attention::grow)), and go back when the sequence is dropped or cut to 0. A fork shares
+/// the slot of the present state until one of the two grows, which then copies it, so that a sequence that is kept and
+/// never grown is a snapshot in a single slot. The window of a causal convolution, which such layers have in front, is
+/// not in the pool: CANN has no such operator on Atlas A2 and A3.
+///
+/// The operators are those of [`delta_rule`](ascend_attention::delta_rule): RecurrentGatedDeltaRule, since CANN 8.5 and
+/// on Ascend 950 since 9.1, for requests that have a slot for each of their new tokens, and ChunkGatedDeltaRule, since
+/// CANN 9.1 and on Ascend 950 since 9.2, for longer ones. What ChunkGatedDeltaRule does not take, RecurrentGatedDeltaRule
+/// computes in calls of 8 tokens of a request: prompts on earlier releases, with decays of columns (`gk`, Kimi delta
+/// attention), and over states of `f32` on Atlas A2 and A3. States are of `bf16`, from CANN 9.2 on also of `f32`.
+#[derive(Debug)]
+pub struct StatePool {
+    shape: StateShape,
+    layers: Vec<DeltaStates>,
+    slots: usize,
+    /// A state without tokens, of which those of sequences are forks.
+    none: RequestState,
+    stream: PlannedStream,
+    zeroed: Zeroed,
+}
+
+/// Makes states of a pool's type: of these slots, heads and dimensions.
+type Zeroed = fn(&Device, usize, usize, usize, usize) -> ascend_attention::Result<DeltaStates>;
+
+impl StatePool {
+    /// A pool of `slots` states of the type `S` in each layer: `1 + drafts` for each request, and one for each state
+    /// that is kept beside.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a pool without slots, layers or elements, and for more than
+    /// INT32 counts or a model has, and for a scale that is 0 or not finite;
+    /// [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for more drafts than an operator takes; as for
+    /// [`RecurrentGatedDeltaRule::plan`], where it does not take such states on this device or in this release; as for
+    /// [`Device::alloc_zeroed`].
+    pub fn new<S: Element>(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
+        let StateShape { layers, value_heads: heads, value_dim, key_dim, drafts, .. } = shape;
+        let counts = [("slots", slots, MAX_INT32), ("layers", layers, CacheShape::MAX_LAYERS)];
+        let dims = [("value_heads", heads), ("value_dim", value_dim), ("key_dim", key_dim)];
+        for (name, count, most) in counts.into_iter().chain(dims.map(|(name, count)| (name, count, MAX_INT32))) {
+            if !(1..=most).contains(&count) {
+                let refused = Error::invalid(name, count, format_args!("1 to {most}"));
+                return Err(refused.fix("give the sizes of the model, and a slot for each request and draft"));
+            }
+        }
+        let scale = shape.scale as f32;
+        if !scale.is_finite() || scale == 0.0 {
+            return Err(Error::invalid("scale", shape.scale, "a finite number that single precision tells from 0")
+                .fix("give the factor of the queries, usually one over the root of `key_dim`"));
+        }
+        if drafts > MOST_DRAFTS {
+            return Err(rules::STATE_DRAFTS
+                .broken(format_args!("{drafts} drafts"), format_args!("0 to {MOST_DRAFTS}"))
+                .into());
+        }
+        let zeroed: Zeroed = DeltaStates::zeroed::<S>;
+        check_taken(stream, &shape, zeroed)?;
+        let states = || zeroed(stream.device(), slots, heads, value_dim, key_dim);
+        Ok(Self {
+            shape,
+            layers: (0..layers).map(|_| states()).collect::<Result<_, _>>()?,
+            slots,
+            none: RequestState::of_pool(slots, drafts),
+            stream: PlannedStream::of(stream),
+            zeroed,
+        })
+    }
+
+    /// What the layers have in common.
+    pub fn shape(&self) -> StateShape {
+        self.shape
+    }
+
+    /// Slots of each layer.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Slots that no sequence holds.
+    pub fn free_slots(&self) -> usize {
+        self.none.free_slots()
+    }
+
+    /// The states of a layer, counted from 0 among those of linear attention, `[slots, Nv, Dv, Dk]`, to be read on the
+    /// pool's stream. Who writes to them writes to the states of requests.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that there is not.
+    pub fn layer(&self, layer: usize) -> Result<&DeltaStates> {
+        self.layers.get(layer).ok_or_else(|| no_layer(layer, self.layers.len()))
+    }
+
+    /// States of zeros beside the pool, of its type and sizes.
+    pub(crate) fn states_beside(&self, device: &Device, slots: usize) -> Result<DeltaStates> {
+        let StateShape { value_heads, value_dim, key_dim, .. } = self.shape;
+        Ok((self.zeroed)(device, slots, value_heads, value_dim, key_dim)?)
+    }
+
+    /// A state without tokens, which has no slot yet.
+    pub(crate) fn state(&self) -> RequestState {
+        self.none.fork(0)
+    }
+
+    /// Refuses a sequence whose state is not of this pool, or was written in some layers alone.
+    pub(crate) fn check_state(&self, state: Option<&RequestState>) -> Result<(), Violation> {
+        self.none.check_beside(state)?;
+        state.map_or(Ok(()), RequestState::check_whole)
+    }
+
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        let checked = self.stream.check(stream, "the stream of the pool, which orders the use of its states");
+        checked.map_err(|refused| refused.fix("pass the stream that the pool of states was made with"))
+    }
+
+    /// Makes the slots of a next step the state's own: takes those that it lacks, and queues the copies of a present
+    /// state that others hold too, or the zeros with which a state begins.
+    pub(crate) fn make_ready(&self, stream: &Stream, state: &RequestState) -> Result<()> {
+        state.make_ready(|from, to| {
+            self.layers.iter().try_for_each(|layer| {
+                let to = state_in(layer.tensor(), to.number())?;
+                match from {
+                    Some(from) => Ok(to.copy_from(stream, &state_in(layer.tensor(), from.number())?)?),
+                    None => Ok(to.clear(stream)?),
+                }
+            })
+        })
+    }
+}
+
+/// The state in a slot.
+pub(crate) fn state_in(states: &AnyTensor, slot: usize) -> Result<AnyTensor> {
+    Ok(states.narrow(0, slot..slot.saturating_add(1))?)
+}
+
+/// Refuses states that the operator does not take on this device: plans a token of a request over one of them.
+fn check_taken(stream: &Stream, shape: &StateShape, zeroed: Zeroed) -> Result<()> {
+    let &StateShape { value_heads: heads, value_dim, key_dim, scale, .. } = shape;
+    let device = stream.device();
+    let empty = |shape: &[usize]| Tensor::<bf16>::empty(device, shape);
+    let (key, value) = (empty(&[1, heads, key_dim])?, empty(&[1, heads, value_dim])?);
+    let (beta, states) = (empty(&[1, heads])?, zeroed(device, 1, heads, value_dim, key_dim)?);
+    let tensors = DeltaTensors::new((&key, &key, &value), &beta);
+    RecurrentGatedDeltaRule::new(scale).plan(&DeltaSequences::of_slots(stream, &[[0]])?, (tensors, &states))?;
+    Ok(())
+}
