@@ -36,6 +36,9 @@ pub(super) struct Arguments {
     /// Write each case with the outputs computed here, as a case file of the same name, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Ask the device for deterministic operators (ACL_OPT_DETERMINISTIC)
+    #[arg(long)]
+    deterministic: bool,
     /// Print a JSON object for each case, and one with the counts
     #[arg(long)]
     json: bool,
@@ -49,6 +52,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     };
     let runtime = arguments.platform.runtime()?;
     let device = runtime.device(arguments.device)?;
+    if arguments.deterministic {
+        device.set_deterministic(true)?;
+    }
     let stream = device.stream()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {

@@ -47,6 +47,9 @@ pub(super) struct Arguments {
     /// Number of the device
     #[arg(long, value_name = "ID", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     device: i32,
+    /// Ask the device for deterministic operators (ACL_OPT_DETERMINISTIC)
+    #[arg(long)]
+    deterministic: bool,
     /// Exit with code 1 if any row differs
     #[arg(long)]
     same: bool,
@@ -59,6 +62,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let files = collect(&arguments.files, &[CASES])?;
     let runtime = arguments.platform.runtime()?;
     let device = runtime.device(arguments.device)?;
+    if arguments.deterministic {
+        device.set_deterministic(true)?;
+    }
     let stream = device.stream()?;
     let target = device.target()?;
     let platform = DeviceReport::of(&stream);
@@ -136,8 +142,9 @@ fn vary(case: AttentionCase, stream: &Stream, target: Target, report: &mut CaseR
         report.found.push(Found::new(name, found));
     }
     let platform = stream.device().runtime().platform();
+    let deterministic = stream.device().is_deterministic().map_err(|error| error.to_string())?;
     for count in threads::COUNTS {
-        let found = threads::outputs(original.case(), count, platform).and_then(|outputs| {
+        let found = threads::outputs(original.case(), count, platform, deterministic).and_then(|outputs| {
             let after = ComputedRows::of(&original, &outputs)?;
             let mut difference = Difference::default();
             for b in 0..original.count() {
