@@ -3,7 +3,7 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan};
+use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
@@ -41,10 +41,13 @@ impl<T: Element> Attention<T> {
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for
     /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
-    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have; as for
+    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have;
+    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) where the device was asked otherwise since
+    /// [`Attention::deterministic`]; as for
     /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
+        check_deterministic(self.deterministic, stream.device())?;
         let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
         for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {
             group.admits(stream, metadata)?;
