@@ -206,4 +206,7 @@ mod pages {
 
     #[doc = include_str!("../../docs/src/backends.md")]
     struct BackendsPage;
+
+    #[doc = include_str!("../../docs/src/determinism.md")]
+    struct Determinism;
 }
