@@ -32,6 +32,9 @@ pub(super) struct Arguments {
     /// Write each case with the outputs computed here, as a case file of the same name, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Ask the device for deterministic operators (ACL_OPT_DETERMINISTIC)
+    #[arg(long)]
+    deterministic: bool,
     /// Print a JSON object for each case, and one with the counts
     #[arg(long)]
     json: bool,
@@ -44,6 +47,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         None => None,
     };
     let stream = arguments.device.stream()?;
+    if arguments.deterministic {
+        stream.device().set_deterministic(true)?;
+    }
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;

@@ -207,4 +207,7 @@ mod pages {
 
     #[doc = include_str!("../../docs/src/backends.md")]
     struct BackendsPage;
+
+    #[doc = include_str!("../../docs/src/determinism.md")]
+    struct Determinism;
 }

@@ -275,9 +275,22 @@ ascend_attention::spec::library_rules! {
     BACKEND_SHARED_PREFIX = "backend.shared_prefix_decode",
         "neighbouring requests share enough cached blocks that all their tokens see",
         "sort the batch by rows of the table, and register an ordinary backend behind this one";
+    BACKEND_KNOWN = "backend.known",
+        "flags name backends of the library",
+        "write names as `Backends::names` prints them, divided by commas; register a backend of your own by \
+         `Backends::with`";
     BACKEND_NAME = "backend.name",
         "layers prefer a registered backend",
         "register the backend by `with` before it is preferred";
+    BACKEND_DETERMINISTIC = "backend.deterministic",
+        "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
+         (`AttentionBackend::is_batch_invariant`)",
+        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or leave \
+         `Attention::deterministic` out";
+    DEVICE_DETERMINISTIC = "device.deterministic",
+        "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
+        "call `Device::set_deterministic(true)`, and let nobody take it back: another `Attention::deterministic(false)` \
+         of the device does";
     BACKEND_LAYERS = "backend.layers",
         "backends are preferred for layers of the model that they compute",
         "name the layers in `Backends::prefer` as the model numbers them, each in the backends of its own group";

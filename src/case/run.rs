@@ -27,6 +27,7 @@ impl<A: CaseArguments + Clone> Case<A> {
     ///
     /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of
     /// them if the stream is emulated, and on the stream if its device is of that product and its release not older.
+    /// The emulation of another device is [deterministic](crate::Device::set_deterministic) where the stream's is.
     ///
     /// # Errors
     /// Only for what decides nothing about the case: a device that fails, memory that runs out, a CANN without the

@@ -76,7 +76,11 @@ impl NamedTarget<'_> {
             return Ok(None);
         }
         let runtime = Runtime::emulated_as(&Machine::named(soc_name, cann))?;
-        runtime.device(device.id())?.stream().map(Some)
+        let other = runtime.device(device.id())?;
+        if device.is_deterministic()? {
+            other.set_deterministic(true)?;
+        }
+        other.stream().map(Some)
     }
 
     /// Describes the target that the case names.

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use ascend_spec::{Soc, Target};
 use ascend_sys::bindings as sys;
 
-use crate::error::{Result, acl};
-use crate::runtime::{Context, Runtime, capturing};
+use crate::error::{Error, Result, acl};
+use crate::runtime::{Context, Platform, Runtime, capturing};
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +122,61 @@ impl Device {
         unsafe { acl!(api, aclrtSynchronizeDevice()) }?;
         self.context().sweep();
         Ok(())
+    }
+
+    /// Asks for deterministic operators (`ACL_OPT_DETERMINISTIC`), or no longer: for calls that are planned from now
+    /// on, by whoever shares the device's context in this process. Plans and captured graphs keep what held when they
+    /// were made. The option ends with the last handle of the device.
+    ///
+    /// CANN promises that a deterministic operator gives equal bits whenever it is called again with equal inputs.
+    /// The emulation promises more: that the bits of an attention row depend on its query and the keys that it sees
+    /// alone ([`Device::is_batch_invariant`]), at the price of its kernel for decoding.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtCtxSetSysParamOpt")]
+    pub fn set_deterministic(&self, deterministic: bool) -> Result<()> {
+        let api = self.context().bind()?;
+        let option = sys::aclSysParamOpt::ACL_OPT_DETERMINISTIC;
+        // SAFETY: has no precondition but a current context.
+        unsafe { acl!(api, aclrtCtxSetSysParamOpt(option, i64::from(deterministic))) }
+    }
+
+    /// Whether calls that are planned now are to be deterministic, by [`Device::set_deterministic`], another library
+    /// that shares the context, or the option of the process.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtCtxGetSysParamOpt")]
+    pub fn is_deterministic(&self) -> Result<bool> {
+        let api = self.context().bind()?;
+        let option = sys::aclSysParamOpt::ACL_OPT_DETERMINISTIC;
+        let mut value = 0;
+        // SAFETY: `value` is a place for the result.
+        match unsafe { acl!(api, aclrtCtxGetSysParamOpt(option, &mut value)) } {
+            Err(Error::Acl { status, .. }) if status.0 == sys::ACL_ERROR_RT_SYSPARAMOPT_NOT_SET => {
+                // SAFETY: `value` is a place for the result.
+                unsafe { acl!(api, aclrtGetSysParamOpt(option, &mut value)) }?;
+            }
+            read => read?,
+        }
+        Ok(value != 0)
+    }
+
+    /// Whether the bits of an attention row that is planned now depend on its query and the keys that it sees alone,
+    /// and not on other rows, on the cut of a prompt into chunks, on the cache's blocks or on threads.
+    ///
+    /// So it is on the emulation while [`Device::is_deterministic`] holds. CANN does not promise it, so that it is
+    /// never known of an NPU or of functions that the program provides: `ascend-attn determinism` measures it there.
+    ///
+    /// # Errors
+    /// As for [`Device::is_deterministic`].
+    pub fn is_batch_invariant(&self) -> Result<bool> {
+        Ok(self.runtime().platform() == Platform::Emulated && self.is_deterministic()?)
     }
 
     /// The raw context (`aclrtContext`), valid while this device is.

@@ -52,19 +52,6 @@ pub enum Platform {
     Custom,
 }
 
-impl Platform {
-    /// Whether a request's attention is promised to be the same, bit for bit, whatever other requests are in the call.
-    ///
-    /// It is not: CANN promises nothing of the kind, and the emulation splits long contexts by how much there is to
-    /// do in the call. Equal calls give equal bits in the emulation, on any number of threads; results that must not
-    /// depend on the batch take a call for each request.
-    pub fn is_batch_invariant(self) -> bool {
-        match self {
-            Self::Npu | Self::Emulated | Self::Custom => false,
-        }
-    }
-}
-
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

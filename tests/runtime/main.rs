@@ -10,6 +10,7 @@
 
 #[cfg(all(feature = "emulation", not(target_feature = "crt-static")))]
 mod check_mode;
+mod deterministic;
 mod errors;
 mod faults;
 mod graph;

@@ -2,17 +2,12 @@
 
 mod report;
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
-use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, BatchedQueries, CascadePrefill, ChunkedLocalAttention,
-    FusedAttention, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SplitDecode, TwoFusedCalls,
-    compare_backends,
-};
+use ascend_serving::{AttentionShape, BackendComparison, BackendTrial, Backends, RecordedBatch, compare_backends};
 use clap::ValueEnum;
 
 use super::output::Output;
@@ -33,26 +28,24 @@ pub(super) struct Arguments {
     /// Files of recorded steps, one in a line
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Backends of the first side, in the order in which they are tried: fused, fused_in_two, paged_decode,
-    /// batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS
-    /// with the keys of a part
+    /// Backends of the first side, divided by commas, in the order in which they are tried: fused, fused_in_two,
+    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or
+    /// split_decode:KEYS with the keys of a part
     #[arg(
         long,
         required = true,
-        value_delimiter = ',',
-        value_name = "NAME",
-        value_parser = name
+        value_name = "NAMES",
+        value_parser = names
     )]
-    first: Vec<Name>,
+    first: String,
     /// Backends of the second side
     #[arg(
         long,
         required = true,
-        value_delimiter = ',',
-        value_name = "NAME",
-        value_parser = name
+        value_name = "NAMES",
+        value_parser = names
     )]
-    second: Vec<Name>,
+    second: String,
     /// Query heads
     #[arg(long, value_name = "COUNT")]
     heads: usize,
@@ -87,45 +80,10 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// Backends for caches of 16-bit elements under masks that recorded steps can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
-    FusedAttention,
-    TwoFusedCalls,
-    PagedDecode,
-    BatchedQueries,
-    CascadePrefill,
-    SharedPrefixDecode,
-    PromptAndIncre,
-    ChunkedLocalAttention,
-    /// Splits the keys into parts of this number of keys.
-    SplitDecode(NonZeroUsize),
-}
-
-/// Backends without parameters: the name on the command line, the name of the serving layer's type, and the backend.
-const NAMES: [(&str, &str, Name); 8] = [
-    ("fused", "FusedAttention", Name::FusedAttention),
-    ("fused_in_two", "TwoFusedCalls", Name::TwoFusedCalls),
-    ("paged_decode", "PagedDecode", Name::PagedDecode),
-    ("batched_queries", "BatchedQueries", Name::BatchedQueries),
-    ("cascade_prefill", "CascadePrefill", Name::CascadePrefill),
-    ("shared_prefix_decode", "SharedPrefixDecode", Name::SharedPrefixDecode),
-    ("prompt_and_incre", "PromptAndIncre", Name::PromptAndIncre),
-    ("chunked_local", "ChunkedLocalAttention", Name::ChunkedLocalAttention),
-];
-
-/// Parses the name of a backend.
-fn name(text: &str) -> Result<Name, String> {
-    if let Some((.., name)) = NAMES.iter().find(|(known, ..)| *known == text) {
-        return Ok(*name);
-    }
-    if let Some(("split_decode", keys)) = text.split_once(':') {
-        let keys =
-            keys.parse().map_err(|_| format!("{keys:?} keys of a part: a number from 1 on, as in split_decode:256"))?;
-        return Ok(Name::SplitDecode(keys));
-    }
-    let known = NAMES.map(|(known, ..)| known).join(", ");
-    Err(format!("one of {known}, and split_decode:KEYS"))
+/// Reads the names of backends, which exist for any element type.
+fn names(text: &str) -> Result<String, String> {
+    let read = text.parse::<Backends<f16>>();
+    read.map(|_| text.to_owned()).map_err(|refused| refused.allowed)
 }
 
 /// Parses a distance that elements may be apart.
@@ -133,12 +91,6 @@ fn distance(text: &str) -> Result<f64, String> {
     let distance = text.parse().ok();
     let distance = distance.filter(|distance: &f64| distance.is_finite() && *distance >= 0.0);
     distance.ok_or_else(|| "a finite number of at least 0".to_owned())
-}
-
-/// The serving layer's text on a backend that would serve a step, in the words of the command line.
-fn as_flag(why: &str) -> String {
-    let names = NAMES.iter();
-    names.fold(why.to_owned(), |why, (name, of, _)| why.replace(&format!("`.with({of})`"), &format!("the name {name}")))
 }
 
 /// The memory layout of a cache.
@@ -206,21 +158,6 @@ fn compare<T: Number>(
         Format::Nz => Cache::Nz,
     };
     let trial = BackendTrial::new(shape, arguments.layers).seed(arguments.seed).runs(arguments.runs).format(format);
-    let sides = [&arguments.first, &arguments.second].map(|names| backends::<T>(names));
-    compare_backends(stream, &trial, sides, steps)
-}
-
-fn backends<T: Number>(names: &[Name]) -> Backends<T> {
-    let add = |backends: Backends<T>, name: &Name| match name {
-        Name::FusedAttention => backends.with(FusedAttention),
-        Name::TwoFusedCalls => backends.with(TwoFusedCalls),
-        Name::PagedDecode => backends.with(PagedDecode),
-        Name::BatchedQueries => backends.with(BatchedQueries),
-        Name::CascadePrefill => backends.with(CascadePrefill),
-        Name::SharedPrefixDecode => backends.with(SharedPrefixDecode::ALWAYS),
-        Name::PromptAndIncre => backends.with(PromptAndIncre),
-        Name::ChunkedLocalAttention => backends.with(ChunkedLocalAttention),
-        Name::SplitDecode(keys) => backends.with(SplitDecode::Tiles(*keys)),
-    };
-    names.iter().fold(Backends::none(), add)
+    let [first, second] = [&arguments.first, &arguments.second].map(|names| names.parse::<Backends<T>>());
+    compare_backends(stream, &trial, [first?, second?], steps)
 }

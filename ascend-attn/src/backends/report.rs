@@ -10,7 +10,7 @@ use crate::report::{counted, number};
 pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
     let side = |side: &ascend_serving::Result<ServedStep>| match side {
         Ok(served) => format!("{} {}", served.backend, milliseconds(served.time)),
-        Err(why) => format!("refused ({})", super::as_flag(&why.to_string())),
+        Err(why) => format!("refused ({why})"),
     };
     let [first, second] = &step.sides;
     let mut line = format!("step {at}, {:?}: {} and {}: ", step.state, side(first), side(second));
@@ -44,7 +44,7 @@ pub(super) fn sum_text(found: &BackendComparison) -> String {
 pub(super) fn step_json(at: usize, step: &StepComparison) -> Value {
     let side = |side: &ascend_serving::Result<ServedStep>| match side {
         Ok(served) => json!({ "backend": served.backend, "ms": in_milliseconds(served.time) }),
-        Err(why) => json!({ "refused": super::as_flag(&why.to_string()) }),
+        Err(why) => json!({ "refused": why.to_string() }),
     };
     json!({
         "step": at,

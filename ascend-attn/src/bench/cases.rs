@@ -377,6 +377,7 @@ impl Ready<'_> {
             single: self.single,
             geometry: self.geometry.as_ref(),
             working_memory: Some(&self.working_memory),
+            ..RunOptions::default()
         };
         // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
         let done = unsafe { kernel::run_with(self.problem, &buffers, &options) };

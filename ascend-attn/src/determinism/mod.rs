@@ -43,6 +43,9 @@ pub(super) struct Arguments {
     files: Vec<PathBuf>,
     #[command(flatten)]
     device: DeviceChoice,
+    /// Ask the device for deterministic operators (ACL_OPT_DETERMINISTIC)
+    #[arg(long)]
+    deterministic: bool,
     /// Exit with code 1 if any row differs
     #[arg(long)]
     same: bool,
@@ -54,6 +57,9 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let files = collect(&arguments.files, &[CASES])?;
     let stream = arguments.device.stream()?;
+    if arguments.deterministic {
+        stream.device().set_deterministic(true)?;
+    }
     let target = stream.device().target()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
@@ -130,8 +136,9 @@ fn vary(case: AttentionCase, stream: &Stream, target: Target, report: &mut CaseR
         report.found.push(Found::new(name, found));
     }
     let platform = stream.device().runtime().platform();
+    let deterministic = stream.device().is_deterministic().map_err(|error| error.to_string())?;
     for count in threads::COUNTS {
-        let found = threads::outputs(original.case(), count, platform).and_then(|outputs| {
+        let found = threads::outputs(original.case(), count, platform, deterministic).and_then(|outputs| {
             let after = ComputedRows::of(&original, &outputs)?;
             let mut difference = Difference::default();
             for b in 0..original.count() {

@@ -14,7 +14,7 @@ pub(super) const COUNTS: [usize; 4] = [1, 2, 3, 8];
 /// The variable that the emulation reads.
 const VARIABLE: &str = "ASCEND_EMU_THREADS";
 
-/// The outputs of a case with this number of threads.
+/// The outputs of a case with this number of threads, computed by deterministic operators or others.
 ///
 /// # Errors
 /// Why the outputs are not known: an NPU has no such choice, or the process failed.
@@ -22,6 +22,7 @@ pub(super) fn outputs(
     case: &AttentionCase,
     threads: usize,
     platform: Platform,
+    deterministic: bool,
 ) -> Result<Vec<(&'static str, CaseTensor)>, String> {
     if platform != Platform::Emulated {
         return Err("an NPU does not let a program choose its threads".to_owned());
@@ -30,18 +31,19 @@ pub(super) fn outputs(
     let file = folder.path().join("case.safetensors");
     let out = folder.path().join("computed");
     case.write(&file).map_err(|error| error.to_string())?;
-    run(&file, &out, threads)?;
+    run(&file, &out, threads, deterministic)?;
     let computed = out.join("case.safetensors");
     let computed = Case::read(computed).map_err(|error| error.to_string())?;
     Ok(computed.expected)
 }
 
 /// Runs `ascend-attn run` on a case in a process with this number of threads.
-fn run(file: &Path, out: &Path, threads: usize) -> Result<(), String> {
+fn run(file: &Path, out: &Path, threads: usize, deterministic: bool) -> Result<(), String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
         .args(["run", "--platform", "emulated", "--out"])
         .args([out, file])
+        .args(deterministic.then_some("--deterministic"))
         .env(VARIABLE, threads.to_string())
         .output()
         .map_err(|error| error.to_string())?;

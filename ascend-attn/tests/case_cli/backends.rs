@@ -99,8 +99,7 @@ fn backends_of_chunks_and_of_parts_have_names() {
     let output = backends(&chunks[0], &["--first", "fused", "--second", "fused"]);
     assert_eq!(output.status.code(), Some(1));
     let printed = text(&output.stdout);
-    assert!(printed.contains("the name chunked_local"), "{printed}");
-    assert!(!printed.contains(".with("), "{printed}");
+    assert!(printed.contains("named `chunked_local`"), "{printed}");
 
     let output = backends(STEPS[0], &["--first", "split_decode:128", "--second", "paged_decode"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -109,6 +108,7 @@ fn backends_of_chunks_and_of_parts_have_names() {
         ("split_decode:0", "as in split_decode:256"),
         ("split_decode:x", "as in split_decode:256"),
         ("split_decode", "split_decode:KEYS"),
+        ("fused,fused", "each once"),
         ("flash", "one of fused, fused_in_two, paged_decode"),
     ] {
         let output = backends(STEPS[0], &["--first", name, "--second", "fused"]);

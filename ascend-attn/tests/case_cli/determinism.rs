@@ -71,6 +71,19 @@ fn every_way_computes_the_same_attention() {
     }
 }
 
+/// With deterministic operators no way changes a bit of any case, of any product.
+#[test]
+fn deterministic_operators_change_no_bit() {
+    let folders = ["numeric", "quantised", "targets", "real"].map(vectors);
+    let mut arguments: Vec<&str> = folders.iter().map(|path| path.to_str().unwrap()).collect();
+    arguments.extend(["--deterministic", "--same"]);
+    let (files, counts) = found(&arguments);
+    let ways = files.iter().flat_map(by_name);
+    let chunks = ways.filter(|(name, found)| name.starts_with("chunks of ") && found["verdict"] == "same").count();
+    assert!(chunks >= 40, "{chunks}");
+    assert_eq!(counts["summary"]["differing"], 0);
+}
+
 /// Two sequences of four rows and 40 keys, causal from the right, BNSD of FLOAT16.
 fn causal(folder: &Path) -> String {
     let mut case = AttentionCase::new("causal", Default::default());

@@ -7,7 +7,7 @@ use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::lock::Lock;
-use crate::runtime::context::{self, Options};
+use crate::runtime::context::{self, PROCESS_OPTIONS};
 use crate::status::{FEATURE_UNSUPPORTED, NOT_SUPPORTED, NULL_PARAM, Outcome, acl, acl_answer, failure};
 use ascend_sys::bindings::{
     aclError, aclSysParamOpt, aclrtContext, aclrtErrorInfo, aclrtErrorType, aclrtMemUceInfo, aclrtRunMode,
@@ -67,8 +67,6 @@ pub unsafe extern "C" fn aclrtGetCurrentContext(context: *mut aclrtContext) -> a
     })
 }
 
-static PROCESS: Options = Options::new();
-
 pub unsafe extern "C" fn aclrtCtxSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError {
     acl(|| context::current()?.options.set("aclrtCtxSetSysParamOpt", i64::from(opt.0), value))
 }
@@ -82,14 +80,14 @@ pub unsafe extern "C" fn aclrtCtxGetSysParamOpt(opt: aclSysParamOpt, value: *mut
 }
 
 pub unsafe extern "C" fn aclrtSetSysParamOpt(opt: aclSysParamOpt, value: i64) -> aclError {
-    acl(|| PROCESS.set("aclrtSetSysParamOpt", i64::from(opt.0), value))
+    acl(|| PROCESS_OPTIONS.set("aclrtSetSysParamOpt", i64::from(opt.0), value))
 }
 
 pub unsafe extern "C" fn aclrtGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
     acl(|| {
         // Unlike a context, a process has every option from the start, since programs query options before they set
         // them.
-        let found = PROCESS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
+        let found = PROCESS_OPTIONS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
         let found = found.unwrap_or_default();
         // SAFETY: the caller's promise.
         unsafe { store("value", value, found) }

@@ -65,6 +65,8 @@ pub(super) struct Attention {
     pub(super) lse_offset: f32,
     /// Whether a row is written as zeros if the mask tensor hides all of its keys, and not as the mean of the values.
     pub(super) zeroes_masked_rows: bool,
+    /// Whether the bits of a row depend on the row alone.
+    pub(super) deterministic: bool,
 }
 
 /// The tensors of attention whose sequences are listed one by one.
@@ -203,6 +205,7 @@ impl Attention {
             },
             lse_offset: problem.probability_scale.map_or(0.0, |grid| first(grid).ln()),
             zeroes_masked_rows: problem.zeroes_masked_rows,
+            deterministic: false,
         })
     }
 
@@ -238,6 +241,7 @@ impl Attention {
             output_scale: 1.0,
             lse_offset: 0.0,
             zeroes_masked_rows: false,
+            deterministic: false,
         }
     }
 

@@ -137,6 +137,8 @@ fn log_sum_exp(max: f32, sum: f32) -> f32 {
 }
 
 /// Divides the output by the running sum, after the sink was added to maximum and sum. Returns maximum and sum.
+///
+/// A sum that has underflowed to -0 is written as 0, since it would be 0 had a hidden key been added with weight 0.
 #[inline(always)]
 fn divide(out: &mut [Vector], (mut max, mut sum): (f32, f32), sink: Option<&f32>, output_scale: f32) -> (f32, f32) {
     let mut factor = output_scale;
@@ -149,7 +151,7 @@ fn divide(out: &mut [Vector], (mut max, mut sum): (f32, f32), sink: Option<&f32>
     }
     let factor = factor / sum;
     for out in out.as_flattened_mut() {
-        *out *= factor;
+        *out = *out * factor + 0.0;
     }
     (max, sum)
 }

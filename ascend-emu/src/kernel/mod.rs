@@ -38,7 +38,10 @@
 //! The kernels compute as `innerPrecise` 0 does: scores, softmax and sums in single precision, weights rounded to the
 //! element type before they are multiplied with the values, one rounding at the end. A result depends on the call and
 //! the instruction set alone. How keys are split follows from the lengths and not from the number of threads, so
-//! every call is deterministic.
+//! equal calls give equal bits.
+//!
+//! With [`RunOptions::deterministic`] equal rows give equal bits, in whatever call: every row is computed by the prefill
+//! kernel, over the same KV tiles and key ranges, counted from key 0, so that its sums have one order.
 //!
 //! # Memory
 //!
@@ -154,9 +157,11 @@ pub unsafe fn run(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Resu
     unsafe { run_with(problem, buffers, &RunOptions::default()) }
 }
 
-/// Settings of a run that no call of an operator can express, for tests and benchmarks.
+/// Settings of a run that no call of an operator can express: one of its context, and those of tests and benchmarks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions<'a> {
+    /// Whether the bits of a row depend on the row alone: its query, and the keys that it sees at their positions.
+    pub deterministic: bool,
     /// Whether every tensor of the query's element type holds `FLOAT` instead.
     pub single: bool,
     /// Visible keys, replacing the problem's for every sequence with the same lengths.
@@ -246,6 +251,7 @@ unsafe fn run_under(
     }
     // SAFETY: the caller keeps this contract.
     let mut attention = unsafe { Attention::new(problem, buffers, options.single) }?;
+    attention.deterministic = options.deterministic;
     if let Some(geometry) = options.geometry {
         attention.override_geometry(geometry);
     }

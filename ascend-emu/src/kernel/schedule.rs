@@ -29,6 +29,9 @@ const WANTED_TASKS: usize = 64;
 /// Smallest number of keys for a task of its own.
 const MIN_SPLIT_KEYS: usize = 6 * TILE_KEYS;
 
+/// Keys of each task of a deterministic call. Ranges of this length are counted from key 0.
+const DETERMINISTIC_SPLIT_KEYS: usize = 32 * TILE_KEYS;
+
 /// Smallest number of multiplications for which other threads are woken.
 const MIN_PARALLEL_WORK: u64 = 1 << 21;
 
@@ -55,7 +58,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, Host
     let mut tasks = try_with_capacity(blocks.len())?;
     let mut splits = Vec::new();
     for block in blocks {
-        let length = split_length(&block, count);
+        let length = if attention.deterministic { DETERMINISTIC_SPLIT_KEYS } else { split_length(&block, count) };
         if block.keys.len() <= length {
             tasks.push((block, None));
             continue;
@@ -106,7 +109,10 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
         for kv_head in 0..attention.kv_heads {
             for first in (0..queries).step_by(size) {
                 let queries = first..queries.min(first + size);
-                let keys = sequence.span(attention.rows(&queries), &all);
+                let mut keys = sequence.span(attention.rows(&queries), &all);
+                if attention.deterministic && !keys.is_empty() {
+                    keys.start -= keys.start % DETERMINISTIC_SPLIT_KEYS;
+                }
                 blocks.push(Task { sequence: number, kv_head, queries, keys });
             }
         }
@@ -182,7 +188,7 @@ impl Kernel for ComputeTask<'_> {
         let (attention, sequence, task) = (context.attention, context.sequence, context.task);
         let softmax = if task.keys.is_empty() {
             OnlineSoftmax::empty(context.scratch, task.queries.len(), attention.columns())
-        } else if task.queries.len() <= decode::QUERIES {
+        } else if task.queries.len() <= decode::QUERIES && !attention.deterministic {
             simd.outline(decode::Attend(context))
         } else {
             simd.outline(prefill::Attend(context))

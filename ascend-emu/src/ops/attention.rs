@@ -7,7 +7,7 @@ use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
-use crate::kernel::{self, Buffers};
+use crate::kernel::{self, Buffers, RunOptions};
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -77,6 +77,8 @@ pub(crate) struct Attention<A: AttentionArguments> {
     check: Check,
     /// Whether the length arrays are placeholders, with which nothing can be computed.
     measured: bool,
+    /// Whether the context asked for deterministic operators when the call was prepared.
+    deterministic: bool,
 }
 
 /// Largest number of elements of a contiguous copy. Tensors of stride 0 are small however many elements they have.
@@ -117,6 +119,7 @@ impl<A: AttentionCall> Attention<A> {
             overruns: overruns && A::OVERRUNS,
             check: check(),
             measured,
+            deterministic: context::is_deterministic(),
         };
         op.touches = op.find_touches()?;
         Ok(op)
@@ -210,8 +213,9 @@ impl<A: AttentionCall> Attention<A> {
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
         // apart from everything else. Copies have all elements of their tensors.
         unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
+        let options = RunOptions { deterministic: self.deterministic, ..RunOptions::default() };
         // SAFETY: the ranges of `touches` are live and locked for this task, and the outputs overlap nothing else.
-        unsafe { kernel::run(problem, &buffers) }
+        unsafe { kernel::run_with(problem, &buffers, &options) }
             .map_err(|unsupported| Fault { code: AICORE_EXCEPTION, message: unsupported.to_string() })?;
         for (role, copy) in &copies {
             let copied = self.copied(problem, *role);

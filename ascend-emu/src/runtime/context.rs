@@ -15,6 +15,7 @@ use crate::status::{
     CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE, REPEAT_INITIALIZE,
     STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
 };
+use ascend_sys::bindings::aclSysParamOpt;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -54,7 +55,11 @@ impl Options {
     /// The value that was set, if one was.
     pub(crate) fn get(&self, name: &str, option: i64) -> Outcome<Option<i64>> {
         let place = Self::place(name, option)?;
-        Ok(self.0.lock().get(place).copied().flatten())
+        Ok(self.value(place))
+    }
+
+    fn value(&self, place: usize) -> Option<i64> {
+        self.0.lock().get(place).copied().flatten()
     }
 
     /// The value that was set; fails if none was.
@@ -62,6 +67,17 @@ impl Options {
         let value = self.get(name, option)?;
         value.ok_or_else(|| failure!(SYSPARAM_NOT_SET, "{name}: option {option} was not set"))
     }
+}
+
+/// The options of the process.
+pub(crate) static PROCESS_OPTIONS: Options = Options::new();
+
+/// Whether operators that the calling thread prepares are to be deterministic (`ACL_OPT_DETERMINISTIC`): by the option
+/// of its context, or, where that was not set, by that of the process.
+pub(crate) fn is_deterministic() -> bool {
+    let place = aclSysParamOpt::ACL_OPT_DETERMINISTIC.0 as usize;
+    let own = current().ok().and_then(|context| context.options.value(place));
+    own.or_else(|| PROCESS_OPTIONS.value(place)).is_some_and(|value| value != 0)
 }
 
 /// A context of a device, which has streams.

@@ -54,6 +54,15 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
         false
     }
 
+    /// Whether deterministic operators make a row's bits depend on the row's query and keys alone
+    /// ([`Attention::deterministic`](crate::Attention::deterministic)), in steps such as this one: each row is computed
+    /// by one call, over keys of its request that begin at the same token in every step, and that have the same values
+    /// whether they are the step's own or cached. Backends that merge parts, read own keys more exactly than cached
+    /// ones, or change the formula with the step do not: deterministic attention does not call them.
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        false
+    }
+
     /// Describes the work of a step, for layers whose tensors have the shapes of `first`: the tensors of the first
     /// layer that the program will serve.
     ///

@@ -24,6 +24,10 @@ impl<T: Element> AttentionBackend<T> for BatchedQueries {
         "batched_queries"
     }
 
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
+    }
+
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let mask = step.mask.causality()?;

@@ -33,6 +33,10 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocalAttention {
         Self::NAME
     }
 
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
+    }
+
     fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let LayerMask::Causality(Causality::Chunk(chunk)) = step.mask else {
             return Err(Violation::new(

@@ -30,6 +30,10 @@ impl<T: Element> AttentionBackend<T> for FusedAttention {
         "fused"
     }
 
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
+    }
+
     fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         Ok(StepCall::of_step(step)?.into())
     }
@@ -46,6 +50,10 @@ pub struct TwoFusedCalls;
 impl<T: Element> AttentionBackend<T> for TwoFusedCalls {
     fn name(&self) -> &'static str {
         "fused_in_two"
+    }
+
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
     }
 
     fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {

@@ -1,11 +1,13 @@
 //! Ways to compute the attention of a step.
 
 mod backend;
+mod backend_flags;
 mod batched_queries;
 mod cascade_prefill;
 mod chunked_local_attention;
 mod copied_rows;
 mod dense_rows;
+mod deterministic;
 mod fused_attention;
 mod latent;
 mod latent_tensors;
@@ -28,9 +30,11 @@ mod step_plan;
 
 pub use backend::AttentionBackend;
 pub(crate) use backend::checked_program;
+pub use backend_flags::BackendFlags;
 pub use batched_queries::BatchedQueries;
 pub use cascade_prefill::CascadePrefill;
 pub use chunked_local_attention::ChunkedLocalAttention;
+pub(crate) use deterministic::check_deterministic;
 pub use fused_attention::{FusedAttention, TwoFusedCalls};
 pub use latent::Mla;
 pub(crate) use latent_tensors::LatentFormKind;

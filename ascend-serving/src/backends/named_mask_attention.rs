@@ -45,6 +45,10 @@ impl<T: Element> AttentionBackend<T> for NamedMaskAttention {
         Self::NAME
     }
 
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
+    }
+
     fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let LayerMask::Named(mask) = step.mask else {
             return Err(Violation::new(

@@ -50,6 +50,10 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         "paged_decode"
     }
 
+    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        true
+    }
+
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?;

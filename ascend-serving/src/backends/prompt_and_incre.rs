@@ -190,6 +190,11 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         Self::NAME
     }
 
+    /// Without a window: under one the copied keys begin where the step's first token sees.
+    fn is_batch_invariant(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
+        step.mask.causality().is_ok_and(|causality| causality.window().is_none())
+    }
+
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         if first.learnable_sink.is_some() {
             let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");

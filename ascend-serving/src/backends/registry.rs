@@ -17,6 +17,7 @@ use crate::rules;
 use super::backend::{AttentionBackend, checked_program};
 use super::batched_queries::BatchedQueries;
 use super::chunked_local_attention::ChunkedLocalAttention;
+use super::deterministic::{check_backend, check_deterministic};
 use super::fused_attention::FusedAttention;
 use super::latent::Mla;
 use super::mxfp8_attention::MxFp8Attention;
@@ -34,9 +35,13 @@ use super::step_plan::StepPlan;
 /// Backends in the order in which they are tried, and those that some layers try first.
 pub struct Backends<T: Element> {
     backends: Vec<Arc<dyn AttentionBackend<T>>>,
+    /// The only backends of some kinds of steps.
+    of_steps: HashMap<AttentionState, Vec<Arc<dyn AttentionBackend<T>>>>,
     /// The names of backends that are tried first, by layer of the cache and kind of step.
     preferred: HashMap<(usize, AttentionState), &'static str>,
     memory_limit: Option<MemoryLimit>,
+    /// Whether backends are refused whose rows depend on more than the row.
+    deterministic: bool,
 }
 
 /// The rules that no right program breaks, whatever the step is.
@@ -81,7 +86,13 @@ fn check_layer(layer: usize, layers: usize) -> Result<(), Violation> {
 impl<T: Element> Backends<T> {
     /// An empty list of backends.
     pub fn none() -> Self {
-        Self { backends: Vec::new(), preferred: HashMap::new(), memory_limit: None }
+        Self {
+            backends: Vec::new(),
+            of_steps: HashMap::new(),
+            preferred: HashMap::new(),
+            memory_limit: None,
+            deterministic: false,
+        }
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
@@ -131,7 +142,7 @@ impl<T: Element> Backends<T> {
 
     /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. Those with a name that
     /// is registered are left out. A [`memory_limit`](Self::memory_limit) of these is that of all, and so is what they
-    /// [prefer](Self::prefer).
+    /// [prefer](Self::prefer), and what they have [for some steps](Self::for_steps) where these have nothing.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -148,15 +159,43 @@ impl<T: Element> Backends<T> {
     /// ```
     pub fn append(mut self, others: Self) -> Self {
         for backend in others.backends {
-            if self.get(backend.name()).is_none() {
+            if self.backends.iter().all(|own| own.name() != backend.name()) {
                 self.backends.push(backend);
             }
+        }
+        for (state, backends) in others.of_steps {
+            self.of_steps.entry(state).or_insert(backends);
         }
         for (layer, name) in others.preferred {
             self.preferred.entry(layer).or_insert(name);
         }
         self.memory_limit = self.memory_limit.or(others.memory_limit);
         self
+    }
+
+    /// Serves some kinds of steps by other backends alone, as flags of engines ask
+    /// ([`BackendFlags`](crate::BackendFlags)): where these refuse a step of such a kind, no backend serves it. They
+    /// replace earlier ones of the kind and what layers [prefer](Self::prefer) there. Of the others only the list
+    /// counts, and neither what they prefer nor their limit of memory.
+    ///
+    /// ```
+    /// use ascend_attention::bf16;
+    /// use ascend_serving::{AttentionState, Backends, FusedAttention, PagedDecode};
+    ///
+    /// let decode = Backends::<bf16>::none().with(PagedDecode);
+    /// let backends = Backends::none().with(FusedAttention).for_steps(&[AttentionState::DecodeOnly], decode);
+    /// assert_eq!(backends.names().collect::<Vec<_>>(), ["fused", "paged_decode"]);
+    /// ```
+    pub fn for_steps(mut self, states: &[AttentionState], others: Self) -> Self {
+        self.preferred.retain(|(_, state), _| !states.contains(state));
+        self.of_steps.extend(states.iter().map(|state| (*state, others.backends.clone())));
+        self
+    }
+
+    /// The backend of this name alone.
+    pub(super) fn only(&self, name: &str) -> Option<Self> {
+        let backend = self.backends.iter().find(|backend| backend.name() == name)?;
+        Some(Self { backends: vec![Arc::clone(backend)], ..Self::none() })
     }
 
     /// Tries a registered backend before the others for some layers, as the model numbers them, in some kinds of
@@ -179,7 +218,7 @@ impl<T: Element> Backends<T> {
     /// ```
     ///
     /// # Errors
-    /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered;
+    /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered for these steps;
     /// [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a layer that no model has. One that the model does not have
     /// is refused when a step begins, one of another group by [`Attention::of_groups`](crate::Attention::of_groups).
     pub fn prefer(
@@ -188,16 +227,28 @@ impl<T: Element> Backends<T> {
         states: &[AttentionState],
         name: &str,
     ) -> Result<Self, Violation> {
-        let Some(name) = self.names().find(|known| *known == name) else {
-            let names: Vec<_> = self.names().collect();
-            return Err(rules::BACKEND_NAME.broken(format_args!("{name:?}"), format_args!("one of {names:?}")));
+        let known = |backends: &[Arc<dyn AttentionBackend<T>>]| {
+            let names = backends.iter().map(|backend| backend.name());
+            names.clone().find(|known| *known == name).ok_or_else(|| {
+                let names: Vec<_> = names.collect();
+                rules::BACKEND_NAME.broken(format_args!("{name:?}"), format_args!("one of {names:?}"))
+            })
         };
+        let mut of_states = Vec::with_capacity(states.len());
+        for state in states {
+            of_states.push((*state, known(self.of_state(*state))?));
+        }
         // One more than any cache has, so that an endless list ends.
         for (nth, layer) in layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).enumerate() {
             check_layer(layer.max(nth), CacheShape::MAX_LAYERS)?;
-            self.preferred.extend(states.iter().map(|state| ((layer, *state), name)));
+            self.preferred.extend(of_states.iter().map(|(state, name)| ((layer, *state), *name)));
         }
         Ok(self)
+    }
+
+    /// Refuses backends from now on whose rows depend on more than the row, or no longer.
+    pub(crate) fn set_deterministic(&mut self, deterministic: bool) {
+        self.deterministic = deterministic;
     }
 
     /// Counts the layers that prefer a backend as the cache of these layers of the model does. Others are refused.
@@ -230,13 +281,25 @@ impl<T: Element> Backends<T> {
 
     /// The backend of this name.
     pub fn get(&self, name: &str) -> Option<&dyn AttentionBackend<T>> {
-        let mut backends = self.backends.iter().map(|backend| &**backend);
-        backends.find(|backend| backend.name() == name)
+        self.all().find(|backend| backend.name() == name)
     }
 
-    /// The names, in the order in which the backends are tried.
+    /// The names, in the order in which the backends are tried, and behind them those of backends for some kinds of
+    /// [steps](Self::for_steps) alone.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.backends.iter().map(|backend| backend.name())
+        let mut names: Vec<_> = Vec::new();
+        for name in self.all().map(AttentionBackend::name) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.into_iter()
+    }
+
+    /// The backends of every kind of step.
+    fn all(&self) -> impl Iterator<Item = &dyn AttentionBackend<T>> {
+        let of_steps = AttentionState::ALL.iter().filter_map(|state| self.of_steps.get(state));
+        self.backends.iter().chain(of_steps.flatten()).map(|backend| &**backend)
     }
 
     /// Prepares a step with the first backend that can serve it.
@@ -306,30 +369,29 @@ impl<T: Element> Backends<T> {
         if older {
             // It takes no named masks, sinks or latents, and no other backend serves this product.
             return (is_plain && self.get(PromptAndIncre::NAME).is_none()).then_some(
-                "`.with(PromptAndIncre)` adds PromptFlashAttention and IncreFlashAttention, the fused attention of \
-                 this product",
+                "`.with(PromptAndIncre)`, named `prompt_and_incre`, adds PromptFlashAttention and \
+                 IncreFlashAttention, the fused attention of this product",
             );
         }
         let metadata = step.metadata;
         if let LayerMask::Named(_) = step.mask {
-            return self
-                .get(NamedMaskAttention::NAME)
-                .is_none()
-                .then_some("`.with(NamedMaskAttention)` adds calls with whole masks, by rules of the caller");
+            return self.get(NamedMaskAttention::NAME).is_none().then_some(
+                "`.with(NamedMaskAttention)`, named `named_mask`, adds calls with whole masks, by rules of the caller",
+            );
         }
         if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
-            return self
-                .get(ChunkedLocalAttention::NAME)
-                .is_none()
-                .then_some("`.with(ChunkedLocalAttention)` adds attention within chunks, by virtual requests");
+            return self.get(ChunkedLocalAttention::NAME).is_none().then_some(
+                "`.with(ChunkedLocalAttention)`, named `chunked_local`, adds attention within chunks, by virtual \
+                     requests",
+            );
         }
         let decodes = metadata.state() == AttentionState::DecodeOnly
             && is_plain
             && *step.mask == LayerMask::Causality(Causality::Causal);
         let untried = self.get(AttentionBackend::<T>::name(&PagedDecode)).is_none();
         (decodes && untried).then_some(
-            "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element \
-             types, head dimensions and blocks that packed calls of the release may not",
+            "`.with(PagedDecode)`, named `paged_decode`, adds the operator's decode path, which in steps such as \
+             this one takes element types, head dimensions and blocks that packed calls of the release may not",
         )
     }
 
@@ -370,12 +432,22 @@ impl<T: Element> Backends<T> {
         Ok(recorded)
     }
 
+    /// The backends of a kind of step.
+    fn of_state(&self, state: AttentionState) -> &[Arc<dyn AttentionBackend<T>>] {
+        self.of_steps.get(&state).unwrap_or(&self.backends)
+    }
+
     /// The backends in the order in which a layer tries them.
-    fn in_order(&self, layer: usize, state: AttentionState) -> impl Iterator<Item = &Arc<dyn AttentionBackend<T>>> {
+    pub(super) fn in_order(
+        &self,
+        layer: usize,
+        state: AttentionState,
+    ) -> impl Iterator<Item = &Arc<dyn AttentionBackend<T>>> {
         let preferred = self.preferred(layer, state);
         let is_preferred = move |backend: &&Arc<dyn AttentionBackend<T>>| Some(backend.name()) == preferred;
-        let others = self.backends.iter().filter(move |backend| !is_preferred(backend));
-        self.backends.iter().filter(is_preferred).chain(others)
+        let backends = self.of_state(state);
+        let others = backends.iter().filter(move |backend| !is_preferred(backend));
+        backends.iter().filter(is_preferred).chain(others)
     }
 
     /// What `prepare` makes of the first backend that it takes, and why it took none before. No other backend is tried
@@ -386,10 +458,15 @@ impl<T: Element> Backends<T> {
         first: &LayerTensors<'_, T>,
         prepare: impl Fn(&Arc<dyn AttentionBackend<T>>) -> Result<R>,
     ) -> Result<(R, Vec<RefusedBackend>)> {
+        check_deterministic(self.deterministic, step.stream.device())?;
         tentatively(|| {
             let mut refused = Vec::new();
             for backend in self.in_order(first.layer, step.metadata.state()) {
-                match prepare(backend) {
+                let admitted = match self.deterministic {
+                    true => check_backend(&**backend, step, first).map_err(Error::from),
+                    false => Ok(()),
+                };
+                match admitted.and_then(|()| prepare(backend)) {
                     Ok(prepared) => return Ok((prepared, refused)),
                     // A device that fails says nothing about the backend.
                     Err(why @ Error::Attention(CallError::Acl { .. } | CallError::Timeout { .. })) => return Err(why),

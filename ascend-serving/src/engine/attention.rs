@@ -29,6 +29,7 @@ pub struct Attention<T: Element> {
     /// The states of the layers of linear attention, if there are any.
     pub(super) states: Option<StatePool>,
     pub(super) range_checker: Option<RangeChecker<T>>,
+    pub(super) deterministic: bool,
 }
 
 impl<T: Element> Attention<T> {
@@ -38,7 +39,7 @@ impl<T: Element> Attention<T> {
         let layers = 0..cache.shape().layers;
         let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
         let group = LayerGroup { layers: layers.collect(), causality: None, shape, cache, backends };
-        Self { groups: vec![group], places, states: None, range_checker: None }
+        Self { groups: vec![group], places, states: None, range_checker: None, deterministic: false }
     }
 
     /// The attention of a model of `layers` layers of several kinds.
@@ -223,7 +224,8 @@ impl<T: Element> Attention<T> {
         for group in &mut groups {
             group.backends.count_within(&group.layers)?;
         }
-        Ok(Self { groups, places: places.into_iter().flatten().collect(), states, range_checker: None })
+        let places = places.into_iter().flatten().collect();
+        Ok(Self { groups, places, states, range_checker: None, deterministic: false })
     }
 
     /// The states of the layers of linear attention, if the model has any.
@@ -234,6 +236,71 @@ impl<T: Element> Attention<T> {
     /// The number of a layer of the model among those of linear attention, if it is one.
     pub(super) fn linear_layer(&self, layer: usize) -> Option<usize> {
         self.places.get(layer).filter(|place| place.group == self.groups.len()).map(|place| place.layer)
+    }
+
+    /// Makes the bits of a request's rows independent of what else is in its steps, or no longer: of other requests,
+    /// of the cut of its prompt into chunks, of the cache's blocks, and of graphs.
+    ///
+    /// One switch for three things. The device is asked for deterministic operators
+    /// ([`Device::set_deterministic`](ascend_attention::Device::set_deterministic), which counts for all that is
+    /// planned on it): the emulation then computes every row by one kernel over the same tiles of keys, counted from
+    /// the first. Only backends serve that compute each row by one call, over keys that begin at the same token in
+    /// every step ([`AttentionBackend::is_batch_invariant`](crate::AttentionBackend::is_batch_invariant)); the others
+    /// are refused by name: those that merge parts, such as [`SplitDecode`](crate::SplitDecode) and
+    /// [`CascadePrefill`](crate::CascadePrefill), those of caches of 8 bits, whose own keys are more exact than the
+    /// cached ones, and [`Mla`](crate::Mla) unless its queries are absorbed. And steps and graphs are refused where the
+    /// device was asked otherwise in between.
+    ///
+    /// On the emulation the promise holds for every step that is served, on any number of threads of the same
+    /// instruction set. CANN promises that equal calls give equal bits, and no more: on an NPU a decode step and a
+    /// chunk may still differ, which `ascend-attn determinism --deterministic` measures. Graphs that were captured
+    /// before the switch keep computing as they were captured. Without the switch nothing changes.
+    ///
+    /// ```
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{Attention, AttentionShape, Backends};
+    ///
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let device = Runtime::emulated()?.device(0)?;
+    /// let cache = PagedKvCache::<bf16>::new(&device, 8, 128, CacheShape::new(2, 2, 64), PadPolicy::SkipNegative)?;
+    /// let attention = Attention::new(AttentionShape::new(4, 2, 64), cache, Backends::standard(&device));
+    /// let attention = attention.deterministic(true)?;
+    /// assert!(attention.is_deterministic() && device.is_batch_invariant()?);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BACKEND_DETERMINISTIC`](crate::rules::BACKEND_DETERMINISTIC) for a model with layers of linear attention: the
+    /// sums of a chunk depend on where it begins. [`Acl`](ascend_attention::Error::Acl) if the device does not take the
+    /// option.
+    #[doc(alias = "ACL_OPT_DETERMINISTIC")]
+    pub fn deterministic(mut self, deterministic: bool) -> Result<Self> {
+        if deterministic && self.states.is_some() {
+            return Err(Violation::new(
+                &rules::BACKEND_DETERMINISTIC,
+                "layers of linear attention, whose sums depend on where a chunk begins",
+                "layers of attention alone",
+                "leave `Attention::deterministic` out",
+            )
+            .into());
+        }
+        if deterministic || self.deterministic {
+            self.cache().device().set_deterministic(deterministic)?;
+        }
+        for group in &mut self.groups {
+            group.backends.set_deterministic(deterministic);
+        }
+        self.deterministic = deterministic;
+        Ok(self)
+    }
+
+    /// Whether the bits of rows are kept independent of their steps ([`Attention::deterministic`]).
+    pub fn is_deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// The groups of layers, at least one.

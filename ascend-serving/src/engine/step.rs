@@ -4,7 +4,7 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan};
+use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic};
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
@@ -43,7 +43,9 @@ impl<T: Element> Attention<T> {
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for
     /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
-    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have; as for
+    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have;
+    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) where the device was asked otherwise since
+    /// [`Attention::deterministic`]; as for
     /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
     /// With layers of linear attention [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a request without a state,
@@ -56,6 +58,7 @@ impl<T: Element> Attention<T> {
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than the pool's.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
+        check_deterministic(self.deterministic, stream.device())?;
         if let Some(states) = &self.states {
             states.check_stream(stream)?;
             check_causal(metadata)?;

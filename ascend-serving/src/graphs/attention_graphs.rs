@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ascend_attention::graph::Update;
 use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
+use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{Attention, LayerPlace, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN, take_findings};
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ pub struct AttentionGraphs<T: Element> {
     /// The sinks of each layer; empty without sinks.
     sinks: Vec<Option<AnyTensor>>,
     each: RowsEach,
+    deterministic: bool,
     range_checker: Option<RangeChecker<T>>,
 }
 
@@ -92,8 +94,9 @@ impl<T: Element> Attention<T> {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is not above 0 or not finite;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each request of the
-    /// largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule
-    /// of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams;
+    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`]; a broken rule of the
+    /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -152,6 +155,7 @@ impl<T: Element> AttentionGraphs<T> {
         for group in attention.groups() {
             group.check(stream)?;
         }
+        check_deterministic(attention.is_deterministic(), stream.device())?;
         limits.check()?;
         let places = attention.places().to_vec();
         check_sinks(stream, groups.len(), &places, limits)?;
@@ -191,6 +195,7 @@ impl<T: Element> AttentionGraphs<T> {
             places,
             sinks: limits.learnable_sinks.clone(),
             each: limits.each,
+            deterministic: attention.is_deterministic(),
             range_checker: None,
         })
     }
@@ -285,6 +290,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
+    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`];
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, and if the step before was on another stream and its end is not known. The metadata is
@@ -299,6 +305,7 @@ impl<T: Element> AttentionGraphs<T> {
         metadata: &mut AttentionMetadata,
     ) -> Result<AttentionGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
+        check_deterministic(self.deterministic, stream.device())?;
         let rows = self.check(metadata)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();

@@ -291,7 +291,7 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
     let error = refused(Backends::none().with(FusedAttention), &itself).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_MASK), "{error}");
-    assert!(error.to_string().contains("`.with(NamedMaskAttention)` adds"), "{error}");
+    assert!(error.to_string().contains("`.with(NamedMaskAttention)`, named `named_mask`, adds"), "{error}");
     let alone = refused(Backends::none().with(NamedMaskAttention), &Causality::Causal.into());
     assert!(alone.unwrap_err().breaks(&rules::BACKEND_MASK));
     let blind = named("blind", |_, token, key| token != 7 && key <= token);
@@ -351,7 +351,7 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     }
     let error = serve(Backends::none().with(FusedAttention), 0, chunk(128), chunk(128)).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
-    assert!(error.to_string().contains("`.with(ChunkedLocalAttention)` adds"), "{error}");
+    assert!(error.to_string().contains("`.with(ChunkedLocalAttention)`, named `chunked_local`, adds"), "{error}");
     let error = serve(Backends::none().with(ChunkedLocalAttention), 0, Causality::Causal, Causality::Causal);
     assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 

@@ -223,7 +223,7 @@ fn output_queries<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         let place = (query, column);
         match (keys.is_empty(), finite, rows) {
             (true, ..) => {}
-            (_, false, _) => outputs_skipping_zero_weights(query_tile, place, rows, &keys),
+            (_, false, _) => simd.outline(OutputsSkippingZeroWeights { query_tile, place, rows, keys }),
             (_, _, 4) => output_columns::<S, 4, COLUMNS>(simd, query_tile, place, &keys),
             _ => output_columns::<S, ROWS, COLUMNS>(simd, query_tile, place, &keys),
         }
@@ -275,28 +275,35 @@ fn output_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
 }
 
 /// Computes one column of [`Outputs`] where some values are infinite or NaN: a key of weight 0, such as a hidden one,
-/// adds nothing.
-#[cold]
-fn outputs_skipping_zero_weights(
-    query_tile: &mut QueryTile<'_>,
-    (query, column): (usize, usize),
+/// adds nothing. Rows whose values are all finite get the bits that [`Outputs`] gives them.
+struct OutputsSkippingZeroWeights<'a, 's> {
+    query_tile: &'a mut QueryTile<'s>,
+    /// The first query, and the column.
+    place: (usize, usize),
+    /// Number of queries.
     rows: usize,
-    keys: &Range<usize>,
-) {
-    let weights = query_tile.scores.as_flattened();
-    for query in query..query + rows {
-        let out = &mut query_tile.out[query * query_tile.columns + column];
-        for out in out.iter_mut() {
-            *out *= query_tile.rescale.as_flattened()[query];
-        }
-        for key in keys.clone() {
-            let weight = weights[key * TILE_QUERIES + query];
-            if weight != 0.0 {
-                let value: &Vector = &query_tile.values[tile_index(key, column)];
-                for (out, value) in out.iter_mut().zip(value) {
-                    *out += weight * value;
+    keys: Range<usize>,
+}
+
+impl Kernel for OutputsSkippingZeroWeights<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let OutputsSkippingZeroWeights { query_tile, place: (query, column), rows, keys } = self;
+        let weights = query_tile.scores.as_flattened();
+        for query in query..query + rows {
+            let out = &mut query_tile.out[query * query_tile.columns + column];
+            let rescale = simd.splat(query_tile.rescale.as_flattened()[query]);
+            let mut sum = simd.multiply(simd.load(out), rescale);
+            for key in keys.clone() {
+                let weight = weights[key * TILE_QUERIES + query];
+                if weight != 0.0 {
+                    let value: &Vector = &query_tile.values[tile_index(key, column)];
+                    sum = simd.mul_add(simd.splat(weight), simd.load(value), sum);
                 }
             }
+            simd.store(sum, out);
         }
     }
 }

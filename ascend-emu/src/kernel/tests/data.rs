@@ -67,6 +67,8 @@ pub(super) struct Data {
     pub(super) geometry: Option<MaskGeometry>,
     /// Bytes of working memory that the last run took.
     pub(super) working_memory: usize,
+    /// Whether the kernels run in the order that depends on each row alone.
+    deterministic: bool,
 }
 
 impl Data {
@@ -88,7 +90,7 @@ impl Data {
             };
             tensors.insert(argument, tensor);
         }
-        Data { dtype, tensors, geometry: None, working_memory: 0 }
+        Data { dtype, tensors, geometry: None, working_memory: 0, deterministic: false }
     }
 
     /// Replaces the content of an input.
@@ -120,8 +122,12 @@ impl Data {
         let dtype = self.dtype;
         let geometry = self.geometry;
         let bytes = AtomicUsize::new(0);
-        let options =
-            RunOptions { single: dtype == DType::Float, geometry: geometry.as_ref(), working_memory: Some(&bytes) };
+        let options = RunOptions {
+            deterministic: self.deterministic,
+            single: dtype == DType::Float,
+            geometry: geometry.as_ref(),
+            working_memory: Some(&bytes),
+        };
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
@@ -135,6 +141,20 @@ impl Data {
         let bytes = |role| Argument::of_role(role).map_or(&[][..], |argument| self.bytes(argument));
         let inputs = Inputs { dtype: self.dtype, bytes: &bytes, geometry: self.geometry.as_ref() };
         reference::attention(problem, &inputs)
+    }
+
+    /// Runs the kernels, deterministic ones and others, and compares both outputs of each with the oracle's.
+    pub(super) fn check(&mut self, problem: &AttentionProblem<'_>, level: Level) -> Result<(), String> {
+        let want = self.oracle(problem);
+        let mut deterministic = Data { deterministic: true, ..self.clone() };
+        for data in [self, &mut deterministic] {
+            data.run(problem, level);
+            data.compare(problem, &want).map_err(|why| match data.deterministic {
+                true => format!("deterministic: {why}"),
+                false => why,
+            })?;
+        }
+        Ok(())
     }
 
     /// Both outputs.

@@ -79,6 +79,12 @@ impl<T: Element> AttentionBackend<T> for Mla {
         true
     }
 
+    /// With absorbed queries, which are one call. Plain ones have keys of another form, and merge the cached ones in
+    /// chunks.
+    fn is_batch_invariant(&self, _: &StepContext<'_>, first: &LayerTensors<'_, T>) -> bool {
+        matches!(first.latent.map(|latent| latent.form), Some(LatentForm::Absorbed))
+    }
+
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
         let latent = latent_inputs(first)?;
         check_step(step)?;
