@@ -78,6 +78,12 @@ latent_rules! {
 
 /// Numbers of query heads on Atlas A2 and A3, and of keys in a block there.
 pub(crate) const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
+/// The largest of ascending numbers of keys that divides a block of a paged cache, or 1.
+pub(crate) fn largest_divisor(numbers: &[i64], block_size: usize) -> usize {
+    let divides = |number: &usize| block_size.is_multiple_of(*number);
+    numbers.iter().rev().map(|number| *number as usize).find(divides).unwrap_or(1)
+}
 /// Largest number of query heads on Ascend 950.
 const MOST_HEADS: i64 = 128;
 
@@ -163,10 +169,9 @@ impl SparseFlashCall<'_> {
     /// The largest `sparseBlockSize` on `target` for a paged cache whose blocks have `block_size` keys: the fewest
     /// entries name all keys of a row then.
     pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
-        let divides = |power: &usize| block_size.is_multiple_of(*power);
         match target.is_950() {
             true => 1,
-            false => (POWERS.iter().rev().map(|power| *power as usize)).find(divides).unwrap_or(1),
+            false => largest_divisor(&POWERS, block_size),
         }
     }
 
