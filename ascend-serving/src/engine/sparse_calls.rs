@@ -128,6 +128,7 @@ impl IndexCall {
 }
 
 /// A launch of an indexer, with all that it reads.
+#[allow(clippy::large_enum_variant, reason = "an indexer has one, and launches it at once")]
 pub(super) enum IndexLaunch<'a, T: Element, W: Element> {
     Plain {
         plan: &'a IndexerPlan,

@@ -23,7 +23,7 @@ fn model() -> impl Strategy<Value = Model> {
 const SMALL: Model = Model { block_size: 16, blocks: 24, dump: false, quantised: [false; 2] };
 
 proptest! {
-    #![proptest_config(config(24))]
+    #![proptest_config(config(16))]
 
     #[test]
     fn any_schedule_is_the_definition(
