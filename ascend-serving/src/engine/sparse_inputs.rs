@@ -100,8 +100,8 @@ impl Whose {
                  latents of 512 and rotary keys of 64, each in its place of `SparseTensors`"
             }
             Self::QuantisedLayer(_) => {
-                "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as `query`, \
-                 `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, `[tokens, N, 0]`, \
+                "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as \
+                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, `[tokens, N, 0]`, \
                  latents of 512 and rotary keys of 64"
             }
             Self::NativeLayer(_) => {

@@ -29,9 +29,9 @@ use super::two_caches;
 /// key is chosen, and LightningIndexer is not called. Both operators run on Atlas A2 and A3 with CANN 8.5 or newer, and
 /// on Ascend 950 with 9.1 or newer. [`capture`](Self::capture) records steps of some sizes into graphs.
 ///
-/// Either cache may be quantised, or both: [`PagedKvCache::quantised_latents`], read by KvQuantSparseFlashAttention, and
-/// [`PagedKvCache::quantised_index_keys`], read by QuantLightningIndexer. Queries come joined with their rotary parts
-/// then, and weights of indexers in FLOAT16: see [`SparseTensors`](crate::SparseTensors) and
+/// Either cache may be quantised, or both: [`PagedKvCache::quantised_latents`], read by KvQuantSparseFlashAttention,
+/// and [`PagedKvCache::quantised_index_keys`], read by QuantLightningIndexer. Queries come joined with their rotary
+/// parts then, and weights of indexers in FLOAT16: see [`SparseTensors`](crate::SparseTensors) and
 /// [`IndexerTensors`](crate::IndexerTensors). The host quantises, so that layers and indexers wait for the stream, and
 /// graphs do not serve them.
 ///

@@ -111,9 +111,9 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for an indexer that was queued before,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; as for
-    /// [`LightningIndexer::plan`] and [`CacheWrite::plan`];
-    /// over quantised keys as for [`QuantLightningIndexer::plan`], and [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)
-    /// for queries and keys that are not finite. Nothing is written then.
+    /// [`LightningIndexer::plan`] and [`CacheWrite::plan`]; over quantised keys as for [`QuantLightningIndexer::plan`],
+    /// and [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for queries and keys that are not finite. Nothing is
+    /// written then.
     ///
     /// [`LightningIndexer::plan`]: ascend_attention::indexer::LightningIndexer::plan
     /// [`QuantLightningIndexer::plan`]: ascend_attention::quant_indexer::QuantLightningIndexer::plan

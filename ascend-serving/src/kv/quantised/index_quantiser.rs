@@ -59,8 +59,8 @@ impl IndexQuantiser {
     }
 }
 
-/// Waits for a stream and quantises the queries of an indexer, `[tokens, heads, 128]`, whose first `rows` rows are those
-/// of requests: the quantised queries, and a scale for each head, `[tokens, heads]`.
+/// Waits for a stream and quantises the queries of an indexer, `[tokens, heads, 128]`, whose first `rows` rows are
+/// those of requests: the quantised queries, and a scale for each head, `[tokens, heads]`.
 ///
 /// # Errors
 /// [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for numbers of requests that are not finite, or too large.
