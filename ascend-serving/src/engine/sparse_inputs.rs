@@ -101,8 +101,8 @@ impl Whose {
             }
             Self::QuantisedLayer(_) => {
                 "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as \
-                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, `[tokens, N, 0]`, \
-                 latents of 512 and rotary keys of 64"
+                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, \
+                 `[tokens, N, 0]`, latents of 512 and rotary keys of 64"
             }
             Self::NativeLayer(_) => {
                 "bring queries and keys of 192 and values of 128 with the heads of the `AttentionShape`, each in its \
