@@ -3205,6 +3205,45 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Lengths are tensors on the device: running sums for TND, lengths for BSND and PA_BSND. sinksOptional, one more
+ logit for each head, is for Ascend 950 alone, and not for PA_BSND. queryRope and keyRope must not be null. softmaxMax
+ and softmaxSum must not be null either; without returnSoftmaxLse they may be empty.*/
+    pub fn aclnnSparseFlashAttentionV2GetWorkspaceSize(
+        query: *const aclTensor,
+        key: *const aclTensor,
+        valueOptional: *const aclTensor,
+        sparseIndices: *const aclTensor,
+        blockTableOptional: *const aclTensor,
+        actualSeqLengthsQueryOptional: *const aclTensor,
+        actualSeqLengthsKvOptional: *const aclTensor,
+        queryRope: *const aclTensor,
+        keyRope: *const aclTensor,
+        sinksOptional: *const aclTensor,
+        scaleValue: f64,
+        sparseBlockSize: i64,
+        layoutQuery: *mut ::core::ffi::c_char,
+        layoutKv: *mut ::core::ffi::c_char,
+        sparseMode: i64,
+        preTokens: i64,
+        nextTokens: i64,
+        attentionMode: i64,
+        returnSoftmaxLse: bool,
+        attentionOut: *const aclTensor,
+        softmaxMax: *const aclTensor,
+        softmaxSum: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnSparseFlashAttentionV2(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
 }
 
 /// Hands every function of the C ABI to another macro.
@@ -5359,6 +5398,38 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnSparseFlashAttentionV2GetWorkspaceSize(
+                query: *const $crate::bindings::aclTensor,
+                key: *const $crate::bindings::aclTensor,
+                valueOptional: *const $crate::bindings::aclTensor,
+                sparseIndices: *const $crate::bindings::aclTensor,
+                blockTableOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsQueryOptional: *const $crate::bindings::aclTensor,
+                actualSeqLengthsKvOptional: *const $crate::bindings::aclTensor,
+                queryRope: *const $crate::bindings::aclTensor,
+                keyRope: *const $crate::bindings::aclTensor,
+                sinksOptional: *const $crate::bindings::aclTensor,
+                scaleValue: f64,
+                sparseBlockSize: i64,
+                layoutQuery: *mut ::core::ffi::c_char,
+                layoutKv: *mut ::core::ffi::c_char,
+                sparseMode: i64,
+                preTokens: i64,
+                nextTokens: i64,
+                attentionMode: i64,
+                returnSoftmaxLse: bool,
+                attentionOut: *const $crate::bindings::aclTensor,
+                softmaxMax: *const $crate::bindings::aclTensor,
+                softmaxSum: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnSparseFlashAttentionV2(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
         }
     };
 }
@@ -5641,5 +5712,7 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnScatterPaKvCache: None,
         aclnnSparseFlashAttentionGetWorkspaceSize: None,
         aclnnSparseFlashAttention: None,
+        aclnnSparseFlashAttentionV2GetWorkspaceSize: None,
+        aclnnSparseFlashAttentionV2: None,
     }
 }

@@ -87,6 +87,8 @@ fn the_operators_of_training_and_of_inference_cards_have_their_documented_argume
         ("QuantFlashAttentionScore", 20),
         ("RingAttentionUpdate", 13),
         ("RingAttentionUpdateV2", 14),
+        ("SparseFlashAttention", 23),
+        ("SparseFlashAttentionV2", 24),
         ("PromptFlashAttention", 15),
         ("PromptFlashAttentionV2", 22),
         ("PromptFlashAttentionV3", 23),

@@ -200,6 +200,13 @@ pub struct CompressedAttention<T: Element> {
     pub selected: Tensor<i32>,
 }
 
+impl<T: Element> From<(Tensor<T>, Tensor<i32>)> for CompressedAttention<T> {
+    /// Tensors to write attention and selected blocks into.
+    fn from((out, selected): (Tensor<T>, Tensor<i32>)) -> Self {
+        Self { out, selected }
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompressAttentionInfer that was checked and prepared. From [`NsaCompressAttentionInfer::plan`].

@@ -21,10 +21,16 @@ use crate::tensor::{AnyTensor, Tensor};
 entry_points! {
     sparse_flash_attention_arguments, SparseFlashCall<'_>, Parameter, Version;
     Version::V1 => 1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention;
+    Version::V2 => 2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2;
 }
 
-/// What to do where the installed CANN has no such operator.
-const INSTEAD: &str = "attend to all keys, by latent attention of FusedInferAttentionScore";
+/// What to do where the installed CANN has no such version of the operator.
+const fn instead(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "attend to all keys, by latent attention of FusedInferAttentionScore",
+        Version::V2 => "attend without sinks",
+    }
+}
 
 /// A call of SparseFlashAttention: latent attention in its absorbed form, in which each row reads the keys that its
 /// list names, as [`LightningIndexer`](crate::indexer::LightningIndexer) chooses them.
@@ -32,7 +38,8 @@ const INSTEAD: &str = "attend to all keys, by latent attention of FusedInferAtte
 /// Describe it, plan it for tensors of certain shapes, and launch the [`SparseFlashPlan`] once a layer.
 ///
 /// Source: aclnnSparseFlashAttention, since CANN 8.5, on Ascend 950 since 9.1; before, planning is an
-/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
+/// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation). With
+/// [sinks](SparseFlashInputs::sinks) aclnnSparseFlashAttentionV2, since CANN 9.2, on Ascend 950.
 ///
 /// ```
 /// use ascend_attention::sparse::SparseSequences;
@@ -121,7 +128,8 @@ impl SparseFlashAttention {
     ) -> Result<SparseFlashPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        let version = if inputs.sinks.is_some() { Version::V2 } else { Version::V1 };
+        phases_of(version).required(context.runtime().api(), version.info(), instead(version))?;
         for (parameter, input) in inputs.each() {
             input.on(parameter.name(), context)?;
         }
@@ -137,6 +145,7 @@ impl SparseFlashAttention {
             actual_seq_lengths_kv: Some(*sequences.key_lengths().desc()),
             query_rope: Some(*inputs.query_rope.desc()),
             key_rope: Some(*inputs.key_rope.desc()),
+            sinks: inputs.sinks.map(|sinks| *sinks.desc()),
             scale: self.scale,
             sparse_block_size: self.sparse_block_size,
             layout_query,
@@ -170,19 +179,21 @@ impl SparseFlashAttention {
         let target = context.target()?;
         let outputs = call.attention_out.zip(call.softmax_max);
         let (out, softmax) = implied(outputs, stand_in, || too_many_rows(stand_in))?;
-        let problem = call.check(target)?;
+        let version = Version::oldest_for(call);
+        let problem = call.check(version, target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
         let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
         sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
         let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
         let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
+        let prepared = PreparedCall::standing_in(context, call, version, is_idle, stand_in, &[])?;
         Ok(SparseFlashPlan::new(prepared, operation))
     }
 }
 
-/// What a launch reads. From queries and keys, each with its rotary part, and the lists of all rows.
+/// What a launch reads. From queries and keys, each with its rotary part, and the lists of all rows; with
+/// [sinks](Self::sinks) or without.
 #[derive(Clone, Copy, Debug)]
 pub struct SparseFlashInputs<'a, T: Element> {
     query: &'a Tensor<T>,
@@ -190,6 +201,7 @@ pub struct SparseFlashInputs<'a, T: Element> {
     key: &'a Tensor<T>,
     key_rope: &'a Tensor<T>,
     indices: &'a Tensor<i32>,
+    sinks: Option<&'a Tensor<f32>>,
 }
 
 /// A tensor without its rotary part, and the rotary part.
@@ -200,21 +212,30 @@ impl<'a, T: Element> From<(WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>)> f
     fn from(
         ((query, query_rope), (key, key_rope), indices): (WithRope<'a, T>, WithRope<'a, T>, &'a Tensor<i32>),
     ) -> Self {
-        Self { query, query_rope, key, key_rope, indices }
+        Self { query, query_rope, key, key_rope, indices, sinks: None }
     }
 }
 
 impl<'a, T: Element> SparseFlashInputs<'a, T> {
+    /// Adds one more logit for each head, `[N1]`, which has no value: it counts in the maximum and the sum of each row.
+    /// A row without keys is 0, its maximum the sink and its sum 1. On Ascend 950 with CANN 9.2, and not for keys in a
+    /// paged cache. A plan is made with sinks and launched with sinks, or neither.
+    pub fn sinks(self, sinks: &'a Tensor<f32>) -> Self {
+        Self { sinks: Some(sinks), ..self }
+    }
+
     /// The tensor of each argument. The keys are the values too.
-    fn each(&self) -> [(Parameter, &'a AnyTensor); 6] {
-        [
-            (Parameter::Query, self.query),
-            (Parameter::Key, self.key),
-            (Parameter::Value, self.key),
-            (Parameter::SparseIndices, self.indices),
-            (Parameter::QueryRope, self.query_rope),
-            (Parameter::KeyRope, self.key_rope),
-        ]
+    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> + use<'a, T> {
+        let all: [(Parameter, Option<&AnyTensor>); 7] = [
+            (Parameter::Query, Some(self.query)),
+            (Parameter::Key, Some(self.key)),
+            (Parameter::Value, Some(self.key)),
+            (Parameter::SparseIndices, Some(self.indices)),
+            (Parameter::QueryRope, Some(self.query_rope)),
+            (Parameter::KeyRope, Some(self.key_rope)),
+            (Parameter::Sinks, self.sinks.map(|sinks| &**sinks)),
+        ];
+        all.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
     }
 }
 

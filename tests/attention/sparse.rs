@@ -2,7 +2,7 @@
 
 use ascend_attention::indexer::LightningIndexer;
 use ascend_attention::sparse::SparseSequences;
-use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
+use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashInputs, SparseFlashPlan};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
@@ -24,6 +24,8 @@ pub(crate) struct Draw {
     pub(crate) block: usize,
     pub(crate) causal: bool,
     pub(crate) softmax: bool,
+    /// Whether each head has a logit more.
+    pub(crate) sinks: bool,
     /// Whether lists name any blocks in any order, and not each of some blocks once.
     pub(crate) wild: bool,
     pub(crate) seed: u64,
@@ -41,6 +43,7 @@ pub(crate) fn draws() -> impl Strategy<Value = Draw> {
             entries,
             block,
             causal,
+            sinks: false,
             wild,
             seed,
         },
@@ -55,6 +58,7 @@ struct Call<T: Number> {
     key_rope: Tensor<T>,
     lists: Vec<i32>,
     indices: Tensor<i32>,
+    sinks: Tensor<f32>,
     placed: Placed,
 }
 
@@ -76,6 +80,8 @@ impl Draw {
             key_rope: tensor(4, &placed.key_rows, [1, ROPE]),
             indices: stream.upload(&lists, &shape[..]).unwrap(),
             lists,
+            // Some are the largest logit of their row.
+            sinks: stream.upload(&numbers(self.seed ^ 5, self.heads), [self.heads]).unwrap(),
             placed,
         }
     }
@@ -130,6 +136,7 @@ impl Draw {
         let [query, query_rope] = [&call.query, &call.query_rope].map(|of| exact(stream, of));
         let [key, key_rope] = [&call.key, &call.key_rope].map(|of| exact(stream, of));
         let out = exact(stream, &got.out);
+        let sinks = exact(stream, &call.sinks);
         let [max, sum] = [&got.softmax_max, &got.softmax_sum].map(|of| exact(stream, of));
         for (index, (first, places)) in call.placed.places.iter().enumerate() {
             for row in 0..self.batch.written(&call.placed, self.batch.lengths[index].0) {
@@ -147,8 +154,9 @@ impl Draw {
                         SCALE * (dot(&query, &key, at, DIM) + dot(&query_rope, &key_rope, at, ROPE))
                     };
                     let scores: Vec<f64> = keys.iter().map(score).collect();
-                    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let total: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
+                    let logits = || scores.iter().copied().chain(self.sinks.then_some(sinks[head % self.heads]));
+                    let highest = logits().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = logits().map(|score| (score - highest).exp()).sum();
                     let mut want = vec![0.0; DIM];
                     for (&position, score) in keys.iter().zip(&scores) {
                         let values = &key[places[position] * DIM..][..DIM];
@@ -160,7 +168,8 @@ impl Draw {
                         assert!((got - want).abs() <= rounding, "{self:?}: {got} is not {want}");
                     }
                     if self.softmax {
-                        let (highest, total) = if keys.is_empty() { (0.0, 0.0) } else { (highest, total) };
+                        let none = keys.is_empty() && !self.sinks;
+                        let (highest, total) = if none { (0.0, 0.0) } else { (highest, total) };
                         let (max, sum) = (max[head], sum[head]);
                         assert!((max - highest).abs() <= 1e-4, "{self:?}: {max} is not {highest}");
                         assert!((sum - total).abs() <= 1e-4 * total, "{self:?}: {sum} is not {total}");
@@ -179,6 +188,8 @@ impl Draw {
         let sparse = sparse.allow_lint("sparse_flash.rows_without_keys");
         let sparse = sparse.allow_lint("sparse_flash.rows_left_out");
         let inputs = ((&call.query, &call.query_rope), (&call.key, &call.key_rope), &call.indices);
+        let inputs = SparseFlashInputs::from(inputs);
+        let inputs = if self.sinks { inputs.sinks(&call.sinks) } else { inputs };
         let plan = sparse.plan(&call.placed.sequences, inputs).unwrap();
         let got = plan.launch(stream, inputs).unwrap();
         self.compare(stream, &call, &got, rounding);
@@ -189,7 +200,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn rows_attend_to_their_lists_on_every_product_and_release(draw in draws(), half: bool, target in 0..5) {
+    fn rows_attend_to_their_lists_on_every_product_and_release(
+        draw in draws(), half: bool, sinks: bool, target in 0..5,
+    ) {
         let (soc, cann) = match target {
             0 => (Soc::AtlasA2, Cann::V8_5),
             1 => (Soc::AtlasA3, Cann::V9_0),
@@ -200,7 +213,10 @@ proptest! {
         let stream = harness::emulated_stream(soc, cann);
         let draw = match soc {
             // Any number of heads, and single keys.
-            Soc::Ascend950 => Draw { heads: draw.heads + 1, block: 1, ..draw },
+            Soc::Ascend950 => {
+                let sinks = sinks && cann == Cann::V9_2 && draw.batch.block_size.is_none();
+                Draw { heads: draw.heads + 1, block: 1, sinks, ..draw }
+            }
             _ => draw,
         };
         match half {
@@ -301,4 +317,51 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let zeros = sparse.allow_lint("sparse_flash.none_chosen").plan(&sequences, empty).unwrap();
     let zeros = zeros.launch(&stream, empty).unwrap().out.download(&stream).unwrap();
     assert!(zeros.iter().all(|&element| element == f16::ZERO));
+}
+
+#[test]
+fn sinks_are_for_one_product_and_release_and_go_with_every_launch() {
+    fn planned(soc: Soc, cann: Cann, heads: usize, paged: bool) -> Result<SparseFlashPlan, Error> {
+        let stream = harness::emulated_stream(soc, cann);
+        let half = |shape: &[usize]| {
+            let elements = vec![f16::ONE; shape.iter().product()];
+            stream.upload(&elements, shape).unwrap()
+        };
+        let (query, query_rope) = (half(&[2, 8, DIM]), half(&[2, 8, ROPE]));
+        let (key, key_rope) = (half(&[16, 1, DIM]), half(&[16, 1, ROPE]));
+        let indices = stream.upload(&[3, 5, -1, 0, 1, 2], [2, 1, 3]).unwrap();
+        let sinks = stream.upload(&vec![0f32; heads], [heads]).unwrap();
+        let sequences = SparseSequences::packed(&stream, &[2], &[16]).unwrap();
+        let sparse = SparseFlashAttention::new(SCALE);
+        if paged {
+            let (key, key_rope) = (half(&[1, 16, 1, DIM]), half(&[1, 16, 1, ROPE]));
+            let sequences = sequences.paged(&stream, &[[0]]).unwrap();
+            let inputs = ((&query, &query_rope), (&key, &key_rope), &indices);
+            return sparse.plan(&sequences, SparseFlashInputs::from(inputs).sinks(&sinks));
+        }
+        let inputs = ((&query, &query_rope), (&key, &key_rope), &indices);
+        let with_sinks = SparseFlashInputs::from(inputs).sinks(&sinks);
+        let plan = sparse.plan(&sequences, with_sinks)?;
+        assert_eq!(plan.operator(), "aclnnSparseFlashAttentionV2");
+        // The keys and the sink have logits far apart: the sink weighs nothing.
+        let out = plan.launch(&stream, with_sinks)?.out.download(&stream)?;
+        assert!(out.iter().all(|x| (x.to_f32() - 1.0).abs() < 1e-3));
+        let plan_tensors = &ascend_attention::rules::PLAN_TENSORS;
+        let without = plan.launch(&stream, inputs);
+        assert!(without.unwrap_err().breaks(plan_tensors));
+        let plain = sparse.plan(&sequences, inputs)?;
+        assert_eq!(plain.operator(), "aclnnSparseFlashAttention");
+        assert!(plain.launch(&stream, with_sinks).unwrap_err().breaks(plan_tensors));
+        Ok(plan)
+    }
+    let broken = |plan: Result<SparseFlashPlan, Error>| match plan {
+        Err(Error::Violation(violation)) => violation.rule.id,
+        other => panic!("{other:?}"),
+    };
+    planned(Soc::Ascend950, Cann::V9_2, 8, false).unwrap();
+    assert_eq!(broken(planned(Soc::Ascend950, Cann::V9_2, 8, true)), "sparse_flash.sinks_paged");
+    assert_eq!(broken(planned(Soc::Ascend950, Cann::V9_2, 4, false)), "sparse_flash.sinks_shape");
+    assert_eq!(broken(planned(Soc::AtlasA2, Cann::V9_2, 8, false)), "sparse_flash.sinks");
+    let older = planned(Soc::Ascend950, Cann::V9_1, 8, false).unwrap_err();
+    assert!(older.to_string().contains("aclnnSparseFlashAttentionV2"), "{older}");
 }

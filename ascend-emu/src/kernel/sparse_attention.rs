@@ -8,6 +8,7 @@
 use super::attention::{Attention, Listed};
 use super::kv::listed_rows::ListedRows;
 use super::kv::{KeyValues, KvTensor, Storage};
+use super::ring_update::Elements;
 use super::schedule;
 use super::sequence::Sequence;
 use super::simd::Level;
@@ -15,7 +16,7 @@ use super::tensor::input::InputTensor;
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
 use super::token_rows::TokenRows;
-use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
+use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::sparse_flash_attention::SparseFlashProblem;
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence};
@@ -36,6 +37,8 @@ pub(crate) struct Buffers<'a> {
     pub out: TokenRows<'a>,
     /// Maximum and sum of each row, where they are written.
     pub softmax: Option<[TokenRows<'a>; 2]>,
+    /// One more logit for each head, of FLOAT.
+    pub sinks: Option<Elements>,
     /// The lists of all rows, one after the other.
     pub lists: &'a [i64],
 }
@@ -93,6 +96,10 @@ unsafe fn run_under(
         };
         (Attention::listed(latent), key, rope)
     };
+    if let Some(sinks) = buffers.sinks {
+        // SAFETY: the caller keeps this contract: there is a logit for each head.
+        attention.sink = Some(try_collect((0..sizes.heads).map(|head| unsafe { sinks.read::<f32>(head) }))?);
+    }
     let each = problem.sequences.each(contents);
     let mut rows = each.flat_map(|sequence| (0..sequence.written).map(move |row| (sequence, row)));
     loop {
@@ -192,6 +199,7 @@ mod tests {
         keys: usize,
         tensors: [Vec<f16>; 4],
         lists: Vec<i64>,
+        sinks: Option<Vec<f32>>,
     }
 
     impl Call {
@@ -223,6 +231,7 @@ mod tests {
                     halves(4, keys * ROPE),
                 ],
                 lists: (0..rows).flat_map(list).collect(),
+                sinks: None,
             }
         }
 
@@ -244,6 +253,7 @@ mod tests {
                 desc(half, &[self.keys, 1, DIM]),
                 desc(half, &[self.keys, 1, ROPE]),
                 desc(DType::Float, &[1, rows, heads]),
+                desc(DType::Float, &[heads]),
             ];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
             pool.unwrap().install(|| {
@@ -264,6 +274,7 @@ mod tests {
                             .each_mut()
                             .map(|numbers| TokenRows { desc: &descs[4], base: numbers.as_mut_ptr().cast() }),
                     ),
+                    sinks: (self.sinks.as_ref()).map(|sinks| Elements::new(sinks.as_ptr().cast_mut().cast(), descs[5])),
                     lists: &self.lists,
                 };
                 let numbers = [vec![rows as i64], vec![self.keys as i64], Vec::new()];
@@ -298,8 +309,10 @@ mod tests {
         let keys = call.chosen(query / call.problem.heads);
         let score = |&key: &usize| 0.1 * (dot([0, 2], [query, key], DIM) + dot([1, 3], [query, key], ROPE));
         let scores: Vec<f64> = keys.iter().map(score).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+        let sink = call.sinks.as_ref().map(|sinks| f64::from(sinks[query % call.problem.heads]));
+        let logits = || scores.iter().copied().chain(sink);
+        let max = logits().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits().map(|score| (score - max).exp()).sum();
         let mut out = vec![0.0; DIM];
         for (key, score) in keys.iter().zip(&scores) {
             let weight = (score - max).exp() / sum;
@@ -312,8 +325,11 @@ mod tests {
 
     #[test]
     fn every_instruction_set_attends_to_the_lists_and_threads_change_no_bit() {
-        for sizes in [[1, 3, 40, 40, 1], [2, 2, 1500, 700, 2], [16, 5, 120, 13, 8], [128, 1, 800, 700, 1]] {
-            let call = Call::new(sizes);
+        let sizes = [[1, 3, 40, 40, 1], [2, 2, 1500, 700, 2], [16, 5, 120, 13, 8], [128, 1, 800, 700, 1]];
+        for (sizes, has_sinks) in sizes.into_iter().flat_map(|sizes| [(sizes, false), (sizes, true)]) {
+            let mut call = Call::new(sizes);
+            // Some are the largest logit of their row.
+            call.sinks = has_sinks.then(|| (0..call.problem.heads).map(|head| head as f32 * 3.0 - 4.0).collect());
             let queries = call.rows() * call.problem.heads;
             let wanted: Vec<_> = (0..queries).map(|query| defined(&call, query)).collect();
             for level in Level::all() {

@@ -75,7 +75,8 @@ impl DeclaredOperator for QuantSparseFlashOperator {
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
         let (numbers, lists) = unsafe { Self::numbers(&launch) }?;
-        let buffers = Buffers { query, query_rope: None, key, key_rope: None, out, softmax: None, lists: &lists };
+        let buffers =
+            Buffers { query, query_rope: None, key, key_rope: None, out, softmax: None, sinks: None, lists: &lists };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else.

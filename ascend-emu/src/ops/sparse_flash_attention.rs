@@ -4,21 +4,46 @@ use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::listed_keys::ListedKeys;
-use super::one_version::{checked_call, declared_by_problem};
+use crate::config::{Check, check};
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
+use crate::kernel::ring_update::Elements as Logits;
 use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
 };
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
+use std::ops::Range;
 
-checked_call! { SparseFlashOperator: SparseFlashProblem, target }
+/// A call that satisfies every rule.
+#[derive(Debug)]
+struct SparseFlashOperator {
+    arguments: Arguments<TensorDesc>,
+    version: Version,
+    problem: SparseFlashProblem,
+    /// How strictly misuse that is found on the device is treated.
+    check: Check,
+}
+
+impl SparseFlashOperator {
+    /// Checks a call of a version.
+    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, target) = (arguments.call(), context::machine().target);
+        let problem = call.check(version, target)?;
+        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(target, allowed))?;
+        Ok(SparseFlashOperator { arguments, version, problem, check: check() })
+    }
+}
 
 impl ListedKeys for SparseFlashOperator {
     const CONTENTS: [Parameter; 3] = SparseFlashCall::CONTENTS;
@@ -39,7 +64,28 @@ impl ListedKeys for SparseFlashOperator {
 }
 
 impl DeclaredOperator for SparseFlashOperator {
-    declared_by_problem! {}
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        self.version.symbol()
+    }
+
+    fn version(&self) -> u8 {
+        self.version.number()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.problem.is_idle()
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
+    }
 
     fn overruns(&self) -> bool {
         self.problem.overruns
@@ -87,6 +133,7 @@ impl DeclaredOperator for SparseFlashOperator {
             key_rope: Some(key_rope),
             out,
             softmax: softmax.map(|(max, sum)| [max, sum]),
+            sinks: walked[Parameter::Sinks as usize].map(|desc| Logits::new(launch.first(Parameter::Sinks), desc)),
             lists: &lists,
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
@@ -97,9 +144,20 @@ impl DeclaredOperator for SparseFlashOperator {
     }
 }
 
+fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<SparseFlashOperator> {
+    move |arguments| SparseFlashOperator::new(arguments, version)
+}
+
 sparse_flash_attention_arguments! { arguments_of_version {
     1 phase_one {
-        aclnnSparseFlashAttentionGetWorkspaceSize, Arguments, executor_of(SparseFlashOperator::new)
+        aclnnSparseFlashAttentionGetWorkspaceSize, Arguments, executor_of(new(Version::V1))
     }
 } }
 phase_two!(aclnnSparseFlashAttention, Version::V1.symbol());
+
+sparse_flash_attention_arguments! { arguments_of_version {
+    2 phase_one {
+        aclnnSparseFlashAttentionV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2))
+    }
+} }
+phase_two!(aclnnSparseFlashAttentionV2, Version::V2.symbol());

@@ -227,7 +227,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     pub(crate) fn check_outputs(&self, into: Option<&Tensor<T>>) -> Result<()> {
         let stored = self.quantised.map(|quantised| {
             let [key_scale, value_scale] = quantised.scales();
-            [quantised.key(), quantised.value(), key_scale, value_scale]
+            [Some(quantised.key()), Some(quantised.value()), key_scale, value_scale]
         });
         let own = [
             ("key", &**self.key),
@@ -236,7 +236,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
             ("the cache", &*self.cache.value),
         ];
         let sink = self.learnable_sink.map(|sink| ("learnable_sink", sink));
-        let stored = stored.into_iter().flatten().map(|tensor| ("the cache", tensor));
+        let stored = stored.into_iter().flatten().flatten().map(|tensor| ("the cache", tensor));
         let queries = self.queries().map(|(name, query)| (name, &**query));
         let read = queries.chain(own).chain(sink).chain(stored);
         let decoded = self.mixed().map(|(_, decoded)| ("decoded", &**decoded));
@@ -275,7 +275,13 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violati
 /// refused.
 pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
-        Some(layer_cache) if layer_cache.of_groups().is_none() => Ok(layer_cache),
+        Some(layer_cache) if layer_cache.is_dequantised_by_fused() => Ok(layer_cache),
+        Some(layer_cache) if layer_cache.is_sparse() => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            "a quantised cache of sparse attention",
+            "a quantised cache with scales of channels or tokens",
+            "compute the step by `SparseLatent`, or make the cache by `PagedKvCache::quantised`",
+        )),
         Some(_) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",

@@ -31,32 +31,32 @@ pub(super) struct NativePlan<T: Element> {
     /// Rows of compressed tokens that are copied behind that, from and to.
     copies: Vec<[Range<usize>; 2]>,
     /// Calls for the query rows from the first on.
-    rows: Vec<RowCalls<T>>,
+    rows: Vec<RowCalls>,
     window: FusedCall,
     /// What rows get that no call writes.
     zeros: Tensor<T>,
 }
 
 /// The calls for consecutive query rows of a kind.
-struct RowCalls<T: Element> {
+struct RowCalls {
     rows: Range<usize>,
-    attention: RowAttention<T>,
+    attention: RowAttention,
 }
 
 /// How rows attend to compressed tokens and to selected blocks.
 #[allow(clippy::large_enum_variant, reason = "a step has a few of them, in one list")]
-enum RowAttention<T: Element> {
+enum RowAttention {
     /// To compressed tokens, if there are any, and to all blocks.
-    All(Option<CompressedCall<T>>, FusedCall),
+    All(Option<CompressedCall>, FusedCall),
     /// To compressed tokens, and to the blocks that these select.
-    Selected(CompressedCall<T>, NsaSelectedPlan),
+    Selected(CompressedCall, NsaSelectedPlan),
 }
 
 /// A call of NsaCompressAttentionInfer.
-struct CompressedCall<T: Element> {
+struct CompressedCall {
     plan: NsaCompressAttentionPlan,
-    /// What it writes, but for the rows of the layer's output.
-    attention: CompressedAttention<T>,
+    /// The blocks that it selects, used by one layer after the other.
+    selected: Tensor<i32>,
 }
 
 /// A call of FusedInferAttentionScore over the cache.
@@ -122,7 +122,7 @@ impl<T: Element> NativePlan<T> {
         let pieces = planning.pieces();
         let calls = pieces.chunk_by(|one, next| one.kind == next.kind);
         for pieces in calls.flat_map(|pieces| pieces.chunks(MOST_SEQUENCES)) {
-            let first = rows.last().map_or(0, |calls: &RowCalls<T>| calls.rows.end);
+            let first = rows.last().map_or(0, |calls: &RowCalls| calls.rows.end);
             rows.push(planning.rows(first, pieces)?);
         }
         let window = Causality::from_flags(true, Some(native.window))?.mask(&stream.device().masks())?;
@@ -245,7 +245,7 @@ impl<T: Element> Planning<'_, T> {
     }
 
     /// The calls for consecutive pieces of one kind, whose rows begin with `first`.
-    fn rows(&self, first: usize, pieces: &[RowPiece]) -> Result<RowCalls<T>> {
+    fn rows(&self, first: usize, pieces: &[RowPiece]) -> Result<RowCalls> {
         let Self { native, stream, views, tensors, .. } = *self;
         let kind = pieces.first().map_or(RowKind::Uncompressed, |piece| piece.kind);
         let new: Vec<usize> = pieces.iter().map(|piece| piece.rows).collect();
@@ -267,7 +267,7 @@ impl<T: Element> Planning<'_, T> {
                 let call = NsaSelectedAttentionInfer::new(native.shape.scale)
                     .select_block_size(native.select_block)
                     .kv_heads(native.shape.kv_heads);
-                let plan = call.plan(&sequences, (&query, key, value, &compressed.attention.selected))?;
+                let plan = call.plan(&sequences, (&query, key, value, &compressed.selected))?;
                 RowAttention::Selected(compressed, plan)
             }
         };
@@ -281,7 +281,7 @@ impl<T: Element> Planning<'_, T> {
         pieces: &[RowPiece],
         new: &[usize],
         select_count: usize,
-    ) -> Result<CompressedCall<T>> {
+    ) -> Result<CompressedCall> {
         let Self { native, stream, views, .. } = *self;
         let keys: Vec<usize> = pieces.iter().map(|piece| piece.compressed).collect();
         let tokens: Vec<usize> = pieces.iter().map(|piece| piece.tokens).collect();
@@ -297,8 +297,8 @@ impl<T: Element> Planning<'_, T> {
             // Whether enough blocks are selected is checked when the step begins.
             .allow_lint("nsa_compress_attention.forced")
             .plan(&sequences, (query, key, value))?;
-        let attention = plan.output()?;
-        Ok(CompressedCall { plan, attention })
+        let selected = Tensor::empty(stream.device(), [size(query, 0), native.shape.kv_heads, select_count])?;
+        Ok(CompressedCall { plan, selected })
     }
 
     /// Attention of pieces, whose rows begin with `first`, to all tokens.
@@ -373,17 +373,16 @@ impl RowPiece {
     }
 }
 
-impl<T: Element> CompressedCall<T> {
+impl CompressedCall {
     /// Queues the call, and returns the blocks that it selects, which its next launch overwrites.
-    fn launch(
+    fn launch<T: Element>(
         &self,
         stream: &Stream,
         views: &CacheViews<T>,
         query: &Tensor<T>,
         output: Tensor<T>,
     ) -> Result<Tensor<i32>> {
-        let mut attention = self.attention.clone();
-        attention.out = output;
+        let mut attention = CompressedAttention::from((output, self.selected.clone()));
         let [key, value] = &views.pages;
         self.plan.launch_into(stream, (query, key, value), &mut attention)?;
         Ok(attention.selected)

@@ -2,6 +2,7 @@
 
 use ascend_attention::spec::ops::native_sparse::Compression;
 use ascend_attention::spec::ops::nsa_compress_attention_infer::NsaCompressAttentionCall;
+use ascend_attention::spec::ops::nsa_compress_attention_infer::rules::check_length;
 use ascend_attention::spec::ops::nsa_compress_with_cache::NsaCompressCacheCall;
 use ascend_attention::spec::ops::nsa_selected_attention_infer::NsaSelectedCall;
 use ascend_attention::spec::{Dims, TensorDesc};
@@ -184,13 +185,26 @@ impl<T: Element> NativeSparse<T> {
         Ok(tokens?.min(compressed?))
     }
 
+    /// Bytes of device memory of both caches, that of compressed tokens included.
+    pub fn bytes(&self) -> usize {
+        self.cache.bytes() + self.compressed.bytes()
+    }
+
     /// Makes room for `tokens` more tokens of a sequence in both caches, and queues the copies of blocks that it
     /// shared. Before it reports that there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens
-    /// as before.
+    /// By `nsa_compress_attention.compressed` for a sequence of more tokens than the operators take; as for
+    /// [`PagedKvCache::grow`] and [`PagedKvCache::queue_pending_copies`]. The sequence then has as many tokens as
+    /// before.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
+        // More tokens than can be counted are more than the operators take.
+        let compressed = self.compression.count(sequence.len().saturating_add(tokens));
+        check_length(self.compression, self.select_block, number(compressed)).map_err(|mut why| {
+            why.given.push_str(&format!(", of a sequence of {} and {tokens} more tokens", sequence.len()));
+            why.fix = "grow the sequence by fewer tokens, and end it there".into();
+            why
+        })?;
         two_caches::grow([&mut self.cache, &mut self.compressed], stream, sequence, tokens)
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
 use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
@@ -18,6 +19,7 @@ pub struct IndexerTensors<'a, T: Element, W: Element = T> {
     /// Queries, `[tokens, heads of the indexer, 128]`.
     pub query: &'a Tensor<T>,
     /// Weights, `[tokens, heads of the indexer]`, of the query's type; from CANN 9.0 on Atlas A2 and A3 also FLOAT.
+    /// Over [quantised keys](crate::kv::PagedKvCache::quantised_index_keys) they are FLOAT16.
     pub weights: &'a Tensor<W>,
     /// Keys of the new tokens, `[tokens, 1, 128]`.
     pub key: &'a Tensor<T>,
@@ -36,9 +38,10 @@ impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
 /// What a layer of sparse attention gets in a step. Tensors are packed, with the padding of the metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct SparseTensors<'a, T: Element> {
-    /// Absorbed queries, `[tokens, N, 512]`: the caller has multiplied `W_UK` into them.
+    /// Absorbed queries, `[tokens, N, 512]`: the caller has multiplied `W_UK` into them. Over [quantised
+    /// latents](crate::kv::PagedKvCache::quantised_latents) each is followed by its rotary part, `[tokens, N, 576]`.
     pub query: &'a Tensor<T>,
-    /// Rotary part of the queries, `[tokens, N, 64]`.
+    /// Rotary part of the queries, `[tokens, N, 64]`; over quantised latents none, `[tokens, N, 0]`.
     pub query_rope: &'a Tensor<T>,
     /// Latents of the new tokens, `[tokens, 1, 512]`.
     pub latent: &'a Tensor<T>,
@@ -50,13 +53,25 @@ pub struct SparseTensors<'a, T: Element> {
 
 impl<T: Element> SparseTensors<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or these heads.
-    pub(crate) fn check(&self, rows: &SparseRows<'_>, layer: usize, heads: usize) -> Result<()> {
-        let whose = Whose::Layer(layer);
-        rows.check("query", whose, self.query, &[heads, 512])?;
-        rows.check("query_rope", whose, self.query_rope, &[heads, 64])?;
+    pub(crate) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
+        let LayerQueries { heads, joined } = queries;
+        let (whose, [dim, rope_dim]) = match joined {
+            true => (Whose::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
+            false => (Whose::Layer(layer), [512, 64]),
+        };
+        rows.check("query", whose, self.query, &[heads, dim])?;
+        rows.check("query_rope", whose, self.query_rope, &[heads, rope_dim])?;
         rows.check("latent", whose, self.latent, &[1, 512])?;
         rows.check("key_rope", whose, self.key_rope, &[1, 64])
     }
+}
+
+/// The queries of a layer of sparse attention.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerQueries {
+    pub(crate) heads: usize,
+    /// Whether each is followed by its rotary part.
+    pub(crate) joined: bool,
 }
 
 /// Whose tensor is checked.
@@ -64,6 +79,7 @@ impl<T: Element> SparseTensors<'_, T> {
 pub(super) enum Whose {
     Indexer(usize),
     Layer(usize),
+    QuantisedLayer(usize),
     NativeLayer(usize),
 }
 
@@ -83,6 +99,11 @@ impl Whose {
                 "bring absorbed queries of 512 and their rotary parts of 64 with the heads of the `AttentionShape`, \
                  latents of 512 and rotary keys of 64, each in its place of `SparseTensors`"
             }
+            Self::QuantisedLayer(_) => {
+                "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as \
+                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, \
+                 `[tokens, N, 0]`, latents of 512 and rotary keys of 64"
+            }
             Self::NativeLayer(_) => {
                 "bring queries and keys of 192 and values of 128 with the heads of the `AttentionShape`, each in its \
                  place of `NativeTensors`"
@@ -95,7 +116,7 @@ impl fmt::Display for Whose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
-            Self::Layer(layer) | Self::NativeLayer(layer) => write!(f, "layer {layer}"),
+            Self::Layer(layer) | Self::QuantisedLayer(layer) | Self::NativeLayer(layer) => write!(f, "layer {layer}"),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::backends::AttentionShape;
 use crate::error::Result;
 use crate::kv::{CacheShape, PagedKvCache, Sequence};
 
+use super::sparse_inputs::LayerQueries;
 use super::two_caches;
 
 /// The sparse attention of DeepSeek V3.2 and GLM-5: multi-head latent attention in which each token reads the
@@ -27,6 +28,12 @@ use super::two_caches;
 /// chunks of prompts, decodes and drafts alike. Where no request of a step has more than `sparse_count` tokens, every
 /// key is chosen, and LightningIndexer is not called. Both operators run on Atlas A2 and A3 with CANN 8.5 or newer, and
 /// on Ascend 950 with 9.1 or newer. [`capture`](Self::capture) records steps of some sizes into graphs.
+///
+/// Either cache may be quantised, or both: [`PagedKvCache::quantised_latents`], read by KvQuantSparseFlashAttention,
+/// and [`PagedKvCache::quantised_index_keys`], read by QuantLightningIndexer. Queries come joined with their rotary
+/// parts then, and weights of indexers in FLOAT16: see [`SparseTensors`](crate::SparseTensors) and
+/// [`IndexerTensors`](crate::IndexerTensors). The host quantises, so that layers and indexers wait for the stream, and
+/// graphs do not serve them.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -87,8 +94,9 @@ impl<T: Element> SparseLatent<T> {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, without layers,
     /// and for heads that
-    /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised
-    /// caches; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
+    /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for caches
+    /// that are quantised in other ways than [`PagedKvCache::quantised_latents`] and
+    /// [`PagedKvCache::quantised_index_keys`]; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
     pub fn new(shape: AttentionShape, latents: PagedKvCache<T>, index_keys: PagedKvCache<T>) -> Result<Self> {
         let sparse = Self { shape, latents, index_keys, sparse_count: Self::SPARSE_COUNT };
@@ -120,8 +128,12 @@ impl<T: Element> SparseLatent<T> {
             "index keys",
             "give the index keys the pool of the latents, by `PagedKvCache::with_pool` before any sequence grows",
         )?;
-        let keys = &index_keys.layer(0)?.key;
-        Ok(keys.check_device("index_keys", latents.device())?)
+        index_keys.check_device("index_keys", latents.device())
+    }
+
+    /// The queries that layers bring: over quantised latents each is followed by its rotary part.
+    pub(crate) fn layer_queries(&self) -> LayerQueries {
+        LayerQueries { heads: self.shape.heads, joined: self.latents.is_quantised() }
     }
 
     /// Sets how many keys each token reads (`index_topk`). LightningIndexer takes 1 to 2048 and, from CANN 9.0 on,

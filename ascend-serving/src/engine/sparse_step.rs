@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use ascend_attention::indexer::{IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
-use ascend_attention::sparse_flash::{SparseFlashAttention, SparseFlashPlan};
-use ascend_attention::spec::ops::sparse_flash_attention::SparseFlashCall;
 use ascend_attention::{DType, Element, Stream, Tensor};
 
 use crate::backends::size;
@@ -15,6 +12,7 @@ use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease};
 
 use super::key_choice::KeyChoice;
 use super::queued_layers::QueuedLayers;
+use super::sparse_calls::{AttendCall, IndexCall};
 use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, lengths_and_blocks};
 use super::sparse_latent::SparseLatent;
 use super::step_indexers::StepIndexers;
@@ -66,9 +64,9 @@ pub struct SparseStep<'a, T: Element> {
     /// The choice of every key, in a step whose requests have no more keys than a token reads.
     all_keys: Option<KeyChoice>,
     /// What the first indexer has prepared for all indexers.
-    chooses: Option<(IndexerKind, Planned<IndexerPlan>)>,
+    chooses: Option<(IndexerKind, Planned<IndexCall>)>,
     /// What the first layer has prepared for all layers.
-    attends: Option<Planned<SparseFlashPlan>>,
+    attends: Option<Planned<AttendCall>>,
     indexers: StepIndexers,
     layers: QueuedLayers,
     lease: StepLease<'a, Stream>,
@@ -100,8 +98,9 @@ impl fmt::Display for IndexerKind {
 
 impl<T: Element> SparseStep<'_, T> {
     /// Queues an indexer: writes its keys of the new tokens to the step's slots, and chooses the keys that the tokens
-    /// read. Returns at once; in a step of short contexts the first one waits until its list is on the device. Indexers
-    /// are numbered as the cache of their keys numbers its layers; in each step every
+    /// read. Returns at once; in a step of short contexts the first one waits until its list is on the device, and over
+    /// [quantised keys](PagedKvCache::quantised_index_keys) each waits for its queries and keys, which the host
+    /// quantises. Indexers are numbered as the cache of their keys numbers its layers; in each step every
     /// indexer is queued once, since later steps choose among its keys. The first one plans for all.
     ///
     /// # Errors
@@ -112,7 +111,12 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for an indexer that was queued before,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; as for
-    /// [`LightningIndexer::plan`] and [`CacheWrite::plan`]. Nothing is written then.
+    /// [`LightningIndexer::plan`] and [`CacheWrite::plan`]; over quantised keys as for [`QuantLightningIndexer::plan`],
+    /// and [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for queries and keys that are not finite. Nothing is
+    /// written then.
+    ///
+    /// [`LightningIndexer::plan`]: ascend_attention::indexer::LightningIndexer::plan
+    /// [`QuantLightningIndexer::plan`]: ascend_attention::quant_indexer::QuantLightningIndexer::plan
     pub fn choose<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         let outcome = self.queue_indexer(indexer, inputs);
         match &outcome {
@@ -124,54 +128,59 @@ impl<T: Element> SparseStep<'_, T> {
 
     fn queue_indexer<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         self.indexers.check_missing(indexer)?;
-        let IndexerTensors { query, weights, key } = inputs;
+        let IndexerTensors { query, key, .. } = inputs;
         let heads = size(query, 1);
         let kind = IndexerKind { heads, weights: W::DTYPE };
         inputs.check(&self.rows(), indexer, heads)?;
-        let SparseLatent { index_keys, sparse_count, .. } = &mut *self.sparse;
-        let keys = paged(&index_keys.layer(indexer)?.key, index_keys)?;
+        let SparseLatent { latents, index_keys, sparse_count, .. } = &mut *self.sparse;
         let no_values = Tensor::empty(self.stream.device(), [self.metadata.tokens(), 1, 0])?;
-        let inputs = (query, &keys, weights);
         let (_, planned) = match &self.chooses {
             Some((first, _)) if *first != kind => {
                 return Err(other_indexer(indexer, kind, *first));
             }
             Some(planned) => planned,
             None => {
-                let call = LightningIndexer::new(*sparse_count).plan(&self.sequences, inputs)?;
+                let call = IndexCall::plan(*sparse_count, &self.sequences, index_keys, indexer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(index_keys, self.stream, slots, key, &no_values)?;
                 self.chooses.insert((kind, Planned { call, write }))
             }
         };
         if self.metadata.longest() <= *sparse_count && self.all_keys.is_none() {
-            let block_size = index_keys.pool().block_size();
-            let target = self.stream.device().target()?;
-            let keys = SparseFlashCall::largest_sparse_block_size(target, block_size);
+            let keys = AttendCall::most_keys_per_index(latents)?;
             let all = KeyChoice::all(self.indexers.step(), self.stream, self.metadata, keys)?;
             self.all_keys = Some(all);
         }
-        self.layers.begin_write();
-        index_keys.write(self.stream, &planned.write, indexer, key, &no_values)?;
-        match &self.all_keys {
-            Some(all) => Ok(all.by(indexer)),
-            None => {
-                let chosen = planned.call.launch(self.stream, inputs)?;
-                Ok(KeyChoice::new(self.indexers.step(), indexer, chosen.indices))
-            }
+        let mut write = |index_keys: &mut PagedKvCache<T>| {
+            self.layers.begin_write();
+            index_keys.write(self.stream, &planned.write, indexer, key, &no_values)
+        };
+        if let Some(all) = &self.all_keys {
+            write(index_keys)?;
+            return Ok(all.by(indexer));
         }
+        // What it prepares it may refuse, before anything is written.
+        let rows = self.metadata.actual_tokens();
+        let launch = planned.call.prepare(self.stream, index_keys, indexer, inputs, rows)?;
+        write(index_keys)?;
+        Ok(KeyChoice::new(self.indexers.step(), indexer, launch.queue(self.stream)?))
     }
 
     /// Queues a layer: writes its latents and rotary keys of the new tokens to the step's slots, then attends to the
-    /// chosen keys. Returns at once, with attention `[tokens, N, 512]`, into which the caller multiplies `W_UV`. The
-    /// first layer plans for all.
+    /// chosen keys. Returns at once, with attention `[tokens, N, 512]`, into which the caller multiplies `W_UV`. Over
+    /// [quantised latents](PagedKvCache::quantised_latents) it waits for those of the layer, which the host quantises.
+    /// The first layer plans for all.
     ///
     /// # Errors
     /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, and for the last layer that is
     /// missing while no layer has read what some indexer chose,
     /// [`SPARSE_INDEX_KEYS`](crate::rules::SPARSE_INDEX_KEYS) for the last layer that is missing while an indexer is
     /// missing too; as for [`choose`](Self::choose), with layers in place of indexers, and for
-    /// [`SparseFlashAttention::plan`]. Nothing is written then.
+    /// [`SparseFlashAttention::plan`], over quantised latents [`KvQuantSparseFlashAttention::plan`]. Nothing is written
+    /// then.
+    ///
+    /// [`SparseFlashAttention::plan`]: ascend_attention::sparse_flash::SparseFlashAttention::plan
+    /// [`KvQuantSparseFlashAttention::plan`]: ascend_attention::quant_sparse_flash::KvQuantSparseFlashAttention::plan
     pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
         let outcome = self.queue_layer(layer, inputs);
         if outcome.is_ok() {
@@ -181,21 +190,15 @@ impl<T: Element> SparseStep<'_, T> {
     }
 
     fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
+        let SparseTensors { latent, key_rope, choice, .. } = inputs;
         self.layers.check_not_repeated(layer)?;
         self.indexers.check_choice(choice, layer, self.layers.is_last(layer))?;
-        inputs.check(&self.rows(), layer, self.sparse.shape.heads)?;
+        inputs.check(&self.rows(), layer, self.sparse.layer_queries())?;
         let SparseLatent { latents, shape, .. } = &mut *self.sparse;
-        let cache = latents.layer(layer)?;
-        let [keys, key_ropes] = [&cache.key, &cache.value].map(|tensor| paged(tensor, latents));
-        let (keys, key_ropes) = (keys?, key_ropes?);
-        let inputs = ((query, query_rope), (&keys, &key_ropes), choice.indices());
         let planned = match &self.attends {
             Some(planned) => planned,
             None => {
-                let call = SparseFlashAttention::new(shape.scale)
-                    .sparse_block_size(choice.keys_per_index())
-                    .plan(&self.sequences, inputs)?;
+                let call = AttendCall::plan(shape.scale, &self.sequences, latents, layer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(latents, self.stream, slots, latent, key_rope)?;
                 self.attends.insert(Planned { call, write })
@@ -203,7 +206,7 @@ impl<T: Element> SparseStep<'_, T> {
         };
         self.layers.begin_write();
         latents.write(self.stream, &planned.write, layer, latent, key_rope)?;
-        Ok(planned.call.launch(self.stream, inputs)?.out)
+        planned.call.launch(self.stream, latents, layer, inputs)
     }
 
     fn rows(&self) -> SparseRows<'_> {
@@ -237,12 +240,6 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
             .field("tokens", &self.metadata.tokens())
             .finish_non_exhaustive()
     }
-}
-
-/// A layer of a cache, whose tokens have one head, as the operators read it: `[blocks, block size, 1, D]`.
-pub(crate) fn paged<T: Element>(tensor: &Tensor<T>, cache: &PagedKvCache<T>) -> Result<Tensor<T>> {
-    let (blocks, block_size) = (cache.pool().blocks(), cache.pool().block_size());
-    Ok(tensor.reshape([blocks, block_size, 1, size(tensor, 2)])?)
 }
 
 #[cold]

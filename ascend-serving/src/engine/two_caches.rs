@@ -12,19 +12,21 @@ use crate::rules;
 
 use super::sparse_inputs::check_causal;
 
-/// Refuses a cache that operators cannot read: of another shape or format than `wanted`, or quantised.
+/// Refuses a cache that operators cannot read: of another shape or format than `wanted`, or quantised in another way
+/// than for sparse attention.
 pub(super) fn check_cache<T: Element>(
     name: &'static str,
     cache: &PagedKvCache<T>,
     wanted: CacheShape,
     fix: impl fmt::Display,
 ) -> Result<()> {
-    if cache.is_quantised() {
+    if cache.is_quantised() && !cache.is_quantised_sparse() {
         return Err(Violation::new(
             &rules::CACHE_QUANTISED,
             format_args!("{name} in a quantised cache"),
-            format_args!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::new`",
+            format_args!("a cache of {}, or one that is quantised for sparse attention", T::DTYPE),
+            "make the cache by `PagedKvCache::new`, or for `SparseLatent` by `PagedKvCache::quantised_latents` or \
+             `PagedKvCache::quantised_index_keys`",
         )
         .into());
     }

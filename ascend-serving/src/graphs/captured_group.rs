@@ -301,12 +301,12 @@ impl CapturedGroup {
         let (write, quantisers) = match &quantised {
             None => (WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
-                let [keys, values] = quantised_rows(device, new)?;
-                let views = WriteViews::of(shape, &layer.cache, rows, [&keys, &values])?;
-                let write = views.scatter(shape, &slots)?;
+                let quantised = quantised_rows(device, shape, rows)?;
                 // The quantisers of one layer serve all layers: each call takes its layer's scales.
-                let both = layer.channel_quantisers(device, rows, new, [keys, values])?;
-                (write, Some(both))
+                let both = layer.channel_quantisers(device, rows, new, quantised.clone())?;
+                let [keys, values] = &quantised;
+                let views = WriteViews::of(shape, &layer.cache, rows, [keys, values])?;
+                (views.scatter(shape, &slots)?, Some(both))
             }
         };
         let table = BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?;

@@ -8,7 +8,7 @@ use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, Spar
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::{SparseLatent, lengths_and_blocks, paged};
+use crate::engine::{SparseLatent, latents_and_ropes, lengths_and_blocks, paged};
 use crate::error::Result;
 use crate::kv::{WriteViews, scattered_slots, slot_mapping};
 
@@ -69,7 +69,7 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
 
         let cache = latents.layer(0)?;
         let write = WriteViews::of(&latents.shape(), cache, rows, [&latent, &key_rope])?;
-        let [keys, key_ropes] = [paged(&cache.key, latents)?, paged(&cache.value, latents)?];
+        let (keys, key_ropes) = latents_and_ropes(latents, 0)?;
         let inputs = ((&query, &query_rope), (&keys, &key_ropes), &chosen.indices);
         let attends = SparseFlashAttention::new(sparse.shape().scale).plan(&sequences, inputs)?;
         Ok(Self {
@@ -113,8 +113,8 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         let cache = latents.layer(layer)?;
         let views = WriteViews::of(&latents.shape(), cache, self.slots.len(), new)?;
         views.launch(capture, &self.latent_write, &self.slots)?;
-        let keys = (&paged(&cache.key, latents)?, &paged(&cache.value, latents)?);
-        let inputs = ((&self.query, &self.query_rope), keys, &self.chosen.indices);
+        let (keys, key_ropes) = latents_and_ropes(latents, layer)?;
+        let inputs = ((&self.query, &self.query_rope), (&keys, &key_ropes), &self.chosen.indices);
         Ok(self.attends.launch_into(capture, inputs, &mut self.attention.clone())?)
     }
 

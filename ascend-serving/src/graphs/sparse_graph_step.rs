@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
-use crate::engine::{IndexerTensors, KeyChoice, SparseRows, SparseTensors, StepIndexers};
+use crate::engine::{IndexerTensors, KeyChoice, LayerQueries, SparseRows, SparseTensors, StepIndexers};
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
@@ -125,7 +125,8 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
             return Err(self.overwritten(layer, choice).into());
         }
         let buffers = self.step.buffers();
-        inputs.check(&self.sparse_rows(), layer, size(&buffers.query, 1))?;
+        let queries = LayerQueries { heads: size(&buffers.query, 1), joined: false };
+        inputs.check(&self.sparse_rows(), layer, queries)?;
         let copies = [
             ("query", &**query, &*buffers.query),
             ("query_rope", query_rope, &buffers.query_rope),

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_attention::{Element, Stream};
+use ascend_attention::{Element, Stream, Violation};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
 use crate::engine::{SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in};
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, MAX_INT32};
+use crate::rules;
 
 use super::captured_group::{CapturedGroup, fitting_rows};
 use super::graph_limits::GraphLimits;
@@ -86,6 +87,7 @@ impl<T: Element> SparseLatent<T> {
     /// block for each request of the largest size, or a request has fewer keys than tokens;
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs, one for each size and each layer and indexer, take
     /// too many streams;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised caches, whose rows the host makes;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sinks, which these layers do not have;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`LightningIndexer::plan`](ascend_attention::indexer::LightningIndexer::plan),
@@ -100,6 +102,17 @@ impl<T: Element> SparseLatent<T> {
     ) -> Result<SparseGraphs<T, W>> {
         self.check()?;
         self.latents().admits(stream)?;
+        for (name, cache) in [("latents", self.latents()), ("index keys", self.index_keys())] {
+            if cache.is_quantised() {
+                return Err(Violation::new(
+                    &rules::CACHE_QUANTISED,
+                    format_args!("graphs over quantised {name}, which the host quantises in each step"),
+                    format_args!("caches of {}", T::DTYPE),
+                    "compute the steps by `SparseLatent::begin`, or make both caches by `PagedKvCache::new`",
+                )
+                .into());
+            }
+        }
         limits.check()?;
         let sinks = limits.learnable_sinks.iter().flatten().count();
         if sinks > 0 {

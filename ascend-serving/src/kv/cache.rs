@@ -207,6 +207,16 @@ impl<T: Element> PagedKvCache<T> {
         Ok(stream.check_device("stream", &self.device)?)
     }
 
+    /// Refuses a cache of another device.
+    pub(crate) fn check_device(&self, argument: &'static str, device: &Device) -> Result<()> {
+        match self.layers.first() {
+            Some(CacheLayer::Plain(layer)) => layer.key.check_device(argument, device)?,
+            Some(CacheLayer::Quantised { layer, .. }) => layer.key().check_device(argument, device)?,
+            None => {}
+        }
+        Ok(())
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }

@@ -34,6 +34,7 @@ mod slot;
 mod slot_check;
 mod slot_runs;
 mod slot_write;
+mod sparse_caches;
 mod state_pool;
 mod table;
 
@@ -55,7 +56,8 @@ pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock};
 pub(crate) use quantised::{
-    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8, quantised_rows, split,
+    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_index_queries, quantise_mxfp8,
+    quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
 pub(crate) use request_state::{RequestState, StateLease, WeakState};

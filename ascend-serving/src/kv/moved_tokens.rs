@@ -10,7 +10,7 @@ use super::block_copy::uncopied;
 use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::LayerCache;
 use super::pool::Block;
-use super::quantised::QuantisedLayer;
+use super::quantised::{LayerScales, QuantisedLayer};
 use super::sequence::Sequence;
 use super::slot::{head_slot, spread_slot};
 use super::slot_runs::{SlotRun, spread_blocks};
@@ -75,9 +75,12 @@ impl<T: Element> LayerCache<T> {
 impl QuantisedLayer {
     fn move_runs(&self, stream: &Stream, runs: &[SlotRun], block_size: usize) -> Result<()> {
         self.cache.move_runs(stream, runs, block_size)?;
-        match self.of_tokens() {
-            Some(scales) => scales.rows.move_runs(stream, runs, block_size),
-            None => Ok(()),
+        match &self.scales {
+            LayerScales::Token(scales) => scales.rows.move_runs(stream, runs, block_size),
+            LayerScales::IndexKey(scales) => scales.move_runs(stream, runs, block_size),
+            LayerScales::Channel { .. } | LayerScales::Row => Ok(()),
+            // Refused before, since tokens share scales.
+            LayerScales::Group(_) => Ok(()),
         }
     }
 }

@@ -255,7 +255,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// A cache of zeros with the scales of its layers.
-    fn with_scales(
+    pub(super) fn with_scales(
         device: &Device,
         pool: BlockPool,
         shape: CacheShape,
@@ -263,7 +263,8 @@ impl<T: Element> PagedKvCache<T> {
         scales: Vec<LayerScales>,
     ) -> Result<Self> {
         let block_size = pool.block_size();
-        let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
+        let stored_shape = scales.first().map_or(shape, |scales| scales.stored_shape(&shape));
+        let bytes = stored_shape.zeroed_layers(device, pool.blocks(), block_size)?;
         let empty = |dim| Tensor::empty(device, [0, block_size, shape.kv_heads * dim]);
         let none = LayerCache { key: empty(shape.key_dim)?, value: empty(shape.value_dim)? };
         let layers = bytes.into_iter().zip(scales).map(|(cache, scales)| {

@@ -50,7 +50,7 @@ fn cache(
     pad: PadPolicy,
 ) -> ascend_serving::Result<PagedKvCache<bf16>> {
     let device = stream.device();
-    match draw.below(4) {
+    match draw.below(6) {
         0 | 1 => {
             let (key, value) = (number(draw), number(draw));
             let scales = ChannelScales::uniform(&shape, key, value)?;
@@ -58,6 +58,8 @@ fn cache(
             PagedKvCache::quantised_as(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
         2 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
+        3 => PagedKvCache::quantised_latents(device, blocks, size, shape.layers, pad),
+        4 => PagedKvCache::quantised_index_keys(device, blocks, size, shape.layers, pad),
         _ => PagedKvCache::mxfp8(device, blocks, size, shape, pad),
     }
 }

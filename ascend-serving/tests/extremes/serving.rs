@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::bf16;
+use ascend_attention::{bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
@@ -263,14 +263,19 @@ pub const CALLS: &[Call] = &[
     }),
     ("SparseLatent", |draw| {
         let stream = crate::stream();
-        let cache = |shape| {
-            let pad = PadPolicy::SkipNegative;
-            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap()
+        let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
+        let latents = match draw.of(&[false, true]) {
+            true => PagedKvCache::<bf16>::quantised_latents(device, 4, 16, 1, pad),
+            false => PagedKvCache::new(device, 4, 16, CacheShape::latent(1), pad),
         };
-        let latents = cache(CacheShape::latent(1));
-        let index_keys = cache(CacheShape::index_keys(1));
+        let index_keys = match draw.of(&[false, true]) {
+            true => PagedKvCache::quantised_index_keys(device, 4, 16, 1, pad),
+            false => PagedKvCache::new(device, 4, 16, CacheShape::index_keys(1), pad),
+        };
+        let (latents, index_keys) = (latents.unwrap(), index_keys.unwrap());
         let index_keys = index_keys.with_pool(latents.pool()).unwrap();
         let shape = AttentionShape::latent(draw.of(&[1, 2, usize::MAX]));
+        let [dim, rope] = if latents.is_quantised() { [576, 0] } else { [512, 64] };
         let sparse = SparseLatent::new(shape, latents, index_keys).unwrap();
         let mut sparse = sparse.sparse_count(draw.usize());
         let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize()).unwrap();
@@ -293,13 +298,17 @@ pub const CALLS: &[Call] = &[
             weights: &ones(1, heads).reshape([tokens, heads]).unwrap(),
             key: &ones(1, 128),
         };
-        let choice = step.choose(draw.usize(), inputs);
-        let Ok(choice) = choice.or_else(|_| step.choose(0, inputs)) else {
+        // Over quantised keys.
+        let weights = stream.upload(&vec![f16::ONE; tokens * heads], [tokens, heads]).unwrap();
+        let (query, key) = (inputs.query, inputs.key);
+        let halves = IndexerTensors { query, weights: &weights, key };
+        let choice = step.choose(draw.usize(), inputs).or_else(|_| step.choose(0, inputs));
+        let Ok(choice) = choice.or_else(|_| step.choose(0, halves)) else {
             return;
         };
         let inputs = SparseTensors {
-            query: &ones(2, 512),
-            query_rope: &ones(2, 64),
+            query: &ones(2, dim),
+            query_rope: &ones(2, rope),
             latent: &ones(1, 512),
             key_rope: &ones(1, 64),
             choice: &choice,

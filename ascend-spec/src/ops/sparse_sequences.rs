@@ -279,14 +279,15 @@ macro_rules! sequence_rules {
 /// `CallContract::check_contents` of an operator of sparse attention, whose call has `check` for a target. `$contents`
 /// are the parameters of the lengths of queries and keys and of the block table.
 macro_rules! checked_by_sequences {
-    ($contents:expr) => {
+    ($contents:expr $(, $version:ident)?) => {
         fn check_contents(
             arguments: &Self::Arguments,
-            _: Version,
+            _version: Version,
             target: $crate::Target,
             integers: &dyn Fn(&str) -> Vec<i64>,
         ) -> Result<(), $crate::Violation> {
-            let Ok(problem) = arguments.call().check(target) else {
+            $(let $version = _version;)?
+            let Ok(problem) = arguments.call().check($($version,)? target) else {
                 return Ok(());
             };
             $crate::ops::sparse_sequences::checked_contents(

@@ -2,9 +2,11 @@
 
 use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, rules};
+use ascend_spec::ops::sparse_flash_attention::{
+    EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
+};
 use ascend_spec::ops::sparse_sequences::{SparseContents, unusual_contents};
-use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -22,6 +24,11 @@ fn half(shape: &[i64]) -> Option<TensorDesc> {
 
 fn numbers(shape: &[i64]) -> Option<TensorDesc> {
     of(Int32, shape)
+}
+
+/// Checks a call of the oldest version that can express it.
+fn checked(call: Call, target: Target) -> Result<SparseFlashProblem, Violation> {
+    call.check(Version::oldest_for(&call), target)
 }
 
 /// The call with the outputs that its inputs imply.
@@ -68,6 +75,11 @@ fn padded() -> Call {
     with_outputs(keys(call, &[2, 40, 1, 512]))
 }
 
+/// The call with a logit more for each of 16 heads.
+fn with_sinks(call: Call) -> Call {
+    Call { sinks: of(Float, &[16]), ..call }
+}
+
 /// The rows of [`packed`] and 6 blocks of 32 keys, 3 a sequence.
 fn paged() -> Call {
     let call = Call { block_table: numbers(&[2, 3]), layout_kv: "PA_BSND", ..packed() };
@@ -77,7 +89,7 @@ fn paged() -> Call {
 #[test]
 fn every_rule_of_sparse_flash_attention_refuses_a_call() {
     let a2 = |cann| Target::new(Soc::AtlasA2, cann);
-    let ascend950 = Target::new(Soc::Ascend950, Cann::V9_1);
+    let [ascend950, newest] = [Cann::V9_1, Cann::V9_2].map(|cann| Target::new(Soc::Ascend950, cann));
     let nz = packed().key.map(|desc| TensorDesc { format: Format::FractalNz, ..desc });
     let (packed, padded, paged) = (packed(), padded(), paged());
     let no_softmax = |call: Call| Call { softmax_max: None, softmax_sum: None, ..call };
@@ -136,10 +148,18 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         ("sparse_flash.indices", 561_002, A2, Call { sparse_indices: numbers(&[5, 8]), ..packed }),
         ("sparse_flash.out", 561_002, A2, Call { attention_out: half(&[5, 16, 64]), ..packed }),
         ("sparse_flash.softmax_shape", 561_002, A2, Call { softmax_max: of(Float, &[2, 3, 16]), ..padded }),
+        ("sparse_flash.product", 561_003, ascend950, with_sinks(packed)),
+        ("sparse_flash.sinks", 361_001, a2(Cann::V9_2), with_sinks(packed)),
+        ("sparse_flash.sinks_paged", 561_002, newest, with_sinks(paged)),
+        ("sparse_flash.sinks_shape", 561_002, newest, Call { sinks: of(Float, &[8]), ..packed }),
+        ("sparse_flash.sinks_shape", 561_002, newest, Call { sinks: of(Float, &[1, 16]), ..packed }),
+        ("sparse_flash.dtype", 161_002, newest, Call { sinks: half(&[16]), ..packed }),
+        ("sparse_flash.no_softmax_v2", -1, newest, no_softmax(with_sinks(packed))),
+        ("sparse_flash.softmax", -1, newest, Call { softmax_sum: None, ..with_sinks(padded) }),
     ];
     let mut broken = BTreeSet::new();
     for (id, status, target, call) in calls {
-        let violation = call.check(target).unwrap_err();
+        let violation = checked(call, target).unwrap_err();
         let got = (violation.rule.id, violation.status());
         assert_eq!(got, (id, status), "{violation}");
         assert!(violation.rule.scope.holds(target), "{id} for {target}");
@@ -157,7 +177,7 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         ("sparse_flash.none_chosen", A2, Call { sparse_indices: numbers(&[5, 1, 0]), ..packed }),
     ];
     for (id, target, call) in lints {
-        assert!(call.check(target).is_ok(), "{id}");
+        assert!(checked(call, target).is_ok(), "{id}");
         let lint = call.lint(target, &[]).unwrap_err();
         assert_eq!(lint.rule.id, id);
         assert!(lint.rule.scope.holds(target), "{id} for {target}");
@@ -169,7 +189,7 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
     let unusual = |queries: [i64; 2], keys: [i64; 2]| {
         let numbers = [queries.to_vec(), keys.to_vec(), vec![]];
         let of = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        let problem = packed.check(A2).unwrap();
+        let problem = checked(packed, A2).unwrap();
         let found = unusual_contents(&problem.sequences, &numbers, of.map(Some));
         found.map(|found| found.map(|found| found.rule.id))
     };
@@ -193,26 +213,35 @@ fn documented_calls_are_taken_without_a_lint() {
         Target::new(Soc::Ascend950, Cann::V9_2),
     ] {
         for call in [packed(), padded(), paged()] {
-            assert!(call.check(target).is_ok(), "{target}");
+            assert!(checked(call, target).is_ok(), "{target}");
             assert_eq!(call.lint(target, &[]), Ok(()), "{target}");
         }
     }
+    let newest = Target::new(Soc::Ascend950, Cann::V9_2);
+    for call in [with_sinks(packed()), with_sinks(padded())] {
+        assert!(checked(call, newest).is_ok());
+        assert_eq!(call.lint(newest, &[]), Ok(()));
+    }
+    // The second version computes calls without sinks too, on each product.
+    for target in [Target::new(Soc::AtlasA3, Cann::V9_2), newest] {
+        assert!(paged().check(Version::V2, target).is_ok(), "{target}");
+    }
     // Without a value the key is it.
     let no_value = Call { value: None, ..paged() };
-    assert!(no_value.check(A2).is_ok());
+    assert!(checked(no_value, A2).is_ok());
     assert_eq!(no_value.lint(A2, &[]), Ok(()));
     // Without the flag its outputs are not checked; scales are any numbers.
     let any = Call { softmax_max: of(Float, &[7, 2]), scale: -1.0, ..packed() };
-    assert!(!any.check(A2).unwrap().overruns);
+    assert!(!checked(any, A2).unwrap().overruns);
     // A call whose outputs are empty ends before anything else is looked at.
     let empty = Call { attention_out: half(&[0]), layout_kv: "any", ..packed() };
-    assert!(empty.check(A2).unwrap().is_idle());
+    assert!(checked(empty, A2).unwrap().is_idle());
 }
 
 #[test]
 fn a_launch_touches_what_it_walks_even_beyond_the_tensors() {
     let touched = |call: Call, target, parameter| {
-        let problem = call.check(target).unwrap();
+        let problem = checked(call, target).unwrap();
         let mut touched = None;
         problem.touches(&call, &mut |of, range| {
             if of == parameter {
@@ -232,7 +261,7 @@ fn a_launch_touches_what_it_walks_even_beyond_the_tensors() {
 /// The lists of a call with blocks of this size.
 fn lists(block: i64) -> SparseFlashProblem {
     let call = Call { sparse_block_size: block, ..packed() };
-    call.check(A2).unwrap()
+    checked(call, A2).unwrap()
 }
 
 #[test]
@@ -269,6 +298,7 @@ proptest! {
         layouts in (0usize..4, 0usize..4),
         (block, mode) in (prop_oneof![-1i64..200, Just(i64::MIN), Just(i64::MAX)], -1i64..5),
         softmax: bool,
+        has_sinks: bool,
         entries in prop::collection::vec(prop_oneof![-3i64..70, Just(i64::MIN), Just(i64::MAX)], 0..6),
         keys in prop_oneof![0usize..100, Just(usize::MAX)],
     ) {
@@ -288,6 +318,7 @@ proptest! {
             sparse_block_size: block,
             sparse_mode: mode,
             return_softmax_lse: softmax,
+            sinks: of(Float, &shapes[6]).filter(|_| has_sinks),
             ..Call::default()
         };
         let implied = call.outputs();
@@ -299,7 +330,7 @@ proptest! {
         };
         for call in [call, implied, paged()] {
             for target in [A2, Target::new(Soc::AtlasA2, Cann::V8_5), Target::new(Soc::Ascend950, Cann::V9_2)] {
-                if let Ok(problem) = call.check(target) {
+                if let Ok(problem) = checked(call, target) {
                     let _ = call.lint(target, &[]);
                     problem.touches(&call, &mut |_, range| assert!(range.start <= range.end));
                     if problem.sequences.batch < 100 {

@@ -3,6 +3,8 @@
 mod channel_quantiser;
 mod channel_scales;
 mod group_quantiser;
+mod index_quantiser;
+mod latent_quantiser;
 mod mxfp8;
 mod quantised_type;
 mod rows_on_host;
@@ -10,18 +12,22 @@ mod token_quantiser;
 mod value_pair;
 mod write;
 
+use std::fmt;
+
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
-use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation};
+use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
+use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation, f16};
 
 use crate::error::Result;
-use crate::kv::cache_shape::LayerCache;
+use crate::kv::cache_shape::{CacheShape, LayerCache};
 use crate::rules;
 
 pub(crate) use channel_quantiser::{ChannelQuantiser, one_key_each};
 pub use channel_scales::ChannelScales;
 pub(in crate::kv) use channel_scales::DeviceScales;
+pub(crate) use index_quantiser::quantise_index_queries;
 pub(crate) use mxfp8::{GROUP, GroupScales, quantise_mxfp8};
 pub use quantised_type::QuantisedType;
 pub(in crate::kv) use quantised_type::QueryType;
@@ -32,7 +38,8 @@ pub(in crate::kv) use write::QuantisedWrite;
 /// The quantised cache of one layer, whose numbers stand for `stored * scale`.
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
-    /// The bytes of keys and values, in the cache's format: integers, or the bits of floats.
+    /// The bytes of keys and values, in the cache's format: integers, or the bits of floats. Of
+    /// [latents](crate::kv::PagedKvCache::quantised_latents) the rows of 656 bytes, without values.
     pub cache: LayerCache<i8>,
     stored: QuantisedType,
     /// The keys in the same memory, as a tensor of the stored type.
@@ -50,6 +57,32 @@ pub(in crate::kv) enum LayerScales {
     Token(TokenScales),
     /// One scale, a power of two, for each group of 32.
     Group(GroupScales),
+    /// Scales in the rows of latents, which hold the rotary keys too.
+    Row,
+    /// One scale for each key of an indexer: tokens of one element, `[blocks, block_size, 1]`, without values.
+    IndexKey(LayerCache<f16>),
+}
+
+impl LayerScales {
+    /// The shape of the stored bytes of a cache of this shape.
+    pub(in crate::kv) fn stored_shape(&self, shape: &CacheShape) -> CacheShape {
+        match self {
+            Self::Row => CacheShape { key_dim: QuantisedRow::BYTES, value_dim: 0, ..*shape },
+            Self::Channel { .. } | Self::Token(_) | Self::Group(_) | Self::IndexKey(_) => *shape,
+        }
+    }
+}
+
+impl fmt::Display for LayerScales {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Channel { .. } => "scales of channels",
+            Self::Token(_) => "a scale for each token",
+            Self::Group(_) => "a scale for each 32 neighbours",
+            Self::Row => "scales in the rows of latents",
+            Self::IndexKey(_) => "a scale for each key of an indexer",
+        })
+    }
 }
 
 impl QuantisedLayer {
@@ -79,12 +112,12 @@ impl QuantisedLayer {
     }
 
     /// The quantisation arguments of a call with queries of 16 bits that reads the keys and values in their blocks;
-    /// `None` for groups, where queries are quantised, too.
+    /// `None` for groups, where queries are quantised, too, and for what operators of sparse attention read.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
             LayerScales::Channel { key, value } => Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales)),
             LayerScales::Token(TokenScales { key, value, .. }) => Some(split(AntiquantMode::PerTokenPaged, key, value)),
-            LayerScales::Group(_) => None,
+            LayerScales::Group(_) | LayerScales::Row | LayerScales::IndexKey(_) => None,
         }
     }
 
@@ -100,7 +133,7 @@ impl QuantisedLayer {
     pub(crate) fn of_groups(&self) -> Option<&GroupScales> {
         match &self.scales {
             LayerScales::Group(scales) => Some(scales),
-            LayerScales::Channel { .. } | LayerScales::Token(_) => None,
+            _ => None,
         }
     }
 
@@ -108,16 +141,46 @@ impl QuantisedLayer {
     pub(crate) fn of_channels(&self) -> Option<[&AnyTensor; 2]> {
         match &self.scales {
             LayerScales::Channel { key, value } => Some([&key.scales, &value.scales]),
-            LayerScales::Token(_) | LayerScales::Group(_) => None,
+            _ => None,
         }
     }
 
-    /// Scales of keys and of values, as the operator reads them.
-    pub(crate) fn scales(&self) -> [&AnyTensor; 2] {
+    /// Scales of keys and of values, as the operator reads them, where they are tensors of their own.
+    pub(crate) fn scales(&self) -> [Option<&AnyTensor>; 2] {
         match &self.scales {
-            LayerScales::Channel { key, value } => [&key.scales, &value.scales],
-            LayerScales::Token(scales) => [&scales.key, &scales.value],
-            LayerScales::Group(scales) => [&scales.key, &scales.value],
+            LayerScales::Channel { key, value } => [Some(&key.scales), Some(&value.scales)],
+            LayerScales::Token(scales) => [Some(&scales.key), Some(&scales.value)],
+            LayerScales::Group(scales) => [Some(&scales.key), Some(&scales.value)],
+            LayerScales::Row => [None; 2],
+            LayerScales::IndexKey(scales) => [Some(&scales.key), None],
+        }
+    }
+
+    /// Whether channels or tokens have the scales, as FusedInferAttentionScore dequantises them.
+    pub(crate) fn is_dequantised_by_fused(&self) -> bool {
+        matches!(self.scales, LayerScales::Channel { .. } | LayerScales::Token(_))
+    }
+
+    /// Whether operators of sparse attention read the layer: rows of latents, or keys of an indexer.
+    pub(crate) fn is_sparse(&self) -> bool {
+        matches!(self.scales, LayerScales::Row | LayerScales::IndexKey(_))
+    }
+
+    /// The scales of an indexer's keys, `[blocks, block_size, 1]`, as QuantLightningIndexer reads them.
+    ///
+    /// # Errors
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a layer of another cache than
+    /// [`PagedKvCache::quantised_index_keys`](crate::kv::PagedKvCache::quantised_index_keys).
+    pub fn index_scales(&self) -> Result<&Tensor<f16>> {
+        match &self.scales {
+            LayerScales::IndexKey(scales) => Ok(&scales.key),
+            other => Err(Violation::new(
+                &rules::CACHE_QUANTISED,
+                format_args!("a cache with {other}"),
+                "one with a scale for each key of an indexer",
+                "make the cache by `PagedKvCache::quantised_index_keys`",
+            )
+            .into()),
         }
     }
 
@@ -125,7 +188,7 @@ impl QuantisedLayer {
     pub(crate) fn of_tokens(&self) -> Option<&TokenScales> {
         match &self.scales {
             LayerScales::Token(scales) => Some(scales),
-            LayerScales::Channel { .. } | LayerScales::Group(_) => None,
+            _ => None,
         }
     }
 
@@ -162,25 +225,24 @@ impl QuantisedLayer {
 
     /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
     fn inverses(&self) -> Result<[&Tensor<f32>; 2], Violation> {
-        let scales = match &self.scales {
-            LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
-            LayerScales::Token(_) => "a scale for each token",
-            LayerScales::Group(_) => "a scale for each 32 neighbours",
-        };
-        Err(Violation::new(
-            &rules::CACHE_QUANTISED,
-            format_args!("a cache with {scales}"),
-            "one with scales of channels, by which the device quantises",
-            "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
-        ))
+        match &self.scales {
+            LayerScales::Channel { key, value } => Ok([&key.inverses, &value.inverses]),
+            other => Err(Violation::new(
+                &rules::CACHE_QUANTISED,
+                format_args!("a cache with {other}"),
+                "one with scales of channels, by which the device quantises",
+                "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
+            )),
+        }
     }
 
     /// Bytes of device memory in blocks.
     pub(in crate::kv) fn bytes(&self) -> usize {
         let scales = match &self.scales {
-            LayerScales::Channel { .. } => 0,
+            LayerScales::Channel { .. } | LayerScales::Row => 0,
             LayerScales::Token(scales) => scales.rows.bytes(),
             LayerScales::Group(scales) => scales.blocks.bytes(),
+            LayerScales::IndexKey(scales) => scales.bytes(),
         };
         self.cache.bytes() + scales
     }
@@ -189,17 +251,18 @@ impl QuantisedLayer {
     pub(in crate::kv) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.cache.copy_block(stream, from, to)?;
         match &self.scales {
-            LayerScales::Channel { .. } => Ok(()),
+            LayerScales::Channel { .. } | LayerScales::Row => Ok(()),
             LayerScales::Token(scales) => scales.rows.copy_block(stream, from, to),
             LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
+            LayerScales::IndexKey(scales) => scales.copy_block(stream, from, to),
         }
     }
 }
 
-/// Allocates tensors for the quantised keys and values of a step, of their shapes.
-pub(crate) fn quantised_rows<T: Element>(device: &Device, [key, value]: [&Tensor<T>; 2]) -> Result<[Tensor<i8>; 2]> {
-    let empty = |rows: &Tensor<T>| Tensor::empty(device, rows.shape());
-    Ok([empty(key)?, empty(value)?])
+/// Allocates tensors for the quantised keys and values of a step, for stored bytes of this shape.
+pub(crate) fn quantised_rows(device: &Device, stored: &CacheShape, tokens: usize) -> Result<[Tensor<i8>; 2]> {
+    let empty = |dim: usize| Tensor::empty(device, [tokens, stored.kv_heads, dim]);
+    Ok([empty(stored.key_dim)?, empty(stored.value_dim)?])
 }
 
 /// The quantisation arguments of a call whose keys and values have separate scales.

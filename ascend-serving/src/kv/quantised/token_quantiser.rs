@@ -65,32 +65,38 @@ impl TokenQuantiser {
         rows: &Tensor<T>,
         like: &Tensor<i8>,
         largest: f32,
-    ) -> Result<QuantisedTokens> {
+    ) -> Result<QuantisedTokens<f32>> {
         let planned = like.shape();
         let (numbers, elements) = rows_to_quantise(stream, argument, rows, planned, &self.slots)?;
         let stored = (self.stored, largest);
-        Ok(QuantisedTokens::quantise(stored, &numbers, elements))
+        Ok(QuantisedTokens::quantise(stored, &numbers, elements, |scale| scale))
     }
 }
 
 /// Tokens, quantised.
 #[derive(Debug, PartialEq)]
-struct QuantisedTokens {
+pub(super) struct QuantisedTokens<S> {
     /// Integers, or the bits of floats.
-    quantised: Vec<i8>,
+    pub(super) quantised: Vec<i8>,
     /// One scale for each token.
-    scales: Vec<f32>,
+    pub(super) scales: Vec<S>,
 }
 
-impl QuantisedTokens {
-    /// Quantises each token by the scale that makes its largest number `largest`; by 1 where all are 0.
-    fn quantise((stored, largest): (QuantisedType, f32), numbers: &[f32], elements: usize) -> Self {
+impl<S: Copy + Into<f32>> QuantisedTokens<S> {
+    /// Quantises each token by the scale that makes its largest number `largest`, as `scale` rounds it; by 1 where all
+    /// are 0.
+    pub(super) fn quantise(
+        (stored, largest): (QuantisedType, f32),
+        numbers: &[f32],
+        elements: usize,
+        scale: impl Fn(f32) -> S,
+    ) -> Self {
         let mut quantised = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
         for row in numbers.chunks(elements.max(1)) {
             let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
-            let scale = if most > 0.0 { most / largest } else { 1.0 };
-            let bits = |number: &f32| stored.bits(number / scale);
+            let scale = scale(if most > 0.0 { most / largest } else { 1.0 });
+            let bits = |number: &f32| stored.bits(number / scale.into());
             quantised.extend(row.iter().map(bits));
             scales.push(scale);
         }
@@ -107,16 +113,20 @@ mod tests {
     const INT8: (QuantisedType, f32) = (QuantisedType::Int8, 127.0);
     const E4M3FN: (QuantisedType, f32) = (QuantisedType::Float8E4M3Fn, 448.0);
 
+    fn quantise(stored: (QuantisedType, f32), numbers: &[f32], elements: usize) -> QuantisedTokens<f32> {
+        QuantisedTokens::quantise(stored, numbers, elements, |scale| scale)
+    }
+
     #[test]
     fn no_tokens_are_nothing() {
-        let none = QuantisedTokens::quantise(INT8, &[], 0);
+        let none = quantise(INT8, &[], 0);
         assert!(none.quantised.is_empty() && none.scales.is_empty());
     }
 
     #[test]
     fn halves_go_to_the_even_integer() {
         let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
-        let tokens = QuantisedTokens::quantise(INT8, &numbers, 4);
+        let tokens = quantise(INT8, &numbers, 4);
         assert_eq!(tokens.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
         assert_eq!(tokens.scales, [1.0, 1.0]);
     }
@@ -125,7 +135,7 @@ mod tests {
     fn floats_go_to_the_even_one_and_the_largest_to_448() {
         // Between 16 and 32 the steps are 2, below 2^-6 they are 2^-9.
         let numbers = [-448.0, 17.0, 19.0, -21.0, 1.5 / 512.0, 2.5 / 512.0, 0.5, 0.0];
-        let tokens = QuantisedTokens::quantise(E4M3FN, &numbers, 8);
+        let tokens = quantise(E4M3FN, &numbers, 8);
         assert_eq!(tokens.scales, [1.0]);
         let back: Vec<f32> =
             (tokens.quantised.iter()).map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32()).collect();
@@ -138,7 +148,7 @@ mod tests {
         #[test]
         fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let tokens = QuantisedTokens::quantise(E4M3FN, &numbers, 4);
+            let tokens = quantise(E4M3FN, &numbers, 4);
             for ((row, stored), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
                 for (number, bits) in row.iter().zip(stored) {
@@ -155,7 +165,7 @@ mod tests {
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let tokens = QuantisedTokens::quantise(INT8, &numbers, 4);
+            let tokens = quantise(INT8, &numbers, 4);
             for ((row, quantised), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 for (number, integer) in row.iter().zip(quantised) {
                     let back = f64::from(*integer) * f64::from(*scale);

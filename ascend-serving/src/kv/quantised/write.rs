@@ -11,6 +11,8 @@ use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
 use super::channel_quantiser::ChannelQuantiser;
 use super::group_quantiser::GroupQuantiser;
+use super::index_quantiser::IndexQuantiser;
+use super::latent_quantiser::LatentQuantiser;
 use super::token_quantiser::TokenQuantiser;
 use super::{LayerScales, QuantisedLayer, quantised_rows};
 
@@ -32,6 +34,8 @@ enum Quantisers {
     Channel(Box<[ChannelQuantiser; 2]>),
     Token(Box<TokenQuantiser>),
     Group(Box<GroupQuantiser>),
+    Row(Box<LatentQuantiser>),
+    IndexKey(Box<IndexQuantiser>),
 }
 
 impl QuantisedWrite {
@@ -43,9 +47,11 @@ impl QuantisedWrite {
         slots: &[i32],
         rows: [&Tensor<T>; 2],
     ) -> Result<Self> {
+        rows_have_slots(slots.len(), rows[0], rows[1])?;
         let device = stream.device();
-        let quantised = quantised_rows(device, rows)?;
-        let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, quantised.each_ref())?;
+        let stored = &layer.scales.stored_shape(blocks.1);
+        let quantised = quantised_rows(device, stored, slots.len())?;
+        let write = SlotWrite::plan((blocks.0, stored), &layer.cache, stream, slots, quantised.each_ref())?;
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
         let written = slots.iter().take(write.rows);
         let places = written.map(|slot| pad.cached_slot(*slot, block_size));
@@ -71,6 +77,14 @@ impl QuantisedWrite {
                 let slots = places.collect();
                 let quantiser = GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
                 Quantisers::Group(Box::new(quantiser))
+            }
+            (LayerScales::Row, _) => {
+                let planned = rows.map(|rows| rows.shape().to_vec());
+                Quantisers::Row(Box::new(LatentQuantiser::new(places.collect(), planned, quantised)))
+            }
+            (LayerScales::IndexKey(_), _) => {
+                let quantiser = IndexQuantiser::new(places.collect(), block_size, quantised, stream)?;
+                Quantisers::IndexKey(Box::new(quantiser))
             }
         };
         Ok(Self { stream: PlannedStream::of(stream), quantisers, write })
@@ -99,11 +113,13 @@ impl QuantisedWrite {
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
                 quantiser.queue(stream, rows, (&layer.cache, scales), torn)?
             }
+            (Quantisers::Row(quantiser), LayerScales::Row) => quantiser.queue(stream, rows)?,
+            (Quantisers::IndexKey(quantiser), LayerScales::IndexKey(scales)) => quantiser.queue(stream, key, scales)?,
             _ => {
                 return Err(Error::invalid("write", "a write with other scales", "one that this cache has planned")
                     .fix("plan the write with this cache"));
             }
         };
-        self.write.queue(shape, &layer.cache, stream, quantised)
+        self.write.queue(&layer.scales.stored_shape(shape), &layer.cache, stream, quantised)
     }
 }

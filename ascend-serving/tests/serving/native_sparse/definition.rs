@@ -1,9 +1,10 @@
 //! The three branches, in double precision.
 
-use ascend_attention::bf16;
+use ascend_attention::{DType, bf16, f16};
 
 use super::engine::Model;
-use super::{HEADS, KEY, KV_HEADS, VALUE, harness};
+use super::{KEY, VALUE, harness};
+use crate::tokens::Number;
 
 /// What two tokens of one name have in common: everything.
 #[derive(Clone, Copy)]
@@ -20,10 +21,18 @@ pub fn row(name: u64, layer: usize, what: What, len: usize) -> Vec<bf16> {
     numbers.into_iter().map(bf16::from_f32).collect()
 }
 
-/// The weights of keys, or of values, in a layer: `[block, KV_HEADS]`.
-pub fn weights(layer: usize, what: What, block: usize) -> Vec<bf16> {
-    let numbers = harness::numbers(1_000_003 * (2 * layer as u64 + what as u64 + 1), block * KV_HEADS);
+/// The weights of keys, or of values, in a layer, of each token of a block and each key head.
+pub fn weights(layer: usize, what: What, len: usize) -> Vec<bf16> {
+    let numbers = harness::numbers(1_000_003 * (2 * layer as u64 + what as u64 + 1), len);
     numbers.into_iter().map(|x| bf16::from_f32(0.5 * x)).collect()
+}
+
+/// A number as a cache stores it.
+fn stored<T: Number>(number: f64) -> f64 {
+    match T::DTYPE {
+        DType::Float16 => f16::from_f64(number).to_f64(),
+        _ => bf16::from_f64(number).to_f64(),
+    }
 }
 
 /// Rows of a history, of one head after the other.
@@ -34,9 +43,9 @@ struct Rows {
 }
 
 impl Rows {
-    fn of(names: &[u64], layer: usize, what: What, heads: usize, dim: usize) -> Self {
+    fn of<T: Number>(names: &[u64], layer: usize, what: What, heads: usize, dim: usize) -> Self {
         let rows = names.iter().flat_map(|name| row(*name, layer, what, heads * dim));
-        Self { heads, dim, numbers: rows.map(|x| x.to_f64()).collect() }
+        Self { heads, dim, numbers: rows.map(|x| T::of(x).to_f64()).collect() }
     }
 
     fn get(&self, token: usize, head: usize) -> &[f64] {
@@ -44,17 +53,17 @@ impl Rows {
     }
 
     /// One row of each block of rows, rounded as it is stored.
-    fn compressed(&self, weights: &[bf16], block: usize, stride: usize) -> Self {
+    fn compressed<T: Number>(&self, weights: &[bf16], block: usize, stride: usize) -> Self {
         let tokens = self.numbers.len() / (self.heads * self.dim);
         let mut numbers = Vec::new();
         for first in (0..tokens).step_by(stride).filter(|first| first + block <= tokens) {
             for head in 0..self.heads {
                 let mut sum = vec![0.0; self.dim];
                 for token in 0..block {
-                    let weight = weights[token * self.heads + head].to_f64();
+                    let weight = T::of(weights[token * self.heads + head]).to_f64();
                     sum.iter_mut().zip(self.get(first + token, head)).for_each(|(x, y)| *x += weight * y);
                 }
-                numbers.extend(sum.into_iter().map(|x| bf16::from_f64(x).to_f64()));
+                numbers.extend(sum.into_iter().map(stored::<T>));
             }
         }
         Self { numbers, ..*self }
@@ -85,22 +94,23 @@ fn mean(weights: &[f64], values: &Rows, head: usize, tokens: &[usize]) -> Vec<f6
     mean
 }
 
-/// The three branches of the last of `names`, each `[HEADS, VALUE]`, and whether the selection is beyond doubt: that no
+/// The three branches of the last of `names`, each `[heads, VALUE]`, and whether the selection is beyond doubt: that no
 /// block that is selected scores about as much as one that is not.
-pub fn branches(names: &[u64], layer: usize, model: &Model) -> ([Vec<f64>; 3], bool) {
+pub fn branches<T: Number>(names: &[u64], layer: usize, model: &Model) -> ([Vec<f64>; 3], bool) {
     let tokens = names.len();
-    let Model { block, stride, select, count, window, .. } = *model;
-    let keys = Rows::of(names, layer, What::Key, KV_HEADS, KEY);
-    let values = Rows::of(names, layer, What::Value, KV_HEADS, VALUE);
-    let compressed_keys = keys.compressed(&weights(layer, What::Key, block), block, stride);
-    let compressed_values = values.compressed(&weights(layer, What::Value, block), block, stride);
-    let query = Rows::of(&names[tokens - 1..], layer, What::Query, HEADS, KEY);
+    let Model { heads: [heads, kv_heads], block, stride, select, count, window, .. } = *model;
+    let keys = Rows::of::<T>(names, layer, What::Key, kv_heads, KEY);
+    let values = Rows::of::<T>(names, layer, What::Value, kv_heads, VALUE);
+    let weights_of = |what| weights(layer, what, block * kv_heads);
+    let compressed_keys = keys.compressed::<T>(&weights_of(What::Key), block, stride);
+    let compressed_values = values.compressed::<T>(&weights_of(What::Value), block, stride);
+    let query = Rows::of::<T>(&names[tokens - 1..], layer, What::Query, heads, KEY);
     let compressed: Vec<usize> = (0..compressed_keys.len()).collect();
     let shown: Vec<usize> = (tokens.saturating_sub(window)..tokens).collect();
     let mut out = [const { Vec::new() }; 3];
     let mut certain = true;
-    for head in 0..KV_HEADS {
-        let group = head * (HEADS / KV_HEADS)..(head + 1) * (HEADS / KV_HEADS);
+    for head in 0..kv_heads {
+        let group = head * (heads / kv_heads)..(head + 1) * (heads / kv_heads);
         let weights: Vec<Vec<f64>> = group
             .clone()
             .map(|query_head| softmax(query.get(0, query_head), &compressed_keys, head, &compressed))

@@ -8,11 +8,14 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::definition::{What, branches, row, weights};
-use super::{HEADS, KEY, KV_HEADS, LAYERS, VALUE};
+use super::{HEADS, KEY, LAYERS, VALUE};
 use crate::acts::{Act, Schedule, Turn};
+use crate::tokens::Number;
 
 #[derive(Clone, Debug)]
 pub struct Model {
+    /// Query heads, and key heads.
+    pub heads: [usize; 2],
     pub block_size: usize,
     pub blocks: usize,
     pub dump: bool,
@@ -39,43 +42,49 @@ pub struct Engine<'a> {
     pub left_out: usize,
 }
 
-pub fn native_sparse(stream: &Stream, model: &Model) -> NativeSparse<bf16> {
+pub fn native_sparse<T: Number>(stream: &Stream, model: &Model) -> NativeSparse<T> {
     let pad = match model.dump {
         true => PadPolicy::DumpSlot(0),
         false => PadPolicy::SkipNegative,
     };
-    let shape = CacheShape::new(LAYERS, KV_HEADS, KEY).value_dim(VALUE);
+    let [heads, kv_heads] = model.heads;
+    let shape = CacheShape::new(LAYERS, kv_heads, KEY).value_dim(VALUE);
     let cache = PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap();
-    let native = NativeSparse::new(AttentionShape::new(HEADS, KV_HEADS, KEY), cache, model.block, model.stride);
+    let native = NativeSparse::new(AttentionShape::new(heads, kv_heads, KEY), cache, model.block, model.stride);
     native.unwrap().select_block(model.select).select_count(model.count).window(model.window)
 }
 
 /// What a layer gets.
-pub struct LayerRows {
-    pub query: Tensor<bf16>,
-    pub key: Tensor<bf16>,
-    pub value: Tensor<bf16>,
-    pub key_weight: Tensor<bf16>,
-    pub value_weight: Tensor<bf16>,
+pub struct LayerRows<T: Number = bf16> {
+    pub query: Tensor<T>,
+    pub key: Tensor<T>,
+    pub value: Tensor<T>,
+    pub key_weight: Tensor<T>,
+    pub value_weight: Tensor<T>,
 }
 
-impl LayerRows {
+impl<T: Number> LayerRows<T> {
     pub fn of(stream: &Stream, names: &[u64], layer: usize, model: &Model) -> Self {
         let rows = |what, heads: usize, dim: usize| {
-            let rows: Vec<bf16> = names.iter().flat_map(|name| row(*name, layer, what, heads * dim)).collect();
+            let rows = names.iter().flat_map(|name| row(*name, layer, what, heads * dim));
+            let rows: Vec<T> = rows.map(T::of).collect();
             stream.upload(&rows, [names.len(), heads, dim]).unwrap()
         };
-        let weight = |what| stream.upload(&weights(layer, what, model.block), [model.block, KV_HEADS]).unwrap();
+        let [heads, kv_heads] = model.heads;
+        let weight = |what| {
+            let weights = weights(layer, what, model.block * kv_heads).into_iter();
+            stream.upload(&weights.map(T::of).collect::<Vec<_>>(), [model.block, kv_heads]).unwrap()
+        };
         Self {
-            query: rows(What::Query, HEADS, KEY),
-            key: rows(What::Key, KV_HEADS, KEY),
-            value: rows(What::Value, KV_HEADS, VALUE),
+            query: rows(What::Query, heads, KEY),
+            key: rows(What::Key, kv_heads, KEY),
+            value: rows(What::Value, kv_heads, VALUE),
             key_weight: weight(What::Key),
             value_weight: weight(What::Value),
         }
     }
 
-    pub fn tensors(&self) -> NativeTensors<'_, bf16> {
+    pub fn tensors(&self) -> NativeTensors<'_, T> {
         NativeTensors {
             query: &self.query,
             key: &self.key,
@@ -110,7 +119,7 @@ impl<'a> Engine<'a> {
         step.end().unwrap();
         for (layer, output) in outputs.iter().enumerate() {
             for row in self.schedule.rows(turns) {
-                let (want, certain) = branches(row.names, layer, self.model);
+                let (want, certain) = branches::<bf16>(row.names, layer, self.model);
                 for (branch, (got, want)) in output.iter().zip(&want).enumerate() {
                     if branch == 1 && !certain {
                         self.left_out += 1;

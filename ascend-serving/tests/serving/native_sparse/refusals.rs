@@ -246,3 +246,38 @@ fn last_row(stream: &Stream, native: &mut NativeSparse<bf16>, sequence: &Sequenc
     step.end().unwrap();
     last.iter().flat_map(|branch| branch[branch.len() - HEADS * VALUE..].to_vec()).collect()
 }
+
+#[test]
+fn a_sequence_does_not_grow_beyond_what_the_operators_take() {
+    let stream = harness::stream();
+    // Of 32 tokens, one from each 16th on: 8192 compressed tokens reach over the first 131088 tokens, and 4096 blocks
+    // of 64 over many more. Of 32 tokens that are selected, 4096 blocks reach over 131072, which 8191 compressed tokens
+    // of 32 reach.
+    for (select, most, words) in [
+        (64, 131088 + 15, ["8193 compressed tokens", "0 to 8192"]),
+        (32, 131072 + 15, ["4097 blocks to select from", "0 to 4096"]),
+    ] {
+        let mut native = native_sparse::<bf16>(&stream, &Model { select, blocks: 520, ..SMALL });
+        let mut sequence = Sequence::new(native.cache().pool());
+        for tokens in [most + 1, usize::MAX] {
+            let error = native.grow(&stream, &mut sequence, tokens).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("nsa_compress_attention.compressed"), "{text}");
+            assert!(text.contains("grow the sequence by fewer tokens"), "{text}");
+            assert!(tokens == usize::MAX || words.iter().all(|word| text.contains(word)), "{text}");
+            assert_eq!((sequence.len(), native.cache().pool().held_blocks()), (0, 0));
+        }
+        native.grow(&stream, &mut sequence, most).unwrap();
+        native.grow(&stream, &mut sequence, 1).unwrap_err();
+        assert_eq!(sequence.len(), most);
+    }
+}
+
+#[test]
+fn bytes_are_those_of_tokens_and_compressed_tokens() {
+    let stream = harness::stream();
+    let native = native_sparse::<bf16>(&stream, &SMALL);
+    // Each block of 256 tokens has 16 compressed ones, and a page of 16 more.
+    let rows = SMALL.blocks * (256 + 32);
+    assert_eq!(native.bytes(), LAYERS * rows * KV_HEADS * (KEY + VALUE) * 2);
+}

@@ -12,7 +12,7 @@ use super::refusals::refused;
 use super::{HEADS, INDEX_HEADS, LATENT, LAYERS};
 use crate::harness;
 
-const MODEL: Model = Model { block_size: 16, blocks: 12, dump: false };
+const MODEL: Model = Model { block_size: 16, blocks: 12, dump: false, quantised: [false; 2] };
 
 /// Graphs of up to 3 requests, each of up to 40 keys and 2 new tokens.
 fn captured(stream: &Stream, sparse: &SparseLatent<bf16>) -> SparseGraphs<bf16> {

@@ -1,7 +1,7 @@
 //! A model whose steps are checked against the definition.
 
 use approx::abs_diff_eq;
-use ascend_attention::{Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchSettings, Causality, Drafting, GraphLimits, IndexerTensors, KeyChoice,
@@ -19,6 +19,8 @@ pub struct Model {
     pub block_size: usize,
     pub blocks: usize,
     pub dump: bool,
+    /// Whether latents are quantised, and index keys.
+    pub quantised: [bool; 2],
 }
 
 /// Most requests at a time.
@@ -28,6 +30,7 @@ pub struct Engine<'a> {
     stream: &'a Stream,
     settings: BatchSettings,
     sparse: SparseLatent<bf16>,
+    quantised: [bool; 2],
     /// Graphs that replay the steps that they serve.
     graphs: Option<SparseGraphs<bf16>>,
     pub schedule: Schedule,
@@ -44,9 +47,17 @@ pub fn sparse_latent(stream: &Stream, model: &Model) -> SparseLatent<bf16> {
         true => PadPolicy::DumpSlot(0),
         false => PadPolicy::SkipNegative,
     };
-    let cache = |shape| PagedKvCache::new(stream.device(), model.blocks, model.block_size, shape, pad).unwrap();
-    let latents = cache(CacheShape::latent(LAYERS));
-    let index_keys = cache(CacheShape::index_keys(INDEXERS));
+    let (device, blocks, block_size) = (stream.device(), model.blocks, model.block_size);
+    let [latents, index_keys] = model.quantised;
+    let latents = match latents {
+        true => PagedKvCache::quantised_latents(device, blocks, block_size, LAYERS, pad),
+        false => PagedKvCache::new(device, blocks, block_size, CacheShape::latent(LAYERS), pad),
+    };
+    let index_keys = match index_keys {
+        true => PagedKvCache::quantised_index_keys(device, blocks, block_size, INDEXERS, pad),
+        false => PagedKvCache::new(device, blocks, block_size, CacheShape::index_keys(INDEXERS), pad),
+    };
+    let (latents, index_keys) = (latents.unwrap(), index_keys.unwrap());
     let index_keys = index_keys.with_pool(latents.pool()).unwrap();
     let shape = AttentionShape::latent(HEADS);
     let sparse = SparseLatent::new(shape, latents, index_keys).unwrap();
@@ -65,6 +76,8 @@ pub fn packed(stream: &Stream, names: &[u64], layer: usize, what: What, [heads, 
 pub struct IndexRows {
     pub query: Tensor<bf16>,
     pub weights: Tensor<bf16>,
+    /// The weights of an indexer over quantised keys.
+    pub half_weights: Tensor<f16>,
     pub key: Tensor<bf16>,
 }
 
@@ -72,15 +85,23 @@ impl IndexRows {
     pub fn of(stream: &Stream, names: &[u64], indexer: usize) -> Self {
         let rows = |what, axes| packed(stream, names, indexer, what, axes);
         let weights = rows(What::IndexWeights, [INDEX_HEADS, 1]);
+        let halves = weights.download(stream).unwrap().into_iter().map(|weight| f16::from_f32(weight.to_f32()));
+        let halves: Vec<f16> = halves.collect();
         Self {
             query: rows(What::IndexQuery, [INDEX_HEADS, INDEX]),
             weights: weights.reshape([names.len(), INDEX_HEADS]).unwrap(),
+            half_weights: stream.upload(&halves, [names.len(), INDEX_HEADS]).unwrap(),
             key: rows(What::IndexKey, [1, INDEX]),
         }
     }
 
     pub fn tensors(&self) -> IndexerTensors<'_, bf16> {
         IndexerTensors { query: &self.query, weights: &self.weights, key: &self.key }
+    }
+
+    /// What an indexer over quantised keys gets.
+    pub fn half_tensors(&self) -> IndexerTensors<'_, bf16, f16> {
+        IndexerTensors { query: &self.query, weights: &self.half_weights, key: &self.key }
     }
 }
 
@@ -103,6 +124,22 @@ impl LayerRows {
         }
     }
 
+    /// What a layer over quantised latents gets: queries joined with their rotary parts.
+    pub fn joined(stream: &Stream, names: &[u64], layer: usize) -> Self {
+        let query = names.iter().flat_map(|name| {
+            let [query, rope] = [(What::Query, LATENT), (What::QueryRope, ROPE)]
+                .map(|(what, dim)| row(*name, layer, what, HEADS * dim));
+            let heads = query.chunks(LATENT).zip(rope.chunks(ROPE));
+            heads.flat_map(|(query, rope)| [query, rope].concat()).collect::<Vec<_>>()
+        });
+        let query: Vec<bf16> = query.collect();
+        Self {
+            query: stream.upload(&query, [names.len(), HEADS, LATENT + ROPE]).unwrap(),
+            query_rope: Tensor::empty(stream.device(), [names.len(), HEADS, 0]).unwrap(),
+            ..Self::of(stream, names, layer)
+        }
+    }
+
     pub fn tensors<'a>(&'a self, choice: &'a KeyChoice) -> SparseTensors<'a, bf16> {
         SparseTensors {
             query: &self.query,
@@ -119,6 +156,7 @@ fn each_layer<S>(
     stream: &Stream,
     names: &[u64],
     step: &mut S,
+    layer_rows: impl Fn(&Stream, &[u64], usize) -> LayerRows,
     choose: impl Fn(&mut S, usize, &IndexRows) -> ascend_serving::Result<KeyChoice>,
     forward: impl Fn(&mut S, usize, SparseTensors<'_, bf16>) -> Vec<bf16>,
 ) -> Vec<Vec<bf16>> {
@@ -127,7 +165,7 @@ fn each_layer<S>(
         if layer < INDEXERS {
             choice = Some(choose(step, layer, &IndexRows::of(stream, names, layer)).unwrap());
         }
-        forward(step, layer, LayerRows::of(stream, names, layer).tensors(choice.as_ref().unwrap()))
+        forward(step, layer, layer_rows(stream, names, layer).tensors(choice.as_ref().unwrap()))
     });
     layers.collect()
 }
@@ -138,7 +176,8 @@ impl<'a> Engine<'a> {
         let policy = StatePolicy::new(true, Some(Drafting::Mtp));
         let settings = BatchSettings::of(sparse.latents(), Causality::Causal).policy(policy);
         let schedule = Schedule::of(REQUESTS);
-        Self { stream, settings, sparse, graphs: None, schedule, steps: [0; 2], compared: 0, left_out: 0 }
+        let quantised = model.quantised;
+        Self { stream, settings, sparse, quantised, graphs: None, schedule, steps: [0; 2], compared: 0, left_out: 0 }
     }
 
     /// The engine, whose steps of up to 3 new tokens a request are replayed. A size has no more rows than a block, so
@@ -158,8 +197,13 @@ impl<'a> Engine<'a> {
         self.steps[1] += 1;
         let Some(graphs) = serving else {
             let mut step = self.sparse.begin(stream, &metadata).unwrap();
-            let choose = |step: &mut SparseStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
-            let outputs = each_layer(stream, names, &mut step, choose, |step, layer, tensors| {
+            let [joined, halves] = self.quantised;
+            let layer_rows = if joined { LayerRows::joined } else { LayerRows::of };
+            let choose = |step: &mut SparseStep<'_, bf16>, at, rows: &IndexRows| match halves {
+                true => step.choose(at, rows.half_tensors()),
+                false => step.choose(at, rows.tensors()),
+            };
+            let outputs = each_layer(stream, names, &mut step, layer_rows, choose, |step, layer, tensors| {
                 let output = step.forward(layer, tensors).unwrap();
                 assert_eq!(output.shape(), [names.len(), HEADS, LATENT]);
                 output.download(stream).unwrap()
@@ -171,7 +215,7 @@ impl<'a> Engine<'a> {
         let mut step = graphs.begin(stream, &mut metadata).unwrap();
         assert!(step.tokens() >= names.len());
         let choose = |step: &mut SparseGraphStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
-        let outputs = each_layer(stream, names, &mut step, choose, |step, layer, tensors| {
+        let outputs = each_layer(stream, names, &mut step, LayerRows::of, choose, |step, layer, tensors| {
             step.forward(layer, tensors).unwrap().download(stream).unwrap()
         });
         step.end().unwrap();
@@ -192,11 +236,11 @@ impl<'a> Engine<'a> {
         let outputs = self.outputs(metadata, &names);
         for (layer, output) in outputs.iter().enumerate() {
             for row in self.schedule.rows(turns) {
-                let Some(places) = chosen(row.names, layer.min(INDEXERS - 1)) else {
+                let Some(places) = chosen(row.names, layer.min(INDEXERS - 1), self.quantised[1]) else {
                     self.left_out += 1;
                     continue;
                 };
-                let want = attended(row.names, layer, self.sparse.shape().scale, &places);
+                let want = attended(row.names, layer, self.sparse.shape().scale, &places, self.quantised[0]);
                 let got = &output[row.token * HEADS * LATENT..][..HEADS * LATENT];
                 let position = row.names.len() - 1;
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {

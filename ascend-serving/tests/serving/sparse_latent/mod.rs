@@ -4,6 +4,7 @@
 mod captured;
 mod definition;
 mod engine;
+mod quantised;
 mod refusals;
 mod schedules;
 

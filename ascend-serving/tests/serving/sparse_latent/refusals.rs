@@ -12,7 +12,7 @@ use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
 use super::{HEADS, INDEXERS, LAYERS};
 use crate::harness;
 
-const MODEL: Model = Model { block_size: 16, blocks: 8, dump: false };
+const MODEL: Model = Model { block_size: 16, blocks: 8, dump: false, quantised: [false; 2] };
 
 /// Tokens of a step.
 const TOKENS: usize = 3;

@@ -12,17 +12,18 @@ use crate::harness;
 use crate::quantised_caches::ascend_950;
 
 fn model() -> impl Strategy<Value = Model> {
-    (any::<[bool; 2]>(), 2usize..5).prop_map(|([small, dump], blocks)| Model {
+    (any::<[bool; 2]>(), any::<[bool; 2]>(), 2usize..5).prop_map(|([small, dump], quantised, blocks)| Model {
         block_size: if small { 16 } else { 128 },
         blocks: 1 + if small { 8 * blocks } else { blocks },
         dump,
+        quantised,
     })
 }
 
-const SMALL: Model = Model { block_size: 16, blocks: 24, dump: false };
+const SMALL: Model = Model { block_size: 16, blocks: 24, dump: false, quantised: [false; 2] };
 
 proptest! {
-    #![proptest_config(config(12))]
+    #![proptest_config(config(16))]
 
     #[test]
     fn any_schedule_is_the_definition(
@@ -32,7 +33,7 @@ proptest! {
     ) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, &model);
-        if captured {
+        if captured && model.quantised == [false; 2] {
             engine = engine.captured();
         }
         for (acts, pad) in &steps {
@@ -70,6 +71,15 @@ fn runs_a_schedule(mut engine: Engine<'_>, drafts: usize) -> [usize; 2] {
 fn prompts_chunks_decodes_drafts_and_forks_read_what_is_chosen() {
     let stream = harness::stream();
     assert_eq!(runs_a_schedule(Engine::new(&stream, &SMALL), 3)[0], 0);
+}
+
+#[test]
+fn quantised_latents_and_index_keys_are_read_with_their_scales() {
+    let stream = harness::stream();
+    for quantised in [[true, false], [false, true], [true, true]] {
+        let model = Model { quantised, ..SMALL };
+        assert_eq!(runs_a_schedule(Engine::new(&stream, &model), 3)[0], 0);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
 use crate::allowed::{Checked, Named};
 use crate::contract::first_lint;
-use crate::ops::sparse_flash_attention::{POWERS, SparseFlashProblem, latent_rules, resolved_problem};
+use crate::ops::sparse_flash_attention::{POWERS, SparseFlashProblem, largest_divisor, latent_rules, resolved_problem};
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, shaped};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
@@ -140,6 +140,15 @@ impl QuantSparseFlashCall<'_> {
             }
             LATENT.scale_and_lists(self.scale, &indices, report);
         })
+    }
+
+    /// The largest `sparseBlockSize` on `target` for a paged cache whose blocks have `block_size` keys: the fewest
+    /// entries name all keys of a row then.
+    pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
+        match target.is_950() {
+            true => 1,
+            false => largest_divisor(&BLOCKS, block_size),
+        }
     }
 
     fn dtypes(&self, given: &Given, target: Target) -> Checked {

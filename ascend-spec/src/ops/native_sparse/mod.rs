@@ -39,6 +39,11 @@ impl Compression {
         let before = compressed.checked_sub(1);
         before.map_or(0, |before| before.saturating_mul(self.stride).saturating_add(self.block))
     }
+
+    /// Number of blocks of `select` tokens up to the end of the last block of `compressed` tokens.
+    pub fn blocks(&self, select: usize, compressed: usize) -> usize {
+        self.reach(compressed).div_ceil(select.max(1))
+    }
 }
 
 /// A tensor whose last axis, which is that of all heads, is an axis of heads and one of their elements. A tensor that

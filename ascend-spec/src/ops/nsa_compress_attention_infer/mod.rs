@@ -133,7 +133,7 @@ impl NsaCompressAttentionProblem {
 
     /// Number of blocks of original tokens that a sequence of this number of compressed tokens has.
     pub fn blocks(&self, compressed: usize) -> usize {
-        self.compression.reach(compressed).div_ceil(self.select.max(1))
+        self.compression.blocks(self.select, compressed)
     }
 
     /// The compressed tokens whose weights are summed for a block, each as often as it counts: the `m`-th is there for

@@ -59,6 +59,18 @@ const MOST_COMPRESSED: i64 = 8192;
 /// Most blocks of which some are selected.
 const MOST_BLOCKS: i64 = 4096;
 
+/// Checks the length of a sequence, in compressed tokens, and returns how many blocks of `select` tokens there are to
+/// select from.
+///
+/// # Errors
+/// [`Violation`] by [`COMPRESSED`] for more compressed tokens, or more blocks, than the operator takes.
+pub fn check_length(compression: Compression, select: usize, compressed: i64) -> Result<i64, Violation> {
+    COMPRESSED.takes(Noted(compressed, "compressed tokens"), 0..=MOST_COMPRESSED)?;
+    let blocks = compression.blocks(select, usize::try_from(compressed).unwrap_or(0)) as i64;
+    COMPRESSED.takes(Noted(blocks, "blocks to select from"), 0..=MOST_BLOCKS)?;
+    Ok(blocks)
+}
+
 impl NsaCompressAttentionCall<'_> {
     /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of the table
     /// are not checked.
@@ -160,9 +172,7 @@ impl NsaCompressAttentionCall<'_> {
     /// Checks the compressed tokens of each sequence, and the blocks of which some are selected.
     fn compressed(&self, problem: &NsaCompressAttentionProblem) -> Checked {
         for &compressed in self.actual_cmp_kv_seq_len.unwrap_or_default() {
-            COMPRESSED.takes(Noted(compressed, "compressed tokens"), 0..=MOST_COMPRESSED)?;
-            let blocks = problem.blocks(usize::try_from(compressed).unwrap_or(0)) as i64;
-            COMPRESSED.takes(Noted(blocks, "blocks to select from"), 0..=MOST_BLOCKS)?;
+            let blocks = check_length(problem.compression, problem.select, compressed)?;
             SHORT.takes(Noted(blocks, "blocks to select from"), self.select_block_count..)?;
         }
         Ok(())

@@ -13,14 +13,14 @@ pub use chosen::{EntryFault, EntryFaultKind};
 pub(crate) use latent_rules::{LatentRules, latent_rules};
 pub use problem::SparseFlashProblem;
 pub(crate) use problem::resolved_problem;
-pub(crate) use rules::POWERS;
+pub(crate) use rules::{POWERS, largest_divisor};
 
 use super::sparse_sequences::checked_by_sequences;
-use crate::Cann::{V8_5, V9_1};
+use crate::Cann::{V8_5, V9_1, V9_2};
 use crate::DType::Float;
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, TensorDesc};
+use crate::{Dims, Target, TensorDesc, Violation};
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
 /// describes the table's form.
@@ -49,6 +49,8 @@ macro_rules! sparse_flash_attention_arguments {
                 "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
             1 { query_rope: tensor, QueryRope, "queryRope", "Rotary part of the queries, 64 elements each." }
             1 { key_rope: tensor, KeyRope, "keyRope", "Rotary part of the keys, 64 elements each." }
+            2 { sinks: tensor, Sinks, "sinks",
+                "One more logit for each head, which has no value, `[N1]`; on Ascend 950." }
             1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
             1 { sparse_block_size: int = 1, SparseBlockSize, "sparseBlockSize", "Keys of a block of `sparseIndices`." }
             1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
@@ -75,18 +77,43 @@ sparse_flash_attention_arguments! {
 }
 
 versions! {
-    /// The version of SparseFlashAttention.
+    /// A version of SparseFlashAttention.
     pub enum Version {
-        /// The only one.
+        /// The first.
         V1 = OperatorVersion::new(1, "aclnnSparseFlashAttention", "8.5")
             .exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V9_1),
+        /// Adds sinks.
+        V2 = OperatorVersion::new(2, "aclnnSparseFlashAttentionV2", "9.2")
+            .exported_since(V9_2).on_a2_a3(V9_2).on_ascend950(V9_2),
+    }
+}
+
+impl Version {
+    /// The oldest version that can express a call.
+    pub fn oldest_for(call: &SparseFlashCall<'_>) -> Version {
+        match call.sinks {
+            None => Version::V1,
+            Some(_) => Version::V2,
+        }
     }
 }
 
 described_by! { SparseFlashAttention, rules::RULES }
 
 impl CallContract for SparseFlashAttention {
-    checked_for! { target }
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        version: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = arguments.call();
+        call.check(version, target)?;
+        each_lint(|allowed| call.lint(target, allowed), report);
+        Ok(())
+    }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let Some([out, softmax]) = arguments.call().outputs() else {
@@ -97,7 +124,7 @@ impl CallContract for SparseFlashAttention {
         arguments.softmax_sum = arguments.softmax_sum.or(Some(softmax));
     }
 
-    checked_by_sequences! { SparseFlashCall::CONTENTS }
+    checked_by_sequences! { SparseFlashCall::CONTENTS, version }
 }
 
 impl SparseFlashCall<'_> {

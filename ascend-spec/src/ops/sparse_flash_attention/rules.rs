@@ -26,9 +26,17 @@ latent_rules! {
             "SparseFlashAttention API, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
             "softmaxMax and softmaxSum are not both null",
             "pass two tensors of shape [0] without returnSoftmaxLse";
+        NO_SOFTMAX_V2 = "sparse_flash.no_softmax_v2", API_ERROR, V2,
+            "SparseFlashAttentionV2 API, softmaxMax and softmaxSum" in Scope::ALL.since(V9_2).since_on_950(V9_2),
+            "softmaxMax and softmaxSum are not both null",
+            "pass two tensors of shape [0] without returnSoftmaxLse";
+        SINKS = "sparse_flash.sinks", RUNTIME_ERROR, V2, "SparseFlashAttentionV2 API, sinks"
+            in Scope::A2_A3.since(V9_2),
+            "sinks are null but on Ascend 950",
+            "attend without sinks, or on Ascend 950";
         DTYPE = "sparse_flash.dtype", PARAM_INVALID, V1, "SparseFlashAttention documentation, dtypes",
             "query is FLOAT16 or BF16, key, value, queryRope, keyRope and attentionOut have its dtype, indices, "
-            "lengths and blockTable are INT32, and softmaxMax and softmaxSum FLOAT",
+            "lengths and blockTable are INT32, and sinks, softmaxMax and softmaxSum FLOAT",
             "convert the named tensor to one of the allowed dtypes";
     }
     {
@@ -42,6 +50,10 @@ latent_rules! {
         SOFTMAX_PAGED = "sparse_flash.softmax_paged", TILING_ERROR, V1, "SparseFlashAttention tiling, returnSoftmaxLse",
             "maxima and sums are not returned for keys in a paged cache",
             "leave returnSoftmaxLse out, or gather the keys";
+        SINKS_PAGED = "sparse_flash.sinks_paged", TILING_ERROR, V2, "SparseFlashAttentionV2 tiling, sinks"
+            in Scope::ASCEND_950.since_on_950(V9_2),
+            "sinks go with keys that are not in a paged cache",
+            "gather the keys, or attend without sinks";
     }
     {
         HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
@@ -59,6 +71,10 @@ latent_rules! {
         OUT = "sparse_flash.out", TILING_ERROR, V1, "SparseFlashAttention tiling, attentionOut",
             "attentionOut has the shape of query",
             "give room for the attention of each row";
+        SINKS_SHAPE = "sparse_flash.sinks_shape", TILING_ERROR, V2, "SparseFlashAttentionV2 tiling, sinks"
+            in Scope::ASCEND_950.since_on_950(V9_2),
+            "sinks are [N1]",
+            "give a number for each query head";
         SOFTMAX_SHAPE = "sparse_flash.softmax_shape", TILING_ERROR, V1,
             "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
             "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1]",
@@ -78,6 +94,12 @@ latent_rules! {
 
 /// Numbers of query heads on Atlas A2 and A3, and of keys in a block there.
 pub(crate) const POWERS: [i64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
+/// The largest of ascending numbers of keys that divides a block of a paged cache, or 1.
+pub(crate) fn largest_divisor(numbers: &[i64], block_size: usize) -> usize {
+    let divides = |number: &usize| block_size.is_multiple_of(*number);
+    numbers.iter().rev().map(|number| *number as usize).find(divides).unwrap_or(1)
+}
 /// Largest number of query heads on Ascend 950.
 const MOST_HEADS: i64 = 128;
 
@@ -99,14 +121,20 @@ impl SparseFlashCall<'_> {
     ///
     /// # Errors
     /// [`Violation`] by the first broken rule.
-    pub fn check(&self, target: Target) -> Result<SparseFlashProblem, Violation> {
+    pub fn check(&self, version: Version, target: Target) -> Result<SparseFlashProblem, Violation> {
         require!(
-            Version::V1.runs_on(target),
+            version.runs_on(target),
             PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
+            format_args!("{} on {target}", version.symbol()),
+            match version {
+                Version::V1 => "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
+                Version::V2 => "Atlas A2, A3 and Ascend 950 with 9.2 or newer",
+            },
         );
-        let given = self.required(target)?;
+        let given = self.required(version, target)?;
+        if !target.is_950() {
+            SINKS.leaves_out(self, &[Parameter::Sinks])?;
+        }
         self.dtypes(&given.query)?;
         FORMAT.plain(self)?;
         FORMAT.addressable(self)?;
@@ -163,10 +191,9 @@ impl SparseFlashCall<'_> {
     /// The largest `sparseBlockSize` on `target` for a paged cache whose blocks have `block_size` keys: the fewest
     /// entries name all keys of a row then.
     pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
-        let divides = |power: &usize| block_size.is_multiple_of(*power);
         match target.is_950() {
             true => 1,
-            false => (POWERS.iter().rev().map(|power| *power as usize)).find(divides).unwrap_or(1),
+            false => largest_divisor(&POWERS, block_size),
         }
     }
 
@@ -174,7 +201,7 @@ impl SparseFlashCall<'_> {
         [("softmaxMax", self.softmax_max), ("softmaxSum", self.softmax_sum)]
     }
 
-    fn required(&self, target: Target) -> Result<Given, Violation> {
+    fn required(&self, version: Version, target: Target) -> Result<Given, Violation> {
         let generated = target.cann < V9_0;
         let query = REQUIRED.requires(self.query, "query")?;
         let key = REQUIRED.requires(self.key, "key")?;
@@ -184,12 +211,10 @@ impl SparseFlashCall<'_> {
         let indices = REQUIRED.requires(self.sparse_indices, "sparseIndices")?;
         let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
         let missing = self.softmax().map(|(_, desc)| desc.is_none());
-        require!(
-            generated || self.return_softmax_lse || missing != [true; 2],
-            NO_SOFTMAX,
-            "neither",
-            "two tensors, which may be empty",
-        );
+        let given = generated || self.return_softmax_lse || missing != [true; 2];
+        let (neither, allowed) = ("neither", "two tensors, which may be empty");
+        require!(given || version != Version::V1, NO_SOFTMAX, neither, allowed);
+        require!(given || version == Version::V1, NO_SOFTMAX_V2, neither, allowed);
         for (name, desc) in self.softmax() {
             match self.return_softmax_lse && !generated {
                 true => SOFTMAX.requires(desc, name)?,
@@ -219,7 +244,7 @@ impl SparseFlashCall<'_> {
                 | Parameter::BlockTable
                 | Parameter::ActualSeqLengthsQuery
                 | Parameter::ActualSeqLengthsKv => Int32,
-                Parameter::SoftmaxMax | Parameter::SoftmaxSum => Float,
+                Parameter::Sinks | Parameter::SoftmaxMax | Parameter::SoftmaxSum => Float,
                 _ => query.dtype,
             };
             DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
@@ -236,8 +261,9 @@ impl SparseFlashCall<'_> {
             true => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, 1)?,
             false => SPARSE_BLOCK_SIZE.takes(self.sparse_block_size, POWERS)?,
         }
-        SOFTMAX_PAGED
-            .forbids([("returnSoftmaxLse with PA_BSND", self.return_softmax_lse && layout_kv == TokenLayout::PaBsnd)])
+        let paged = layout_kv == TokenLayout::PaBsnd;
+        SINKS_PAGED.forbids([("sinks with PA_BSND", self.sinks.is_some() && paged)])?;
+        SOFTMAX_PAGED.forbids([("returnSoftmaxLse with PA_BSND", self.return_softmax_lse && paged)])
     }
 
     fn shapes(&self, given: &Given, layout_kv: TokenLayout, target: Target) -> Checked {
@@ -262,6 +288,9 @@ impl SparseFlashCall<'_> {
         let entries = indices.shape.last().copied().unwrap_or(0);
         shaped(&INDICES, "sparseIndices", indices, rows, &[1, entries])?;
         shaped(&OUT, "attentionOut", out, &query.shape, &[])?;
+        if let Some(sinks) = &self.sinks {
+            shaped(&SINKS_SHAPE, "sinks", sinks, &head[..1], &[])?;
+        }
         if self.return_softmax_lse && target.cann >= V9_0 {
             let shape = softmax_shape(query).unwrap_or_default();
             for (name, desc) in self.softmax() {
