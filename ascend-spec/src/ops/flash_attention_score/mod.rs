@@ -130,7 +130,7 @@ impl<const PACKED: bool> CallContract for TrainingAttention<PACKED> {
         {
             report(loose);
         }
-        let held = arguments.map(|argument, desc| as_held::<Self::Arguments>(argument, desc));
+        let held = arguments.map(as_held::<Self::Arguments>);
         lint_bias(&held, (version, target), rules::pse::NUMBERS, bytes, report);
     }
 

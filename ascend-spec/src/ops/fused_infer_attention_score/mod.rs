@@ -110,7 +110,7 @@ impl CallContract for FusedInferAttentionScore {
         bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
         report: &mut dyn FnMut(Violation),
     ) {
-        let held = arguments.map(|argument, desc| as_held::<Self::Arguments>(argument, desc));
+        let held = arguments.map(as_held::<Self::Arguments>);
         lint_bias(&held, (version, target), BIAS, bytes, report);
     }
 }

@@ -175,7 +175,7 @@ macro_rules! path_operator {
                 report: &mut dyn FnMut($crate::Violation),
             ) {
                 use $crate::attention_problem::{as_held, lint_bias};
-                let held = arguments.map(|argument, desc| as_held::<Self::Arguments>(argument, desc));
+                let held = arguments.map(as_held::<Self::Arguments>);
                 let lints = $crate::ops::fused_infer_attention_score::BIAS;
                 lint_bias(&held, (version, target), lints, bytes, report);
             }
