@@ -379,8 +379,10 @@ fn check(
     };
     match accepted {
         Ok(()) => {
-            let misplaced = case.map(|case| case.check_contents(arguments, version, target));
-            checked.lints.extend(misplaced.and_then(Result::err));
+            if let Some(case) = case {
+                checked.lints.extend(case.check_contents(arguments, version, target).err());
+                case.lint_contents(arguments, version, target, &mut |lint| checked.lints.push(lint));
+            }
         }
         // The operator takes the call; only this crate does not compute it.
         Err(unsupported) if unsupported.is_unsupported() => {

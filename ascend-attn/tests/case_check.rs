@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskSource, Parameter};
+use ascend_attention::spec::DType;
 
 /// The folder of the workspace.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -39,6 +40,25 @@ fn recorded_verdicts_and_case_files_agree() {
     let last = text.lines().last().unwrap();
     assert!(last.ends_with(" passed, 0 failed"), "{last}");
     assert!(!last.starts_with("0 "), "{last}");
+}
+
+/// The numbers of a position bias, which no line of JSON has.
+#[test]
+fn an_infinity_in_the_bias_of_a_case_is_a_lint() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bias.safetensors");
+    let mut case = read(Path::new(ROOT).join("tests/vectors/numeric/050_pse_1nss.safetensors"));
+    let printed = |case: &AttentionCase| {
+        case.write(&file).unwrap();
+        check(&[file.to_str().unwrap()])
+    };
+    let (code, text) = printed(&case);
+    assert!(code == 0 && !text.contains("pse_shift.finite"), "{text}");
+    let bias = case.arguments.pse_shift.as_mut().unwrap();
+    let infinity: &[u8] = if bias.dtype() == DType::Bf16 { &[0x80, 0xff] } else { &[0x00, 0xfc] };
+    bias.bytes_mut()[..2].copy_from_slice(infinity);
+    let (code, text) = printed(&case);
+    assert!(code == 0 && text.contains("pse_shift.finite") && text.contains("row 0, key 0"), "{text}");
 }
 
 #[test]

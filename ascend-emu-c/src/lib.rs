@@ -7,6 +7,8 @@
 //! (`record`, by `ASCEND_RECORD`).
 
 mod atb;
+#[cfg(feature = "glue")]
+pub mod by_name;
 pub mod fp16;
 #[cfg(feature = "glue")]
 mod glue;

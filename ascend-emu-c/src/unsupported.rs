@@ -52,26 +52,6 @@ fn operator(name: &'static str) -> i32 {
     refused(name, ACLNN_ERR_RUNTIME_ERROR, format_args!("the operator {operator} is not emulated"))
 }
 
-/// Runs an operator by its name, which the compiler of graphs would have to make. What a client calls when a toolkit
-/// has no function for the operator: the message says which one is missing.
-///
-/// # Safety
-///
-/// `op_type` is null or leads to a text that ends with a zero.
-// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case, reason = "the name is that of the C function")]
-pub unsafe extern "C" fn aclopCompileAndExecute(op_type: *const c_char) -> i32 {
-    let name = "aclopCompileAndExecute";
-    if op_type.is_null() {
-        return feature(name);
-    }
-    // SAFETY: the caller's promise.
-    let operator = unsafe { CStr::from_ptr(op_type) }.to_string_lossy();
-    let message = format_args!("{name}: the operator {operator} is not emulated");
-    refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message)
-}
-
 /// Refuses a call of an operator that is not emulated. The library that `xtask absent` makes for a client has the
 /// operators that the client links and that are missing here, and each of them calls this.
 ///
@@ -148,23 +128,32 @@ pub unsafe extern "C" fn aclAppLog(
     let _ = MISSING.try_with(|missing| missing.replace(Some(operator)));
 }
 
+#[cfg(feature = "glue")]
+use ascend_emu::glue::by_name::may_run;
+
+#[cfg(not(feature = "glue"))]
+fn may_run() -> Result<(), &'static str> {
+    Err("an operator that is compiled by its name, since it has no aclnn function here, is not emulated")
+}
+
 /// `ACL_OP_JIT_COMPILE` of `aclCompileOpt`: whether operators are compiled when they are called.
 const JIT_COMPILE: i32 = 10;
 
 /// Sets an option of the compiler of operators, which is not there. Clients set most of them before they know whether
 /// they need it, and this one when they are about to run an operator by its name: here they hear of it while the
-/// caller waits.
+/// caller waits, unless the operator may be the one that is emulated.
 // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is that of the C function")]
 pub extern "C" fn aclSetCompileopt(option: i32, _value: *const c_char) -> i32 {
     if option == JIT_COMPILE {
         let name = "aclSetCompileopt";
-        let message = match MISSING.try_with(RefCell::take).ok().flatten() {
-            Some(operator) => format!("the operator {operator} is not emulated"),
-            None => "an operator that is compiled by its name, since it has no aclnn function here, is not \
-                     emulated"
-                .to_owned(),
+        // Both are of this operator alone.
+        let (missing, runs) = (MISSING.try_with(RefCell::take).ok().flatten(), may_run());
+        let message = match (missing, runs) {
+            (Some(operator), _) => format!("the operator {operator} is not emulated"),
+            (None, Err(why)) => why.to_owned(),
+            (None, Ok(())) => return 0,
         };
         let message = format_args!("{name}: {message}");
         return refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message);
@@ -197,16 +186,21 @@ fn zero(name: &'static str) -> usize {
     0
 }
 
+#[cfg(not(feature = "glue"))]
+answered! {
+    *mut c_void = null => aclCreateDataBuffer aclCreateTensorDesc;
+    () = |_| () => aclDestroyTensorDesc;
+    i32 = feature => aclDestroyDataBuffer aclGetTensorDescDimV2 aclGetTensorDescFormat aclGetTensorDescType
+        aclSetTensorFormat aclSetTensorPlaceMent aclSetTensorShape aclopCompileAndExecute;
+    usize = zero => aclGetTensorDescNumDims;
+}
+
 answered! {
     // Operators by name, which the compiler of graphs would have to make.
     i32 = feature => aclopSetAttrBool aclopSetAttrDataType aclopSetAttrFloat aclopSetAttrInt
         aclopSetAttrListBool aclopSetAttrListFloat aclopSetAttrListInt aclopSetAttrListListInt aclopSetAttrString;
-    *mut c_void = null => aclopCreateAttr aclCreateDataBuffer aclCreateTensorDesc;
-    () = |_| () => aclopDestroyAttr aclDestroyTensorDesc;
-    i32 = feature => aclDestroyDataBuffer aclGetTensorDescDimV2 aclGetTensorDescFormat aclGetTensorDescType
-        aclSetTensorFormat aclSetTensorPlaceMent aclSetTensorShape;
-    usize = zero => aclGetTensorDescNumDims;
-    () = |_| () => aclSetTensorDescName;
+    *mut c_void = null => aclopCreateAttr;
+    () = |_| () => aclopDestroyAttr aclSetTensorDescName;
     // Operators of models around attention whose newest versions PyTorch's extension looks up to choose a way.
     i32 = operator => aclnnGroupedMatmulV4 aclnnGroupedMatmulV4GetWorkspaceSize
         aclnnMoeFinalizeRoutingV2 aclnnMoeFinalizeRoutingV2GetWorkspaceSize

@@ -29,10 +29,12 @@ pub(crate) enum Kind {
     FloatArray = 0xB6,
     BoolArray = 0xB7,
     Executor = 0xB8,
+    TensorDescription = 0xB9,
+    DataBuffer = 0xBA,
 }
 
 impl Kind {
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 17] = [
         Kind::Context,
         Kind::Stream,
         Kind::Event,
@@ -48,6 +50,8 @@ impl Kind {
         Kind::FloatArray,
         Kind::BoolArray,
         Kind::Executor,
+        Kind::TensorDescription,
+        Kind::DataBuffer,
     ];
 
     fn name(self) -> &'static str {
@@ -67,6 +71,8 @@ impl Kind {
             Kind::FloatArray => "aclFloatArray",
             Kind::BoolArray => "aclBoolArray",
             Kind::Executor => "aclOpExecutor",
+            Kind::TensorDescription => "aclTensorDesc",
+            Kind::DataBuffer => "aclDataBuffer",
         }
     }
 
@@ -88,7 +94,9 @@ impl Kind {
             | Kind::Graph
             | Kind::TaskGroup
             | Kind::Physical
-            | Kind::Notify => (NULL_PARAM, INVALID_HANDLE),
+            | Kind::Notify
+            | Kind::TensorDescription
+            | Kind::DataBuffer => (NULL_PARAM, INVALID_HANDLE),
             Kind::Executor => (ACLNN_INNER_NULLPTR, ACLNN_INVALID),
             _ => (ACLNN_NULLPTR, ACLNN_INVALID),
         }

@@ -25,6 +25,8 @@ pub struct Live {
     pub scalars: usize,
     /// `aclOpExecutor`: repeatable ones, and ordinary ones that phase two has not used up.
     pub executors: usize,
+    /// `aclTensorDesc` and `aclDataBuffer`.
+    pub described: usize,
     /// Streams, without the default ones.
     pub streams: usize,
     /// Events.
@@ -69,6 +71,10 @@ pub fn live() -> Live {
         other_arrays: FLOAT_ARRAYS.len() + BOOL_ARRAYS.len(),
         scalars: SCALARS.len() + SCALAR_LISTS.len(),
         executors: EXECUTORS.len(),
+        #[cfg(feature = "glue")]
+        described: crate::glue::by_name::live(),
+        #[cfg(not(feature = "glue"))]
+        described: 0,
         streams: STREAMS.len(),
         events: EVENTS.len(),
         notifies: NOTIFIES.len(),

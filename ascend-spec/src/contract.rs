@@ -86,6 +86,17 @@ pub(crate) trait CallContract: DescribedOperator {
     ) -> Result<(), Violation> {
         Ok(())
     }
+
+    /// Reports the lints on the contents of tensors that are no indices; `bytes` returns the content of a tensor,
+    /// little-endian in row-major order, or nothing where it is not known. By default there is no such lint.
+    fn lint_contents(
+        _: &Self::Arguments,
+        _: Self::Version,
+        _: Target,
+        _bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+        _report: &mut dyn FnMut(Violation),
+    ) {
+    }
 }
 
 /// The first lint that `each` reports, leaving out those in `allowed` (by id). A crash of the host process is never

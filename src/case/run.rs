@@ -57,6 +57,7 @@ impl<A: CaseArguments + Clone> Case<A> {
             }
             self.check_contents(&described, version, target)
         });
+        self.lint_contents(&described, version, target, &mut |lint| lints.push(lint));
         if let Err(refusal) = checked {
             let status = Some(refusal.status());
             return expectation.outcome_of(refusal.into(), status);

@@ -453,6 +453,19 @@ impl<A: CaseArguments> Case<A> {
         })
     }
 
+    /// Reports the lints that the contents of the other tensors break, such as a position bias with an infinity.
+    pub fn lint_contents(
+        &self,
+        described: &AnyArguments<TensorDesc>,
+        version: u8,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) {
+        let arguments = self.arguments.by_name();
+        let bytes = |name: &str| Some(arguments.tensors(name).first()?.bytes().to_vec());
+        described.lint_contents(version, target, &bytes, report);
+    }
+
     /// Refuses a case whose parts do not fit together.
     pub(crate) fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));

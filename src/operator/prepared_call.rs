@@ -52,6 +52,13 @@ impl<P> PlannedTensor<P> {
     fn new((argument, desc): (Argument<P>, &TensorDesc)) -> Self {
         Self { argument, desc: *desc, bytes: reach(desc) }
     }
+
+    fn writes(&self) -> bool
+    where
+        P: Parameter,
+    {
+        self.argument.is_output()
+    }
 }
 
 /// The executor, and the addresses that it has now, in the order of [`PreparedCall::planned`]. After a failure they are
@@ -225,7 +232,7 @@ impl<P: Parameter> PreparedCall<P> {
             Ok(())
         })?;
         if given != self.planned.len() {
-            return Err(self.missing(tensors));
+            return Err(self.missing(tensors, true));
         }
         for (parameter, _, at) in &self.fixed {
             apart(&written, *parameter, at)?;
@@ -233,17 +240,34 @@ impl<P: Parameter> PreparedCall<P> {
         Ok(CheckedLaunch { call: self, queue, tensors })
     }
 
-    /// The error for a launch without a tensor that was planned.
+    /// Refuses inputs of a launch that are not as planned.
+    pub(crate) fn check_inputs(&self, inputs: &impl Tensors<P>) -> Result<()> {
+        let mut given = 0usize;
+        inputs.each(|argument, tensor| {
+            given += 1;
+            tensor.on(argument.parameter.noun(), &self.context)?;
+            match self.planned.iter().find(|planned| planned.argument == argument) {
+                Some(planned) => check_placement(argument.parameter, tensor, &planned.desc),
+                None => Err(not_as_planned(argument.parameter, tensor.desc(), "a call without it")),
+            }
+        })?;
+        match given == self.planned.iter().filter(|planned| !planned.writes()).count() {
+            true => Ok(()),
+            false => Err(self.missing(inputs, false)),
+        }
+    }
+
+    /// The error for a launch without a tensor that was planned, an input or perhaps one of the `outputs`.
     #[cold]
-    fn missing(&self, tensors: &impl Tensors<P>) -> Error {
+    fn missing(&self, tensors: &impl Tensors<P>, outputs: bool) -> Error {
         let mut given = Vec::new();
         // Collecting does not fail.
         let _ = tensors.each(|argument, _| {
             given.push(argument);
             Ok(())
         });
-        let mut planned = self.planned.iter();
-        match planned.find(|planned| !given.contains(&planned.argument)) {
+        let mut lacking = self.planned.iter().filter(|planned| !given.contains(&planned.argument));
+        match lacking.find(|planned| outputs || !planned.writes()) {
             Some(planned) => not_as_planned(planned.argument.parameter, "none", planned.desc),
             None => Error::not_as_planned("tensors", format_args!("{} of them", given.len()), self.planned.len()),
         }

@@ -4,17 +4,19 @@
 //! launch are its types [`Inputs`](Operation::Inputs) and [`Output`](Operation::Output). Each operator has a name for
 //! its plans, such as [`attention::Plan`](crate::attention::Plan) or [`FlashPlan`](crate::flash::FlashPlan).
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::TensorDesc;
 use ascend_spec::declared::AnyArguments;
+use ascend_spec::operator::DeclaredParameter;
 
 use crate::case_file::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{Parameter, PreparedCall, Tensors};
-use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
+use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// Keeps others from implementing [`Operation`].
@@ -55,6 +57,12 @@ pub trait Operation: Sealed + Sized {
     #[inline]
     fn replay_check<T: Element>(&self, _inputs: &Self::Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
         None
+    }
+
+    /// Checks what the contents of a launch's inputs show, mostly by [`Plan::lint_contents`]. By default nothing.
+    #[doc(hidden)]
+    fn check_contents<T: Element>(&self, _: &Plan<Self>, _: &Stream, _: &Self::Inputs<'_, T>) -> Result<()> {
+        Ok(())
     }
 
     /// Returns scratch memory that each launch needs, in bytes.
@@ -211,6 +219,61 @@ impl<O: Operation> Plan<O> {
         output: &mut O::Output<T>,
     ) -> Result<()> {
         self.add(queue, &inputs.into(), output)
+    }
+
+    /// Waits for a stream, and checks the numbers of a launch's inputs that the contract has lints on: a position bias
+    /// with an infinity or NaN, or with a row that it hides every key of; in training also a full mask that shows what
+    /// its mode hides. Launches do not look at them: no host memory has them, and the operator takes them.
+    ///
+    /// Copies those tensors to the host: for a bias that serves many steps, and for finding an error. An operator
+    /// without such lints has nothing to check, and a bias that is not read has none. Lints that the plan's description
+    /// allows, by `allow_lint`, are left out. Nothing is launched.
+    ///
+    /// # Errors
+    /// [`Error::Violation`](crate::Error::Violation) by a lint such as `pse_shift.finite` or `flash.pse_hidden_row`;
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) and [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) as for
+    /// [`Plan::launch_into`]; otherwise as for [`Tensor::download`].
+    pub fn check_contents<'a, T: Element>(&self, stream: &Stream, inputs: impl Into<O::Inputs<'a, T>>) -> Result<()> {
+        self.operation.check_contents(self, stream, &inputs.into())
+    }
+
+    /// Checks the contents of these inputs and of the tensors that stay the same for all launches, against the lints
+    /// that are not allowed.
+    pub(crate) fn lint_contents(
+        &self,
+        stream: &Stream,
+        inputs: &impl Tensors<O::Parameter>,
+        allowed: &[&str],
+    ) -> Result<()> {
+        self.context().admits("stream", stream.context())?;
+        self.call.check_inputs(inputs)?;
+        let Some(RecordedCall { call, version }) = self.recorded.as_deref() else {
+            return Ok(());
+        };
+        let (mut first, failed) = (None, RefCell::new(None));
+        let bytes = |name: &str| {
+            let mut fixed = self.call.each_fixed();
+            let mut held = fixed.find(|(parameter, _)| parameter.info().name == name).map(|(_, tensor)| tensor.clone());
+            // Looking for one does not fail.
+            let _ = inputs.each(|argument, tensor| {
+                if argument.name() == name {
+                    held = Some(tensor.clone());
+                }
+                Ok(())
+            });
+            let read = held?.download_bytes(stream);
+            read.map_err(|error| failed.replace(Some(error))).ok()
+        };
+        call.lint_contents(*version, self.context().target()?, &bytes, &mut |lint| {
+            if first.is_none() && !allowed.contains(&lint.rule.id) {
+                first = Some(lint);
+            }
+        });
+        match (failed.take(), first) {
+            (Some(error), _) => Err(error),
+            (None, Some(lint)) => Err(lint.into()),
+            (None, None) => Ok(()),
+        }
     }
 
     fn add<T: Element>(&self, queue: &impl Queue, inputs: &O::Inputs<'_, T>, output: &mut O::Output<T>) -> Result<()> {

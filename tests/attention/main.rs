@@ -10,6 +10,7 @@
 
 mod block_sparse;
 mod blockwise;
+mod contents;
 mod delta_rule;
 mod flash;
 mod gather;

@@ -1,9 +1,11 @@
 """The code around attention: copies, casts, masks, old ways of writing caches, and attention spelled out in PyTorch."""
 
+import ctypes
+
 import torch
 import torch_npu
 
-from harness import case, close, exact, fused, refused
+from harness import case, close, exact, fused, refused, strictly
 from reference import attend, right_down
 from tensors import Batch, npu
 
@@ -36,6 +38,79 @@ def strided_views(dtype):
 def casts(source, target):
     host = (torch.randn(7, 9) * 20).to(source)
     exact(host.npu().to(target), host.to(target))
+
+
+# Formats of tensors in memory.
+ND, NZ = 2, 29
+
+
+def in_memory(tensor, elements):
+    """The first elements behind a tensor's address, in whatever format."""
+    torch.npu.synchronize()
+    host = torch.empty(elements, dtype=tensor.dtype)
+    size = ctypes.c_size_t(host.nbytes)
+    device, to_host = ctypes.c_void_p(tensor.data_ptr()), 2
+    assert ctypes.CDLL("libascendcl.so").aclrtMemcpy(ctypes.c_void_p(host.data_ptr()), size, device, size, to_host) == 0
+    return host
+
+
+def blocks(host):
+    """The matrices of a tensor in FRACTAL_NZ: blocks of 16 rows and 32 bytes, one column of blocks after the other."""
+    across = 16 if host.element_size() > 2 else 32 // host.element_size()
+    rows, columns = -host.shape[-2] % 16, -host.shape[-1] % across
+    padded = torch.nn.functional.pad(host, (0, columns, 0, rows))
+    batch = padded.shape[:-2]
+    padded = padded.reshape(*batch, padded.shape[-2] // 16, 16, padded.shape[-1] // across, across)
+    return padded.movedim(-2, -4)
+
+
+@case(
+    dtype=[torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32],
+    shape=[(16, 32), (20, 70), (1, 1), (3, 40, 33), (2, 2, 17, 5)],
+)
+def weights_cast_to_nz_and_back(dtype, shape):
+    host = torch.randint(-100, 100, shape).to(dtype)
+    device = host.npu()
+    try:
+        # Where private formats are not allowed, the extension makes a copy.
+        torch.npu.config.allow_internal_format = False
+        plain = torch_npu.npu_format_cast(device, NZ)
+        exact(plain.cpu(), host)
+        torch.npu.config.allow_internal_format = True
+        cast = torch_npu.npu_format_cast(device, NZ)
+        assert torch_npu.get_npu_format(cast) in (NZ, "FRACTAL_NZ"), torch_npu.get_npu_format(cast)
+        assert cast.shape == host.shape
+        expected = blocks(host)
+        exact(in_memory(cast, expected.numel()), expected.flatten())
+        exact(torch_npu.npu_format_cast(cast, ND).cpu(), host)
+        exact(cast.cpu(), host)
+        torch_npu.npu_format_cast_(device, NZ)
+        exact(device.cpu(), host)
+    finally:
+        torch.npu.config.allow_internal_format = False
+
+
+# A refusal of an operator by its name leaves its status in the extension, whose later errors show it.
+PRODUCT = """
+import torch
+import torch_npu
+torch.npu.config.allow_internal_format = True
+rows, weight = torch.randn(3, 20).half(), torch.randn(20, 36).half()
+cast = torch_npu.npu_format_cast(weight.npu(), 29)
+try:
+    torch.matmul(rows.npu(), cast)
+    print("the product was taken")
+except RuntimeError as error:
+    print(error)
+product = torch.matmul(rows.npu(), torch_npu.npu_format_cast(cast, 2))
+print("in ND", torch.allclose(product.cpu().float(), rows.float() @ weight.float(), atol=0.05))
+"""
+
+
+@case()
+def products_with_a_weight_in_nz_are_refused():
+    code, said = strictly(PRODUCT)
+    assert code == 0 and "the operator aclnnMatmulWeightNz is not emulated" in said and "in ND True" in said, said
 
 
 @case(dtype=[torch.float16, torch.bfloat16, torch.float32])

@@ -176,7 +176,7 @@ def one_row_needs_no_original_lengths(layout):
 @case()
 def more_blocks_than_a_sequence_has_are_refused():
     choosing = Choosing([1, 1], [520, 200])
-    refused(lambda: choosing.call("TND", 5, 128), "561103", "nsa_compress_attention.compressed")
+    refused(lambda: choosing.call("TND", 5, 128), "561103", "nsa_compress_attention.short")
 
 
 class Selecting(Decoding):

@@ -175,16 +175,21 @@ pub(super) unsafe fn prepare(
     executor: *mut *mut aclOpExecutor,
     check: &mut dyn FnMut(&mut Arguments) -> Outcome<Work>,
 ) -> i32 {
-    let make = || {
-        let mut arguments = Arguments::new(name);
-        let work = check(&mut arguments)?;
-        let Arguments { tensors, addresses, inputs, outputs, lists, .. } = arguments;
-        let operator = GlueOperator { name, tensors, inputs, outputs, lists, work };
-        // No operator here needs a workspace.
-        Ok((operator, addresses, true))
-    };
     // SAFETY: the caller's promise.
-    aclnn(|| unsafe { write_executor(workspace_size, executor, make) })
+    aclnn(|| unsafe { write_executor(workspace_size, executor, || prepared(name, check)) })
+}
+
+/// The operator that `check` makes of its arguments, the addresses of its tensors, and whether it needs no workspace.
+pub(super) fn prepared(
+    name: &'static str,
+    check: &mut dyn FnMut(&mut Arguments) -> Outcome<Work>,
+) -> Outcome<(impl Operator + 'static, Addresses, bool)> {
+    let mut arguments = Arguments::new(name);
+    let work = check(&mut arguments)?;
+    let Arguments { tensors, addresses, inputs, outputs, lists, .. } = arguments;
+    let operator = GlueOperator { name, tensors, inputs, outputs, lists, work };
+    // No operator here needs one.
+    Ok((operator, addresses, true))
 }
 
 /// Phase two.

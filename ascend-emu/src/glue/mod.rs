@@ -20,6 +20,7 @@
 //! depend only on seed, offset and place, and differ from hardware's for the same seed.
 
 mod argument;
+pub mod by_name;
 mod call;
 mod choose;
 mod compare;

@@ -4,6 +4,7 @@
 //! in memory, lengths, visible keys, scales. Tensors are named by their [`TensorRole`]; the operator maps each role
 //! to the argument that plays it.
 
+mod bias_contents;
 mod grid;
 mod position_bias;
 mod role;
@@ -14,6 +15,8 @@ mod sequences;
 mod touches;
 mod visibility;
 
+pub use bias_contents::{BiasFaults, BiasNumber};
+pub(crate) use bias_contents::{BiasLints, as_held, lint_bias};
 pub use grid::{Counts, Cut, Cuts, Grid};
 pub use grid::{Int8Query, ScaleOffset};
 pub use position_bias::{BiasTensor, Slopes};

@@ -244,6 +244,26 @@ macro_rules! declared_operators {
                     })*
                 }
             }
+
+            /// Reports the lints that the contents of other tensors break, those that are no indices: the numbers of a
+            /// position bias, the bytes of a mask. `bytes` returns the content of a tensor, little-endian in row-major
+            /// order; the lints on a tensor for which it returns nothing are left out. Calls that the contract refuses
+            /// are not examined.
+            pub fn lint_contents(
+                &self,
+                version: u8,
+                target: Target,
+                bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+                report: &mut dyn FnMut(Violation),
+            ) {
+                match self {
+                    $(Self::$variant(arguments) => {
+                        if let Some(version) = crate::ops::$module::$variant::version(version) {
+                            crate::ops::$module::$variant::lint_contents(arguments, version, target, bytes, report);
+                        }
+                    })*
+                }
+            }
         }
     };
 }

@@ -257,7 +257,8 @@ impl FlashAttention {
         let reserved = AnyTensor::empty(context, reserved)?;
         let mut fixed = vec![(Parameter::SoftmaxOut, &reserved)];
         fixed.extend(self.mask.tensor().map(|mask| (Parameter::AttenMask, mask)));
-        let operation = FlashOperation { features, output: PlannedOutput { attention, softmax, rows, keyless } };
+        let output = PlannedOutput { attention, softmax, rows, keyless };
+        let operation = FlashOperation { features, output, allowed: self.allowed.clone() };
         let prepared = PreparedCall::standing_in(context, call, version, false, query, &fixed)?;
         let plan = FlashPlan::new(prepared, operation);
         Ok(plan.recorded_as(self.recorded(call), version.number()))

@@ -86,9 +86,7 @@ impl FlashMask {
     /// As [`FlashMask::prefix`], but by a full tensor for each sequence, `[B, 1, Sq, Skv]` or `[B, N, Sq, Skv]`: sparse
     /// mode 5, which goes with a batch axis. The tensor has to hide what the prefix hides: the operator leaves out
     /// whole blocks by the prefix, and uses the tensor alone elsewhere. A plan does not check this, because the tensor
-    /// is on the device:
-    /// [`FlashAttentionProblem::admits_mask`](ascend_spec::ops::flash_attention_score::FlashAttentionProblem::admits_mask)
-    /// does, by the elements on the host.
+    /// is on the device: [`Plan::check_contents`](crate::operation::Plan::check_contents) does.
     pub fn prefix_matrix(tensor: impl Into<AnyTensor>, prefix: impl Into<Vec<usize>>) -> Self {
         Self {
             sparse_mode: SparseMode::Prefix,

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use ascend_spec::ops::flash_attention_score::{Argument, Parameter};
+use ascend_spec::ops::flash_attention_score::{Argument, Parameter, Version};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::Tensors;
+use crate::operator::{AllowedLints, Tensors, lints_of};
 use crate::ops::operation::{self, Operation, Sealed};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, Stream};
 use crate::tensor::AnyTensor;
 
 use super::inputs::{Features, FlashTensors};
@@ -28,6 +28,7 @@ pub type FlashPlan = operation::Plan<FlashOperation>;
 pub struct FlashOperation {
     pub(super) features: Features,
     pub(super) output: PlannedOutput,
+    pub(super) allowed: AllowedLints,
 }
 
 /// The tensors of a launch.
@@ -72,6 +73,10 @@ impl Operation for FlashOperation {
         // Also after a failure: part of the work may have been queued.
         softmax.rewrite(rows, keyless.clone());
         launched
+    }
+
+    fn check_contents<T: Element>(&self, plan: &FlashPlan, stream: &Stream, inputs: &FlashInputs<'_, T>) -> Result<()> {
+        plan.lint_contents(stream, &inputs.tensors(), &self.allowed.ids(lints_of::<Version>)?)
     }
 
     fn describe(&self, _: &FlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -9,7 +9,8 @@ use crate::tensor::{AnyTensor, Tensor};
 ///
 /// A tensor has the query's element type and is `[B, N, Sq, Skv]`, `[B, N, 1, Skv]`, or for a bias that depends on
 /// the distance of row and key alone its last rows `[B, N, 1024, Skv]`; B may be 1. For packed sequences it has one
-/// axis, on which the biases `[N, Sq, Skv]` or `[N, 1, Skv]` of the sequences follow one another.
+/// axis, on which the biases `[N, Sq, Skv]` or `[N, 1, Skv]` of the sequences follow one another. Its numbers are
+/// finite: [`Plan::check_contents`](crate::operation::Plan::check_contents) finds others.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PositionBias<'a> {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{Addressed, PreparedCall, Tensors, addressed, reach};
 use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
-use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
+use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::AnyTensor;
 
 use super::block_table::BlockTable;
@@ -39,6 +39,7 @@ pub struct AttentionOperation {
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
+    allowed: Allowed,
 }
 
 /// A table that each replay of a graph reads for the same lengths.
@@ -103,6 +104,10 @@ impl Operation for AttentionOperation {
     #[inline]
     fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
         CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
+    }
+
+    fn check_contents<T: Element>(&self, plan: &Plan, stream: &Stream, inputs: &Inputs<'_, T>) -> Result<()> {
+        plan.lint_contents(stream, &inputs.tensors(), &self.allowed.ids()?)
     }
 
     fn describe(&self, plan: &Plan, text: &mut fmt::DebugStruct<'_, '_>) {
@@ -177,6 +182,7 @@ impl Plan {
             layout: Layout::parse(call.input_layout),
             features: bindings.features().unwrap_or_default(),
             bounds,
+            allowed: allowed.clone(),
         };
         let mask = mask.map(|mask| (Parameter::AttenMask, mask));
         let prepared = PreparedCall::new(context, call, version, &tensors, mask.as_slice())?;

@@ -10,7 +10,8 @@ pub enum PseShift<'a> {
     /// larger; of the query's element type (FLOAT16 with an INT8 query). Not with packed sequences.
     ///
     /// Its numbers are finite: keys are hidden by a mask, since hardware was seen to make NaN of a bias of `-inf`.
-    /// Plans see no elements; [`Tensor::range_report`] finds such a number, and so does the emulation in each launch.
+    /// Plans see no elements; [`Plan::check_contents`](crate::operation::Plan::check_contents) finds such a number, and
+    /// so does the emulation in each launch.
     ///
     /// Since CANN 8.1.
     Added(&'a AnyTensor),

@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_spec::ops::inference_attention::PathCall;
+use ascend_spec::{Rule, TensorDesc};
 
 use crate::case_file::LiveCall;
 use crate::error::Result;
@@ -14,7 +14,7 @@ use crate::operator::{AllowedLints, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::Settings;
 use crate::ops::fused_infer_attention_score::{CallTensors, CapturedTable, Features, Inputs, Reading};
 use crate::ops::operation::{self, Operation, Sealed, new_output, no_elements, no_scale, record_refusal};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::inputs::{Described, InferenceCall, InferenceParameter, visit};
@@ -37,6 +37,7 @@ pub struct InferenceOperation<P> {
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
     attention: TensorDesc,
+    allowed: AllowedLints,
     parameters: PhantomData<P>,
 }
 
@@ -90,9 +91,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         call.resolve(C::VERSION, context.target()?, |_| ())?;
         let api = context.runtime().api();
         C::phases(C::VERSION).required(api, C::VERSION.info(), INSTEAD)?;
-        // The operator's own lints, and those of FusedInferAttentionScore, with which it shares a path.
-        let lints = || lints_of::<<C as PathCall>::Version>().chain(lints_of::<fia::Version>());
-        call.first_lint(C::VERSION, &allowed.ids(lints)?)?;
+        call.first_lint(C::VERSION, &allowed.ids(lints::<P>)?)?;
         if settings.scale.is_none() {
             let heads = settings.numbers()?.num_heads;
             let axes = settings.layout.input();
@@ -109,10 +108,16 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
 
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
         let prepared = PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
-        let operation = InferenceOperation { features: described.features, bounds, attention, parameters: PhantomData };
+        let (features, allowed) = (described.features, allowed.clone());
+        let operation = InferenceOperation { features, bounds, attention, allowed, parameters: PhantomData };
         let version = C::VERSION.info().number();
         Ok(Self::new(prepared, operation).recorded_as(call.recorded(), version))
     }
+}
+
+/// The operator's own lints, and those of FusedInferAttentionScore, with which it shares a path.
+fn lints<P: InferenceParameter>() -> impl Iterator<Item = &'static Rule> {
+    lints_of::<<P::Call<'static> as PathCall>::Version>().chain(lints_of::<fia::Version>())
 }
 
 impl<P> Sealed for InferenceOperation<P> {}
@@ -141,6 +146,16 @@ impl<P: InferenceParameter> Operation for InferenceOperation<P> {
             contents.admitted(self.bounds.as_ref(), Reading::on(queue))
         };
         plan.queue(queue, &launch, admits).flatten()
+    }
+
+    fn check_contents<T: Element>(
+        &self,
+        plan: &InferencePlan<P>,
+        stream: &Stream,
+        inputs: &Inputs<'_, T>,
+    ) -> Result<()> {
+        let launch = Launch { inputs: inputs.tensors(), attention: None };
+        plan.lint_contents(stream, &launch, &self.allowed.ids(lints::<P>)?)
     }
 
     #[inline]

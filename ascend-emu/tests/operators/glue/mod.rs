@@ -18,6 +18,7 @@ macro_rules! call {
 }
 
 mod bits;
+mod by_name;
 mod calls;
 mod choose;
 mod compare;

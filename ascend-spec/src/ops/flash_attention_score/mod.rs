@@ -31,7 +31,7 @@ pub use problem::FlashAttentionProblem;
 pub use softmax_order::SoftmaxOrder;
 pub use version::Version;
 
-use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
+use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole, as_held, lint_bias};
 use crate::contract::{CallContract, DescribedOperator, exported_version};
 use crate::operator::{EntryPoint, ParameterInfo};
 use crate::{Cann, DType, Dims, Rule, Target, TensorDesc, Violation};
@@ -114,6 +114,24 @@ impl<const PACKED: bool> CallContract for TrainingAttention<PACKED> {
         arguments.softmax_max = arguments.softmax_max.or(softmax);
         arguments.softmax_sum = arguments.softmax_sum.or(softmax);
         arguments.attention_out = arguments.attention_out.or(attention_out);
+    }
+
+    fn lint_contents(
+        arguments: &Self::Arguments,
+        version: Version,
+        target: Target,
+        bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+        report: &mut dyn FnMut(Violation),
+    ) {
+        if let Ok(problem) = arguments.call().check(version, target)
+            && matches!(problem.mask, MaskKind::Full(_))
+            && let Some(mask) = bytes(Parameter::AttenMask.name())
+            && let Err(loose) = problem.admits_mask(&mask)
+        {
+            report(loose);
+        }
+        let held = arguments.map(as_held::<Self::Arguments>);
+        lint_bias(&held, (version, target), rules::pse::NUMBERS, bytes, report);
     }
 
     fn unread(arguments: &Self::Arguments, version: Version) -> Option<&'static ParameterInfo> {

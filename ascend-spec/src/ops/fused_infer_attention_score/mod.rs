@@ -27,10 +27,11 @@ pub use check::UnreadLengths;
 pub use head_shape::HeadShape;
 pub use quantisation::AntiquantMode;
 pub(crate) use resolve::Verdict;
+pub(crate) use rules::contents::BIAS;
 pub use rules::contents::ContentBounds;
 pub use version::Version;
 
-use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
+use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole, as_held, lint_bias};
 use crate::contract::{CallContract, DescribedOperator};
 use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
@@ -100,5 +101,16 @@ impl CallContract for FusedInferAttentionScore {
             Ok(Some(bounds)) => bounds.admits_contents(arguments.block_table.as_ref(), integers),
             Ok(None) | Err(_) => Ok(()),
         }
+    }
+
+    fn lint_contents(
+        arguments: &Self::Arguments,
+        version: Version,
+        target: Target,
+        bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+        report: &mut dyn FnMut(Violation),
+    ) {
+        let held = arguments.map(as_held::<Self::Arguments>);
+        lint_bias(&held, (version, target), BIAS, bytes, report);
     }
 }

@@ -166,6 +166,19 @@ macro_rules! path_operator {
             ) -> Result<(), $crate::Violation> {
                 $crate::ops::inference_attention::PathCall::admit_contents(&arguments.call(), version, integers)
             }
+
+            fn lint_contents(
+                arguments: &Self::Arguments,
+                version: Version,
+                target: $crate::Target,
+                bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+                report: &mut dyn FnMut($crate::Violation),
+            ) {
+                use $crate::attention_problem::{as_held, lint_bias};
+                let held = arguments.map(as_held::<Self::Arguments>);
+                let lints = $crate::ops::fused_infer_attention_score::BIAS;
+                lint_bias(&held, (version, target), lints, bytes, report);
+            }
         }
     };
 }

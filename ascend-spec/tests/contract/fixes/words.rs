@@ -93,7 +93,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.keep_prob flash.keep_prob_unused flash.key_batch flash.key_dim flash.key_narrow flash.key_rank \
          flash.kv_rank flash.lengths_count flash.lengths_descend flash.lengths_required flash.lengths_sum \
          flash.mode_without_mask flash.out_shape flash.packed_band flash.packed_rows flash.packed_window \
-         flash.padding_mask_ignored flash.prefix_ignored flash.prefix_mask_batch flash.pse_last_rows \
+         flash.padding_mask_ignored flash.prefix_ignored flash.prefix_mask_batch flash.pse_finite flash.pse_hidden_row flash.pse_last_rows \
          flash.pse_packed_last_rows flash.pse_packed_shape flash.pse_required flash.pse_shape flash.pse_slopes_cut \
          flash.pse_slopes_shape flash.pse_slopes_square flash.pse_type flash.query_heads flash.query_rank \
          flash.required flash.rope_aligned flash.rope_alone flash.rope_dim flash.rope_mask flash.rope_mode \
@@ -113,7 +113,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required packed.value_rows \
          padding_size.alone padding_size.decode padding_size.lengths padding_size.range padding_size.shape \
          padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable prompt.format \
-         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.one_row pse_shift.one_row_taken \
+         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.finite \
+         pse_shift.hidden_row pse_shift.one_row pse_shift.one_row_taken \
          pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored pse_type.known \
          pse_type.square pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales \
          quant_offset2.like_scale quant_scale2.channel quant_scale2.grid quant_scale2.required \

@@ -1,6 +1,7 @@
 //! Position bias: `realShift`, `pseType`, and the first positions that slopes use.
 
 use super::{Report, lint};
+use crate::attention_problem::BiasLints;
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version};
@@ -64,7 +65,19 @@ rules! {
         Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
         "in mode 8 start indices other than 0 go with one sequence",
         "they count for sequence 0 alone: pass the other sequences in a call of their own";
+    FINITE = "flash.pse_finite",
+        Lint("only numbers change, to NaN in whole rows"), V1, "reports from hardware, realShift of -inf",
+        "the numbers of a bias are finite: hardware may make NaN of a row with an infinity",
+        "hide keys by attenMask, or by the lowest finite number of the type in the bias";
+    HIDDEN_ROW = "flash.pse_hidden_row",
+        Lint("only numbers change"), V1, "FlashAttentionScore kernel, softmax of equal scores",
+        "a bias hides some keys of a row by the lowest number of its type, never all: softmax weighs keys by \
+         differences, so that such a row becomes a mean of hidden values",
+        "hide keys by attenMask, and leave out rows that see none";
 }
+
+/// The lints on the numbers of a bias.
+pub(crate) const NUMBERS: BiasLints = BiasLints { non_finite: &FINITE, hidden_row: &HIDDEN_ROW };
 
 /// The bias; `None` for one without elements, which counts as not given.
 fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {

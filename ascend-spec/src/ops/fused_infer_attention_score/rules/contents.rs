@@ -1,6 +1,7 @@
-//! Rules on what no description of a call shows: the numbers in device memory that are positions in other tensors.
+//! Rules on what no description of a call shows: the numbers in device memory that are positions in other tensors, and
+//! those of a position bias.
 
-use crate::attention_problem::Work;
+use crate::attention_problem::{BiasLints, Work};
 use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter, Version};
 use crate::rule::rules;
 use crate::{DType, Rule, TensorDesc, Violation};
@@ -20,7 +21,18 @@ rules! {
         "FusedInferAttentionScore documentation, queryPaddingSize and kvPaddingSize",
         "left padding leaves room for the rows of every sequence",
         "count the unused rows behind the sequence: rows of the axis less rows of the sequence at most";
+    BIAS_FINITE = "pse_shift.finite", Lint("only numbers change, to NaN in whole rows"), V1, "reports from hardware, pseShift of -inf",
+        "the numbers of pseShift are finite: hardware may make NaN of a row with an infinity",
+        "hide keys by attenMask, or by the lowest finite number of the type in pseShift";
+    BIAS_ROW = "pse_shift.hidden_row",
+        Lint("only numbers change"), V1, "FusedInferAttentionScore kernel, softmax of equal scores",
+        "pseShift hides some keys of a row by the lowest number of its type, never all: softmax weighs keys by \
+         differences, so that such a row becomes a mean of hidden values",
+        "hide keys by attenMask, and leave out rows that see none";
 }
+
+/// The lints on the numbers of a position bias.
+pub(crate) const BIAS: BiasLints = BiasLints { non_finite: &BIAS_FINITE, hidden_row: &BIAS_ROW };
 
 /// Bounds of the numbers that a call reads on the device and uses as positions: the blocks of a table, the sizes of
 /// left padding.

@@ -1,6 +1,7 @@
 //! Position biases and where positions start, dropout and sinks.
 
 use super::*;
+use ascend_spec::declared::AnyArguments;
 
 pub(super) fn biases(broken: &mut Broken) {
     let with = |call: Call, pse_type, real_shift| FlashAttentionCall { pse_type, real_shift, ..call };
@@ -40,6 +41,37 @@ pub(super) fn biases(broken: &mut Broken) {
         ..with(packed(), 1, half(&[4 * 45]))
     };
     broken.lint("flash.pse_empty_sequence", empty);
+}
+
+/// What no description shows: the numbers of a bias, here one for each key of a head.
+pub(super) fn numbers(broken: &mut Broken) {
+    let call = FlashAttentionCall { pse_type: 1, real_shift: half(&[2, 4, 1, 40]), ..dense() };
+    let described = AnyArguments::FlashAttentionScore(call.to_arguments());
+    let (lowest, infinity) = (0xfbff_u16, 0xfc00);
+    for (numbers, lints) in [
+        (vec![], &[][..]),
+        (vec![(319, lowest), (0, lowest)], &[]),
+        (vec![(319, infinity)], &["flash.pse_finite"]),
+        ((80..120).map(|at| (at, lowest)).collect(), &["flash.pse_hidden_row"]),
+        (
+            (40..80).chain([9]).map(|at| (at, if at == 9 { 0x7e00 } else { lowest })).collect(),
+            &["flash.pse_finite", "flash.pse_hidden_row"],
+        ),
+    ] {
+        let mut bias = [0_u16; 320];
+        numbers.iter().for_each(|&(at, number)| bias[at] = number);
+        let bytes: Vec<u8> = bias.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut found = Vec::new();
+        let held = |name: &str| (name == "real_shift").then(|| bytes.clone());
+        described.lint_contents(2, TARGET, &held, &mut |lint| {
+            broken.named(lint.rule.id, &lint, TARGET);
+            found.push(lint.rule.id);
+        });
+        assert_eq!(found, lints, "{numbers:?}");
+        // Content that is not known, and less of it than there should be.
+        described.lint_contents(2, TARGET, &|_| None, &mut |lint| panic!("{lint}"));
+        described.lint_contents(2, TARGET, &|_| Some(vec![1]), &mut |lint| panic!("{lint}"));
+    }
 }
 
 pub(super) fn start_indices(broken: &mut Broken) {

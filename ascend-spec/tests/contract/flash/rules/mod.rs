@@ -167,6 +167,7 @@ fn every_rule_and_lint_is_broken_by_some_call() {
         masks::tokens,
         masks::prefixes,
         biases::biases,
+        biases::numbers,
         biases::start_indices,
         biases::dropout,
         biases::sinks,

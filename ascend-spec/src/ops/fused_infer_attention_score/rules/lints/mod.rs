@@ -1,7 +1,7 @@
 //! Calls that the operator takes and then ignores, misreads or overruns an argument of.
 //!
-//! What depends on the contents of tensors (block ids, padding) is not in the description of a call: the emulator
-//! finds it.
+//! What depends on the contents of tensors (block ids, padding, a position bias) is not in the description of a call:
+//! the rules of [`contents`](super::contents) are about it.
 
 pub mod antiquant;
 pub mod keys;
