@@ -58,8 +58,8 @@
 //!
 //! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
-//! - [`Attention::of_hybrid`]: models that also have layers of linear attention (gated delta rule), with a state of each
-//!   request in a [`kv::StatePool`].
+//! - [`Attention::of_hybrid`]: models that also have layers of linear attention (gated delta rule), with a state of
+//!   each request in a [`kv::StatePool`].
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
 //! - [`NativeSparse`]: compressed tokens, the blocks that they select, and a window (native sparse attention).
@@ -177,6 +177,7 @@ pub mod prelude {
 
     pub use crate::kv::{
         BlockPool, CacheShape, CacheWrite, ChannelScales, PadPolicy, PageTable, PagedKvCache, QuantisedType, Sequence,
+        StatePool, StateShape,
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,

@@ -104,10 +104,10 @@ impl Group {
 /// Nothing is evicted automatically: a scheduler reads [`available_blocks`](Self::available_blocks), and calls
 /// [`evict`](Self::evict) before it grows a sequence. Blocks that a sequence holds too are never evicted.
 ///
-/// For a model with several groups of layers ([`PrefixCache::of`]) a node has a block in each group. A group
-/// with a window may lack it, so that a prefix is found only where each window is complete. With layers of linear
-/// attention ([`Attention::of_hybrid`]) it is found only where a state was kept: that behind the last whole block, where
-/// the computed tokens of the sequence that is inserted end there, or no more than its drafts behind. Let a chunk of a
+/// For a model with several groups of layers ([`PrefixCache::of`]) a node has a block in each group. A group with a
+/// window may lack it, so that a prefix is found only where each window is complete. With layers of linear attention
+/// ([`Attention::of_hybrid`]) it is found only where a state was kept: that behind the last whole block, where the
+/// computed tokens of the sequence that is inserted end there, or no more than its drafts behind. Let a chunk of a
 /// prompt end with its last whole block, and insert it then. A kept state takes a slot
 /// ([`evict_states`](Self::evict_states)).
 ///

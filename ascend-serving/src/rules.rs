@@ -232,15 +232,15 @@ ascend_attention::spec::library_rules! {
         "layers";
     STEP_KIND = "step.kind",
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
-        "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, and "
-        "`LayerInputs` or query, key and value for the others";
+        "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
+        "and `LayerInputs` or query, key and value for the others";
     STATE_EXHAUSTED = "state.exhausted",
         "a pool of states has a free slot for a request and for each of its drafts",
         "preempt a request by dropping its sequence or cutting it to 0, drop sequences that are kept for their "
         "prefixes, or make the pool larger";
     STATE_DRAFTS = "state.drafts",
-        "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it than "
-        "slots",
+        "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it "
+        "than slots",
         "make the pool with as many drafts in its `StateShape` as steps have, at most 7, or draft fewer tokens";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
@@ -252,12 +252,12 @@ ascend_attention::spec::library_rules! {
     STATE_TOKENS = "state.tokens",
         "the state of a request ends where the new tokens of the step begin",
         "compute each token of a sequence once, by steps of the attention that has its state; what was computed "
-        "elsewhere, such as keys from another cache, is computed again: cut the sequence to 0 (`truncate`), or go on from "
-        "a fork";
+        "elsewhere, such as keys from another cache, is computed again: cut the sequence to 0 (`truncate`), or go on "
+        "from a fork";
     STATE_KEPT = "state.kept",
         "tokens are taken back to a state that is kept",
-        "make the pool with as many drafts as a step of the request has, or go on from a fork that was made behind these "
-        "tokens; to begin the request anew, cut its sequence to 0";
+        "make the pool with as many drafts as a step of the request has, or go on from a fork that was made behind "
+        "these tokens; to begin the request anew, cut its sequence to 0";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
         "queue every layer of a step in progress first; where it ended without some, cut the request's sequence to 0 "

@@ -349,8 +349,8 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     outcome
 }
 
-/// A layer of linear attention beside one of full attention: a prompt beside a decode, padding, a fork that goes on. What
-/// fails between the calls of a layer leaves states that nothing goes on from.
+/// Layers of linear attention beside one of full attention: a prompt beside a decode, padding, a fork that goes on.
+/// What fails between the calls of a layer leaves states that nothing goes on from.
 fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
     let machine = Machine::new(Soc::AtlasA2, Cann::V9_1);
     let stream = Runtime::emulated_as(&machine)?.device(0)?.stream()?;

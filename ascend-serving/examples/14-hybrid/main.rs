@@ -1,6 +1,7 @@
 //! A hybrid model on one device: four layers of linear attention, in which a request has a state, and one of full
-//! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are rejected, a request that
-//! is preempted; each row of logits is checked against the model in double precision over the whole sequence.
+//! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are
+//! rejected, a request that is preempted; each row of logits is checked against the model in double precision over the
+//! whole sequence.
 //!
 //! ```sh
 //! cargo run -p ascend-serving --example 14-hybrid
@@ -12,7 +13,6 @@ mod model;
 use std::error::Error;
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_serving::kv::StatePool;
 use ascend_serving::prelude::*;
 
 use dense::Whole;

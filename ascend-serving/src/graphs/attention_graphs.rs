@@ -87,7 +87,7 @@ impl<T: Element> Attention<T> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a mask that shows more than the causality of a layer's
     /// group;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND), by which a model with layers of linear attention is refused too),
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND), by which layers of linear attention are refused too),
     /// which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;

@@ -5,8 +5,8 @@
 //! to it. [`slot`] computes the slot of a token; [`PageTable`] is what the operators read;
 //! [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and values into the slots of a
 //! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
-//! [`PagedKvCache`] combines them: the tensors of every layer, and their pool. [`StatePool`] has the states of layers of
-//! linear attention, which a sequence holds beside its blocks.
+//! [`PagedKvCache`] combines them: the tensors of every layer, and their pool. [`StatePool`] has the states of layers
+//! of linear attention, which a sequence holds beside its blocks.
 //!
 //! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`. What CANN's integers do not hold
 //! is refused where it enters: a pool has no more slots than INT32 counts, a sequence no more tokens, and a layer no

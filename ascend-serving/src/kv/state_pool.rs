@@ -43,9 +43,10 @@ pub struct StateShape {
 ///
 /// The operators are those of [`delta_rule`](ascend_attention::delta_rule): RecurrentGatedDeltaRule, since CANN 8.5 and
 /// on Ascend 950 since 9.1, for requests that have a slot for each of their new tokens, and ChunkGatedDeltaRule, since
-/// CANN 9.1 and on Ascend 950 since 9.2, for longer ones. What ChunkGatedDeltaRule does not take, RecurrentGatedDeltaRule
-/// computes in calls of 8 tokens of a request: prompts on earlier releases, with decays of columns (`gk`, Kimi delta
-/// attention), and over states of `f32` on Atlas A2 and A3. States are of `bf16`, from CANN 9.2 on also of `f32`.
+/// CANN 9.1 and on Ascend 950 since 9.2, for longer ones. What ChunkGatedDeltaRule does not take,
+/// RecurrentGatedDeltaRule computes in calls of 8 tokens of a request: prompts on earlier releases, with decays of
+/// columns (`gk`, Kimi delta attention), and over states of `f32` on Atlas A2 and A3. States are of `bf16`, from CANN
+/// 9.2 on also of `f32`.
 #[derive(Debug)]
 pub struct StatePool {
     shape: StateShape,
