@@ -50,7 +50,7 @@ fn an_infinity_in_the_bias_of_a_case_is_a_lint() {
     let mut case = read(Path::new(ROOT).join("tests/vectors/numeric/050_pse_1nss.safetensors"));
     let printed = |case: &AttentionCase| {
         case.write(&file).unwrap();
-        check(&[file.to_str().unwrap()])
+        check(&["--json", file.to_str().unwrap()])
     };
     let (code, text) = printed(&case);
     assert!(code == 0 && !text.contains("pse_shift.finite"), "{text}");
