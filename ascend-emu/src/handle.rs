@@ -2,7 +2,8 @@
 
 use crate::lock::Lock;
 use crate::status::{
-    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, INVALID_HANDLE, NULL_PARAM, Outcome, failure,
+    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, HCCL_PARA, HCCL_PTR, INVALID_HANDLE, NULL_PARAM,
+    Outcome, failure,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,6 +22,7 @@ pub(crate) enum Kind {
     TaskGroup = 0xA5,
     Physical = 0xA6,
     Notify = 0xA7,
+    Communicator = 0xA8,
     Tensor = 0xB1,
     TensorList = 0xB2,
     Scalar = 0xB3,
@@ -32,7 +34,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 16] = [
         Kind::Context,
         Kind::Stream,
         Kind::Event,
@@ -40,6 +42,7 @@ impl Kind {
         Kind::TaskGroup,
         Kind::Physical,
         Kind::Notify,
+        Kind::Communicator,
         Kind::Tensor,
         Kind::TensorList,
         Kind::Scalar,
@@ -59,6 +62,7 @@ impl Kind {
             Kind::TaskGroup => "task group",
             Kind::Physical => "aclrtDrvMemHandle",
             Kind::Notify => "notify",
+            Kind::Communicator => "communicator",
             Kind::Tensor => "aclTensor",
             Kind::TensorList => "aclTensorList",
             Kind::Scalar => "aclScalar",
@@ -89,6 +93,7 @@ impl Kind {
             | Kind::TaskGroup
             | Kind::Physical
             | Kind::Notify => (NULL_PARAM, INVALID_HANDLE),
+            Kind::Communicator => (HCCL_PTR, HCCL_PARA),
             Kind::Executor => (ACLNN_INNER_NULLPTR, ACLNN_INVALID),
             _ => (ACLNN_NULLPTR, ACLNN_INVALID),
         }
