@@ -99,7 +99,7 @@ impl Communicator {
             return Err(Error::invalid("devices", "none", "one for each rank").fix("give the devices of the ranks"));
         };
         for (at, device) in devices.iter().enumerate() {
-            let of_one_runtime = device.runtime().api() as *const Api == first.runtime().api() as *const Api;
+            let of_one_runtime = ptr::eq(device.runtime().api(), first.runtime().api());
             if !of_one_runtime || devices.iter().take(at).any(|before| before == device) {
                 return Err(Error::by(
                     &rules::COLLECTIVE_DEVICES,
