@@ -19,7 +19,7 @@ fn main() {
 /// Binds the libraries of the installed toolkit.
 #[cfg(feature = "link")]
 fn link() {
-    let mut transformer = false;
+    let (mut transformer, mut communicators) = (false, false);
     for variable in ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"] {
         println!("cargo::rerun-if-env-changed={variable}");
         if let Some(home) = std::env::var_os(variable) {
@@ -27,12 +27,17 @@ fn link() {
             println!("cargo::rustc-link-search=native={}", folder.display());
             // Newer toolkits keep attention in a library of its own.
             transformer |= folder.join("libopapi_transformer.so").is_file();
+            communicators |= folder.join("libhcomm.so").is_file();
         }
+    }
+    // They keep communicators apart from collectives as well.
+    if communicators {
+        println!("cargo::rustc-link-lib=dylib=hcomm");
     }
     if transformer {
         println!("cargo::rustc-link-lib=dylib=opapi_transformer");
     }
-    for library in ["opapi", "nnopbase", "ascendcl"] {
+    for library in ["hccl", "opapi", "nnopbase", "ascendcl"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
 }

@@ -4,10 +4,10 @@ use std::ffi::CStr;
 use std::fmt;
 
 use ascend_spec::{Rule, Target, UnreleasedTarget, Violation};
-use ascend_sys::{Api, LoadError, MissingSymbol};
+use ascend_sys::{Api, LoadError, MissingSymbol, bindings as sys};
 
 use crate::rules;
-use crate::status::{AclStatus, AclnnStatus};
+use crate::status::{AclStatus, AclnnStatus, HcclStatus};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -53,6 +53,20 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclnnStatus,
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
+        message: String,
+    },
+    /// A function of HCCL failed.
+    #[error("{function}, call {call} of rank {rank}, returned {status}{}", told(message))]
+    Hccl {
+        /// The C function.
+        function: &'static str,
+        /// The rank that called it; 0 where it had none yet.
+        rank: usize,
+        /// The number of the rank's call, from 1 on; 0 for calls that make or end a communicator.
+        call: u64,
+        /// What it returned.
+        status: HcclStatus,
         /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
@@ -194,6 +208,7 @@ shown! {
     Violation(error),
     Acl { function, status, message },
     Aclnn { function, status, message },
+    Hccl { function, rank, call, status, message },
     NullHandle { function, message },
     OutOfMemory { function, status, bytes, message },
     Timeout { function, status, message },
@@ -293,6 +308,21 @@ pub(crate) fn acl_error(api: &Api, function: &'static str, status: i32, bytes: u
 #[cold]
 pub(crate) fn aclnn_error(api: &Api, function: &'static str, status: i32) -> Error {
     Error::Aclnn { function, status: AclnnStatus(status), message: recent_message(api) }
+}
+
+/// The outcome of a function of HCCL, called by a rank as its call of this number.
+pub(crate) fn hccl_error(
+    api: &Api,
+    function: &'static str,
+    (rank, call): (usize, u64),
+    result: sys::HcclResult,
+) -> Result<()> {
+    match result {
+        sys::HcclResult::HCCL_SUCCESS => Ok(()),
+        sys::HcclResult(code) => {
+            Err(Error::Hccl { function, rank, call, status: HcclStatus(code), message: recent_message(api) })
+        }
+    }
 }
 
 /// The error of a function that returned no object.

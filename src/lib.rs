@@ -59,6 +59,7 @@
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.
 //! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a
 //!   ring of ranks.
+//! - [`comm`]: communicators and collectives between devices (HCCL).
 //! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
@@ -125,6 +126,7 @@
 pub mod blockwise;
 pub mod case;
 mod case_file;
+pub mod comm;
 mod error;
 pub mod graph;
 pub mod mask;
@@ -153,5 +155,5 @@ pub use runtime::{
     Device, Event, Installed, Machine, MemoryInfo, PLATFORM_VARIABLE, Platform, Queue, Runtime, Stream, StreamMark,
     Version, VersionSource, file_version, toolkit_version,
 };
-pub use status::{AclStatus, AclnnStatus};
+pub use status::{AclStatus, AclnnStatus, HcclStatus};
 pub use tensor::{AnyTensor, Number, RangeReport, Tensor};

@@ -33,6 +33,14 @@ ascend_spec::library_rules! {
         "give each such call its lengths once, in an update of this graph";
     GRAPH_STREAMS = "graph.streams", "graphs take no more streams than there are",
         "capture fewer sizes or layers";
+    COLLECTIVE_DEVICES = "collective.devices", "the ranks of a process have a device each, of one runtime",
+        "give each device once";
+    COLLECTIVE_RANK = "collective.rank", "a rank, root or peer is a rank of the communicator",
+        "name a rank of the communicator";
+    COLLECTIVE_LENGTH = "collective.length", "tensors and lengths of a collective have what its ranks send and receive",
+        "give tensors as long as what goes from rank to rank";
+    COLLECTIVE_TYPE = "collective.type", "the product has the collective, and moves and reduces the element type",
+        "convert the elements to a type that the product has there";
     GRAPH_FAILED = "graph.failed", "a graph whose replay could not be ordered is not replayed again",
         "capture the graph again";
 }

@@ -1,7 +1,7 @@
 //! Status codes of the C ABI, by their names.
 //!
-//! The codes of `acl*` and of `aclnn*` functions are two number spaces: 161001 means nothing to one and a null argument
-//! to the other. They are therefore two types.
+//! The codes of `acl*`, of `aclnn*` and of HCCL's functions are number spaces of their own: 161001 means nothing to one
+//! and a null argument to another. They are therefore types of their own.
 
 use std::fmt;
 
@@ -62,7 +62,24 @@ impl fmt::Display for AclnnStatus {
     }
 }
 
-fn display(f: &mut fmt::Formatter<'_>, code: i32, name: Option<&str>) -> fmt::Result {
+/// What a function of HCCL returned (`HcclResult`). 0 is success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HcclStatus(pub u32);
+
+impl HcclStatus {
+    /// CANN's name for the code, such as `HCCL_E_PARA`; `None` for codes that the headers do not name.
+    pub fn name(self) -> Option<&'static str> {
+        ascend_sys::Enumeration::name(sys::HcclResult(self.0))
+    }
+}
+
+impl fmt::Display for HcclStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        display(f, self.0, self.name())
+    }
+}
+
+fn display(f: &mut fmt::Formatter<'_>, code: impl fmt::Display, name: Option<&str>) -> fmt::Result {
     match name {
         Some(name) => write!(f, "{code} ({name})"),
         None => write!(f, "{code}"),
@@ -77,6 +94,7 @@ mod tests {
     fn codes_have_the_names_of_their_own_number_space() {
         assert_eq!(AclStatus(207_001).to_string(), "207001 (ACL_ERROR_RT_MEMORY_ALLOCATION)");
         assert_eq!(AclnnStatus(561_002).to_string(), "561002 (ACLNN_ERR_INNER_TILING_ERROR)");
+        assert_eq!(HcclStatus(9).to_string(), "9 (HCCL_E_TIMEOUT)");
         assert_eq!(AclStatus(161_001).name(), None);
         assert_eq!(AclnnStatus(207_001).to_string(), "207001");
     }

@@ -2,8 +2,8 @@
 //!
 //! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is
 //! given and touches none of it. One that returns something says by that and by `aclGetRecentErrMsg` that there is no
-//! such function here; one that returns nothing does nothing; `aclSetCompileopt` and `HcclSetConfig` accept settings
-//! that change nothing. A function that clients only look up is not in this list, since to them a missing name means
+//! such function here; one that returns nothing does nothing; `aclSetCompileopt` accepts settings that
+//! change nothing. A function that clients only look up is not in this list, since to them a missing name means
 //! an older CANN, and they go another way; but for operators whose lack they report as a CANN that is to be updated.
 
 use ascend_emu::{not_emulated, refused};
@@ -11,9 +11,6 @@ use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_N
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
-
-/// `HCCL_E_NOT_SUPPORT` of `hccl/hccl_types.h`.
-const HCCL_NOT_SUPPORTED: i32 = 5;
 
 /// Makes a C function of each name, whose result is the expression behind the list.
 ///
@@ -40,10 +37,6 @@ fn feature(name: &'static str) -> i32 {
 
 fn runtime(name: &'static str) -> i32 {
     not_emulated(name, ACL_ERROR_RT_FEATURE_NOT_SUPPORT)
-}
-
-fn collective(name: &'static str) -> i32 {
-    not_emulated(name, HCCL_NOT_SUPPORTED)
 }
 
 /// Refuses a phase of an operator by the operator's name.
@@ -159,21 +152,6 @@ pub extern "C" fn aclSetCompileopt(option: i32, _value: *const c_char) -> i32 {
         return refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message);
     }
     0
-}
-
-/// Whether collectives give the same bits each time, in `hccl/hccl_types.h`.
-const HCCL_DETERMINISTIC: i32 = 0;
-
-/// Chooses how collectives compute, of which there are none. Clients ask for determinism before they run any operator;
-/// what never runs keeps either promise.
-// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case, reason = "the name is that of the C function")]
-pub extern "C" fn HcclSetConfig(config: i32, _value: i32) -> i32 {
-    if config == HCCL_DETERMINISTIC {
-        return 0;
-    }
-    collective("HcclSetConfig")
 }
 
 fn null(name: &'static str) -> *mut c_void {

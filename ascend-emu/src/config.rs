@@ -18,6 +18,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// How strictly the emulator treats misuse that hardware would let pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,9 @@ impl FromStr for Lints {
     }
 }
 
+/// How long a rank waits for the others unless `ASCEND_EMU_COLLECTIVE_TIMEOUT` is set.
+const COLLECTIVE_LIMIT: Duration = Duration::from_secs(60);
+
 /// Largest number of devices that `ASCEND_EMU_DEVICES` may set.
 const MAX_DEVICES: u32 = 64;
 
@@ -126,6 +130,8 @@ pub(crate) struct Config {
     /// Whether memory is handed out full of NaN in compat mode as well.
     pub poison: bool,
     pub faults: Plan,
+    /// How long a rank waits for the others of its communicator.
+    pub collective_limit: Duration,
     /// The file that calls are appended to, if chosen.
     pub trace: Option<File>,
 }
@@ -225,6 +231,8 @@ impl Config {
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
             poison,
             faults: faults.unwrap_or_default(),
+            collective_limit: number("ASCEND_EMU_COLLECTIVE_TIMEOUT", 1, 7200)?
+                .map_or(COLLECTIVE_LIMIT, Duration::from_secs),
             trace,
         })
     }
@@ -242,6 +250,7 @@ impl Config {
                     memory: None,
                     poison: false,
                     faults: Plan::default(),
+                    collective_limit: COLLECTIVE_LIMIT,
                     trace: None,
                 };
                 (config, Some(failure))
@@ -406,6 +415,8 @@ mod tests {
             ("ASCEND_EMU_SOC", "Ascend9500000"),
             ("ASCEND_EMU_CANN", "9.1junk"),
             ("ASCEND_EMU_CANN", "9.1.0 and more"),
+            ("ASCEND_EMU_COLLECTIVE_TIMEOUT", "0"),
+            ("ASCEND_EMU_COLLECTIVE_TIMEOUT", "1.5"),
             ("ASCEND_EMU_THREADS", "many"),
             ("ASCEND_EMU_THREADS", "0"),
             ("ASCEND_EMU_THREADS", "1025"),

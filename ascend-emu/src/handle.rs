@@ -2,7 +2,8 @@
 
 use crate::lock::Lock;
 use crate::status::{
-    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, INVALID_HANDLE, NULL_PARAM, Outcome, failure,
+    ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, HCCL_PARA, HCCL_PTR, INVALID_HANDLE, NULL_PARAM,
+    Outcome, failure,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,6 +22,7 @@ pub(crate) enum Kind {
     TaskGroup = 0xA5,
     Physical = 0xA6,
     Notify = 0xA7,
+    Communicator = 0xA8,
     Tensor = 0xB1,
     TensorList = 0xB2,
     Scalar = 0xB3,
@@ -34,7 +36,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 17] = [
+    const ALL: [Kind; 18] = [
         Kind::Context,
         Kind::Stream,
         Kind::Event,
@@ -42,6 +44,7 @@ impl Kind {
         Kind::TaskGroup,
         Kind::Physical,
         Kind::Notify,
+        Kind::Communicator,
         Kind::Tensor,
         Kind::TensorList,
         Kind::Scalar,
@@ -63,6 +66,7 @@ impl Kind {
             Kind::TaskGroup => "task group",
             Kind::Physical => "aclrtDrvMemHandle",
             Kind::Notify => "notify",
+            Kind::Communicator => "communicator",
             Kind::Tensor => "aclTensor",
             Kind::TensorList => "aclTensorList",
             Kind::Scalar => "aclScalar",
@@ -97,6 +101,7 @@ impl Kind {
             | Kind::Notify
             | Kind::TensorDescription
             | Kind::DataBuffer => (NULL_PARAM, INVALID_HANDLE),
+            Kind::Communicator => (HCCL_PTR, HCCL_PARA),
             Kind::Executor => (ACLNN_INNER_NULLPTR, ACLNN_INVALID),
             _ => (ACLNN_NULLPTR, ACLNN_INVALID),
         }

@@ -142,6 +142,21 @@
 //! of a text; a text at the end of the array has the number of those left out. The variable takes effect when
 //! [`functions`] is called: without it a call costs nothing more, and through the shared library one load of a byte.
 //!
+//! # Collectives
+//!
+//! `HcclCommInitRootInfo`, `HcclCommInitAll` and the operators of HCCL connect ranks that are threads of one process, on
+//! a device each. A call is queued on its stream and never holds up the host. Ranks that call other operators, or with
+//! other arguments, all get a fault, status 507048, that names ranks and values; hardware would wait. So do ranks that
+//! wait for one whose communicator, stream or device is gone, after a second those that wait for each other, and after
+//! `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The communicator then takes no more calls (`HCCL_E_INTERNAL`).
+//!
+//! - Sums are made in the order of the ranks and rounded to the element type at each step; on hardware the order
+//!   depends on the algorithm.
+//! - The first call of a kind does not hold up the host, and captured calls may meet calls that are not captured.
+//! - The sanitizer knows what a rank's call touches of this rank's memory. It does not take a collective for an order
+//!   between the ranks' streams.
+//! - Communicators over processes, of rank tables and of parts of another communicator are not emulated.
+//!
 //! # Differences from hardware
 //!
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
@@ -175,6 +190,7 @@
 pub mod abi;
 pub mod atb;
 mod c_pointer;
+mod collectives;
 mod config;
 mod descriptor;
 mod elements;

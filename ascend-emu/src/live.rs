@@ -1,5 +1,6 @@
 //! Counts of the handles and memory that a process has not given back.
 
+use crate::collectives::COMMUNICATORS;
 use crate::descriptor::{BOOL_ARRAYS, FLOAT_ARRAYS, INT_ARRAYS, SCALAR_LISTS, SCALARS, TENSOR_LISTS, TENSORS};
 use crate::executor::EXECUTORS;
 use crate::runtime::capturable_event::EVENTS;
@@ -33,6 +34,8 @@ pub struct Live {
     pub events: usize,
     /// Notifies.
     pub notifies: usize,
+    /// Communicators: ranks that have not left theirs.
+    pub communicators: usize,
     /// Contexts, with the default ones of devices in use.
     pub contexts: usize,
     /// Captured graphs.
@@ -78,6 +81,7 @@ pub fn live() -> Live {
         streams: STREAMS.len(),
         events: EVENTS.len(),
         notifies: NOTIFIES.len(),
+        communicators: COMMUNICATORS.len(),
         contexts: CONTEXTS.len(),
         graphs: GRAPHS.len(),
         task_groups: GROUPS.len(),

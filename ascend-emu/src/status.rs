@@ -73,6 +73,25 @@ codes! {
     ACLNN_INNER_NULLPTR = ACLNN_ERR_INNER_NULLPTR;
 }
 
+/// Gives results of collectives the type of a status.
+macro_rules! hccl_codes {
+    ($($name:ident = $source:ident;)*) => {
+        $( pub(crate) const $name: i32 = sys::HcclResult::$source.0 as i32; )*
+    };
+}
+
+hccl_codes! {
+    HCCL_PARA = HCCL_E_PARA;
+    HCCL_PTR = HCCL_E_PTR;
+    HCCL_INTERNAL = HCCL_E_INTERNAL;
+    HCCL_NOT_SUPPORTED = HCCL_E_NOT_SUPPORT;
+    HCCL_TIMEOUT = HCCL_E_TIMEOUT;
+    HCCL_RUNTIME = HCCL_E_RUNTIME;
+}
+
+/// Code of a collective that ended without the other ranks; no header names it.
+pub(crate) const COLLECTIVE_FAILED: i32 = 507_048;
+
 /// Code of a capture ended on another thread than it began on; later headers than 8.1 name it.
 pub(crate) const CAPTURE_WRONG_THREAD: i32 = 107_038;
 
@@ -248,6 +267,24 @@ pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
             failure.code
         }
     }
+}
+
+/// The codes of HCCL's results. A failure with another code is one of the runtime.
+const HCCL_CODES: std::ops::RangeInclusive<i32> = 0..=sys::HcclResult::HCCL_E_IN_STATUS.0 as i32;
+
+/// Body of every function that returns a `HcclResult`.
+pub(crate) fn hccl(body: impl FnOnce() -> Outcome) -> sys::HcclResult {
+    let Err(mut failure) = contain(HCCL_INTERNAL, || refuse_forked().and_then(|()| body())) else {
+        return sys::HcclResult::HCCL_SUCCESS;
+    };
+    if !HCCL_CODES.contains(&failure.code) {
+        failure = Failure {
+            message: format!("runtime error {}: {}", failure.code, failure.message).into(),
+            code: HCCL_RUNTIME,
+        };
+    }
+    remember(&failure, false);
+    sys::HcclResult(failure.code.unsigned_abs())
 }
 
 /// `ERROR_INTERNAL_ERROR` of ATB's statuses.

@@ -32,6 +32,7 @@ pub mod operator;
 mod allowed;
 pub mod attention_problem;
 mod cann;
+pub mod collective;
 mod contract;
 pub mod declared;
 mod dims;

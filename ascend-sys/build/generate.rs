@@ -13,9 +13,17 @@ use bindgen::callbacks::{DiscoveredItem, DiscoveredItemId, IntKind, ParseCallbac
 use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
-/// The headers of runtime and operator calls that are read, relative to a folder `include`: each after those that it includes.
-const BASE_HEADERS: [&str; 6] =
-    ["acl/acl_base.h", "acl/acl_rt.h", "acl/acl_mdl.h", "acl/acl.h", "aclnn/aclnn_base.h", "aclnn/acl_meta.h"];
+/// The headers of runtime, operator calls and collectives that are read, relative to a folder `include`: each after those that it includes.
+const BASE_HEADERS: [&str; 8] = [
+    "acl/acl_base.h",
+    "acl/acl_rt.h",
+    "acl/acl_mdl.h",
+    "acl/acl.h",
+    "aclnn/aclnn_base.h",
+    "aclnn/acl_meta.h",
+    "hccl/hccl_types.h",
+    "hccl/hccl.h",
+];
 
 /// The folder of the headers of operators; all are read.
 const OPERATOR_HEADERS: &str = "aclnnop";
@@ -56,7 +64,7 @@ pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generat
     })
 }
 
-/// The headers that are read: those of runtime and operator calls, then those of our operators by their names.
+/// The headers that are read: those of runtime, operator calls and collectives, then those of our operators by their names.
 fn headers(include: &Path) -> Result<Vec<String>, String> {
     let folder = include.join(OPERATOR_HEADERS);
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
@@ -137,9 +145,9 @@ impl Bound {
                 .clang_args(["-x", "c", "-std=c99", "-ffreestanding"])
                 .clang_arg("--target=x86_64-unknown-linux-gnu")
                 .generate_comments(true)
-                .allowlist_function("[aA]cl.*")
-                .allowlist_type("acl.*")
-                .allowlist_var("ACL.*"),
+                .allowlist_function("[aA]cl.*|Hccl.*")
+                .allowlist_type("acl.*|Hccl.*")
+                .allowlist_var("ACL.*|HCCL.*|.*_MAX_LENGTH"),
             Flavour::Toolkit(names) => {
                 let names = names.into_iter().collect::<Vec<_>>().join("|");
                 builder
@@ -163,13 +171,14 @@ struct Watch(Rc<RefCell<BTreeMap<String, String>>>);
 
 impl ParseCallbacks for Watch {
     fn int_macro(&self, name: &str, _value: i64) -> Option<IntKind> {
-        const FLAGS: [&str; 6] = [
+        const FLAGS: [&str; 7] = [
             "ACL_EVENT_",
             "ACL_STREAM_",
             "ACL_CONTINUE_ON_FAILURE",
             "ACL_STOP_ON_FAILURE",
             "ACL_HOST_REG_",
             "ACL_NOTIFY_",
+            "HCCL_",
         ];
         let flag = FLAGS.iter().any(|start| name.starts_with(start));
         flag.then_some(IntKind::U32)
@@ -314,7 +323,8 @@ fn functions(
     let order = |function: &Function| match function.library {
         "Ascendcl" => 0,
         "Nnopbase" => 1,
-        _ => 2,
+        "Opapi" => 2,
+        _ => 3,
     };
     functions.sort_by_key(order);
     Ok(functions)
@@ -327,6 +337,7 @@ fn library_of(header: &str) -> Result<&'static str, String> {
         Some("acl") => Ok("Ascendcl"),
         Some("aclnn") => Ok("Nnopbase"),
         Some("aclnnop") => Ok("Opapi"),
+        Some("hccl") => Ok("Hccl"),
         _ => Err(format!("no library is known for {header}")),
     }
 }

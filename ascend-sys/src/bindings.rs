@@ -176,6 +176,18 @@ pub const ACLNN_ERR_INNER_INPUT_NUM_IN_JSON_NOT_MATCH: i32 = 561116;
 pub const ACLNN_ERR_INNER_OUTPUT_NUM_IN_JSON_NOT_MATCH: i32 = 561117;
 pub const ACLNN_ERR_INNER_STATIC_WORKSPACE_INVALID: i32 = 561118;
 pub const ACLNN_ERR_INNER_STATIC_BLOCK_DIM_INVALID: i32 = 561119;
+pub const HCCL_ROOT_INFO_BYTES: u32 = 4108;
+pub const HCCL_COMM_CONFIG_INFO_BYTES: u32 = 24;
+pub const HCCL_COMM_CONFIG_MAGIC_WORD: u32 = 4042322160;
+pub const HCCL_COMM_CONFIG_VERSION: u32 = 5;
+pub const HCCL_COMM_CONFIG_VERSION_V11: u32 = 11;
+pub const HCCL_COMM_CONFIG_NOT_SET: u32 = 4294967295;
+pub const COMM_NAME_MAX_LENGTH: i32 = 128;
+pub const UDI_MAX_LENGTH: i32 = 128;
+pub const HCCL_COMM_ALGO_MAX_LENGTH: u32 = 1600;
+pub const HCCL_COMM_RETRY_ENABLE_MAX_LENGTH: u32 = 50;
+pub const HCCL_COMM_RETRY_PARAMS_MAX_LENGTH: u32 = 128;
+pub const BUFFER_NAME_MAX_LENGTH: i32 = 128;
 /// Status of an `acl*` call: 0 is success.
 pub type aclError = ::core::ffi::c_int;
 /// A stream; null names the default stream of the current context.
@@ -855,6 +867,166 @@ pub struct aclTensorList {
 pub struct aclScalarList {
     _data: [u8; 0],
     _marker: ::core::marker::PhantomData<(*mut u8, ::core::marker::PhantomPinned)>,
+}
+/// One rank's part in a communicator: a handle.
+pub type HcclComm = *mut ::core::ffi::c_void;
+impl HcclResult {
+    pub const HCCL_SUCCESS: HcclResult = HcclResult(0);
+    pub const HCCL_E_PARA: HcclResult = HcclResult(1);
+    pub const HCCL_E_PTR: HcclResult = HcclResult(2);
+    pub const HCCL_E_MEMORY: HcclResult = HcclResult(3);
+    pub const HCCL_E_INTERNAL: HcclResult = HcclResult(4);
+    pub const HCCL_E_NOT_SUPPORT: HcclResult = HcclResult(5);
+    pub const HCCL_E_NOT_FOUND: HcclResult = HcclResult(6);
+    pub const HCCL_E_UNAVAIL: HcclResult = HcclResult(7);
+    pub const HCCL_E_SYSCALL: HcclResult = HcclResult(8);
+    pub const HCCL_E_TIMEOUT: HcclResult = HcclResult(9);
+    pub const HCCL_E_OPEN_FILE_FAILURE: HcclResult = HcclResult(10);
+    pub const HCCL_E_TCP_CONNECT: HcclResult = HcclResult(11);
+    pub const HCCL_E_ROCE_CONNECT: HcclResult = HcclResult(12);
+    pub const HCCL_E_TCP_TRANSFER: HcclResult = HcclResult(13);
+    pub const HCCL_E_ROCE_TRANSFER: HcclResult = HcclResult(14);
+    pub const HCCL_E_RUNTIME: HcclResult = HcclResult(15);
+    pub const HCCL_E_DRV: HcclResult = HcclResult(16);
+    pub const HCCL_E_PROFILING: HcclResult = HcclResult(17);
+    pub const HCCL_E_CCE: HcclResult = HcclResult(18);
+    pub const HCCL_E_NETWORK: HcclResult = HcclResult(19);
+    pub const HCCL_E_AGAIN: HcclResult = HcclResult(20);
+    pub const HCCL_E_REMOTE: HcclResult = HcclResult(21);
+    pub const HCCL_E_SUSPENDING: HcclResult = HcclResult(22);
+    pub const HCCL_E_OPRETRY_FAIL: HcclResult = HcclResult(23);
+    pub const HCCL_E_OOM: HcclResult = HcclResult(24);
+    pub const HCCL_E_IN_STATUS: HcclResult = HcclResult(1041);
+}
+#[repr(transparent)]
+/// What a call returns. Names behind HCCL_E_SUSPENDING come with releases after 8.1.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct HcclResult(pub ::core::ffi::c_uint);
+impl HcclDataType {
+    pub const HCCL_DATA_TYPE_INT8: HcclDataType = HcclDataType(0);
+    pub const HCCL_DATA_TYPE_INT16: HcclDataType = HcclDataType(1);
+    pub const HCCL_DATA_TYPE_INT32: HcclDataType = HcclDataType(2);
+    pub const HCCL_DATA_TYPE_FP16: HcclDataType = HcclDataType(3);
+    pub const HCCL_DATA_TYPE_FP32: HcclDataType = HcclDataType(4);
+    pub const HCCL_DATA_TYPE_INT64: HcclDataType = HcclDataType(5);
+    pub const HCCL_DATA_TYPE_UINT64: HcclDataType = HcclDataType(6);
+    pub const HCCL_DATA_TYPE_UINT8: HcclDataType = HcclDataType(7);
+    pub const HCCL_DATA_TYPE_UINT16: HcclDataType = HcclDataType(8);
+    pub const HCCL_DATA_TYPE_UINT32: HcclDataType = HcclDataType(9);
+    pub const HCCL_DATA_TYPE_FP64: HcclDataType = HcclDataType(10);
+    pub const HCCL_DATA_TYPE_BFP16: HcclDataType = HcclDataType(11);
+    pub const HCCL_DATA_TYPE_INT128: HcclDataType = HcclDataType(12);
+    pub const HCCL_DATA_TYPE_HIF8: HcclDataType = HcclDataType(14);
+    pub const HCCL_DATA_TYPE_FP8E4M3: HcclDataType = HcclDataType(15);
+    pub const HCCL_DATA_TYPE_FP8E5M2: HcclDataType = HcclDataType(16);
+    pub const HCCL_DATA_TYPE_FP8E8M0: HcclDataType = HcclDataType(17);
+    pub const HCCL_DATA_TYPE_RESERVED: HcclDataType = HcclDataType(255);
+}
+#[repr(transparent)]
+/// Element types. Their numbers are not those of aclDataType. The 8-bit floats come with releases after 8.1.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct HcclDataType(pub ::core::ffi::c_uint);
+impl HcclReduceOp {
+    pub const HCCL_REDUCE_SUM: HcclReduceOp = HcclReduceOp(0);
+    pub const HCCL_REDUCE_PROD: HcclReduceOp = HcclReduceOp(1);
+    pub const HCCL_REDUCE_MAX: HcclReduceOp = HcclReduceOp(2);
+    pub const HCCL_REDUCE_MIN: HcclReduceOp = HcclReduceOp(3);
+    pub const HCCL_REDUCE_RESERVED: HcclReduceOp = HcclReduceOp(255);
+}
+#[repr(transparent)]
+/// How elements of several ranks become one.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct HcclReduceOp(pub ::core::ffi::c_uint);
+impl HcclSendRecvType {
+    pub const HCCL_SEND: HcclSendRecvType = HcclSendRecvType(0);
+    pub const HCCL_RECV: HcclSendRecvType = HcclSendRecvType(1);
+    pub const HCCL_SEND_RECV_RESERVED: HcclSendRecvType = HcclSendRecvType(2);
+}
+#[repr(transparent)]
+/// Which way an item of HcclBatchSendRecv goes.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct HcclSendRecvType(pub ::core::ffi::c_uint);
+/// One item of HcclBatchSendRecv; 32 bytes.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct HcclSendRecvItem {
+    pub sendRecvType: HcclSendRecvType,
+    pub buf: *mut ::core::ffi::c_void,
+    pub count: u64,
+    pub dataType: HcclDataType,
+    pub remoteRank: u32,
+}
+/// What the root hands to the other ranks before a communicator begins.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct HcclRootInfo {
+    pub internal: [::core::ffi::c_char; 4108usize],
+}
+impl HcclConfig {
+    pub const HCCL_DETERMINISTIC: HcclConfig = HcclConfig(0);
+    pub const HCCL_CONFIG_RESERVED: HcclConfig = HcclConfig(1);
+}
+#[repr(transparent)]
+/// Settings of the process.
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct HcclConfig(pub ::core::ffi::c_uint);
+/// The value of a setting.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union HcclConfigValue {
+    pub value: i32,
+}
+impl ::core::fmt::Debug for HcclConfigValue {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "HcclConfigValue {{ union }}")
+    }
+}
+/// The first 24 bytes of a configuration, which say how the rest is to be read.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct HcclCommConfigInfo {
+    pub configSize: usize,
+    pub magicWord: u32,
+    pub version: u32,
+    pub reserved: u64,
+}
+/** Settings of one communicator as CANN 8.1 lays them out (version 5); 300 bytes. Newer releases read it as well.
+ `reserved` holds a HcclCommConfigInfo.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct HcclCommConfig {
+    pub reserved: [::core::ffi::c_char; 24usize],
+    pub hcclBufferSize: u32,
+    pub hcclDeterministic: u32,
+    pub hcclCommName: [::core::ffi::c_char; 128usize],
+    pub hcclUdi: [::core::ffi::c_char; 128usize],
+    pub hcclOpExpansionMode: u32,
+    pub hcclRdmaTrafficClass: u32,
+    pub hcclRdmaServiceLevel: u32,
+}
+/// Settings of one communicator as later releases lay them out (version 11, also called HcclCommConfig); 2248 bytes.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct HcclCommConfigV11 {
+    pub reserved: [::core::ffi::c_char; 24usize],
+    pub hcclBufferSize: u32,
+    pub hcclDeterministic: u32,
+    pub hcclCommName: [::core::ffi::c_char; 128usize],
+    pub hcclUdi: [::core::ffi::c_char; 128usize],
+    pub hcclOpExpansionMode: u32,
+    pub hcclRdmaTrafficClass: u32,
+    pub hcclRdmaServiceLevel: u32,
+    pub hcclWorldRankID: u32,
+    pub hcclJobID: u64,
+    pub aclGraphZeroCopyEnable: u8,
+    pub hcclExecTimeOut: i32,
+    pub hcclAlgo: [::core::ffi::c_char; 1600usize],
+    pub hcclRetryEnable: [::core::ffi::c_char; 50usize],
+    pub hcclRetryParams: [::core::ffi::c_char; 128usize],
+    pub hcclBufferName: [::core::ffi::c_char; 128usize],
+    pub hcclQos: u32,
+    pub hcclSymWinMaxMemSizePerRank: u64,
+    pub hcclSqDepth: u32,
 }
 unsafe extern "C" {
     /// Bytes of one element; not meaningful for types smaller than a byte.
@@ -1622,6 +1794,200 @@ unsafe extern "C" {
         tensors: *mut aclTensorList,
         addr: *mut ::core::ffi::c_void,
     ) -> aclnnStatus;
+    /// Makes the information with which the ranks of one communicator find each other. It is good for one communicator.
+    pub fn HcclGetRootInfo(rootInfo: *mut HcclRootInfo) -> HcclResult;
+    /// Joins a communicator as `rank` of `nRanks`, on the calling thread's device. Returns when all ranks have joined.
+    pub fn HcclCommInitRootInfo(
+        nRanks: u32,
+        rootInfo: *const HcclRootInfo,
+        rank: u32,
+        comm: *mut HcclComm,
+    ) -> HcclResult;
+    /// HcclCommInitRootInfo with settings; `config` must not be null.
+    pub fn HcclCommInitRootInfoConfig(
+        nRanks: u32,
+        rootInfo: *const HcclRootInfo,
+        rank: u32,
+        config: *const HcclCommConfig,
+        comm: *mut HcclComm,
+    ) -> HcclResult;
+    /// Makes a communicator of devices of this process; rank i is on devices[i] and becomes comms[i].
+    pub fn HcclCommInitAll(
+        ndev: u32,
+        devices: *mut i32,
+        comms: *mut HcclComm,
+    ) -> HcclResult;
+    /// Ends this rank's part. Null is allowed.
+    pub fn HcclCommDestroy(comm: HcclComm) -> HcclResult;
+    /// The number of ranks.
+    pub fn HcclGetRankSize(comm: HcclComm, rankSize: *mut u32) -> HcclResult;
+    /// This rank.
+    pub fn HcclGetRankId(comm: HcclComm, rank: *mut u32) -> HcclResult;
+    /// Writes the name of the communicator, at most 128 bytes with its NUL.
+    pub fn HcclGetCommName(
+        comm: HcclComm,
+        commName: *mut ::core::ffi::c_char,
+    ) -> HcclResult;
+    /// Tells of failures of the network since the communicator began.
+    pub fn HcclGetCommAsyncError(
+        comm: HcclComm,
+        asyncError: *mut HcclResult,
+    ) -> HcclResult;
+    /// The text of a result; it is never null.
+    pub fn HcclGetErrorString(code: HcclResult) -> *const ::core::ffi::c_char;
+    /// A setting of HcclCommConfig exists if its number is below this one.
+    pub fn HcclGetCommConfigCapability() -> u32;
+    /// Changes a setting of the process.
+    pub fn HcclSetConfig(config: HcclConfig, configValue: HcclConfigValue) -> HcclResult;
+    /// Reads a setting of the process.
+    pub fn HcclGetConfig(
+        config: HcclConfig,
+        configValue: *mut HcclConfigValue,
+    ) -> HcclResult;
+    /// Waits on the stream until all ranks have come.
+    pub fn HcclBarrier(comm: HcclComm, stream: aclrtStream) -> HcclResult;
+    /// Reduces `count` elements of each rank to every rank.
+    pub fn HcclAllReduce(
+        sendBuf: *mut ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        count: u64,
+        dataType: HcclDataType,
+        op: HcclReduceOp,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Reduces `count` elements of each rank to the root.
+    pub fn HcclReduce(
+        sendBuf: *mut ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        count: u64,
+        dataType: HcclDataType,
+        op: HcclReduceOp,
+        root: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Copies `count` elements of the root to every rank.
+    pub fn HcclBroadcast(
+        buf: *mut ::core::ffi::c_void,
+        count: u64,
+        dataType: HcclDataType,
+        root: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Gathers `sendCount` elements of each rank on every rank, in the order of the ranks.
+    pub fn HcclAllGather(
+        sendBuf: *mut ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        sendCount: u64,
+        dataType: HcclDataType,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are uint64_t[size], in host memory.
+    pub fn HcclAllGatherV(
+        sendBuf: *mut ::core::ffi::c_void,
+        sendCount: u64,
+        recvBuf: *mut ::core::ffi::c_void,
+        recvCounts: *const ::core::ffi::c_void,
+        recvDispls: *const ::core::ffi::c_void,
+        dataType: HcclDataType,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Reduces size x `recvCount` elements of each rank; rank r receives part r.
+    pub fn HcclReduceScatter(
+        sendBuf: *mut ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        recvCount: u64,
+        dataType: HcclDataType,
+        op: HcclReduceOp,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t[size], in host memory.
+    pub fn HcclReduceScatterV(
+        sendBuf: *mut ::core::ffi::c_void,
+        sendCounts: *const ::core::ffi::c_void,
+        sendDispls: *const ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        recvCount: u64,
+        dataType: HcclDataType,
+        op: HcclReduceOp,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Hands part r of the root's size x `recvCount` elements to rank r. `sendBuf` may be null on other ranks.
+    pub fn HcclScatter(
+        sendBuf: *mut ::core::ffi::c_void,
+        recvBuf: *mut ::core::ffi::c_void,
+        recvCount: u64,
+        dataType: HcclDataType,
+        root: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Exchanges `sendCount` elements between each two ranks. Both counts and both types are equal.
+    pub fn HcclAlltoAll(
+        sendBuf: *const ::core::ffi::c_void,
+        sendCount: u64,
+        sendType: HcclDataType,
+        recvBuf: *const ::core::ffi::c_void,
+        recvCount: u64,
+        recvType: HcclDataType,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Exchanges numbers of elements of their own. The arrays are uint64_t[size], in host memory.
+    pub fn HcclAlltoAllV(
+        sendBuf: *const ::core::ffi::c_void,
+        sendCounts: *const ::core::ffi::c_void,
+        sdispls: *const ::core::ffi::c_void,
+        sendType: HcclDataType,
+        recvBuf: *const ::core::ffi::c_void,
+        recvCounts: *const ::core::ffi::c_void,
+        rdispls: *const ::core::ffi::c_void,
+        recvType: HcclDataType,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /** HcclAlltoAllV without gaps: of the uint64_t[size][size] in host memory, row i is what rank i sends.
+ Since a release after 8.1.*/
+    pub fn HcclAlltoAllVC(
+        sendBuf: *const ::core::ffi::c_void,
+        sendCountMatrix: *const ::core::ffi::c_void,
+        sendType: HcclDataType,
+        recvBuf: *const ::core::ffi::c_void,
+        recvType: HcclDataType,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Sends elements to a rank, and waits for it to receive them.
+    pub fn HcclSend(
+        sendBuf: *mut ::core::ffi::c_void,
+        count: u64,
+        dataType: HcclDataType,
+        destRank: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Receives elements from a rank.
+    pub fn HcclRecv(
+        recvBuf: *mut ::core::ffi::c_void,
+        count: u64,
+        dataType: HcclDataType,
+        srcRank: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
+    /// Sends and receives at once; items do not wait for each other.
+    pub fn HcclBatchSendRecv(
+        sendRecvInfo: *mut HcclSendRecvItem,
+        itemNum: u32,
+        comm: HcclComm,
+        stream: aclrtStream,
+    ) -> HcclResult;
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
 
  updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.
@@ -5430,6 +5796,180 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Hccl] fn HcclGetRootInfo(rootInfo: *mut $crate::bindings::HcclRootInfo) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCommInitRootInfo(
+                nRanks: u32,
+                rootInfo: *const $crate::bindings::HcclRootInfo,
+                rank: u32,
+                comm: *mut $crate::bindings::HcclComm
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCommInitRootInfoConfig(
+                nRanks: u32,
+                rootInfo: *const $crate::bindings::HcclRootInfo,
+                rank: u32,
+                config: *const $crate::bindings::HcclCommConfig,
+                comm: *mut $crate::bindings::HcclComm
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCommInitAll(
+                ndev: u32,
+                devices: *mut i32,
+                comms: *mut $crate::bindings::HcclComm
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCommDestroy(comm: $crate::bindings::HcclComm) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetRankSize(
+                comm: $crate::bindings::HcclComm,
+                rankSize: *mut u32
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetRankId(comm: $crate::bindings::HcclComm, rank: *mut u32) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetCommName(
+                comm: $crate::bindings::HcclComm,
+                commName: *mut ::core::ffi::c_char
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetCommAsyncError(
+                comm: $crate::bindings::HcclComm,
+                asyncError: *mut $crate::bindings::HcclResult
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetErrorString(code: $crate::bindings::HcclResult) -> *const ::core::ffi::c_char;
+            [Hccl] fn HcclGetCommConfigCapability() -> u32;
+            [Hccl] fn HcclSetConfig(
+                config: $crate::bindings::HcclConfig,
+                configValue: $crate::bindings::HcclConfigValue
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGetConfig(
+                config: $crate::bindings::HcclConfig,
+                configValue: *mut $crate::bindings::HcclConfigValue
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclBarrier(
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAllReduce(
+                sendBuf: *mut ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                count: u64,
+                dataType: $crate::bindings::HcclDataType,
+                op: $crate::bindings::HcclReduceOp,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclReduce(
+                sendBuf: *mut ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                count: u64,
+                dataType: $crate::bindings::HcclDataType,
+                op: $crate::bindings::HcclReduceOp,
+                root: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclBroadcast(
+                buf: *mut ::core::ffi::c_void,
+                count: u64,
+                dataType: $crate::bindings::HcclDataType,
+                root: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAllGather(
+                sendBuf: *mut ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                sendCount: u64,
+                dataType: $crate::bindings::HcclDataType,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAllGatherV(
+                sendBuf: *mut ::core::ffi::c_void,
+                sendCount: u64,
+                recvBuf: *mut ::core::ffi::c_void,
+                recvCounts: *const ::core::ffi::c_void,
+                recvDispls: *const ::core::ffi::c_void,
+                dataType: $crate::bindings::HcclDataType,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclReduceScatter(
+                sendBuf: *mut ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                recvCount: u64,
+                dataType: $crate::bindings::HcclDataType,
+                op: $crate::bindings::HcclReduceOp,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclReduceScatterV(
+                sendBuf: *mut ::core::ffi::c_void,
+                sendCounts: *const ::core::ffi::c_void,
+                sendDispls: *const ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                recvCount: u64,
+                dataType: $crate::bindings::HcclDataType,
+                op: $crate::bindings::HcclReduceOp,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclScatter(
+                sendBuf: *mut ::core::ffi::c_void,
+                recvBuf: *mut ::core::ffi::c_void,
+                recvCount: u64,
+                dataType: $crate::bindings::HcclDataType,
+                root: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAlltoAll(
+                sendBuf: *const ::core::ffi::c_void,
+                sendCount: u64,
+                sendType: $crate::bindings::HcclDataType,
+                recvBuf: *const ::core::ffi::c_void,
+                recvCount: u64,
+                recvType: $crate::bindings::HcclDataType,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAlltoAllV(
+                sendBuf: *const ::core::ffi::c_void,
+                sendCounts: *const ::core::ffi::c_void,
+                sdispls: *const ::core::ffi::c_void,
+                sendType: $crate::bindings::HcclDataType,
+                recvBuf: *const ::core::ffi::c_void,
+                recvCounts: *const ::core::ffi::c_void,
+                rdispls: *const ::core::ffi::c_void,
+                recvType: $crate::bindings::HcclDataType,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclAlltoAllVC(
+                sendBuf: *const ::core::ffi::c_void,
+                sendCountMatrix: *const ::core::ffi::c_void,
+                sendType: $crate::bindings::HcclDataType,
+                recvBuf: *const ::core::ffi::c_void,
+                recvType: $crate::bindings::HcclDataType,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclSend(
+                sendBuf: *mut ::core::ffi::c_void,
+                count: u64,
+                dataType: $crate::bindings::HcclDataType,
+                destRank: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclRecv(
+                recvBuf: *mut ::core::ffi::c_void,
+                count: u64,
+                dataType: $crate::bindings::HcclDataType,
+                srcRank: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclBatchSendRecv(
+                sendRecvInfo: *mut $crate::bindings::HcclSendRecvItem,
+                itemNum: u32,
+                comm: $crate::bindings::HcclComm,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::HcclResult;
         }
     };
 }
@@ -5714,5 +6254,33 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnSparseFlashAttention: None,
         aclnnSparseFlashAttentionV2GetWorkspaceSize: None,
         aclnnSparseFlashAttentionV2: None,
+        HcclGetRootInfo: Some(HcclGetRootInfo),
+        HcclCommInitRootInfo: Some(HcclCommInitRootInfo),
+        HcclCommInitRootInfoConfig: Some(HcclCommInitRootInfoConfig),
+        HcclCommInitAll: Some(HcclCommInitAll),
+        HcclCommDestroy: Some(HcclCommDestroy),
+        HcclGetRankSize: Some(HcclGetRankSize),
+        HcclGetRankId: Some(HcclGetRankId),
+        HcclGetCommName: Some(HcclGetCommName),
+        HcclGetCommAsyncError: Some(HcclGetCommAsyncError),
+        HcclGetErrorString: Some(HcclGetErrorString),
+        HcclGetCommConfigCapability: Some(HcclGetCommConfigCapability),
+        HcclSetConfig: Some(HcclSetConfig),
+        HcclGetConfig: Some(HcclGetConfig),
+        HcclBarrier: Some(HcclBarrier),
+        HcclAllReduce: Some(HcclAllReduce),
+        HcclReduce: Some(HcclReduce),
+        HcclBroadcast: Some(HcclBroadcast),
+        HcclAllGather: Some(HcclAllGather),
+        HcclAllGatherV: Some(HcclAllGatherV),
+        HcclReduceScatter: Some(HcclReduceScatter),
+        HcclReduceScatterV: Some(HcclReduceScatterV),
+        HcclScatter: Some(HcclScatter),
+        HcclAlltoAll: Some(HcclAlltoAll),
+        HcclAlltoAllV: Some(HcclAlltoAllV),
+        HcclAlltoAllVC: None,
+        HcclSend: Some(HcclSend),
+        HcclRecv: Some(HcclRecv),
+        HcclBatchSendRecv: Some(HcclBatchSendRecv),
     }
 }

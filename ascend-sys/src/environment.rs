@@ -86,6 +86,8 @@ variables! {
         "threads that operators compute on, shared by all streams";
     "ASCEND_EMU_SIMD" Emulation, "one that the machine has of `avx512`, `avx2`, `neon`, `portable`", "the best",
         "the instruction set that operators compute with";
+    "ASCEND_EMU_COLLECTIVE_TIMEOUT" Emulation, "1 to 7200", "60",
+        "seconds that a rank of a communicator waits for the others, at its beginning and in each collective";
     "ASCEND_EMU_FAULT" Emulation, "as in `malloc:3=207001,launch:1=507015,sync:2=507014`", "none",
         "faults on demand: which call of a kind fails, and with which status";
     "ASCEND_EMU_TRACE" Emulation, "a file", "none",

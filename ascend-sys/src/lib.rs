@@ -1,5 +1,5 @@
 //! Raw bindings to the C ABI of Huawei Ascend CANN: types, constants and functions for running the fused attention
-//! operators.
+//! operators, and the collectives between devices (HCCL).
 //!
 //! Most programs want the safe layer, the crate `ascend-attention`. This crate is for programs that build such a
 //! layer, call a function that it does not cover, or provide another implementation of the ABI.
@@ -47,7 +47,7 @@
 //!
 //! None is on by default, and without any the build script reads nothing: no toolkit, no libclang.
 //!
-//! - `link`: the linker binds `libascendcl`, `libnnopbase` and `libopapi` of the toolkit that `ASCEND_HOME_PATH` or
+//! - `link`: the linker binds `libascendcl`, `libnnopbase`, `libopapi` and `libhccl` of the toolkit that `ASCEND_HOME_PATH` or
 //!   `ASCEND_TOOLKIT_HOME` names. Costs: the program builds and starts only where these are.
 //! - `bindgen`: makes the bindings anew at build time, from the headers of the toolkit that `ASCEND_HOME_PATH` names
 //!   (what those lack comes from ours), or from ours alone. Costs: libclang, and a slower build.

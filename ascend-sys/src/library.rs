@@ -12,11 +12,18 @@ pub enum Library {
     Nnopbase,
     /// The operators.
     Opapi,
+    /// Communicators, and the collectives between their ranks. A toolkit can do without it.
+    Hccl,
 }
 
 impl Library {
     /// All libraries, in the order in which they have to be opened: each needs those before it.
-    pub const ALL: [Self; 3] = [Self::Ascendcl, Self::Nnopbase, Self::Opapi];
+    pub const ALL: [Self; 4] = [Self::Ascendcl, Self::Nnopbase, Self::Opapi, Self::Hccl];
+
+    /// Whether loading fails without the library. Where another one is absent, its functions are missing.
+    pub const fn is_required(self) -> bool {
+        !matches!(self, Self::Hccl)
+    }
 
     /// The usual file name of the library.
     pub const fn file_name(self) -> &'static str {
@@ -24,6 +31,7 @@ impl Library {
             Self::Ascendcl => "libascendcl.so",
             Self::Nnopbase => "libnnopbase.so",
             Self::Opapi => "libopapi.so",
+            Self::Hccl => "libhccl.so",
         }
     }
 
@@ -34,6 +42,8 @@ impl Library {
             Self::Nnopbase => &["libnnopbase.so"],
             // Newer releases keep attention in a library of its own.
             Self::Opapi => &["libopapi_transformer.so", "libopapi.so"],
+            // Newer releases keep communicators in a library of their own, which the other one needs.
+            Self::Hccl => &["libhcomm.so", "libhccl.so"],
         }
     }
 }

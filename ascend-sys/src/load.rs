@@ -129,7 +129,7 @@ impl Loaded {
                 let opened = unsafe { open_first(file, candidates, &mut attempts) };
                 libraries.extend(opened.map(|opened| (*file, opened)));
             }
-            if libraries.len() == before {
+            if libraries.len() == before && library.is_required() {
                 missing.push(library);
             }
         }

@@ -2,6 +2,125 @@
 
 use crate::bindings as b;
 
+impl crate::Enumeration for b::HcclConfig {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::HcclConfig::HCCL_DETERMINISTIC => Some("HCCL_DETERMINISTIC"),
+            b::HcclConfig::HCCL_CONFIG_RESERVED => Some("HCCL_CONFIG_RESERVED"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::HcclDataType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::HcclDataType::HCCL_DATA_TYPE_INT8 => Some("HCCL_DATA_TYPE_INT8"),
+            b::HcclDataType::HCCL_DATA_TYPE_INT16 => Some("HCCL_DATA_TYPE_INT16"),
+            b::HcclDataType::HCCL_DATA_TYPE_INT32 => Some("HCCL_DATA_TYPE_INT32"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP16 => Some("HCCL_DATA_TYPE_FP16"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP32 => Some("HCCL_DATA_TYPE_FP32"),
+            b::HcclDataType::HCCL_DATA_TYPE_INT64 => Some("HCCL_DATA_TYPE_INT64"),
+            b::HcclDataType::HCCL_DATA_TYPE_UINT64 => Some("HCCL_DATA_TYPE_UINT64"),
+            b::HcclDataType::HCCL_DATA_TYPE_UINT8 => Some("HCCL_DATA_TYPE_UINT8"),
+            b::HcclDataType::HCCL_DATA_TYPE_UINT16 => Some("HCCL_DATA_TYPE_UINT16"),
+            b::HcclDataType::HCCL_DATA_TYPE_UINT32 => Some("HCCL_DATA_TYPE_UINT32"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP64 => Some("HCCL_DATA_TYPE_FP64"),
+            b::HcclDataType::HCCL_DATA_TYPE_BFP16 => Some("HCCL_DATA_TYPE_BFP16"),
+            b::HcclDataType::HCCL_DATA_TYPE_INT128 => Some("HCCL_DATA_TYPE_INT128"),
+            b::HcclDataType::HCCL_DATA_TYPE_HIF8 => Some("HCCL_DATA_TYPE_HIF8"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP8E4M3 => Some("HCCL_DATA_TYPE_FP8E4M3"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP8E5M2 => Some("HCCL_DATA_TYPE_FP8E5M2"),
+            b::HcclDataType::HCCL_DATA_TYPE_FP8E8M0 => Some("HCCL_DATA_TYPE_FP8E8M0"),
+            b::HcclDataType::HCCL_DATA_TYPE_RESERVED => Some("HCCL_DATA_TYPE_RESERVED"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::HcclReduceOp {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::HcclReduceOp::HCCL_REDUCE_SUM => Some("HCCL_REDUCE_SUM"),
+            b::HcclReduceOp::HCCL_REDUCE_PROD => Some("HCCL_REDUCE_PROD"),
+            b::HcclReduceOp::HCCL_REDUCE_MAX => Some("HCCL_REDUCE_MAX"),
+            b::HcclReduceOp::HCCL_REDUCE_MIN => Some("HCCL_REDUCE_MIN"),
+            b::HcclReduceOp::HCCL_REDUCE_RESERVED => Some("HCCL_REDUCE_RESERVED"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::HcclResult {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::HcclResult::HCCL_SUCCESS => Some("HCCL_SUCCESS"),
+            b::HcclResult::HCCL_E_PARA => Some("HCCL_E_PARA"),
+            b::HcclResult::HCCL_E_PTR => Some("HCCL_E_PTR"),
+            b::HcclResult::HCCL_E_MEMORY => Some("HCCL_E_MEMORY"),
+            b::HcclResult::HCCL_E_INTERNAL => Some("HCCL_E_INTERNAL"),
+            b::HcclResult::HCCL_E_NOT_SUPPORT => Some("HCCL_E_NOT_SUPPORT"),
+            b::HcclResult::HCCL_E_NOT_FOUND => Some("HCCL_E_NOT_FOUND"),
+            b::HcclResult::HCCL_E_UNAVAIL => Some("HCCL_E_UNAVAIL"),
+            b::HcclResult::HCCL_E_SYSCALL => Some("HCCL_E_SYSCALL"),
+            b::HcclResult::HCCL_E_TIMEOUT => Some("HCCL_E_TIMEOUT"),
+            b::HcclResult::HCCL_E_OPEN_FILE_FAILURE => Some("HCCL_E_OPEN_FILE_FAILURE"),
+            b::HcclResult::HCCL_E_TCP_CONNECT => Some("HCCL_E_TCP_CONNECT"),
+            b::HcclResult::HCCL_E_ROCE_CONNECT => Some("HCCL_E_ROCE_CONNECT"),
+            b::HcclResult::HCCL_E_TCP_TRANSFER => Some("HCCL_E_TCP_TRANSFER"),
+            b::HcclResult::HCCL_E_ROCE_TRANSFER => Some("HCCL_E_ROCE_TRANSFER"),
+            b::HcclResult::HCCL_E_RUNTIME => Some("HCCL_E_RUNTIME"),
+            b::HcclResult::HCCL_E_DRV => Some("HCCL_E_DRV"),
+            b::HcclResult::HCCL_E_PROFILING => Some("HCCL_E_PROFILING"),
+            b::HcclResult::HCCL_E_CCE => Some("HCCL_E_CCE"),
+            b::HcclResult::HCCL_E_NETWORK => Some("HCCL_E_NETWORK"),
+            b::HcclResult::HCCL_E_AGAIN => Some("HCCL_E_AGAIN"),
+            b::HcclResult::HCCL_E_REMOTE => Some("HCCL_E_REMOTE"),
+            b::HcclResult::HCCL_E_SUSPENDING => Some("HCCL_E_SUSPENDING"),
+            b::HcclResult::HCCL_E_OPRETRY_FAIL => Some("HCCL_E_OPRETRY_FAIL"),
+            b::HcclResult::HCCL_E_OOM => Some("HCCL_E_OOM"),
+            b::HcclResult::HCCL_E_IN_STATUS => Some("HCCL_E_IN_STATUS"),
+            _ => None,
+        }
+    }
+}
+
+impl crate::Enumeration for b::HcclSendRecvType {
+    fn code(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    fn name(self) -> Option<&'static str> {
+        #[allow(unreachable_patterns, clippy::match_overlapping_arm, reason = "two names of one value: the first counts")]
+        match self {
+            b::HcclSendRecvType::HCCL_SEND => Some("HCCL_SEND"),
+            b::HcclSendRecvType::HCCL_RECV => Some("HCCL_RECV"),
+            b::HcclSendRecvType::HCCL_SEND_RECV_RESERVED => Some("HCCL_SEND_RECV_RESERVED"),
+            _ => None,
+        }
+    }
+}
+
 impl crate::Enumeration for b::aclCANNPackageName {
     fn code(self) -> i64 {
         i64::from(self.0)

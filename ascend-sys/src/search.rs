@@ -100,7 +100,8 @@ impl Search {
             folders.extend(SYSTEM.map(PathBuf::from));
         }
         let present = |file: &&'static str| folders.iter().any(|folder| folder.join(file).is_file());
-        Library::ALL.iter().all(|library| library.files().iter().any(present))
+        let mut needed = Library::ALL.into_iter().filter(|library| library.is_required());
+        needed.all(|library| library.files().iter().any(present))
     }
 
     /// The paths to open for a file, in order. The loader searches for a path without a folder by itself.

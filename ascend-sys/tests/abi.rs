@@ -19,7 +19,7 @@ use syn::{ForeignItem, ImplItem, Item, ReturnType, Type};
 
 /// The headers that the bindings are made of.
 fn bound_headers() -> Vec<String> {
-    headers(&["acl", "aclnn", "aclnnop"])
+    headers(&["acl", "aclnn", "aclnnop", "hccl"])
 }
 
 /// The bindings as C: redeclarations of the functions, and assertions about the constants.
@@ -125,7 +125,7 @@ fn c_type(ty: &Type) -> String {
         "f32" => "float",
         "f64" => "double",
         "bool" => "bool",
-        name if name.starts_with("acl") => name,
+        name if name.starts_with("acl") || name.starts_with("Hccl") => name,
         other => panic!("no C type is known for {other}"),
     };
     name.to_owned()
@@ -192,6 +192,8 @@ fn sizes_and_offsets_are_those_of_c() {
         aclrtErrorType aclrtAicoreErrorType aclrtMemUceInfoArray aclrtErrorInfoDetail aclrtErrorInfo
         aclrtDrvMemHandle aclrtCallback aclrtHostFunc aclrtMemHandleType aclrtMemAllocationType aclrtPhysicalMemProp
         aclrtMemGranularityOptions aclrtCallbackBlockType
+        HcclComm HcclResult HcclDataType HcclReduceOp HcclSendRecvType HcclSendRecvItem HcclRootInfo HcclConfig
+        HcclConfigValue HcclCommConfigInfo HcclCommConfig HcclCommConfigV11
     }
     macro_rules! fields {
         ($( $name:ident { $( $field:ident )* } )*) => {
@@ -214,6 +216,16 @@ fn sizes_and_offsets_are_those_of_c() {
         aclrtMemUceInfo { addr len reserved }
         aclrtMemUceInfoArray { arraySize memUceInfoArray }
         aclrtErrorInfo { tryRepair hasDetail reserved errorType detail }
+        HcclSendRecvItem { sendRecvType buf count dataType remoteRank }
+        HcclCommConfigInfo { configSize magicWord version reserved }
+        HcclCommConfig {
+            reserved hcclBufferSize hcclDeterministic hcclCommName hcclUdi hcclOpExpansionMode hcclRdmaTrafficClass
+            hcclRdmaServiceLevel
+        }
+        HcclCommConfigV11 {
+            hcclRdmaServiceLevel hcclWorldRankID hcclJobID aclGraphZeroCopyEnable hcclExecTimeOut hcclAlgo
+            hcclRetryEnable hcclRetryParams hcclBufferName hcclQos hcclSymWinMaxMemSizePerRank hcclSqDepth
+        }
     }
     layout("sizeof(bool)".to_owned(), size_of::<bool>());
     layout("sizeof(size_t)".to_owned(), size_of::<usize>());

@@ -6,7 +6,7 @@ mod compiler;
 
 use compiler::{Language, compile, headers, include};
 
-const FOLDERS: &[&str] = &["acl", "aclnn", "aclnn/opdev", "aclnnop"];
+const FOLDERS: &[&str] = &["acl", "aclnn", "aclnn/opdev", "aclnnop", "hccl"];
 
 fn assert_clean(source: &str) {
     let folder = tempfile::tempdir().unwrap();

@@ -33,7 +33,8 @@ fn an_empty_folder_is_an_error_that_lists_every_path() {
     let folder = tempfile::tempdir().unwrap();
     let error = load(folder.path()).unwrap_err();
     assert!(error.is_absent());
-    assert_eq!(error.missing, Library::ALL);
+    let required: Vec<Library> = Library::ALL.into_iter().filter(|library| library.is_required()).collect();
+    assert_eq!(error.missing, required);
     let text = error.to_string();
     for file in ["libascendcl.so", "libnnopbase.so", "libopapi.so", "libopapi_transformer.so"] {
         let path = folder.path().join(file);
@@ -126,6 +127,37 @@ fn either_operator_library_will_do_and_the_newer_one_comes_first() {
     assert_eq!(call(&load(folder.path()).unwrap()), 2);
     library(folder.path(), "libopapi.so", &operator(1));
     assert_eq!(call(&load(folder.path()).unwrap()), 2);
+}
+
+#[test]
+fn collectives_come_from_either_of_their_libraries_and_may_be_absent() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["libascendcl.so", "libnnopbase.so", "libopapi.so"] {
+        let symbol = file.replace('.', "_");
+        library(folder.path(), file, &format!("int {symbol};\n"));
+    }
+    let missing = load(folder.path()).unwrap().HcclCommDestroy().unwrap_err();
+    assert_eq!((missing.library, missing.symbol), ("libhccl.so", "HcclCommDestroy"));
+
+    let function = |name: &str, result: i32| {
+        format!("int {name}(void *comm, void *other) {{ (void)comm; (void)other; return {result}; }}\n")
+    };
+    let operators = function("HcclBarrier", 1) + &function("HcclGetRankId", 2);
+    library(folder.path(), "libhccl.so", &operators);
+    library(folder.path(), "libhcomm.so", &(function("HcclGetRankId", 3) + &function("HcclGetRankSize", 4)));
+    let api = load(folder.path()).unwrap();
+    let null = ptr::null_mut();
+    // SAFETY: the libraries here ignore every argument.
+    let results = unsafe {
+        [
+            api.HcclBarrier().unwrap()(null, null),
+            api.HcclGetRankId().unwrap()(null, null.cast()),
+            api.HcclGetRankSize().unwrap()(null, null.cast()),
+        ]
+    };
+    // What both have is the operators' library's.
+    assert_eq!(results.map(|result| result.0), [1, 2, 4]);
+    assert!(api.HcclCommDestroy().is_err());
 }
 
 #[test]

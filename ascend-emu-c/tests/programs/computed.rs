@@ -183,3 +183,22 @@ fn a_cpp_program_computes_attention_of_inference_cards() {
     }
     printed.check("out", &out, 1e-3);
 }
+
+#[test]
+fn two_ranks_of_one_program_gather_and_add() {
+    let libraries = lay_out();
+    for names in [&["ascendcl", "hccl"][..], &["ascendcl", "hcomm"]] {
+        let program = compile_with("collectives.c", &["-std=c99"], names, libraries.path());
+        let printed = run(&program, libraries.path()).lines;
+        assert_eq!(printed.first().map(String::as_str), Some("config 300 4294967295"));
+        for rank in 0..2 {
+            let of = |what: &str| -> Vec<f64> {
+                let start = format!("{what} {rank} ");
+                printed.iter().filter_map(|line| line.strip_prefix(&start)?.parse().ok()).collect()
+            };
+            assert_eq!(of("gathered"), [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
+            assert_eq!(of("sum"), [10.0, 12.0, 14.0]);
+        }
+        assert!(printed.iter().any(|line| line == "1 wrong argument"), "{printed:?}");
+    }
+}

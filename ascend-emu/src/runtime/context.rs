@@ -1,5 +1,6 @@
 //! Devices and contexts, and the current context of each thread.
 
+use crate::collectives;
 use crate::config::{check, config, validate};
 use crate::fault;
 use crate::finding_kind::FindingKind;
@@ -203,6 +204,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
     if CONTEXTS.any(|context| context.device == device) {
         return Ok(());
     }
+    collectives::lose_device(device);
     let (count, bytes) = allocation_table::clear_device(device);
     if count > 0 {
         let suspicion = Suspicion {

@@ -205,6 +205,7 @@ impl Stream {
                 // The missing write of a broken task is no finding besides its fault.
                 allocation_table::spare(&visit);
                 self.push(&mut submission, Command::Broken(fault), None);
+                task.cancel();
             }
         }
         Ok(())

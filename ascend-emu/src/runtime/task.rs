@@ -1,5 +1,6 @@
 //! Work that touches memory: what a stream runs and a graph records.
 
+use crate::collectives;
 use crate::config::{Check, config};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::fault::{self, Fault};
@@ -63,6 +64,8 @@ pub(crate) enum Task {
         value: u64,
         comparison: Comparison,
     },
+    /// Meets the other ranks of a communicator.
+    Collective(Arc<collectives::Call>),
 }
 
 impl Task {
@@ -78,6 +81,7 @@ impl Task {
             Task::AwaitNotify { .. } => "aclrtWaitAndResetNotify",
             Task::Write { .. } => "aclrtValueWrite",
             Task::AwaitValue { .. } => "aclrtValueWait",
+            Task::Collective(call) => call.kind.function(),
         }
     }
 
@@ -99,13 +103,16 @@ impl Task {
                 access(*dst, *bytes, true, "dst");
             }
             Task::Fill { dst, bytes, .. } => access(*dst, *bytes, true, "devPtr"),
+            Task::Collective(call) => call.accesses(visit),
         }
     }
 
     /// Ends a task that will never run, so that nothing waits for it.
     pub(crate) fn cancel(self) {
-        if let Task::Raise(notify) = self {
-            notify.raise();
+        match self {
+            Task::Raise(notify) => notify.raise(),
+            Task::Collective(call) => call.member.give_up(&call),
+            _ => {}
         }
     }
 
@@ -187,7 +194,8 @@ impl Task {
             | Task::Raise(_)
             | Task::AwaitNotify { .. }
             | Task::Write { .. }
-            | Task::AwaitValue { .. } => Ok(()),
+            | Task::AwaitValue { .. }
+            | Task::Collective(_) => Ok(()),
             // SAFETY: the ranges are live (the caller's promise) and locked.
             Task::Launch { op, .. } => unsafe { launch(op.as_ref(), addresses, memory) },
             Task::Copy { dst, src, bytes } => {
@@ -231,6 +239,7 @@ impl fmt::Debug for Task {
                 write!(f, " from {src:#x} to {dst:#x} ({bytes} bytes)")
             }
             Task::Fill { dst, value, bytes } => write!(f, " {value} at {dst:#x} ({bytes} bytes)"),
+            Task::Collective(call) => write!(f, " {call:?}"),
         }
     }
 }

@@ -117,11 +117,12 @@ fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     number(counter, arguments)
 }
 
-/// The number of elements of an array that a batch function reads through a pointer to non-const.
+/// The number of elements of an array that a function reads through a pointer to non-const.
 fn batch(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     let counter = match array {
         "dsts" | "destMaxs" | "srcs" | "sizes" => "numBatches",
         "attrsIndexes" => "numAttrs",
+        "devices" => "ndev",
         _ => return None,
     };
     number(counter, arguments)

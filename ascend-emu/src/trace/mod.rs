@@ -101,6 +101,7 @@ impl Line<'_> {
                 }
                 let status = match returned {
                     Value::Signed(code) => i32::try_from(code).ok(),
+                    Value::Named(named) if result.ends_with("HcclResult") => i32::try_from(named.code).ok(),
                     _ => None,
                 };
                 if status.is_none_or(|code| code == status::SUCCESS) {
@@ -114,10 +115,10 @@ impl Line<'_> {
                 match status {
                     Some(code) => {
                         json.key("status").integer(code);
-                        let name = if result.ends_with("aclnnStatus") {
-                            ascend_sys::aclnn_status_name(code)
-                        } else {
-                            ascend_sys::acl_error_name(code)
+                        let name = match returned {
+                            Value::Named(named) => named.name,
+                            _ if result.ends_with("aclnnStatus") => ascend_sys::aclnn_status_name(code),
+                            _ => ascend_sys::acl_error_name(code),
                         };
                         if let Some(name) = name {
                             json.key("name").string(name);

@@ -187,6 +187,8 @@ impl Stream {
                 Ok(())
             }
             // SAFETY: the caller's promise.
+            Task::Collective(call) => unsafe { call.run(&self.abort) },
+            // SAFETY: the caller's promise.
             task => unsafe { task.run(addresses, (check, AICORE_EXCEPTION), scratch) },
         }
     }

@@ -1,0 +1,183 @@
+/*
+ * HCCL: communicators, and the collectives between their ranks (libhccl; communicators of newer releases: libhcomm).
+ * Written for this project from the documented ABI; no vendor text.
+ *
+ * Counts are numbers of elements. Operators are queued on the stream, which belongs to the device of the rank; an
+ * operator whose count is 0 does nothing. All ranks call the same operators in the same order.
+ */
+#ifndef ASCEND_ATTENTION_HCCL_HCCL_H_
+#define ASCEND_ATTENTION_HCCL_HCCL_H_
+
+#include "hccl/hccl_types.h"
+
+#include "acl/acl_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Communicators. */
+
+/** Makes the information with which the ranks of one communicator find each other. It is good for one communicator. */
+HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo);
+/** Joins a communicator as `rank` of `nRanks`, on the calling thread's device. Returns when all ranks have joined. */
+HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm);
+/** HcclCommInitRootInfo with settings; `config` must not be null. */
+HcclResult HcclCommInitRootInfoConfig(
+    uint32_t nRanks,
+    const HcclRootInfo *rootInfo,
+    uint32_t rank,
+    const HcclCommConfig *config,
+    HcclComm *comm);
+/** Makes a communicator of devices of this process; rank i is on devices[i] and becomes comms[i]. */
+HcclResult HcclCommInitAll(uint32_t ndev, int32_t *devices, HcclComm *comms);
+/** Fills in the settings of a communicator: those of the process. */
+static inline void HcclCommConfigInit(HcclCommConfig *config)
+{
+    HcclCommConfigInfo info = {sizeof(HcclCommConfig), HCCL_COMM_CONFIG_MAGIC_WORD, HCCL_COMM_CONFIG_VERSION, 0};
+    const char *from = (const char *)&info;
+    char *to = (char *)config;
+    size_t i;
+    for (i = 0; i < sizeof(HcclCommConfig); i++) {
+        to[i] = i < sizeof(info) ? from[i] : 0;
+    }
+    config->hcclBufferSize = HCCL_COMM_CONFIG_NOT_SET;
+    config->hcclDeterministic = HCCL_COMM_CONFIG_NOT_SET;
+    config->hcclRdmaTrafficClass = HCCL_COMM_CONFIG_NOT_SET;
+    config->hcclRdmaServiceLevel = HCCL_COMM_CONFIG_NOT_SET;
+}
+/** Ends this rank's part. Null is allowed. */
+HcclResult HcclCommDestroy(HcclComm comm);
+/** The number of ranks. */
+HcclResult HcclGetRankSize(HcclComm comm, uint32_t *rankSize);
+/** This rank. */
+HcclResult HcclGetRankId(HcclComm comm, uint32_t *rank);
+/** Writes the name of the communicator, at most 128 bytes with its NUL. */
+HcclResult HcclGetCommName(HcclComm comm, char *commName);
+/** Tells of failures of the network since the communicator began. */
+HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult *asyncError);
+/** The text of a result; it is never null. */
+const char *HcclGetErrorString(HcclResult code);
+/** A setting of HcclCommConfig exists if its number is below this one. */
+uint32_t HcclGetCommConfigCapability(void);
+/** Changes a setting of the process. */
+HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue);
+/** Reads a setting of the process. */
+HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue *configValue);
+
+/* Operators. */
+
+/** Waits on the stream until all ranks have come. */
+HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
+/** Reduces `count` elements of each rank to every rank. */
+HcclResult HcclAllReduce(
+    void *sendBuf,
+    void *recvBuf,
+    uint64_t count,
+    HcclDataType dataType,
+    HcclReduceOp op,
+    HcclComm comm,
+    aclrtStream stream);
+/** Reduces `count` elements of each rank to the root. */
+HcclResult HcclReduce(
+    void *sendBuf,
+    void *recvBuf,
+    uint64_t count,
+    HcclDataType dataType,
+    HcclReduceOp op,
+    uint32_t root,
+    HcclComm comm,
+    aclrtStream stream);
+/** Copies `count` elements of the root to every rank. */
+HcclResult HcclBroadcast(
+    void *buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm, aclrtStream stream);
+/** Gathers `sendCount` elements of each rank on every rank, in the order of the ranks. */
+HcclResult HcclAllGather(
+    void *sendBuf, void *recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm, aclrtStream stream);
+/** HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are uint64_t[size], in host memory. */
+HcclResult HcclAllGatherV(
+    void *sendBuf,
+    uint64_t sendCount,
+    void *recvBuf,
+    const void *recvCounts,
+    const void *recvDispls,
+    HcclDataType dataType,
+    HcclComm comm,
+    aclrtStream stream);
+/** Reduces size x `recvCount` elements of each rank; rank r receives part r. */
+HcclResult HcclReduceScatter(
+    void *sendBuf,
+    void *recvBuf,
+    uint64_t recvCount,
+    HcclDataType dataType,
+    HcclReduceOp op,
+    HcclComm comm,
+    aclrtStream stream);
+/** HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t[size], in host memory. */
+HcclResult HcclReduceScatterV(
+    void *sendBuf,
+    const void *sendCounts,
+    const void *sendDispls,
+    void *recvBuf,
+    uint64_t recvCount,
+    HcclDataType dataType,
+    HcclReduceOp op,
+    HcclComm comm,
+    aclrtStream stream);
+/** Hands part r of the root's size x `recvCount` elements to rank r. `sendBuf` may be null on other ranks. */
+HcclResult HcclScatter(
+    void *sendBuf,
+    void *recvBuf,
+    uint64_t recvCount,
+    HcclDataType dataType,
+    uint32_t root,
+    HcclComm comm,
+    aclrtStream stream);
+/** Exchanges `sendCount` elements between each two ranks. Both counts and both types are equal. */
+HcclResult HcclAlltoAll(
+    const void *sendBuf,
+    uint64_t sendCount,
+    HcclDataType sendType,
+    const void *recvBuf,
+    uint64_t recvCount,
+    HcclDataType recvType,
+    HcclComm comm,
+    aclrtStream stream);
+/** Exchanges numbers of elements of their own. The arrays are uint64_t[size], in host memory. */
+HcclResult HcclAlltoAllV(
+    const void *sendBuf,
+    const void *sendCounts,
+    const void *sdispls,
+    HcclDataType sendType,
+    const void *recvBuf,
+    const void *recvCounts,
+    const void *rdispls,
+    HcclDataType recvType,
+    HcclComm comm,
+    aclrtStream stream);
+/**
+ * HcclAlltoAllV without gaps: of the uint64_t[size][size] in host memory, row i is what rank i sends.
+ * Since a release after 8.1.
+ */
+HcclResult HcclAlltoAllVC(
+    const void *sendBuf,
+    const void *sendCountMatrix,
+    HcclDataType sendType,
+    const void *recvBuf,
+    HcclDataType recvType,
+    HcclComm comm,
+    aclrtStream stream);
+/** Sends elements to a rank, and waits for it to receive them. */
+HcclResult HcclSend(
+    void *sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank, HcclComm comm, aclrtStream stream);
+/** Receives elements from a rank. */
+HcclResult HcclRecv(
+    void *recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm, aclrtStream stream);
+/** Sends and receives at once; items do not wait for each other. */
+HcclResult HcclBatchSendRecv(HcclSendRecvItem *sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

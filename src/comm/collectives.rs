@@ -1,0 +1,392 @@
+//! The calls that ranks make together.
+
+use std::ffi::c_void;
+
+use ascend_spec::collective::{Collective, MOST_ELEMENTS, Reduction, Share, hccl_number, moves, reduces};
+use ascend_sys::bindings as sys;
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::rules;
+use crate::runtime::Stream;
+use crate::tensor::{AnyTensor, Tensor};
+
+use super::communicator::{Communicator, rank_of};
+
+/// Keeps others from implementing [`Reducible`].
+trait Sealed {}
+
+/// Element types that ranks reduce. On Atlas 310P there is no `bf16` and `i64`, and `u64` is Ascend 950's.
+#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+pub trait Reducible: Element + Sealed {}
+
+macro_rules! reducible {
+    ($($type:ty)*) => { $( impl Sealed for $type {} impl Reducible for $type {} )* };
+}
+
+reducible! { f16 bf16 f32 i8 i32 i64 u64 }
+
+/// The numbers of one call, as C takes them.
+#[derive(Clone, Copy)]
+struct Numbers {
+    dtype: sys::HcclDataType,
+    count: u64,
+}
+
+impl Communicator {
+    /// The number of an element type, which the device's product moves.
+    fn dtype(&self, tensor: &AnyTensor) -> Result<sys::HcclDataType> {
+        let (soc, dtype) = (self.device().soc()?, tensor.dtype());
+        match hccl_number(dtype).filter(|_| moves(soc, dtype)) {
+            Some(number) => Ok(sys::HcclDataType(number)),
+            None => Err(Error::by(
+                &rules::COLLECTIVE_TYPE,
+                "tensor",
+                dtype,
+                format_args!("types that {soc} moves between ranks: integers, FLOAT16, FLOAT, and what it adds"),
+            )
+            .fix("give a view of the same bytes as integers")),
+        }
+    }
+
+    /// Checks a tensor of a call: contiguous, on the device, of this many elements.
+    fn admits(&self, argument: &'static str, tensor: &AnyTensor, len: usize, written: bool) -> Result<()> {
+        tensor.check_device(argument, self.device())?;
+        if !tensor.is_contiguous() {
+            return Err(Error::invalid(argument, tensor.desc(), "a contiguous tensor")
+                .fix("copy it with `contiguous`, or narrow the first axis alone"));
+        }
+        if tensor.len() != len || len as u64 > MOST_ELEMENTS {
+            return Err(Error::by(
+                &rules::COLLECTIVE_LENGTH,
+                argument,
+                format_args!("{} elements", tensor.len()),
+                format_args!("{len} elements, at most {MOST_ELEMENTS}"),
+            ));
+        }
+        if written { tensor.memory().writable(argument) } else { Ok(()) }
+    }
+
+    /// Checks a call that sends one tensor and receives another: one buffer is whole or both have a part for each rank,
+    /// by [`Collective`].
+    fn checked(&self, collective: Collective, send: &AnyTensor, receive: &AnyTensor) -> Result<Numbers> {
+        let soc = self.device().soc()?;
+        if !collective.runs_on(soc) {
+            return Err(Error::by(
+                &rules::COLLECTIVE_TYPE,
+                "communicator",
+                collective.function(),
+                format_args!("what {soc} has: all-reduce, all-gather, reduce-scatter and all-to-all"),
+            ));
+        }
+        let dtype = self.dtype(send)?;
+        let size = self.size();
+        let count = match (collective.sent(), collective.received()) {
+            (Share::Whole, _) => send.len(),
+            (_, Share::Whole) => receive.len(),
+            _ => send.len() / size.max(1),
+        };
+        let expected = |share| match share {
+            Share::Parts => count.saturating_mul(size),
+            Share::Whole | Share::Nothing => count,
+        };
+        self.admits("send", send, expected(collective.sent()), false)?;
+        self.admits("receive", receive, expected(collective.received()), true)?;
+        apart(send, receive)?;
+        Ok(Numbers { dtype, count: count as u64 })
+    }
+
+    fn reduction(&self, collective: Collective, tensor: &AnyTensor, reduction: Reduction) -> Result<sys::HcclReduceOp> {
+        let (soc, dtype) = (self.device().soc()?, tensor.dtype());
+        if !reduces(soc, collective, dtype, reduction) {
+            return Err(Error::by(
+                &rules::COLLECTIVE_TYPE,
+                "reduction",
+                format_args!("{} of {dtype}", reduction.name()),
+                format_args!("what {soc} reduces there, such as SUM of FLOAT"),
+            )
+            .fix("convert the elements to FLOAT"));
+        }
+        Ok(sys::HcclReduceOp(reduction as u32))
+    }
+
+    /// Waits on the stream until the streams of all ranks have come.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_DEVICE`](rules::ARGUMENT_DEVICE) for a stream of another device; [`Error::Hccl`];
+    /// [`Error::Capturing`] on a thread that captures; [`Error::MissingSymbol`] without libhccl. So for all calls here.
+    #[doc(alias = "HcclBarrier")]
+    pub fn barrier(&mut self, stream: &Stream) -> Result<()> {
+        // SAFETY: both handles are alive.
+        self.queue(stream, "HcclBarrier", &[], |api, comm, stream| Ok(unsafe { api.HcclBarrier()?(comm, stream) }))
+    }
+
+    /// Gathers `send` of each rank in `receive` of every rank, in the order of the ranks. All have the same length,
+    /// and `receive` has `size` times that.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`barrier`](Self::barrier); [`COLLECTIVE_LENGTH`](rules::COLLECTIVE_LENGTH),
+    /// [`COLLECTIVE_TYPE`](rules::COLLECTIVE_TYPE); [`ARGUMENT_MEMORY`](rules::ARGUMENT_MEMORY) for tensors that share
+    /// memory; [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) for strided ones.
+    #[doc(alias = "HcclAllGather")]
+    pub fn all_gather<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
+        let Numbers { dtype, count } = self.checked(Collective::AllGather, send, receive)?;
+        let (from, to) = (send.as_raw(), receive.as_raw());
+        self.queue(stream, "HcclAllGather", &[send, receive], |api, comm, stream| {
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+            Ok(unsafe { api.HcclAllGather()?(from, to, count, dtype, comm, stream) })
+        })
+    }
+
+    /// [`all_gather`](Self::all_gather) of tensors of their own lengths: `lengths[r]` elements come from rank `r`, one
+    /// rank's behind the other's.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclAllGatherV")]
+    pub fn all_gather_v<T: Element>(
+        &mut self,
+        stream: &Stream,
+        send: &Tensor<T>,
+        receive: &Tensor<T>,
+        lengths: &[usize],
+    ) -> Result<()> {
+        let (counts, places, total) = self.lengths("lengths", lengths)?;
+        let own = lengths.get(self.rank()).copied().unwrap_or(0);
+        let dtype = self.dtype(send)?;
+        self.admits("send", send, own, false)?;
+        self.admits("receive", receive, total, true)?;
+        apart(send, receive)?;
+        let (from, to, own) = (send.as_raw(), receive.as_raw(), own as u64);
+        self.queue(stream, "HcclAllGatherV", &[send, receive], |api, comm, stream| {
+            let (counts, places) = (counts.as_ptr().cast(), places.as_ptr().cast());
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
+            // lists have an entry for each rank, and HCCL reads them in the call.
+            Ok(unsafe { api.HcclAllGatherV()?(from, own, to, counts, places, dtype, comm, stream) })
+        })
+    }
+
+    /// Reduces `send` of all ranks to `receive` of every rank. Both have the same length on all ranks.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclAllReduce")]
+    pub fn all_reduce<T: Reducible>(
+        &mut self,
+        stream: &Stream,
+        send: &Tensor<T>,
+        receive: &Tensor<T>,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let Numbers { dtype, count } = self.checked(Collective::AllReduce, send, receive)?;
+        self.all_reduced(stream, send, receive, (dtype, count), reduction)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of a tensor that is overwritten with the result.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclAllReduce")]
+    pub fn all_reduce_in_place<T: Reducible>(
+        &mut self,
+        stream: &Stream,
+        tensor: &Tensor<T>,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let dtype = self.dtype(tensor)?;
+        self.admits("tensor", tensor, tensor.len(), true)?;
+        self.all_reduced(stream, tensor, tensor, (dtype, tensor.len() as u64), reduction)
+    }
+
+    fn all_reduced(
+        &mut self,
+        stream: &Stream,
+        send: &AnyTensor,
+        receive: &AnyTensor,
+        (dtype, count): (sys::HcclDataType, u64),
+        reduction: Reduction,
+    ) -> Result<()> {
+        let op = self.reduction(Collective::AllReduce, send, reduction)?;
+        let (from, to) = (send.as_raw(), receive.as_raw());
+        self.queue(stream, "HcclAllReduce", &[send, receive], |api, comm, stream| {
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+            Ok(unsafe { api.HcclAllReduce()?(from, to, count, dtype, op, comm, stream) })
+        })
+    }
+
+    /// Reduces `send` of all ranks, and leaves part `r` of the result in `receive` of rank `r`. `send` has `size` times
+    /// the length of `receive`.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclReduceScatter")]
+    pub fn reduce_scatter<T: Reducible>(
+        &mut self,
+        stream: &Stream,
+        send: &Tensor<T>,
+        receive: &Tensor<T>,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let Numbers { dtype, count } = self.checked(Collective::ReduceScatter, send, receive)?;
+        let op = self.reduction(Collective::ReduceScatter, send, reduction)?;
+        let (from, to) = (send.as_raw(), receive.as_raw());
+        self.queue(stream, "HcclReduceScatter", &[send, receive], |api, comm, stream| {
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+            Ok(unsafe { api.HcclReduceScatter()?(from, to, count, dtype, op, comm, stream) })
+        })
+    }
+
+    /// Exchanges parts of equal lengths: part `r` of `send` goes to rank `r`, part `r` of `receive` comes from it.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclAlltoAll")]
+    pub fn all_to_all<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
+        let Numbers { dtype, count } = self.checked(Collective::AlltoAll, send, receive)?;
+        let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
+        self.queue(stream, "HcclAlltoAll", &[send, receive], |api, comm, stream| {
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+            Ok(unsafe { api.HcclAlltoAll()?(from, count, dtype, to, count, dtype, comm, stream) })
+        })
+    }
+
+    /// [`all_to_all`](Self::all_to_all) of parts of their own lengths, one behind the other: `sent[r]` elements go to
+    /// rank `r`, `received[r]` come from it.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "HcclAlltoAllV")]
+    pub fn all_to_all_v<T: Element>(
+        &mut self,
+        stream: &Stream,
+        (send, sent): (&Tensor<T>, &[usize]),
+        (receive, received): (&Tensor<T>, &[usize]),
+    ) -> Result<()> {
+        let (sent, from_places, send_len) = self.lengths("sent", sent)?;
+        let (received, to_places, receive_len) = self.lengths("received", received)?;
+        let dtype = self.dtype(send)?;
+        self.admits("send", send, send_len, false)?;
+        self.admits("receive", receive, receive_len, true)?;
+        apart(send, receive)?;
+        let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
+        self.queue(stream, "HcclAlltoAllV", &[send, receive], |api, comm, stream| {
+            let list = |list: &[u64]| list.as_ptr().cast::<c_void>();
+            let (sent, from_places) = (list(&sent), list(&from_places));
+            let (received, to_places) = (list(&received), list(&to_places));
+            let function = api.HcclAlltoAllV()?;
+            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
+            // lists have an entry for each rank, and HCCL reads them in the call.
+            Ok(unsafe { function(from, sent, from_places, dtype, to, received, to_places, dtype, comm, stream) })
+        })
+    }
+
+    /// Copies the root's tensor into that of every other rank. All have the same length.
+    ///
+    /// Since CANN 8.1; not on Atlas 310P.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather); [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK).
+    #[doc(alias = "HcclBroadcast")]
+    pub fn broadcast<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, root: usize) -> Result<()> {
+        let (dtype, number) = (self.dtype(tensor)?, rank_of("root", root, self.size())?);
+        self.admits("tensor", tensor, tensor.len(), root != self.rank())?;
+        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
+        self.queue(stream, "HcclBroadcast", &[tensor], |api, comm, stream| {
+            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
+            Ok(unsafe { api.HcclBroadcast()?(at, count, dtype, number, comm, stream) })
+        })
+    }
+
+    /// Sends a tensor to a rank, whose [`recv`](Self::recv) the stream waits for. Two ranks that both send first wait
+    /// for each other.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather); [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK) also for this rank itself.
+    #[doc(alias = "HcclSend")]
+    pub fn send<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, to: usize) -> Result<()> {
+        let (dtype, peer) = (self.dtype(tensor)?, self.peer("to", to)?);
+        self.admits("tensor", tensor, tensor.len(), false)?;
+        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
+        self.queue(stream, "HcclSend", &[tensor], |api, comm, stream| {
+            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
+            Ok(unsafe { api.HcclSend()?(at, count, dtype, peer, comm, stream) })
+        })
+    }
+
+    /// Receives a tensor from a rank, which sends as many elements of the same type.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    #[doc(alias = "HcclRecv")]
+    pub fn recv<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, from: usize) -> Result<()> {
+        let (dtype, peer) = (self.dtype(tensor)?, self.peer("from", from)?);
+        self.admits("tensor", tensor, tensor.len(), true)?;
+        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
+        self.queue(stream, "HcclRecv", &[tensor], |api, comm, stream| {
+            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
+            Ok(unsafe { api.HcclRecv()?(at, count, dtype, peer, comm, stream) })
+        })
+    }
+
+    /// Another rank, as C takes it.
+    fn peer(&self, argument: &'static str, rank: usize) -> Result<u32> {
+        if rank == self.rank() {
+            return Err(Error::by(
+                &rules::COLLECTIVE_RANK,
+                argument,
+                format_args!("{rank}, this rank itself"),
+                "another rank",
+            )
+            .fix("copy the tensor on its device"));
+        }
+        rank_of(argument, rank, self.size())
+    }
+
+    /// Lengths of parts for each rank as C takes them, the places where parts begin, and the sum.
+    fn lengths(&self, argument: &'static str, lengths: &[usize]) -> Result<(Vec<u64>, Vec<u64>, usize)> {
+        let sum = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length));
+        let total = sum.filter(|sum| *sum as u64 <= MOST_ELEMENTS && lengths.len() == self.size());
+        let Some(total) = total else {
+            return Err(Error::by(
+                &rules::COLLECTIVE_LENGTH,
+                argument,
+                format_args!("{} lengths", lengths.len()),
+                format_args!("{} lengths, of at most {MOST_ELEMENTS} elements together", self.size()),
+            ));
+        };
+        let counts: Vec<u64> = lengths.iter().map(|length| *length as u64).collect();
+        let place = |place: &mut u64, count: &u64| Some(std::mem::replace(place, *place + count));
+        let places = counts.iter().scan(0, place).collect();
+        Ok((counts, places, total))
+    }
+}
+
+/// Refuses a tensor that is written and shares memory with one that is read.
+fn apart(send: &AnyTensor, receive: &AnyTensor) -> Result<()> {
+    if !send.overlaps(receive) {
+        return Ok(());
+    }
+    Err(Error::shared("receive", "memory that `send` has too", "memory of its own")
+        .fix("give another tensor; `all_reduce_in_place` overwrites its own"))
+}

@@ -1,0 +1,231 @@
+//! How a rank joins a communicator, and how it leaves.
+
+use std::fmt;
+use std::ptr;
+
+use ascend_sys::{Api, bindings as sys};
+
+use crate::error::{Error, Result, hccl_error};
+use crate::rules;
+use crate::runtime::{Device, LaunchQueue, Stream, StreamMark};
+use crate::tensor::AnyTensor;
+
+/// Bytes of root information.
+const BYTES: usize = sys::HCCL_ROOT_INFO_BYTES as usize;
+
+/// What the ranks of one communicator find each other by: bytes that the root makes, and that the program carries to
+/// the other ranks over whatever it has. They are good for one communicator.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RootInfo(Box<[u8; BYTES]>);
+
+impl RootInfo {
+    /// Makes root information. The process has to live until all ranks have joined.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Hccl`]; [`Error::MissingSymbol`] without libhccl.
+    #[doc(alias = "HcclGetRootInfo")]
+    pub fn new(device: &Device) -> Result<Self> {
+        let api = device.context().bind()?;
+        let mut bytes = Box::new([0; BYTES]);
+        // SAFETY: the bytes are a place for root information, which is an array of as many.
+        let result = unsafe { api.HcclGetRootInfo()?(bytes.as_mut_ptr().cast()) };
+        hccl_error(api, "HcclGetRootInfo", (0, 0), result)?;
+        Ok(Self(bytes))
+    }
+
+    /// Root information that came from another rank.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) for another number of bytes than 4108.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let boxed = bytes.to_vec().into_boxed_slice().try_into();
+        boxed.map(Self).map_err(|_| {
+            Error::invalid("bytes", format_args!("{} bytes", bytes.len()), format_args!("{BYTES} bytes"))
+                .fix("carry what `as_bytes` of the root has, all of it")
+        })
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0[..]
+    }
+}
+
+impl fmt::Debug for RootInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RootInfo").finish_non_exhaustive()
+    }
+}
+
+/// One rank of a communicator, on its device. See the [module](super).
+///
+/// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
+/// is waited for until it fails. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all
+/// ranks and make another one.
+///
+/// # Threads
+/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably.
+pub struct Communicator {
+    device: Device,
+    raw: sys::HcclComm,
+    rank: usize,
+    size: usize,
+    /// Calls made so far.
+    calls: u64,
+    /// A mark of each stream that a call was queued on.
+    marks: Vec<StreamMark>,
+}
+
+// SAFETY: `raw` is a name; HCCL takes calls from any thread whose device is the communicator's, which each call here
+// sees to, and calls take `&mut self`, so that they come one after the other.
+unsafe impl Send for Communicator {}
+// SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
+unsafe impl Sync for Communicator {}
+
+impl Communicator {
+    /// A communicator of devices of one process: rank `i` is on `devices[i]`. On hardware each goes to a thread of its
+    /// own.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) without devices; [`COLLECTIVE_DEVICES`](rules::COLLECTIVE_DEVICES) for
+    /// a device given twice, or devices of two runtimes; [`Error::Hccl`]; [`Error::MissingSymbol`] without libhccl.
+    #[doc(alias = "HcclCommInitAll")]
+    pub fn all(devices: &[Device]) -> Result<Vec<Self>> {
+        let Some(first) = devices.first() else {
+            return Err(Error::invalid("devices", "none", "one for each rank").fix("give the devices of the ranks"));
+        };
+        for (at, device) in devices.iter().enumerate() {
+            let of_one_runtime = ptr::eq(device.runtime().api(), first.runtime().api());
+            if !of_one_runtime || devices.iter().take(at).any(|before| before == device) {
+                return Err(Error::by(
+                    &rules::COLLECTIVE_DEVICES,
+                    "devices",
+                    format_args!("device {} as rank {at}", device.id()),
+                    "devices of one runtime, each once",
+                ));
+            }
+        }
+        let api = first.context().bind()?;
+        let mut ids: Vec<i32> = devices.iter().map(Device::id).collect();
+        let mut comms = vec![ptr::null_mut(); devices.len()];
+        let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        // SAFETY: both lists have an entry for each device.
+        let result = unsafe { api.HcclCommInitAll()?(count, ids.as_mut_ptr(), comms.as_mut_ptr()) };
+        hccl_error(api, "HcclCommInitAll", (0, 0), result)?;
+        let ranks = comms.into_iter().zip(devices).enumerate();
+        Ok(ranks.map(|(rank, (raw, device))| Self::new(device, raw, rank, devices.len())).collect())
+    }
+
+    /// Joins a communicator as `rank` of `size` ranks. Returns when all of them have joined.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK) for a rank that there is not; [`Error::Hccl`], also when another
+    /// rank does not join in time; [`Error::MissingSymbol`] without libhccl.
+    #[doc(alias = "HcclCommInitRootInfo")]
+    pub fn join(device: &Device, info: &RootInfo, rank: usize, size: usize) -> Result<Self> {
+        let (rank_number, count) = (rank_of("rank", rank, size)?, u32::try_from(size).unwrap_or(u32::MAX));
+        let api = device.context().bind()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the bytes are root information, which is an array of as many; `raw` is a place for the result.
+        let result = unsafe { api.HcclCommInitRootInfo()?(count, info.0.as_ptr().cast(), rank_number, &mut raw) };
+        hccl_error(api, "HcclCommInitRootInfo", (rank, 0), result)?;
+        Ok(Self::new(device, raw, rank, size))
+    }
+
+    fn new(device: &Device, raw: sys::HcclComm, rank: usize, size: usize) -> Self {
+        Self { device: device.clone(), raw, rank, size, calls: 0, marks: Vec::new() }
+    }
+
+    /// This rank, from 0 on.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The number of calls that this rank has made, by which errors name a call: from 1 on.
+    pub fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Queues a call on a stream, and keeps the tensors for as long as it may use them.
+    pub(super) fn queue(
+        &mut self,
+        stream: &Stream,
+        function: &'static str,
+        tensors: &[&AnyTensor],
+        call: impl FnOnce(&Api, sys::HcclComm, sys::aclrtStream) -> Result<sys::HcclResult>,
+    ) -> Result<()> {
+        stream.check_device("stream", &self.device)?;
+        let raw = LaunchQueue::raw(stream)?;
+        let api = self.device.context().bind()?;
+        let result = call(api, self.raw, raw)?;
+        self.calls += 1;
+        let outcome = hccl_error(api, function, (self.rank, self.calls), result);
+        // Also after a failure: part of the work may have been queued.
+        let number = stream.queued();
+        tensors.iter().for_each(|tensor| stream.keep(number, tensor.memory()));
+        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
+            self.marks.push(stream.mark());
+        }
+        outcome
+    }
+}
+
+/// A rank as C takes it.
+pub(super) fn rank_of(argument: &'static str, rank: usize, size: usize) -> Result<u32> {
+    match u32::try_from(rank) {
+        Ok(number) if rank < size => Ok(number),
+        _ => Err(Error::by(
+            &rules::COLLECTIVE_RANK,
+            argument,
+            rank,
+            format_args!("ranks below {size}, the number of ranks"),
+        )),
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        for mark in &self.marks {
+            // A fault of the work is for the stream's next synchronisation.
+            if let Err(error) = mark.latest().wait() {
+                tracing::error!("rank {} cannot wait for its calls: {error}", self.rank);
+            }
+        }
+        let destroy = || -> Result<()> {
+            let api = self.device.context().bind()?;
+            // SAFETY: this object owns the communicator, and destroys it once; its work is over.
+            let result = unsafe { api.HcclCommDestroy()?(self.raw) };
+            hccl_error(api, "HcclCommDestroy", (self.rank, self.calls), result)
+        };
+        if let Err(error) = destroy() {
+            tracing::error!("rank {} cannot leave its communicator: {error}", self.rank);
+        }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("device", &self.device.id())
+            .field("calls", &self.calls)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,233 @@
+//! Ranks of one process through the safe layer: what each gets, what is refused before the call, and what every rank is
+//! told of ranks that do not agree.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::sync::Once;
+
+use ascend_attention::comm::{Communicator, Reduction, RootInfo};
+use ascend_attention::rules::{
+    ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LENGTH, COLLECTIVE_RANK,
+    COLLECTIVE_TYPE,
+};
+use ascend_attention::{Device, Element, Error, Result, Stream, Tensor, bf16, f16};
+use ascend_testing::harness;
+use proptest::prelude::*;
+
+const RANKS: usize = 4;
+
+fn device(number: usize) -> Device {
+    static DEVICES: Once = Once::new();
+    // SAFETY: every test begins here, and no other thread of this process reads the environment before.
+    DEVICES.call_once(|| unsafe { std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string()) });
+    harness::runtime().device(number as i32).unwrap()
+}
+
+/// Runs `body` as each rank, on a thread of its own with a stream, and returns the results by rank.
+fn world<R: Send>(size: usize, body: impl Fn(&mut Communicator, &Stream) -> R + Sync) -> Vec<R> {
+    let devices: Vec<Device> = (0..size).map(device).collect();
+    let ranks = Communicator::all(&devices).unwrap();
+    let body = |mut rank: Communicator| {
+        let stream = rank.device().stream().unwrap();
+        body(&mut rank, &stream)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A tensor of the rank, to be written.
+fn empty<T: Element>(rank: &Communicator, len: usize) -> Tensor<T> {
+    Tensor::empty(rank.device(), [len]).unwrap()
+}
+
+fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor<T> {
+    stream.upload(values, [values.len()]).unwrap()
+}
+
+/// What a rank has at the beginning.
+fn own(rank: usize, count: usize) -> Vec<i32> {
+    (0..count).map(|at| (1000 * rank + at) as i32).collect()
+}
+
+/// Every operator, whose inputs are dropped while the call may still wait.
+fn everything(rank: &mut Communicator, stream: &Stream, count: usize, root: usize) -> Result<()> {
+    let (size, me) = (rank.size(), rank.rank());
+    let (gathered, sum, part) = (empty(rank, count * size), empty(rank, count), empty(rank, count));
+    rank.all_gather(stream, &upload(stream, &own(me, count)), &gathered)?;
+    rank.all_reduce(stream, &upload(stream, &own(me, count)), &sum, Reduction::Sum)?;
+    let in_place = upload(stream, &own(me, count));
+    rank.all_reduce_in_place(stream, &in_place, Reduction::Max)?;
+    rank.reduce_scatter(stream, &upload(stream, &own(me, count * size)), &part, Reduction::Min)?;
+    let copied = upload(stream, &own(me, count));
+    rank.broadcast(stream, &copied, root)?;
+    rank.barrier(stream)?;
+    let exchanged = empty(rank, count * size);
+    rank.all_to_all(stream, &upload(stream, &own(me, count * size)), &exchanged)?;
+    // Rank i sends (i + j) % 3 elements to rank j.
+    let sent: Vec<usize> = (0..size).map(|j| (me + j) % 3).collect();
+    let total: usize = sent.iter().sum();
+    let uneven = empty(rank, total);
+    let source = upload(stream, &own(me, total));
+    rank.all_to_all_v(stream, (&source, &sent), (&uneven, &sent))?;
+    let lengths: Vec<usize> = (0..size).map(|r| r % 2 * count).collect();
+    let some = empty(rank, lengths.iter().sum());
+    rank.all_gather_v(stream, &upload(stream, &own(me, lengths[me])), &some, &lengths)?;
+
+    let all: Vec<i32> = (0..size).flat_map(|r| own(r, count)).collect();
+    assert_eq!(gathered.download(stream)?, all);
+    let at = |at: usize| (0..size).map(move |r| own(r, count)[at]);
+    assert_eq!(sum.download(stream)?, (0..count).map(|i| at(i).sum()).collect::<Vec<i32>>());
+    assert_eq!(in_place.download(stream)?, own(size - 1, count));
+    assert_eq!(part.download(stream)?, own(0, count * size)[me * count..][..count]);
+    assert_eq!(copied.download(stream)?, own(root, count));
+    let expected: Vec<i32> = (0..size).flat_map(|r| own(r, count * size)[me * count..][..count].to_vec()).collect();
+    assert_eq!(exchanged.download(stream)?, expected);
+    let expected: Vec<i32> = (0..size)
+        .flat_map(|r| {
+            let before: usize = (0..me).map(|j| (r + j) % 3).sum();
+            (before..before + (r + me) % 3).map(move |at| (1000 * r + at) as i32)
+        })
+        .collect();
+    assert_eq!(uneven.download(stream)?, expected);
+    let expected: Vec<i32> = (0..size).flat_map(|r| own(r, lengths[r])).collect();
+    assert_eq!(some.download(stream)?, expected);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn every_call_gives_what_the_ranks_have(size in 1..=RANKS, count in 0..200usize, root in 0..RANKS) {
+        if harness::not_on_npu("it needs a device for each rank") {
+            return Ok(());
+        }
+        world(size, |rank, stream| everything(rank, stream, count, root % size).unwrap());
+    }
+}
+
+#[test]
+fn messages_go_round_and_floats_are_added() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    world(RANKS, |rank, stream| {
+        let (me, size) = (rank.rank(), rank.size());
+        let (own, other) = (upload(stream, &[me as u8; 5]), empty::<u8>(rank, 5));
+        // Even ranks send first.
+        for sends in [me % 2 == 0, me % 2 == 1] {
+            match sends {
+                true => rank.send(stream, &own, (me + 1) % size).unwrap(),
+                false => rank.recv(stream, &other, (me + size - 1) % size).unwrap(),
+            }
+        }
+        assert_eq!(other.download(stream).unwrap(), [((me + size - 1) % size) as u8; 5]);
+        let half = upload(stream, &[f16::from_f32(0.5); 7]);
+        let brain = upload(stream, &[bf16::from_f32(me as f32); 7]);
+        rank.all_reduce_in_place(stream, &half, Reduction::Prod).unwrap();
+        rank.all_reduce_in_place(stream, &brain, Reduction::Sum).unwrap();
+        assert_eq!(half.download(stream).unwrap(), [f16::from_f32(0.0625); 7]);
+        assert_eq!(brain.download(stream).unwrap(), [bf16::from_f32(6.0); 7]);
+        assert_eq!(rank.calls(), 4);
+    });
+}
+
+#[test]
+fn ranks_join_by_root_information_that_the_program_carries() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    let info = RootInfo::new(&device(0)).unwrap();
+    let carried = info.as_bytes().to_vec();
+    let join = |rank: usize| {
+        let info = RootInfo::from_bytes(&carried).unwrap();
+        Communicator::join(&device(rank), &info, rank, 2)
+    };
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            scope.spawn(move || {
+                let mut rank = join(number).unwrap();
+                assert_eq!((rank.rank(), rank.size(), rank.device().id()), (number, 2, number as i32));
+                let stream = rank.device().stream().unwrap();
+                rank.barrier(&stream).unwrap();
+                stream.synchronize().unwrap();
+            });
+        }
+    });
+    let again = join(0).unwrap_err();
+    assert!(matches!(&again, Error::Hccl { message, .. } if message.contains("has been used")), "{again}");
+    assert!(again.to_string().contains("HCCL_E_PARA"), "{again}");
+    assert!(RootInfo::from_bytes(&carried[1..]).unwrap_err().breaks(&ARGUMENT_VALUE));
+    assert!(Communicator::join(&device(0), &info, 2, 2).unwrap_err().breaks(&COLLECTIVE_RANK));
+}
+
+#[test]
+fn what_breaks_a_rule_is_refused_before_the_call_and_changes_nothing() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    let one = device(0);
+    assert!(Communicator::all(&[]).unwrap_err().breaks(&ARGUMENT_VALUE));
+    assert!(Communicator::all(&[one.clone(), one]).unwrap_err().breaks(&COLLECTIVE_DEVICES));
+    world(2, |rank, stream| {
+        let (a, b, wide) = (upload(stream, &[1f32; 8]), empty::<f32>(rank, 8), empty::<f32>(rank, 16));
+        let foreign = device(1 - rank.rank());
+        let elsewhere = foreign.stream().unwrap();
+        let far = Tensor::<f32>::empty(&foreign, [8]).unwrap();
+        let strided = wide.reshape([8, 2]).unwrap().narrow(1, 0..1).unwrap();
+        let flags = upload(stream, &[true; 8]);
+        let bits = upload(stream, &[1u64; 8]);
+        let me = rank.rank();
+        let refusals = [
+            (rank.all_gather(stream, &a, &b), &COLLECTIVE_LENGTH),
+            (rank.all_gather(stream, &far, &wide), &ARGUMENT_DEVICE),
+            (rank.all_gather(&elsewhere, &a, &wide), &ARGUMENT_DEVICE),
+            (rank.all_gather(stream, &strided, &wide), &ARGUMENT_VALUE),
+            (rank.all_gather_v(stream, &a, &wide, &[8]), &COLLECTIVE_LENGTH),
+            (rank.all_gather_v(stream, &a, &wide, &[8, usize::MAX]), &COLLECTIVE_LENGTH),
+            (rank.all_reduce(stream, &a, &a, Reduction::Sum), &ARGUMENT_MEMORY),
+            (rank.all_reduce(stream, &bits, &bits, Reduction::Sum), &ARGUMENT_MEMORY),
+            (rank.all_reduce_in_place(stream, &bits, Reduction::Sum), &COLLECTIVE_TYPE),
+            (rank.reduce_scatter(stream, &a, &b, Reduction::Sum), &COLLECTIVE_LENGTH),
+            (rank.all_to_all(stream, &a.narrow(0, 0..7).unwrap(), &b), &COLLECTIVE_LENGTH),
+            (rank.all_to_all_v(stream, (&a, &[4, 4]), (&b, &[4, 3])), &COLLECTIVE_LENGTH),
+            (rank.broadcast(stream, &a, 2), &COLLECTIVE_RANK),
+            (rank.broadcast(stream, &flags, 0), &COLLECTIVE_TYPE),
+            (rank.send(stream, &a, me), &COLLECTIVE_RANK),
+            (rank.recv(stream, &a, 2), &COLLECTIVE_RANK),
+        ];
+        for (number, (refusal, rule)) in refusals.into_iter().enumerate() {
+            let error = refusal.unwrap_err();
+            assert!(error.breaks(rule), "{number}: {error}");
+        }
+        assert_eq!(rank.calls(), 0);
+        rank.all_reduce(stream, &a, &b, Reduction::Sum).unwrap();
+        assert_eq!(b.download(stream).unwrap(), [2.0; 8]);
+    });
+}
+
+#[test]
+fn ranks_that_differ_are_told_so_and_their_next_call_names_rank_and_number() {
+    if harness::not_on_npu("hardware waits for half an hour") {
+        return;
+    }
+    world(3, |rank, stream| {
+        let count = if rank.rank() == 2 { 7 } else { 8 };
+        let tensor = upload(stream, &vec![1f32; count]);
+        rank.barrier(stream).unwrap();
+        let me = rank.rank();
+        // A rank that comes late may be told by its call already.
+        let outcome = rank.all_reduce_in_place(stream, &tensor, Reduction::Sum).and_then(|()| stream.synchronize());
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("count: ") && text.contains("7 on rank 2"), "{text}");
+        match rank.barrier(stream) {
+            Err(Error::Hccl { function: "HcclBarrier", rank, call: 3, message, .. }) => {
+                assert_eq!(rank, me);
+                assert!(message.contains("7 on rank 2"), "{message}");
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}
