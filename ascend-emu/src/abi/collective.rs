@@ -8,7 +8,6 @@ use crate::status::{HCCL_NOT_SUPPORTED, HCCL_PARA, Outcome, failure, hccl};
 use ascend_spec::collective::{Collective, Root, reduces};
 use ascend_sys::bindings::{HcclComm, HcclDataType, HcclReduceOp, HcclResult, aclrtStream};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// One call of a collective, as its C function was given it.
 struct Arguments<'a> {
@@ -71,9 +70,8 @@ impl<'a> Arguments<'a> {
         let shared = [send.parts, receive.parts].into_iter().flatten().filter(|_| collective != Collective::AlltoAllV);
         let lists: Vec<u64> = shared.flat_map(|(counts, places)| counts.iter().chain(places)).copied().collect();
         let even = send.parts.is_none() && receive.parts.is_none();
-        let member = Arc::clone(&caller.member);
         caller.submit(Call {
-            member,
+            rank,
             kind: Kind::Collective(collective),
             dtype,
             reduction,

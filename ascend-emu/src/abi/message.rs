@@ -8,7 +8,6 @@ use ascend_spec::DType;
 use ascend_spec::collective::Share;
 use ascend_sys::bindings::{HcclComm, HcclDataType, HcclResult, HcclSendRecvItem, HcclSendRecvType, aclrtStream};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// One message of a call between ranks.
 struct Message {
@@ -44,9 +43,18 @@ fn exchange(name: &'static str, messages: &[Message], comm: HcclComm, stream: ac
         return Ok(());
     };
     let (root, reduction) = (None, None);
-    let member = Arc::clone(&caller.member);
     let kind = Kind::Peers(name);
-    caller.submit(Call { member, kind, dtype, reduction, root, count: None, lists: Vec::new(), sends, receives })
+    caller.submit(Call {
+        rank: caller.member.rank,
+        kind,
+        dtype,
+        reduction,
+        root,
+        count: None,
+        lists: Vec::new(),
+        sends,
+        receives,
+    })
 }
 
 pub unsafe extern "C" fn HcclSend(

@@ -1,7 +1,7 @@
 //! What calls between ranks have in common: buffers, element types, the rank and its stream.
 
 use super::communicator::not_null;
-use crate::collectives::{COMMUNICATORS, Call, Member, Segment};
+use crate::collectives::{COMMUNICATORS, Call, Member, MemberCall, Segment};
 use crate::runtime::context::{self, stream};
 use crate::runtime::stream::Stream;
 use crate::runtime::task::Task;
@@ -126,6 +126,7 @@ impl Caller {
     }
 
     pub(super) fn submit(&self, call: Call) -> Outcome {
-        self.stream.submit(Task::Collective(Arc::new(call)), None, HCCL_PARA)
+        let call = MemberCall { member: Arc::clone(&self.member), call: Arc::new(call) };
+        self.stream.submit(Task::Collective(call), None, HCCL_PARA)
     }
 }

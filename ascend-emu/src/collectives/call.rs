@@ -1,11 +1,9 @@
 //! What one rank contributes to a collective, and how the contributions of two ranks differ.
 
-use super::group::Member;
 use crate::operator::Access;
 use ascend_spec::DType;
 use ascend_spec::collective::{Collective, Reduction};
 use std::fmt;
-use std::sync::Arc;
 
 /// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +34,7 @@ pub(crate) struct Segment {
 
 /// One call of one rank.
 pub(crate) struct Call {
-    pub member: Arc<Member>,
+    pub rank: usize,
     pub kind: Kind,
     pub dtype: DType,
     pub reduction: Option<Reduction>,
@@ -50,6 +48,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Whether every rank of the communicator makes this call.
+    pub(super) fn is_collective(&self) -> bool {
+        matches!(self.kind, Kind::Collective(_))
+    }
+
     /// Visits every byte range that this rank's part of the call touches.
     pub(crate) fn accesses(&self, visit: &mut dyn FnMut(Access)) {
         for (segments, write, what) in [(&self.sends, false, "sendBuf"), (&self.receives, true, "recvBuf")] {
@@ -65,7 +68,7 @@ impl Call {
 
     /// Describes the first thing in which this rank's call is another one than that of rank `other`.
     pub(super) fn difference(&self, other: &Call) -> Option<String> {
-        let (here, there) = (self.member.rank, other.member.rank);
+        let (here, there) = (self.rank, other.rank);
         let differ = |field: &str, one: &dyn fmt::Display, two: &dyn fmt::Display| {
             Some(format!("{field}: {two} on rank {there}, {one} on rank {here}"))
         };
@@ -97,7 +100,7 @@ impl Call {
 
     /// Describes a rank of which this one expects another number of bytes than it sends.
     pub(super) fn misfit(&self, sender: &Call) -> Option<String> {
-        let (here, there) = (self.member.rank, sender.member.rank);
+        let (here, there) = (self.rank, sender.rank);
         let bytes = |segments: &[Segment], peer| {
             let mut to = segments.iter().filter(|segment| segment.peer == peer);
             to.next().map_or(0, |segment| segment.bytes)
@@ -136,6 +139,6 @@ impl fmt::Display for Call {
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self} of rank {} in {}", self.member.rank, self.member.group.name)
+        write!(f, "{self} of rank {}", self.rank)
     }
 }

@@ -1,6 +1,6 @@
 //! Communicators, and how the calls of their ranks meet.
 
-use super::call::{Call, Kind};
+use super::call::Call;
 use crate::fault::Fault;
 use crate::handle::{self, Table};
 use crate::lock::{Lock, Signal};
@@ -99,6 +99,13 @@ pub(crate) struct Member {
     pub group: Arc<Group>,
     pub rank: usize,
     pub device: i32,
+}
+
+/// A call with the member that makes it.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberCall {
+    pub member: Arc<Member>,
+    pub call: Arc<Call>,
 }
 
 impl Group {
@@ -220,7 +227,7 @@ impl Group {
         abort: &AtomicBool,
         mut look: impl FnMut(&mut Meeting) -> Result<ControlFlow<T, Vec<Wait>>, String>,
     ) -> Result<T, Fault> {
-        let rank = call.member.rank;
+        let rank = call.rank;
         let begun = Instant::now();
         // The circle of waits that was seen last, and since when it has been the same.
         let (mut circle, mut since) = (None, begun);
@@ -300,7 +307,7 @@ impl Group {
 
     /// Begins a call: numbers it, unless its rank is gone.
     fn begin<T>(&self, call: &Arc<Call>, first: impl FnOnce(&mut Meeting) -> Result<T, String>) -> Result<T, Fault> {
-        let rank = call.member.rank;
+        let rank = call.rank;
         let mut meeting = self.meeting.lock();
         if let Some(message) = &meeting.failed {
             return Err(Fault { code: COLLECTIVE_FAILED, message: message.clone() });
@@ -340,7 +347,7 @@ impl Group {
     /// Meets the other ranks in a collective, and returns their calls in the order of the ranks.
     pub(super) fn meet(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Arrival>, Fault> {
         let call = Arc::clone(&arrival.call);
-        let rank = call.member.rank;
+        let rank = call.rank;
         let number = self.begin(&call, |meeting| {
             let Some(seat) = meeting.seats.get_mut(rank) else {
                 return Err(format!("there is no rank {rank}"));
@@ -388,7 +395,7 @@ impl Group {
     /// [`Call::receives`].
     pub(super) fn exchange(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Payload>, Fault> {
         let Arrival { call, payloads } = arrival;
-        let rank = call.member.rank;
+        let rank = call.rank;
         // The number of its channel that each message has, counted from 1.
         let tickets = self.begin(&call, |meeting| {
             let mut tickets = Vec::new();
@@ -479,12 +486,5 @@ impl Member {
 pub(crate) fn lose_device(device: i32) {
     for member in COMMUNICATORS.all(|member| member.device == device) {
         member.group.lose(member.rank, "its device was reset");
-    }
-}
-
-impl Call {
-    /// Whether every rank of the communicator makes this call.
-    pub(super) fn is_collective(&self) -> bool {
-        matches!(self.kind, Kind::Collective(_))
     }
 }

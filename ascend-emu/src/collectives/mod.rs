@@ -16,5 +16,5 @@ mod reduce;
 mod run;
 
 pub(crate) use call::{Call, Kind, Segment};
-pub(crate) use group::{COMMUNICATORS, Member, lose_device};
+pub(crate) use group::{COMMUNICATORS, Member, MemberCall, lose_device};
 pub(crate) use join::{ROOT_INFO, Settings, all, join, root_info};

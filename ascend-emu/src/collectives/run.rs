@@ -1,7 +1,7 @@
 //! A call on the thread of its stream: what is sent is copied, the ranks meet, what comes is written.
 
 use super::call::{Call, Segment};
-use super::group::{Arrival, Payload};
+use super::group::{Arrival, MemberCall, Payload};
 use super::reduce::reduce;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -12,22 +12,35 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-impl Call {
+impl MemberCall {
     /// Runs the call.
     ///
     /// # Safety
     ///
     /// Every range that [`Call::accesses`] names is valid memory until the call is over.
-    pub(crate) unsafe fn run(self: &Arc<Self>, abort: &AtomicBool) -> Result<(), Fault> {
+    pub(crate) unsafe fn run(&self, abort: &AtomicBool) -> Result<(), Fault> {
+        let MemberCall { member, call } = self;
         let memory = DeviceMemory::get()?;
         // SAFETY: the caller's promise.
-        let payloads = unsafe { self.payloads(memory) };
-        let arrival = Arrival { call: Arc::clone(self), payloads };
-        let group = &self.member.group;
-        let received = match self.is_collective() {
-            true => self.addressed(&group.meet(arrival, abort)?),
-            false => group.exchange(arrival, abort)?,
+        let payloads = unsafe { call.payloads(memory) };
+        let arrival = Arrival { call: Arc::clone(call), payloads };
+        let received = match call.is_collective() {
+            true => call.addressed(&member.group.meet(arrival, abort)?),
+            false => member.group.exchange(arrival, abort)?,
         };
+        // SAFETY: the caller's promise.
+        unsafe { call.write(received, memory) };
+        Ok(())
+    }
+}
+
+impl Call {
+    /// Writes what was received, in the order of [`Call::receives`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`MemberCall::run`].
+    unsafe fn write(&self, received: Vec<Payload>, memory: &DeviceMemory) {
         let written: Vec<(Segment, Payload)> = match self.reduction {
             Some(reduction) if !self.receives.is_empty() => {
                 let mut payloads = received.iter();
@@ -49,14 +62,13 @@ impl Call {
         }
         allocation_table::written(accesses.iter().map(|access| access.address));
         drop(locked);
-        Ok(())
     }
 
     /// Copies of what is sent, in the order of [`Call::sends`]; what all ranks get is copied once.
     ///
     /// # Safety
     ///
-    /// As for [`Call::run`].
+    /// As for [`MemberCall::run`].
     unsafe fn payloads(&self, memory: &DeviceMemory) -> Vec<Payload> {
         let accesses: Vec<Access> = self.sends.iter().map(|segment| access(segment, false)).collect();
         let _locked = lock_accesses(&accesses);
@@ -80,7 +92,7 @@ impl Call {
     fn addressed(&self, arrivals: &[Arrival]) -> Vec<Payload> {
         let own = |segment: &Segment| {
             let sender = arrivals.get(segment.peer)?;
-            let at = sender.call.sends.iter().position(|sent| sent.peer == self.member.rank)?;
+            let at = sender.call.sends.iter().position(|sent| sent.peer == self.rank)?;
             sender.payloads.get(at).cloned()
         };
         // The ranks have compared their counts, so that each segment has its payload.

@@ -65,7 +65,7 @@ pub(crate) enum Task {
         comparison: Comparison,
     },
     /// Meets the other ranks of a communicator.
-    Collective(Arc<collectives::Call>),
+    Collective(collectives::MemberCall),
 }
 
 impl Task {
@@ -81,7 +81,7 @@ impl Task {
             Task::AwaitNotify { .. } => "aclrtWaitAndResetNotify",
             Task::Write { .. } => "aclrtValueWrite",
             Task::AwaitValue { .. } => "aclrtValueWait",
-            Task::Collective(call) => call.kind.function(),
+            Task::Collective(call) => call.call.kind.function(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Task {
                 access(*dst, *bytes, true, "dst");
             }
             Task::Fill { dst, bytes, .. } => access(*dst, *bytes, true, "devPtr"),
-            Task::Collective(call) => call.accesses(visit),
+            Task::Collective(call) => call.call.accesses(visit),
         }
     }
 
@@ -111,7 +111,7 @@ impl Task {
     pub(crate) fn cancel(self) {
         match self {
             Task::Raise(notify) => notify.raise(),
-            Task::Collective(call) => call.member.give_up(&call),
+            Task::Collective(call) => call.member.give_up(&call.call),
             _ => {}
         }
     }
@@ -239,7 +239,7 @@ impl fmt::Debug for Task {
                 write!(f, " from {src:#x} to {dst:#x} ({bytes} bytes)")
             }
             Task::Fill { dst, value, bytes } => write!(f, " {value} at {dst:#x} ({bytes} bytes)"),
-            Task::Collective(call) => write!(f, " {call:?}"),
+            Task::Collective(call) => write!(f, " {:?}", call.call),
         }
     }
 }
