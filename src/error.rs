@@ -57,14 +57,14 @@ pub enum Error {
         message: String,
     },
     /// A function of HCCL failed.
-    #[error("{function}, call {call} of rank {rank}, returned {status}{}", told(message))]
+    #[error("{function}{} returned {status}{}", of_rank(*rank, *call), told(message))]
     Hccl {
         /// The C function.
         function: &'static str,
-        /// The rank that called it; 0 where it had none yet.
-        rank: usize,
-        /// The number of the rank's call, from 1 on; 0 for calls that make or end a communicator.
-        call: u64,
+        /// The rank that called it, if it had one.
+        rank: Option<usize>,
+        /// The number of the rank's call, from 1 on; none for calls that make or end a communicator.
+        call: Option<u64>,
         /// What it returned.
         status: HcclStatus,
         /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
@@ -224,6 +224,14 @@ shown! {
     NoEmulation {},
 }
 
+fn of_rank(rank: Option<usize>, call: Option<u64>) -> String {
+    match (rank, call) {
+        (Some(rank), Some(call)) => format!(", call {call} of rank {rank},"),
+        (Some(rank), None) => format!(" of rank {rank}"),
+        (None, _) => String::new(),
+    }
+}
+
 fn told(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
@@ -310,11 +318,11 @@ pub(crate) fn aclnn_error(api: &Api, function: &'static str, status: i32) -> Err
     Error::Aclnn { function, status: AclnnStatus(status), message: recent_message(api) }
 }
 
-/// The outcome of a function of HCCL, called by a rank as its call of this number.
+/// The outcome of a function of HCCL, called by a rank as its call of a number.
 pub(crate) fn hccl_error(
     api: &Api,
     function: &'static str,
-    (rank, call): (usize, u64),
+    (rank, call): (Option<usize>, Option<u64>),
     result: sys::HcclResult,
 ) -> Result<()> {
     match result {

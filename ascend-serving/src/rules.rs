@@ -236,8 +236,8 @@ ascend_attention::spec::library_rules! {
         "and `LayerInputs` or query, key and value for the others";
     STATE_EXHAUSTED = "state.exhausted",
         "a pool of states has a free slot for a request and for each of its drafts",
-        "preempt a request by dropping its sequence or cutting it to 0, drop sequences that are kept for their "
-        "prefixes, or make the pool larger";
+        "preempt a request by dropping its sequence or cutting it to 0, drop states that are kept behind prefixes "
+        "(`PrefixCache::evict_states`), or make the pool larger";
     STATE_DRAFTS = "state.drafts",
         "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it "
         "than slots",

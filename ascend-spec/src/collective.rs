@@ -29,7 +29,7 @@ pub enum Root {
 macro_rules! collectives {
     ($(
         $(#[$doc:meta])*
-        $name:ident = $function:literal, $sent:ident, $received:ident, $root:ident, $reduces:literal;
+        $name:ident = $function:literal, $sent:ident, $received:ident, $root:ident;
     )*) => {
         /// A collective: an operator that every rank of a communicator calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,9 +39,6 @@ macro_rules! collectives {
         }
 
         impl Collective {
-            /// Every collective.
-            pub const ALL: &'static [Collective] = &[$( Collective::$name ),*];
-
             /// The C function.
             pub const fn function(self) -> &'static str {
                 match self { $( Collective::$name => $function, )* }
@@ -61,40 +58,35 @@ macro_rules! collectives {
             pub const fn root(self) -> Root {
                 match self { $( Collective::$name => Root::$root, )* }
             }
-
-            /// Whether the elements of several ranks become one.
-            pub const fn reduces(self) -> bool {
-                match self { $( Collective::$name => $reduces, )* }
-            }
         }
     };
 }
 
 collectives! {
     /// Waits for every rank.
-    Barrier = "HcclBarrier", Nothing, Nothing, Nothing, false;
+    Barrier = "HcclBarrier", Nothing, Nothing, Nothing;
     /// Reduces to every rank.
-    AllReduce = "HcclAllReduce", Whole, Whole, Nothing, true;
+    AllReduce = "HcclAllReduce", Whole, Whole, Nothing;
     /// Reduces to the root.
-    Reduce = "HcclReduce", Whole, Whole, Receives, true;
+    Reduce = "HcclReduce", Whole, Whole, Receives;
     /// Copies from the root to every rank.
-    Broadcast = "HcclBroadcast", Whole, Whole, Sends, false;
+    Broadcast = "HcclBroadcast", Whole, Whole, Sends;
     /// Copies from every rank to every rank.
-    AllGather = "HcclAllGather", Whole, Parts, Nothing, false;
+    AllGather = "HcclAllGather", Whole, Parts, Nothing;
     /// [`AllGather`](Self::AllGather) of parts of any sizes.
-    AllGatherV = "HcclAllGatherV", Whole, Parts, Nothing, false;
+    AllGatherV = "HcclAllGatherV", Whole, Parts, Nothing;
     /// Reduces, and leaves part r to rank r.
-    ReduceScatter = "HcclReduceScatter", Parts, Whole, Nothing, true;
+    ReduceScatter = "HcclReduceScatter", Parts, Whole, Nothing;
     /// [`ReduceScatter`](Self::ReduceScatter) of parts of any sizes.
-    ReduceScatterV = "HcclReduceScatterV", Parts, Whole, Nothing, true;
+    ReduceScatterV = "HcclReduceScatterV", Parts, Whole, Nothing;
     /// Hands out the root's parts.
-    Scatter = "HcclScatter", Parts, Whole, Sends, false;
+    Scatter = "HcclScatter", Parts, Whole, Sends;
     /// Exchanges parts between each two ranks.
-    AlltoAll = "HcclAlltoAll", Parts, Parts, Nothing, false;
+    AlltoAll = "HcclAlltoAll", Parts, Parts, Nothing;
     /// [`AlltoAll`](Self::AlltoAll) of parts of any sizes at any places.
-    AlltoAllV = "HcclAlltoAllV", Parts, Parts, Nothing, false;
+    AlltoAllV = "HcclAlltoAllV", Parts, Parts, Nothing;
     /// [`AlltoAll`](Self::AlltoAll) of parts of any sizes without gaps.
-    AlltoAllVC = "HcclAlltoAllVC", Parts, Parts, Nothing, false;
+    AlltoAllVC = "HcclAlltoAllVC", Parts, Parts, Nothing;
 }
 
 impl Collective {
@@ -111,22 +103,27 @@ impl Collective {
     }
 }
 
-/// How elements of several ranks become one.
+/// How elements of several ranks become one, by CANN's numbers (`HcclReduceOp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum.
-    Sum,
+    Sum = 0,
     /// The product.
-    Prod,
+    Prod = 1,
     /// The largest.
-    Max,
+    Max = 2,
     /// The smallest.
-    Min,
+    Min = 3,
 }
 
 impl Reduction {
-    /// Every reduction, in the order of CANN's numbers (`HcclReduceOp`).
+    /// Every reduction, in the order of the numbers.
     pub const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min];
+
+    /// CANN's number (`HcclReduceOp`).
+    pub const fn hccl_number(self) -> u32 {
+        self as u32
+    }
 
     /// CANN's name without `HCCL_REDUCE_`.
     pub const fn name(self) -> &'static str {

@@ -1811,7 +1811,7 @@ unsafe extern "C" {
         config: *const HcclCommConfig,
         comm: *mut HcclComm,
     ) -> HcclResult;
-    /// Makes a communicator of devices of this process; rank i is on devices[i] and becomes comms[i].
+    /// Makes a communicator of devices of this process; rank i is on entry i of devices, and becomes entry i of comms.
     pub fn HcclCommInitAll(
         ndev: u32,
         devices: *mut i32,
@@ -1885,7 +1885,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /// HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are uint64_t[size], in host memory.
+    /// HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are lists of uint64_t, one for each rank, in host memory.
     pub fn HcclAllGatherV(
         sendBuf: *mut ::core::ffi::c_void,
         sendCount: u64,
@@ -1906,7 +1906,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /// HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t[size], in host memory.
+    /// HcclReduceScatter with parts of their own sizes. `sendCounts` and `sendDispls` are lists of uint64_t, one for each rank, in host memory.
     pub fn HcclReduceScatterV(
         sendBuf: *mut ::core::ffi::c_void,
         sendCounts: *const ::core::ffi::c_void,
@@ -1939,7 +1939,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /// Exchanges numbers of elements of their own. The arrays are uint64_t[size], in host memory.
+    /// Exchanges numbers of elements of their own. The lists are of uint64_t, one for each rank, in host memory.
     pub fn HcclAlltoAllV(
         sendBuf: *const ::core::ffi::c_void,
         sendCounts: *const ::core::ffi::c_void,
@@ -1952,7 +1952,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /** HcclAlltoAllV without gaps: of the uint64_t[size][size] in host memory, row i is what rank i sends.
+    /** HcclAlltoAllV without gaps: the matrix is of uint64_t, in host memory; row i is what rank i sends to each rank.
  Since a release after 8.1.*/
     pub fn HcclAlltoAllVC(
         sendBuf: *const ::core::ffi::c_void,

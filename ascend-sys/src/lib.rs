@@ -47,8 +47,8 @@
 //!
 //! None is on by default, and without any the build script reads nothing: no toolkit, no libclang.
 //!
-//! - `link`: the linker binds `libascendcl`, `libnnopbase`, `libopapi` and `libhccl` of the toolkit that `ASCEND_HOME_PATH` or
-//!   `ASCEND_TOOLKIT_HOME` names. Costs: the program builds and starts only where these are.
+//! - `link`: the linker binds `libascendcl`, `libnnopbase`, `libopapi` and `libhccl` of the toolkit that
+//!   `ASCEND_HOME_PATH` or `ASCEND_TOOLKIT_HOME` names. Costs: the program builds and starts only where these are.
 //! - `bindgen`: makes the bindings anew at build time, from the headers of the toolkit that `ASCEND_HOME_PATH` names
 //!   (what those lack comes from ours), or from ours alone. Costs: libclang, and a slower build.
 

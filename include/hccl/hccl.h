@@ -29,7 +29,7 @@ HcclResult HcclCommInitRootInfoConfig(
     uint32_t rank,
     const HcclCommConfig *config,
     HcclComm *comm);
-/** Makes a communicator of devices of this process; rank i is on devices[i] and becomes comms[i]. */
+/** Makes a communicator of devices of this process; rank i is on entry i of devices, and becomes entry i of comms. */
 HcclResult HcclCommInitAll(uint32_t ndev, int32_t *devices, HcclComm *comms);
 /** Fills in the settings of a communicator: those of the process. */
 static inline void HcclCommConfigInit(HcclCommConfig *config)
@@ -94,7 +94,7 @@ HcclResult HcclBroadcast(
 /** Gathers `sendCount` elements of each rank on every rank, in the order of the ranks. */
 HcclResult HcclAllGather(
     void *sendBuf, void *recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm, aclrtStream stream);
-/** HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are uint64_t[size], in host memory. */
+/** HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are lists of uint64_t, one for each rank, in host memory. */
 HcclResult HcclAllGatherV(
     void *sendBuf,
     uint64_t sendCount,
@@ -113,7 +113,7 @@ HcclResult HcclReduceScatter(
     HcclReduceOp op,
     HcclComm comm,
     aclrtStream stream);
-/** HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t[size], in host memory. */
+/** HcclReduceScatter with parts of their own sizes. `sendCounts` and `sendDispls` are lists of uint64_t, one for each rank, in host memory. */
 HcclResult HcclReduceScatterV(
     void *sendBuf,
     const void *sendCounts,
@@ -143,7 +143,7 @@ HcclResult HcclAlltoAll(
     HcclDataType recvType,
     HcclComm comm,
     aclrtStream stream);
-/** Exchanges numbers of elements of their own. The arrays are uint64_t[size], in host memory. */
+/** Exchanges numbers of elements of their own. The lists are of uint64_t, one for each rank, in host memory. */
 HcclResult HcclAlltoAllV(
     const void *sendBuf,
     const void *sendCounts,
@@ -156,7 +156,7 @@ HcclResult HcclAlltoAllV(
     HcclComm comm,
     aclrtStream stream);
 /**
- * HcclAlltoAllV without gaps: of the uint64_t[size][size] in host memory, row i is what rank i sends.
+ * HcclAlltoAllV without gaps: the matrix is of uint64_t, in host memory; row i is what rank i sends to each rank.
  * Since a release after 8.1.
  */
 HcclResult HcclAlltoAllVC(

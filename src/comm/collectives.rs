@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use ascend_spec::DType;
 use ascend_spec::collective::{Collective, MOST_ELEMENTS, Reduction, Share, hccl_number, moves, reduces};
 use ascend_sys::bindings as sys;
 use half::{bf16, f16};
@@ -27,9 +28,9 @@ macro_rules! reducible {
 
 reducible! { f16 bf16 f32 i8 i32 i64 u64 }
 
-/// The numbers of one call, as C takes them.
+/// The elements of a call, as C takes them.
 #[derive(Clone, Copy)]
-struct Numbers {
+struct Elements {
     dtype: sys::HcclDataType,
     count: u64,
 }
@@ -40,13 +41,8 @@ impl Communicator {
         let (soc, dtype) = (self.device().soc()?, tensor.dtype());
         match hccl_number(dtype).filter(|_| moves(soc, dtype)) {
             Some(number) => Ok(sys::HcclDataType(number)),
-            None => Err(Error::by(
-                &rules::COLLECTIVE_TYPE,
-                "tensor",
-                dtype,
-                format_args!("types that {soc} moves between ranks: integers, FLOAT16, FLOAT, and what it adds"),
-            )
-            .fix("give a view of the same bytes as integers")),
+            None => Err(Error::by(&rules::COLLECTIVE_TYPE, "tensor", dtype, names(|dtype| moves(soc, dtype)))
+                .fix("give a view of the same bytes as integers")),
         }
     }
 
@@ -70,16 +66,7 @@ impl Communicator {
 
     /// Checks a call that sends one tensor and receives another: one buffer is whole or both have a part for each rank,
     /// by [`Collective`].
-    fn checked(&self, collective: Collective, send: &AnyTensor, receive: &AnyTensor) -> Result<Numbers> {
-        let soc = self.device().soc()?;
-        if !collective.runs_on(soc) {
-            return Err(Error::by(
-                &rules::COLLECTIVE_TYPE,
-                "communicator",
-                collective.function(),
-                format_args!("what {soc} has: all-reduce, all-gather, reduce-scatter and all-to-all"),
-            ));
-        }
+    fn checked(&self, collective: Collective, send: &AnyTensor, receive: &AnyTensor) -> Result<Elements> {
         let dtype = self.dtype(send)?;
         let size = self.size();
         let count = match (collective.sent(), collective.received()) {
@@ -94,7 +81,7 @@ impl Communicator {
         self.admits("send", send, expected(collective.sent()), false)?;
         self.admits("receive", receive, expected(collective.received()), true)?;
         apart(send, receive)?;
-        Ok(Numbers { dtype, count: count as u64 })
+        Ok(Elements { dtype, count: count as u64 })
     }
 
     fn reduction(&self, collective: Collective, tensor: &AnyTensor, reduction: Reduction) -> Result<sys::HcclReduceOp> {
@@ -104,11 +91,11 @@ impl Communicator {
                 &rules::COLLECTIVE_TYPE,
                 "reduction",
                 format_args!("{} of {dtype}", reduction.name()),
-                format_args!("what {soc} reduces there, such as SUM of FLOAT"),
+                names(|dtype| reduces(soc, collective, dtype, reduction)),
             )
-            .fix("convert the elements to FLOAT"));
+            .fix("convert the elements to one of these types"));
         }
-        Ok(sys::HcclReduceOp(reduction as u32))
+        Ok(sys::HcclReduceOp(reduction.hccl_number()))
     }
 
     /// Waits on the stream until the streams of all ranks have come.
@@ -117,7 +104,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ARGUMENT_DEVICE`](rules::ARGUMENT_DEVICE) for a stream of another device; [`Error::Hccl`];
-    /// [`Error::Capturing`] on a thread that captures; [`Error::MissingSymbol`] without libhccl. So for all calls here.
+    /// [`Error::Capturing`] on a thread that captures; [`Error::MissingSymbol`] without libhccl.
     #[doc(alias = "HcclBarrier")]
     pub fn barrier(&mut self, stream: &Stream) -> Result<()> {
         // SAFETY: both handles are alive.
@@ -125,7 +112,7 @@ impl Communicator {
     }
 
     /// Gathers `send` of each rank in `receive` of every rank, in the order of the ranks. All have the same length,
-    /// and `receive` has `size` times that.
+    /// and `receive` has `size` times that. A call without elements takes no part: all ranks make it, or none.
     ///
     /// Since CANN 8.1.
     ///
@@ -135,7 +122,7 @@ impl Communicator {
     /// memory; [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) for strided ones.
     #[doc(alias = "HcclAllGather")]
     pub fn all_gather<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
-        let Numbers { dtype, count } = self.checked(Collective::AllGather, send, receive)?;
+        let Elements { dtype, count } = self.checked(Collective::AllGather, send, receive)?;
         let (from, to) = (send.as_raw(), receive.as_raw());
         self.queue(stream, "HcclAllGather", &[send, receive], |api, comm, stream| {
             // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
@@ -187,8 +174,8 @@ impl Communicator {
         receive: &Tensor<T>,
         reduction: Reduction,
     ) -> Result<()> {
-        let Numbers { dtype, count } = self.checked(Collective::AllReduce, send, receive)?;
-        self.all_reduced(stream, send, receive, (dtype, count), reduction)
+        let elements = self.checked(Collective::AllReduce, send, receive)?;
+        self.all_reduced(stream, send, receive, elements, reduction)
     }
 
     /// [`all_reduce`](Self::all_reduce) of a tensor that is overwritten with the result.
@@ -206,7 +193,8 @@ impl Communicator {
     ) -> Result<()> {
         let dtype = self.dtype(tensor)?;
         self.admits("tensor", tensor, tensor.len(), true)?;
-        self.all_reduced(stream, tensor, tensor, (dtype, tensor.len() as u64), reduction)
+        let elements = Elements { dtype, count: tensor.len() as u64 };
+        self.all_reduced(stream, tensor, tensor, elements, reduction)
     }
 
     fn all_reduced(
@@ -214,7 +202,7 @@ impl Communicator {
         stream: &Stream,
         send: &AnyTensor,
         receive: &AnyTensor,
-        (dtype, count): (sys::HcclDataType, u64),
+        Elements { dtype, count }: Elements,
         reduction: Reduction,
     ) -> Result<()> {
         let op = self.reduction(Collective::AllReduce, send, reduction)?;
@@ -240,7 +228,7 @@ impl Communicator {
         receive: &Tensor<T>,
         reduction: Reduction,
     ) -> Result<()> {
-        let Numbers { dtype, count } = self.checked(Collective::ReduceScatter, send, receive)?;
+        let Elements { dtype, count } = self.checked(Collective::ReduceScatter, send, receive)?;
         let op = self.reduction(Collective::ReduceScatter, send, reduction)?;
         let (from, to) = (send.as_raw(), receive.as_raw());
         self.queue(stream, "HcclReduceScatter", &[send, receive], |api, comm, stream| {
@@ -257,7 +245,7 @@ impl Communicator {
     /// As for [`all_gather`](Self::all_gather).
     #[doc(alias = "HcclAlltoAll")]
     pub fn all_to_all<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
-        let Numbers { dtype, count } = self.checked(Collective::AlltoAll, send, receive)?;
+        let Elements { dtype, count } = self.checked(Collective::AlltoAll, send, receive)?;
         let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
         self.queue(stream, "HcclAlltoAll", &[send, receive], |api, comm, stream| {
             // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
@@ -305,6 +293,16 @@ impl Communicator {
     /// As for [`all_gather`](Self::all_gather); [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK).
     #[doc(alias = "HcclBroadcast")]
     pub fn broadcast<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, root: usize) -> Result<()> {
+        let soc = self.device().soc()?;
+        if !Collective::Broadcast.runs_on(soc) {
+            return Err(Error::by(
+                &rules::COLLECTIVE_TYPE,
+                "communicator",
+                Collective::Broadcast.function(),
+                format_args!("what {soc} has: all-reduce, all-gather, reduce-scatter and all-to-all"),
+            )
+            .fix("gather the tensors of all ranks by `all_gather`, and use that of the root"));
+        }
         let (dtype, number) = (self.dtype(tensor)?, rank_of("root", root, self.size())?);
         self.admits("tensor", tensor, tensor.len(), root != self.rank())?;
         let (at, count) = (tensor.as_raw(), tensor.len() as u64);
@@ -380,6 +378,12 @@ impl Communicator {
         let places = counts.iter().scan(0, place).collect();
         Ok((counts, places, total))
     }
+}
+
+/// The types that there are of a kind, as text.
+fn names(holds: impl Fn(DType) -> bool) -> String {
+    let known = DType::ALL.iter().copied().filter(|&dtype| holds(dtype));
+    known.map(|dtype| dtype.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Refuses a tensor that is written and shares memory with one that is read.

@@ -31,7 +31,7 @@ impl RootInfo {
         let mut bytes = Box::new([0; BYTES]);
         // SAFETY: the bytes are a place for root information, which is an array of as many.
         let result = unsafe { api.HcclGetRootInfo()?(bytes.as_mut_ptr().cast()) };
-        hccl_error(api, "HcclGetRootInfo", (0, 0), result)?;
+        hccl_error(api, "HcclGetRootInfo", (None, None), result)?;
         Ok(Self(bytes))
     }
 
@@ -62,7 +62,8 @@ impl fmt::Debug for RootInfo {
 /// One rank of a communicator, on its device. See the [module](super).
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
-/// is waited for until it fails. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all
+/// is waited for until it fails. On a thread that captures a graph, and where a stream cannot be waited for, the rank
+/// stays in the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all
 /// ranks and make another one.
 ///
 /// # Threads
@@ -78,7 +79,7 @@ pub struct Communicator {
     marks: Vec<StreamMark>,
 }
 
-// SAFETY: `raw` is a name; HCCL takes calls from any thread whose device is the communicator's, which each call here
+// SAFETY: `raw` is a handle that this object alone owns; HCCL takes calls from any thread whose device is the communicator's, which each call here
 // sees to, and calls take `&mut self`, so that they come one after the other.
 unsafe impl Send for Communicator {}
 // SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
@@ -115,7 +116,7 @@ impl Communicator {
         let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         // SAFETY: both lists have an entry for each device.
         let result = unsafe { api.HcclCommInitAll()?(count, ids.as_mut_ptr(), comms.as_mut_ptr()) };
-        hccl_error(api, "HcclCommInitAll", (0, 0), result)?;
+        hccl_error(api, "HcclCommInitAll", (None, None), result)?;
         let ranks = comms.into_iter().zip(devices).enumerate();
         Ok(ranks.map(|(rank, (raw, device))| Self::new(device, raw, rank, devices.len())).collect())
     }
@@ -134,7 +135,7 @@ impl Communicator {
         let mut raw = ptr::null_mut();
         // SAFETY: the bytes are root information, which is an array of as many; `raw` is a place for the result.
         let result = unsafe { api.HcclCommInitRootInfo()?(count, info.0.as_ptr().cast(), rank_number, &mut raw) };
-        hccl_error(api, "HcclCommInitRootInfo", (rank, 0), result)?;
+        hccl_error(api, "HcclCommInitRootInfo", (Some(rank), None), result)?;
         Ok(Self::new(device, raw, rank, size))
     }
 
@@ -175,7 +176,7 @@ impl Communicator {
         let api = self.device.context().bind()?;
         let result = call(api, self.raw, raw)?;
         self.calls += 1;
-        let outcome = hccl_error(api, function, (self.rank, self.calls), result);
+        let outcome = hccl_error(api, function, (Some(self.rank), Some(self.calls)), result);
         // Also after a failure: part of the work may have been queued.
         let number = stream.queued();
         tensors.iter().for_each(|tensor| stream.keep(number, tensor.memory()));
@@ -201,17 +202,17 @@ pub(super) fn rank_of(argument: &'static str, rank: usize, size: usize) -> Resul
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        for mark in &self.marks {
-            // A fault of the work is for the stream's next synchronisation.
-            if let Err(error) = mark.latest().wait() {
-                tracing::error!("rank {} cannot wait for its calls: {error}", self.rank);
-            }
+        // A fault of the work is for the stream's next synchronisation.
+        let is_over = |mark: &StreamMark| matches!(mark.latest().wait(), Ok(true));
+        if !self.marks.iter().all(is_over) {
+            tracing::error!("rank {} stays in its communicator: its calls are not known to be over", self.rank);
+            return;
         }
         let destroy = || -> Result<()> {
             let api = self.device.context().bind()?;
-            // SAFETY: this object owns the communicator, and destroys it once; its work is over.
+            // SAFETY: this object owns the communicator, and destroys it once; its work is over, as was waited for.
             let result = unsafe { api.HcclCommDestroy()?(self.raw) };
-            hccl_error(api, "HcclCommDestroy", (self.rank, self.calls), result)
+            hccl_error(api, "HcclCommDestroy", (Some(self.rank), None), result)
         };
         if let Err(error) = destroy() {
             tracing::error!("rank {} cannot leave its communicator: {error}", self.rank);

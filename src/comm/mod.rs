@@ -18,17 +18,20 @@
 //! let runtime = Runtime::emulated()?;
 //! let ranks = Communicator::all(&[runtime.device(0)?, runtime.device(1)?])?;
 //! std::thread::scope(|scope| {
-//!     for mut rank in ranks {
-//!         scope.spawn(move || -> ascend_attention::Result<()> {
+//!     let threads: Vec<_> = ranks.into_iter().map(|mut rank| {
+//!         scope.spawn(move || -> ascend_attention::Result<Vec<f32>> {
 //!             let stream = rank.device().stream()?;
 //!             let own = stream.upload(&[rank.rank() as f32; 3], [1, 3])?;
 //!             let all = Tensor::empty(rank.device(), [2, 3])?;
 //!             rank.all_gather(&stream, &own, &all)?;
-//!             assert_eq!(all.download(&stream)?, [0.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]);
-//!             Ok(())
-//!         });
+//!             all.download(&stream)
+//!         })
+//!     }).collect();
+//!     for thread in threads {
+//!         assert_eq!(thread.join().unwrap()?, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
 //!     }
-//! });
+//!     Ok::<_, ascend_attention::Error>(())
+//! })?;
 //! # }
 //! # Ok(())
 //! # }

@@ -129,8 +129,9 @@ impl Device {
     /// were made. The option ends with the last handle of the device.
     ///
     /// CANN promises that a deterministic operator gives equal bits whenever it is called again with equal inputs.
-    /// The emulation promises more: that the bits of an attention row depend on its query and the keys that it sees
-    /// alone ([`Device::is_batch_invariant`]), at the price of its kernel for decoding.
+    /// The emulation promises more of FusedInferAttentionScore, PromptFlashAttention, IncreFlashAttention and
+    /// FlashAttentionScore: that the bits of a row depend on its query and the keys that it sees alone
+    /// ([`Device::is_batch_invariant`]), at the price of its kernel for decoding.
     ///
     /// Since CANN 8.1.
     ///
@@ -167,8 +168,9 @@ impl Device {
         Ok(value != 0)
     }
 
-    /// Whether the bits of an attention row that is planned now depend on its query and the keys that it sees alone,
-    /// and not on other rows, on the cut of a prompt into chunks, on the cache's blocks or on threads.
+    /// Whether the bits of an attention row that is planned now, by an operator which
+    /// [`set_deterministic`](Self::set_deterministic) names, depend on its query and the keys that it sees alone, and
+    /// not on other rows, on the cut of a prompt into chunks, on the cache's blocks or on threads.
     ///
     /// So it is on the emulation while [`Device::is_deterministic`] holds. CANN does not promise it, so that it is
     /// never known of an NPU or of functions that the program provides: `ascend-attn determinism` measures it there.

@@ -166,6 +166,7 @@ impl Memory {
         queue.keep(number, source);
         outcome
     }
+
     /// Queues zeros for bytes.
     pub(crate) fn clear(self: &Arc<Self>, offset: usize, len: usize, stream: &Stream) -> Result<()> {
         self.writable("tensor")?;

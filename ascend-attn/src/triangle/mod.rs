@@ -128,8 +128,8 @@ struct SizeChoice {
     /// Rows at the end of the prompt that see everything
     #[arg(long, value_name = "N")]
     last: Option<u64>,
-    /// Sizes that --sink, --window and --last override [default: of a model those that are published for it; else the paper's, of analyse
-    /// those that the paper measures with]
+    /// Sizes that --sink, --window and --last override [default: those of --model, or the paper's; for analyse those
+    /// that the paper measures with: 64 sinks, a window of 129 keys, 128 last rows]
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
 }

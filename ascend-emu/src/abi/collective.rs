@@ -67,8 +67,13 @@ impl<'a> Arguments<'a> {
             receive_segments.clear();
         }
         // Arrays that belong to all ranks; those of exchanges are compared pair by pair.
-        let shared = [send.parts, receive.parts].into_iter().flatten().filter(|_| collective != Collective::AlltoAllV);
-        let lists: Vec<u64> = shared.flat_map(|(counts, places)| counts.iter().chain(places)).copied().collect();
+        let lists = match collective {
+            Collective::AlltoAllV | Collective::AlltoAllVC => Vec::new(),
+            _ => {
+                let shared = [send.parts, receive.parts].into_iter().flatten();
+                shared.flat_map(|(counts, places)| counts.iter().chain(places)).copied().collect()
+            }
+        };
         let even = send.parts.is_none() && receive.parts.is_none();
         caller.submit(Call {
             rank,
@@ -77,7 +82,7 @@ impl<'a> Arguments<'a> {
             reduction,
             root: root.map(|root| root as u32),
             count: even.then_some(receive.count),
-            lists: if collective == Collective::AlltoAllVC { Vec::new() } else { lists },
+            lists,
             sends: send_segments,
             receives: receive_segments,
         })

@@ -104,7 +104,7 @@ unsafe fn settings(name: &str, config: *const HcclCommConfig) -> Outcome<Setting
     if head.magicWord != sys::HCCL_COMM_CONFIG_MAGIC_WORD {
         return Err(failure!(HCCL_PARA, "{name}: config was not filled in by HcclCommConfigInit"));
     }
-    /// The bytes from which on a field is there, in versions from this one on.
+    /// The value of a field, in configurations of this version or a newer one that are long enough to have it.
     macro_rules! field {
         ($type:ident . $field:ident, $version:expr) => {{
             let (start, field) = (offset_of!($type, $field), config.cast::<$type>());
@@ -132,6 +132,7 @@ pub unsafe extern "C" fn HcclCommInitAll(ndev: u32, devices: *mut i32, comms: *m
     hccl(|| {
         not_null("devices", devices)?;
         not_null("comms", comms)?;
+        collectives::check_size(NAME, ndev, 0)?;
         // SAFETY: not null, so valid for reading as many.
         let devices: Vec<i32> = (0..ndev as usize).map(|at| unsafe { devices.add(at).read_unaligned() }).collect();
         for &device in &devices {
@@ -185,9 +186,13 @@ pub unsafe extern "C" fn HcclGetCommName(comm: HcclComm, commName: *mut c_char) 
 
 pub unsafe extern "C" fn HcclGetCommAsyncError(comm: HcclComm, asyncError: *mut HcclResult) -> HcclResult {
     hccl(|| {
-        COMMUNICATORS.get(comm)?;
-        // SAFETY: the caller's promise. There is no network that could have failed.
-        unsafe { store("asyncError", asyncError, HcclResult::HCCL_SUCCESS) }
+        let member = COMMUNICATORS.get(comm)?;
+        let found = match member.group.has_failed() {
+            true => HcclResult::HCCL_E_REMOTE,
+            false => HcclResult::HCCL_SUCCESS,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { store("asyncError", asyncError, found) }
     })
 }
 

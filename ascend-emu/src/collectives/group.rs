@@ -199,6 +199,10 @@ const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEO
                            in the same order";
 
 impl Group {
+    pub(crate) fn has_failed(&self) -> bool {
+        self.meeting.lock().failed.is_some()
+    }
+
     /// The reason for which the communicator has failed.
     pub(crate) fn check(&self, name: &str) -> Outcome {
         match &self.meeting.lock().failed {

@@ -82,7 +82,7 @@ fn session_of(name: &str, info: &[u8]) -> Outcome<u64> {
 }
 
 /// Refuses sizes that there are no devices for, and ranks that do not exist.
-fn check_size(name: &str, size: u32, rank: u32) -> Outcome<(usize, usize)> {
+pub(crate) fn check_size(name: &str, size: u32, rank: u32) -> Outcome<(usize, usize)> {
     let devices = config().devices;
     if size == 0 || size > devices {
         return Err(failure!(

@@ -17,4 +17,4 @@ mod run;
 
 pub(crate) use call::{Call, Kind, Segment};
 pub(crate) use group::{COMMUNICATORS, Member, MemberCall, lose_device};
-pub(crate) use join::{ROOT_INFO, Settings, all, join, root_info};
+pub(crate) use join::{ROOT_INFO, Settings, all, check_size, join, root_info};

@@ -71,7 +71,12 @@ pub fn may_run() -> Result<(), &'static str> {
     }
 }
 
-fn dims(function: &str, rank: i32, sizes: *const i64) -> Outcome<Dims> {
+/// The shape of a list of sizes.
+///
+/// # Safety
+///
+/// `sizes` is null or valid for reading `rank` numbers.
+unsafe fn dims(function: &str, rank: i32, sizes: *const i64) -> Outcome<Dims> {
     let refuse = |why: &str| failure!(INVALID_PARAM, "{function}: dims: given {rank} of them, allowed: {why}");
     let count = usize::try_from(rank).ok().filter(|&rank| rank <= Dims::MAX_RANK);
     let count = count.ok_or_else(|| refuse("0 to 8"))?;
@@ -97,7 +102,8 @@ pub unsafe fn create_description(dtype: i32, rank: i32, sizes: *const i64, forma
     const NAME: &str = "aclCreateTensorDesc";
     let mut made = ptr::null_mut();
     acl(|| {
-        let shape = dims(NAME, rank, sizes)?;
+        // SAFETY: the caller's promise.
+        let shape = unsafe { dims(NAME, rank, sizes) }?;
         let known = DType::from_acl(dtype);
         let dtype = known.ok_or_else(|| failure!(INVALID_PARAM, "{NAME}: {dtype} is no aclDataType of a tensor"))?;
         let description = Description { dtype, shape, format: format_of(NAME, format)?, storage: shape };
@@ -150,7 +156,8 @@ pub fn set_format(handle: *const c_void, format: i32) -> i32 {
 /// `sizes` is null or valid for reading `rank` numbers.
 pub unsafe fn set_storage(handle: *const c_void, rank: i32, sizes: *const i64) -> i32 {
     acl(|| {
-        let storage = dims("aclSetTensorShape", rank, sizes)?;
+        // SAFETY: the caller's promise.
+        let storage = unsafe { dims("aclSetTensorShape", rank, sizes) }?;
         DESCRIPTIONS.get(handle)?.lock().storage = storage;
         Ok(())
     })

@@ -106,7 +106,8 @@ impl<T: Element> Attention<T> {
     /// shared, cut and dropped at once. [`Step::forward`](crate::Step::forward) gets the
     /// [`DeltaTensors`](ascend_attention::delta_rule::DeltaTensors) of a linear layer. Everything goes to the stream
     /// of the pool. A state has taken its tokens, and cannot take them again: where a step ends after it has queued
-    /// some linear layer, and not all layers, its requests begin anew, or go on from forks.
+    /// some linear layer, and not all layers, its requests begin anew, or go on from forks. `T` is BF16, the only type
+    /// that the operators take.
     ///
     /// ```
     /// use ascend_attention::delta_rule::DeltaTensors;

@@ -63,7 +63,8 @@ impl DeltaRun {
             return Ok(vec![DeltaCall { rows: self.rows(), plan: CallPlan::Recurrent(Arc::new(plan)) }]);
         }
         match self.chunk(pool, stream, tensors) {
-            Err(Error::Violation(_) | Error::Attention(ascend_attention::Error::MissingOperator { .. })) => {
+            Err(why @ (Error::Violation(_) | Error::Attention(ascend_attention::Error::MissingOperator { .. }))) => {
+                tracing::debug!("prompts are computed by RecurrentGatedDeltaRule, {MOST_TOKENS} tokens a call: {why}");
                 self.pieces(pool, stream, states, tensors)
             }
             planned => Ok(vec![planned?]),

@@ -155,7 +155,7 @@ impl Drop for LinearStep {
 }
 
 /// Refuses a step whose tokens see later ones, or only some of those before: a state has taken all of them.
-pub(super) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
+pub(super) fn check_states_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
     let is_causal = |mask: &&LayerMask| {
         matches!(mask, LayerMask::Causality(Causality::Causal | Causality::Window(_) | Causality::Chunk(_)))
     };

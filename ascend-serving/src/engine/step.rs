@@ -14,7 +14,7 @@ use super::attention::Attention;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
 use super::layer_inputs::{LayerInputs, StepInputs};
-use super::linear_step::{LinearStep, STATES_AGAIN, check_causal, check_whole};
+use super::linear_step::{LinearStep, STATES_AGAIN, check_states_causal, check_whole};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
 
@@ -61,7 +61,7 @@ impl<T: Element> Attention<T> {
         check_deterministic(self.deterministic, stream.device())?;
         if let Some(states) = &self.states {
             states.check_stream(stream)?;
-            check_causal(metadata)?;
+            check_states_causal(metadata)?;
             // Before the caches, which would take the tokens of a step that left layers out once more.
             check_whole(states, metadata)?;
         }

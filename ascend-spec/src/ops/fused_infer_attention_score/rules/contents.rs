@@ -21,7 +21,8 @@ rules! {
         "FusedInferAttentionScore documentation, queryPaddingSize and kvPaddingSize",
         "left padding leaves room for the rows of every sequence",
         "count the unused rows behind the sequence: rows of the axis less rows of the sequence at most";
-    BIAS_FINITE = "pse_shift.finite", Lint("only numbers change, to NaN in whole rows"), V1, "reports from hardware, pseShift of -inf",
+    BIAS_FINITE = "pse_shift.finite",
+        Lint("only numbers change, to NaN in whole rows"), V1, "reports from hardware, pseShift of -inf",
         "the numbers of pseShift are finite: hardware may make NaN of a row with an infinity",
         "hide keys by attenMask, or by the lowest finite number of the type in pseShift";
     BIAS_ROW = "pse_shift.hidden_row",
