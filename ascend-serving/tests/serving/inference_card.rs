@@ -133,7 +133,7 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     // Without the backend the error says which one there is.
     let alone = Backends::none().with(FusedAttention).with(PagedDecode);
     let why = told(step(&stream, f16::ONE, causal, 1, alone, None));
-    assert!(why.contains("`.with(PromptAndIncre)` adds"), "{why}");
+    assert!(why.contains("`.with(PromptAndIncre)`, named `prompt_and_incre`, adds"), "{why}");
     let sink: AnyTensor = stream.upload(&[f16::ONE; 2], [2]).unwrap().into();
     let sinks = step(&stream, f16::ONE, causal, 3, older(), Some(&sink)).unwrap_err();
     assert!(sinks.breaks(&rules::BACKEND_PROMPT_AND_INCRE), "{sinks}");

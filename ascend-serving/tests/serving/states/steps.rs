@@ -340,7 +340,7 @@ fn a_product_without_the_operator() {
             error.starts_with("no backend can serve the step: fused")
                 && error.contains(": call.product: ")
                 && error.contains("310P")
-                && error.contains("`.with(PromptAndIncre)` adds"),
+                && error.contains("`.with(PromptAndIncre)`, named `prompt_and_incre`, adds"),
             "{error}"
         );
         assert_eq!(recorder::take(), []);

@@ -32,7 +32,7 @@ latent_rules! {
             "pass two tensors of shape [0] without returnSoftmaxLse";
         SINKS = "sparse_flash.sinks", RUNTIME_ERROR, V2, "SparseFlashAttentionV2 API, sinks"
             in Scope::A2_A3.since(V9_2),
-            "sinks are null but on Ascend 950",
+            "sinks are null except on Ascend 950",
             "attend without sinks, or on Ascend 950";
         DTYPE = "sparse_flash.dtype", PARAM_INVALID, V1, "SparseFlashAttention documentation, dtypes",
             "query is FLOAT16 or BF16, key, value, queryRope, keyRope and attentionOut have its dtype, indices, "

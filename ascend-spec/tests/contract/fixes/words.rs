@@ -14,7 +14,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          incre.deprecated incre.product indexer.product indexer.product_unchecked incre.pse_dropped \
          incre.rows incre.successor packed.lengths_data \
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
-         scatter.product update.product update_type.known sparse_flash.product block_sparse.layout_bsnd \
+         scatter.product update.product update_type.known sparse_flash.product sparse_flash.sinks block_sparse.layout_bsnd \
          block_sparse.product quant_sparse_flash.product quant_indexer.product recurrent_delta.product \
          chunk_delta.product nsa_compress.product nsa_compress_with_cache.product nsa_compress_attention.product \
          nsa_selected_attention.product",
@@ -45,7 +45,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows \
          quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
          ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
-         split_fuse.ignored start_idx.ignored sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
+         split_fuse.ignored start_idx.ignored sparse_flash.sinks_paged sparse_flash.softmax_paged tensor.empty block_sparse.reserved \
          quant_sparse_flash.scales_unread recurrent_delta.gk nsa_compress_attention.mask_unread \
          nsa_selected_attention.mask_unread nsa_compress_attention.reserved",
     ),
@@ -68,7 +68,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     ),
     (
         "tensors or numbers are needed that the call does not have",
-        "actual_seq_lengths.count actual_seq_lengths_kv.count actual_seq_lengths_kv.empty \
+        "sparse_flash.no_softmax_v2 sparse_flash.sinks_shape actual_seq_lengths.count actual_seq_lengths_kv.count actual_seq_lengths_kv.empty \
          actual_seq_lengths_kv.required antiquant.head_dim antiquant.modes antiquant.nz_heads \
          antiquant.offset_like_scale antiquant.packed_nz antiquant.packed_nz_null antiquant.pair antiquant.prefill \
          antiquant.scale_required antiquant.scale_shape antiquant.shape_of_mode antiquant.split_offsets \
