@@ -157,7 +157,7 @@ pub unsafe extern "C" fn HcclCommDestroy(comm: HcclComm) -> HcclResult {
 
 pub unsafe extern "C" fn HcclGetRankSize(comm: HcclComm, rankSize: *mut u32) -> HcclResult {
     hccl(|| {
-        let size = COMMUNICATORS.get(comm)?.group.size;
+        let size = COMMUNICATORS.get(comm)?.communicator.size;
         // SAFETY: the caller's promise. There are fewer ranks than devices.
         unsafe { store("rankSize", rankSize, size as u32) }
     })
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn HcclGetCommName(comm: HcclComm, commName: *mut c_char) 
         let member = COMMUNICATORS.get(comm)?;
         not_null("commName", commName)?;
         let most = sys::COMM_NAME_MAX_LENGTH as usize - 1;
-        for (at, byte) in member.group.name.bytes().take(most).chain([0]).enumerate() {
+        for (at, byte) in member.communicator.name.bytes().take(most).chain([0]).enumerate() {
             // SAFETY: not null, so valid for writing COMM_NAME_MAX_LENGTH characters.
             unsafe { commName.add(at).write(byte as c_char) };
         }
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn HcclGetCommName(comm: HcclComm, commName: *mut c_char) 
 pub unsafe extern "C" fn HcclGetCommAsyncError(comm: HcclComm, asyncError: *mut HcclResult) -> HcclResult {
     hccl(|| {
         let member = COMMUNICATORS.get(comm)?;
-        let found = match member.group.has_failed() {
+        let found = match member.communicator.has_failed() {
             true => HcclResult::HCCL_E_REMOTE,
             false => HcclResult::HCCL_SUCCESS,
         };

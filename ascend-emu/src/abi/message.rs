@@ -43,7 +43,7 @@ fn exchange(name: &'static str, messages: &[Message], comm: HcclComm, stream: ac
         return Ok(());
     };
     let (root, reduction) = (None, None);
-    let kind = Kind::Peers(name);
+    let kind = Kind::PointToPoint(name);
     caller.submit(Call {
         rank: caller.member.rank,
         kind,

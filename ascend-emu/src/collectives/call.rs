@@ -11,14 +11,14 @@ pub(crate) enum Kind {
     /// Every rank calls it.
     Collective(Collective),
     /// Only the ranks that it names call it: its C function.
-    Peers(&'static str),
+    PointToPoint(&'static str),
 }
 
 impl Kind {
     pub(crate) fn function(self) -> &'static str {
         match self {
             Kind::Collective(collective) => collective.function(),
-            Kind::Peers(function) => function,
+            Kind::PointToPoint(function) => function,
         }
     }
 }
@@ -99,7 +99,7 @@ impl Call {
     }
 
     /// Describes a rank of which this one expects another number of bytes than it sends.
-    pub(super) fn misfit(&self, sender: &Call) -> Option<String> {
+    pub(super) fn count_mismatch(&self, sender: &Call) -> Option<String> {
         let (here, there) = (self.rank, sender.rank);
         let bytes = |segments: &[Segment], peer| {
             let mut to = segments.iter().filter(|segment| segment.peer == peer);

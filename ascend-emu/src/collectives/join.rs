@@ -1,6 +1,6 @@
 //! How ranks become a communicator.
 
-use super::group::{COMMUNICATORS, Group, Member};
+use super::communicator::{COMMUNICATORS, Communicator, Member};
 use crate::config::config;
 use crate::handle::Id;
 use crate::lock::{Lock, Signal};
@@ -28,11 +28,11 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Makes the communicator.
-    fn group(&self, size: usize) -> Arc<Group> {
+    fn communicator(&self, size: usize) -> Arc<Communicator> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let name = self.name.clone().unwrap_or_else(|| format!("hccl_emulated_{number}"));
-        Group::new(name, size, self.limit.unwrap_or(config().collective_limit))
+        Communicator::new(name, size, self.limit.unwrap_or(config().collective_limit))
     }
 }
 
@@ -42,7 +42,7 @@ struct Session {
     /// The number of ranks, and the devices of those that have come.
     seats: Vec<Option<i32>>,
     settings: Settings,
-    group: Option<Arc<Group>>,
+    communicator: Option<Arc<Communicator>>,
     failed: Option<Failure>,
     /// Ranks that have come and not gone.
     present: usize,
@@ -152,17 +152,17 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
         session.settings = settings;
     }
     if session.seats.iter().all(Option::is_some) {
-        session.group = Some(session.settings.group(size));
+        session.communicator = Some(session.settings.communicator(size));
         CHANGED.notify_all();
     }
     loop {
         let Some(session) = sessions.get_mut(&number) else {
             return Err(failure!(HCCL_PARA, "{name}: the communicator was given up"));
         };
-        if let Some(group) = session.group.clone() {
+        if let Some(communicator) = session.communicator.clone() {
             go(&mut sessions, number);
             drop(sessions);
-            return Ok(COMMUNICATORS.insert(Member { group, rank, device }));
+            return Ok(COMMUNICATORS.insert(Member { communicator, rank, device }));
         }
         if session.failed.is_none() && crate::lock::expired(deadline) {
             let missing = session.seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
@@ -195,8 +195,8 @@ pub(crate) fn all(name: &str, devices: &[i32]) -> Outcome<Vec<Id>> {
             ));
         }
     }
-    let group = Settings::default().group(devices.len());
+    let communicator = Settings::default().communicator(devices.len());
     let members = devices.iter().enumerate();
-    let members = members.map(|(rank, &device)| Member { group: Arc::clone(&group), rank, device });
+    let members = members.map(|(rank, &device)| Member { communicator: Arc::clone(&communicator), rank, device });
     Ok(members.map(|member| COMMUNICATORS.insert(member)).collect())
 }

@@ -10,11 +10,11 @@
 //! run, nor between ranks.
 
 mod call;
-mod group;
+mod communicator;
 mod join;
 mod reduce;
 mod run;
 
 pub(crate) use call::{Call, Kind, Segment};
-pub(crate) use group::{COMMUNICATORS, Member, MemberCall, lose_device};
+pub(crate) use communicator::{COMMUNICATORS, Member, MemberCall, mark_device_gone};
 pub(crate) use join::{ROOT_INFO, Settings, all, check_size, join, root_info};

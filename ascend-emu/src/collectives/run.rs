@@ -1,7 +1,7 @@
 //! A call on the thread of its stream: what is sent is copied, the ranks meet, what comes is written.
 
 use super::call::{Call, Segment};
-use super::group::{Arrival, MemberCall, Payload};
+use super::communicator::{Arrival, MemberCall, Payload};
 use super::reduce::reduce;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -25,8 +25,8 @@ impl MemberCall {
         let payloads = unsafe { call.payloads(memory) };
         let arrival = Arrival { call: Arc::clone(call), payloads };
         let received = match call.is_collective() {
-            true => call.addressed(&member.group.meet(arrival, abort)?),
-            false => member.group.exchange(arrival, abort)?,
+            true => call.addressed(&member.communicator.meet(arrival, abort)?),
+            false => member.communicator.exchange(arrival, abort)?,
         };
         // SAFETY: the caller's promise.
         unsafe { call.write(received, memory) };

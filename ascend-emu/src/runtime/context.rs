@@ -204,7 +204,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
     if CONTEXTS.any(|context| context.device == device) {
         return Ok(());
     }
-    collectives::lose_device(device);
+    collectives::mark_device_gone(device);
     let (count, bytes) = allocation_table::clear_device(device);
     if count > 0 {
         let suspicion = Suspicion {

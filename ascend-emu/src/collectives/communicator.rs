@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 pub(crate) static COMMUNICATORS: Table<Member> = Table::new(handle::Kind::Communicator);
 
-/// The time after which a waiting rank looks again at what only time changes: an abort, a circle of waits, its limit.
-const LOOK: Duration = Duration::from_millis(20);
+/// The time after which a waiting rank looks again at what only time changes: an abort, a deadlock, its limit.
+const POLL: Duration = Duration::from_millis(20);
 
 /// How long ranks that wait for each other may make no other call until they count as waiting for ever.
-const CIRCLE: Duration = Duration::from_secs(1);
+const DEADLOCK_AFTER: Duration = Duration::from_secs(1);
 
 /// What one rank hands to another: bytes, shared by those who get the same.
 pub(super) type Payload = Arc<[u8]>;
@@ -32,7 +32,7 @@ pub(super) struct Arrival {
 
 /// The calls of one collective.
 #[derive(Debug)]
-struct Round {
+struct PendingCollective {
     arrivals: Vec<Option<Arrival>>,
     /// Ranks that have taken what came.
     left: usize,
@@ -42,7 +42,7 @@ struct Round {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// The collective with this number.
-    Round(u64),
+    Collective(u64),
     /// A message from this rank.
     Message(usize),
     /// The receipt of a message by this rank.
@@ -50,13 +50,13 @@ enum Wait {
 }
 
 #[derive(Debug, Default)]
-struct Seat {
+struct RankState {
     /// Why no more calls of this rank can come.
-    lost: Option<&'static str>,
+    gone: Option<&'static str>,
     /// The number of calls that have begun.
     calls: u64,
     /// The number of collectives among them.
-    rounds: u64,
+    collectives: u64,
     /// What the latest of them was.
     last: Option<String>,
     /// What its streams wait in.
@@ -64,11 +64,11 @@ struct Seat {
 }
 
 #[derive(Debug, Default)]
-struct Meeting {
+struct State {
     /// Why every call fails from now on.
     failed: Option<String>,
-    seats: Vec<Seat>,
-    rounds: BTreeMap<u64, Round>,
+    ranks: Vec<RankState>,
+    collectives: BTreeMap<u64, PendingCollective>,
     /// By sender and receiver.
     channels: BTreeMap<(usize, usize), Channel>,
 }
@@ -84,19 +84,19 @@ struct Channel {
 
 /// A communicator.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct Communicator {
     pub name: String,
     pub size: usize,
     /// How long a rank waits for the others.
     limit: Duration,
-    meeting: Lock<Meeting>,
-    moved: Signal,
+    state: Lock<State>,
+    changed: Signal,
 }
 
 /// One rank's part in a communicator.
 #[derive(Debug)]
 pub(crate) struct Member {
-    pub group: Arc<Group>,
+    pub communicator: Arc<Communicator>,
     pub rank: usize,
     pub device: i32,
 }
@@ -108,24 +108,24 @@ pub(crate) struct MemberCall {
     pub call: Arc<Call>,
 }
 
-impl Group {
+impl Communicator {
     pub(super) fn new(name: String, size: usize, limit: Duration) -> Arc<Self> {
-        let meeting = Meeting { seats: (0..size).map(|_| Seat::default()).collect(), ..Meeting::default() };
-        Arc::new(Group { name, size, limit, meeting: Lock::new(meeting), moved: Signal::new() })
+        let state = State { ranks: (0..size).map(|_| RankState::default()).collect(), ..State::default() };
+        Arc::new(Communicator { name, size, limit, state: Lock::new(state), changed: Signal::new() })
     }
 }
 
-impl Meeting {
+impl State {
     /// Fails every call that has not met the others; the first reason counts.
     fn fail(&mut self, message: String) {
         self.failed.get_or_insert(message);
         self.channels.clear();
-        self.rounds.retain(|_, round| round.arrivals.iter().all(Option::is_some));
+        self.collectives.retain(|_, pending| pending.arrivals.iter().all(Option::is_some));
     }
 
     /// Drops the calls that have come: they hold the communicator.
     fn clear(&mut self) {
-        self.rounds.clear();
+        self.collectives.clear();
         self.channels.clear();
     }
 
@@ -133,8 +133,8 @@ impl Meeting {
     fn awaited(&self, wait: Wait) -> Vec<usize> {
         match wait {
             Wait::Message(peer) | Wait::Receipt(peer) => vec![peer],
-            Wait::Round(number) => {
-                let arrivals = self.rounds.get(&number).map_or(&[][..], |round| &round.arrivals);
+            Wait::Collective(number) => {
+                let arrivals = self.collectives.get(&number).map_or(&[][..], |pending| &pending.arrivals);
                 arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none()).map(|(rank, _)| rank).collect()
             }
         }
@@ -142,35 +142,35 @@ impl Meeting {
 
     /// Describes what a rank did last.
     fn history(&self, rank: usize) -> String {
-        let Some(seat) = self.seats.get(rank) else {
+        let Some(rank_state) = self.ranks.get(rank) else {
             return String::new();
         };
-        let did = match &seat.last {
+        let did = match &rank_state.last {
             None => "has made no call".to_owned(),
-            Some(call) if seat.waits.is_empty() => format!("has made {} calls, {call} last", seat.calls),
-            Some(call) => format!("waits in its call {}, {call}", seat.calls),
+            Some(call) if rank_state.waits.is_empty() => format!("has made {} calls, {call} last", rank_state.calls),
+            Some(call) => format!("waits in its call {}, {call}", rank_state.calls),
         };
-        match seat.lost {
+        match rank_state.gone {
             None => format!("rank {rank} {did}"),
             Some(why) => format!("rank {rank} {did}, and {why}"),
         }
     }
 
     fn histories(&self) -> String {
-        let all: Vec<String> = (0..self.seats.len()).map(|rank| self.history(rank)).collect();
+        let all: Vec<String> = (0..self.ranks.len()).map(|rank| self.history(rank)).collect();
         all.join("; ")
     }
 
     /// The ranks in a circle of waits that contains `rank`, which nothing but another call of one of them breaks, and
     /// how many calls each has begun.
-    fn circle(&self, rank: usize) -> Option<(Vec<usize>, Vec<u64>)> {
+    fn deadlock(&self, rank: usize) -> Option<(Vec<usize>, Vec<u64>)> {
         /// Follows the waits from the end of `path` back to its beginning.
-        fn follow(meeting: &Meeting, path: &mut Vec<usize>, seen: &mut [bool]) -> bool {
+        fn follow(state: &State, path: &mut Vec<usize>, seen: &mut [bool]) -> bool {
             let (Some(&first), Some(&last)) = (path.first(), path.last()) else {
                 return false;
             };
-            let waits = meeting.seats.get(last).map_or(&[][..], |seat| &seat.waits);
-            for next in waits.iter().flat_map(|wait| meeting.awaited(*wait)) {
+            let waits = state.ranks.get(last).map_or(&[][..], |rank_state| &rank_state.waits);
+            for next in waits.iter().flat_map(|wait| state.awaited(*wait)) {
                 if next == first {
                     return true;
                 }
@@ -179,16 +179,17 @@ impl Meeting {
                     continue;
                 }
                 path.push(next);
-                if follow(meeting, path, seen) {
+                if follow(state, path, seen) {
                     return true;
                 }
                 path.pop();
             }
             false
         }
-        let (mut path, mut seen) = (vec![rank], vec![false; self.seats.len()]);
+        let (mut path, mut seen) = (vec![rank], vec![false; self.ranks.len()]);
         follow(self, &mut path, &mut seen).then(|| {
-            let calls = path.iter().filter_map(|rank| self.seats.get(*rank)).map(|seat| seat.calls).collect();
+            let calls =
+                path.iter().filter_map(|rank| self.ranks.get(*rank)).map(|rank_state| rank_state.calls).collect();
             (path, calls)
         })
     }
@@ -198,14 +199,14 @@ impl Meeting {
 const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEOUT; let every rank make the same calls \
                            in the same order";
 
-impl Group {
+impl Communicator {
     pub(crate) fn has_failed(&self) -> bool {
-        self.meeting.lock().failed.is_some()
+        self.state.lock().failed.is_some()
     }
 
     /// The reason for which the communicator has failed.
     pub(crate) fn check(&self, name: &str) -> Outcome {
-        match &self.meeting.lock().failed {
+        match &self.state.lock().failed {
             None => Ok(()),
             Some(message) => Err(failure!(
                 HCCL_INTERNAL,
@@ -215,11 +216,11 @@ impl Group {
         }
     }
 
-    fn fail(&self, mut meeting: MutexGuard<'_, Meeting>, message: String) -> Fault {
-        meeting.fail(message);
-        let message = meeting.failed.clone().unwrap_or_default();
-        drop(meeting);
-        self.moved.notify_all();
+    fn fail(&self, mut state: MutexGuard<'_, State>, message: String) -> Fault {
+        state.fail(message);
+        let message = state.failed.clone().unwrap_or_default();
+        drop(state);
+        self.changed.notify_all();
         Fault { code: COLLECTIVE_FAILED, message }
     }
 
@@ -229,29 +230,29 @@ impl Group {
         &self,
         call: &Call,
         abort: &AtomicBool,
-        mut look: impl FnMut(&mut Meeting) -> Result<ControlFlow<T, Vec<Wait>>, String>,
+        mut look: impl FnMut(&mut State) -> Result<ControlFlow<T, Vec<Wait>>, String>,
     ) -> Result<T, Fault> {
         let rank = call.rank;
         let begun = Instant::now();
-        // The circle of waits that was seen last, and since when it has been the same.
-        let (mut circle, mut since) = (None, begun);
-        let mut meeting = self.meeting.lock();
+        // The deadlock that was seen last, and since when it has been the same.
+        let (mut deadlock, mut since) = (None, begun);
+        let mut state = self.state.lock();
         let mut kept: Vec<Wait> = Vec::new();
         loop {
-            if let Some(seat) = meeting.seats.get_mut(rank) {
+            if let Some(rank_state) = state.ranks.get_mut(rank) {
                 for wait in kept.drain(..) {
-                    if let Some(at) = seat.waits.iter().position(|known| *known == wait) {
-                        seat.waits.swap_remove(at);
+                    if let Some(at) = rank_state.waits.iter().position(|known| *known == wait) {
+                        rank_state.waits.swap_remove(at);
                     }
                 }
             }
-            let looked = look(&mut meeting);
+            let looked = look(&mut state);
             if let Ok(ControlFlow::Break(value)) = looked {
-                drop(meeting);
-                self.moved.notify_all();
+                drop(state);
+                self.changed.notify_all();
                 return Ok(value);
             }
-            if let Some(message) = &meeting.failed {
+            if let Some(message) = &state.failed {
                 return Err(Fault { code: COLLECTIVE_FAILED, message: message.clone() });
             }
             let awaited = match looked {
@@ -261,23 +262,23 @@ impl Group {
                     let message = format!(
                         "communicator {}: ranks make different calls: {difference}; {}; {ON_HARDWARE}",
                         self.name,
-                        meeting.histories()
+                        state.histories()
                     );
-                    return Err(self.fail(meeting, message));
+                    return Err(self.fail(state, message));
                 }
             };
-            let missing: Vec<usize> = awaited.iter().flat_map(|wait| meeting.awaited(*wait)).collect();
-            let lost = missing.iter().copied().find(|peer| {
-                let seat = meeting.seats.get(*peer);
-                seat.is_none_or(|seat| seat.lost.is_some())
+            let missing: Vec<usize> = awaited.iter().flat_map(|wait| state.awaited(*wait)).collect();
+            let gone = missing.iter().copied().find(|peer| {
+                let rank_state = state.ranks.get(*peer);
+                rank_state.is_none_or(|rank_state| rank_state.gone.is_some())
             });
-            if let Some(seat) = meeting.seats.get_mut(rank) {
-                seat.waits.extend_from_slice(&awaited);
+            if let Some(rank_state) = state.ranks.get_mut(rank) {
+                rank_state.waits.extend_from_slice(&awaited);
             }
             kept = awaited;
-            let reason = if let Some(lost) = lost {
-                Some(format!("{call} of rank {rank} waits for rank {lost}, which cannot come"))
-            } else if meeting.seats.get(rank).is_some_and(|seat| seat.lost.is_some()) {
+            let reason = if let Some(gone) = gone {
+                Some(format!("{call} of rank {rank} waits for rank {gone}, which cannot come"))
+            } else if state.ranks.get(rank).is_some_and(|rank_state| rank_state.gone.is_some()) {
                 Some(format!("{call} of rank {rank} is not over, and its rank is gone"))
             } else if abort.load(Ordering::Acquire) {
                 Some(format!("{call} of rank {rank} was aborted with its stream"))
@@ -291,59 +292,59 @@ impl Group {
                 ))
             } else {
                 // A circle may be there for a moment, until another stream of one of its ranks goes on.
-                let seen = meeting.circle(rank);
-                if seen != circle {
-                    (circle, since) = (seen, Instant::now());
+                let seen = state.deadlock(rank);
+                if seen != deadlock {
+                    (deadlock, since) = (seen, Instant::now());
                 }
-                let lasts = circle.as_ref().filter(|_| since.elapsed() >= CIRCLE);
+                let lasts = deadlock.as_ref().filter(|_| since.elapsed() >= DEADLOCK_AFTER);
                 lasts.map(|(ranks, _)| {
                     let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
                     format!("ranks {} wait for each other", ranks.join(", "))
                 })
             };
             if let Some(reason) = reason {
-                let message = format!("communicator {}: {reason}; {}; {ON_HARDWARE}", self.name, meeting.histories());
-                return Err(self.fail(meeting, message));
+                let message = format!("communicator {}: {reason}; {}; {ON_HARDWARE}", self.name, state.histories());
+                return Err(self.fail(state, message));
             }
-            meeting = self.moved.wait(meeting, Instant::now().checked_add(LOOK));
+            state = self.changed.wait(state, Instant::now().checked_add(POLL));
         }
     }
 
     /// Begins a call: numbers it, unless its rank is gone.
-    fn begin<T>(&self, call: &Arc<Call>, first: impl FnOnce(&mut Meeting) -> Result<T, String>) -> Result<T, Fault> {
+    fn begin<T>(&self, call: &Arc<Call>, first: impl FnOnce(&mut State) -> Result<T, String>) -> Result<T, Fault> {
         let rank = call.rank;
-        let mut meeting = self.meeting.lock();
-        if let Some(message) = &meeting.failed {
+        let mut state = self.state.lock();
+        if let Some(message) = &state.failed {
             return Err(Fault { code: COLLECTIVE_FAILED, message: message.clone() });
         }
-        let Some(seat) = meeting.seats.get_mut(rank) else {
-            return Err(self.fail(meeting, format!("communicator {} has no rank {rank}", self.name)));
+        let Some(rank_state) = state.ranks.get_mut(rank) else {
+            return Err(self.fail(state, format!("communicator {} has no rank {rank}", self.name)));
         };
-        if seat.lost.is_some() {
+        if rank_state.gone.is_some() {
             let message = format!(
                 "communicator {}: {call} of rank {rank} runs too late; {}; wait for the stream before",
                 self.name,
-                meeting.history(rank)
+                state.history(rank)
             );
-            return Err(self.fail(meeting, message));
+            return Err(self.fail(state, message));
         }
-        seat.calls += 1;
-        seat.last = Some(call.to_string());
-        match first(&mut meeting) {
+        rank_state.calls += 1;
+        rank_state.last = Some(call.to_string());
+        match first(&mut state) {
             Ok(value) => {
-                drop(meeting);
-                self.moved.notify_all();
+                drop(state);
+                self.changed.notify_all();
                 Ok(value)
             }
             Err(difference) => {
-                let number = meeting.seats.get(rank).map_or(0, |seat| seat.calls);
+                let number = state.ranks.get(rank).map_or(0, |rank_state| rank_state.calls);
                 let message = format!(
                     "communicator {}: ranks make different calls: call {number} of rank {rank}: {difference}; {}; \
                      {ON_HARDWARE}",
                     self.name,
-                    meeting.histories()
+                    state.histories()
                 );
-                Err(self.fail(meeting, message))
+                Err(self.fail(state, message))
             }
         }
     }
@@ -352,44 +353,44 @@ impl Group {
     pub(super) fn meet(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Arrival>, Fault> {
         let call = Arc::clone(&arrival.call);
         let rank = call.rank;
-        let number = self.begin(&call, |meeting| {
-            let Some(seat) = meeting.seats.get_mut(rank) else {
+        let number = self.begin(&call, |state| {
+            let Some(rank_state) = state.ranks.get_mut(rank) else {
                 return Err(format!("there is no rank {rank}"));
             };
-            let number = seat.rounds;
-            seat.rounds += 1;
-            let none = || Round { arrivals: (0..self.size).map(|_| None).collect(), left: 0 };
-            let round = meeting.rounds.entry(number).or_insert_with(none);
-            let first = round.arrivals.iter().flatten().next();
+            let number = rank_state.collectives;
+            rank_state.collectives += 1;
+            let none = || PendingCollective { arrivals: (0..self.size).map(|_| None).collect(), left: 0 };
+            let pending = state.collectives.entry(number).or_insert_with(none);
+            let first = pending.arrivals.iter().flatten().next();
             if let Some(difference) = first.and_then(|first| call.difference(&first.call)) {
                 return Err(difference);
             }
-            if let Some(place) = round.arrivals.get_mut(rank) {
+            if let Some(place) = pending.arrivals.get_mut(rank) {
                 *place = Some(arrival);
             }
-            let come: Vec<&Arrival> = round.arrivals.iter().flatten().collect();
+            let come: Vec<&Arrival> = pending.arrivals.iter().flatten().collect();
             if come.len() == self.size {
                 let pairs = come.iter().flat_map(|one| come.iter().map(move |two| (one, two)));
-                let mut misfits = pairs.filter_map(|(one, two)| one.call.misfit(&two.call));
-                let misfit = misfits.next();
-                drop(misfits);
-                if let Some(misfit) = misfit {
+                let mut mismatches = pairs.filter_map(|(one, two)| one.call.count_mismatch(&two.call));
+                let count_mismatch = mismatches.next();
+                drop(mismatches);
+                if let Some(count_mismatch) = count_mismatch {
                     // Nobody takes what has come.
-                    meeting.rounds.remove(&number);
-                    return Err(misfit);
+                    state.collectives.remove(&number);
+                    return Err(count_mismatch);
                 }
             }
             Ok(number)
         })?;
-        self.wait(&call, abort, |meeting| {
-            let complete = |round: &&mut Round| round.arrivals.iter().all(Option::is_some);
-            let Some(round) = meeting.rounds.get_mut(&number).filter(complete) else {
-                return Ok(ControlFlow::Continue(vec![Wait::Round(number)]));
+        self.wait(&call, abort, |state| {
+            let complete = |pending: &&mut PendingCollective| pending.arrivals.iter().all(Option::is_some);
+            let Some(pending) = state.collectives.get_mut(&number).filter(complete) else {
+                return Ok(ControlFlow::Continue(vec![Wait::Collective(number)]));
             };
-            let arrivals = round.arrivals.iter().flatten().cloned().collect();
-            round.left += 1;
-            if round.left == self.size {
-                meeting.rounds.remove(&number);
+            let arrivals = pending.arrivals.iter().flatten().cloned().collect();
+            pending.left += 1;
+            if pending.left == self.size {
+                state.collectives.remove(&number);
             }
             Ok(ControlFlow::Break(arrivals))
         })
@@ -401,10 +402,10 @@ impl Group {
         let Arrival { call, payloads } = arrival;
         let rank = call.rank;
         // The number of its channel that each message has, counted from 1.
-        let tickets = self.begin(&call, |meeting| {
+        let tickets = self.begin(&call, |state| {
             let mut tickets = Vec::new();
             for (segment, payload) in call.sends.iter().zip(payloads) {
-                let channel = meeting.channels.entry((rank, segment.peer)).or_default();
+                let channel = state.channels.entry((rank, segment.peer)).or_default();
                 channel.waiting.push_back((segment.dtype, payload));
                 channel.sent += 1;
                 tickets.push((segment.peer, channel.sent));
@@ -412,14 +413,14 @@ impl Group {
             Ok(tickets)
         })?;
         let mut received: Vec<Option<Payload>> = vec![None; call.receives.len()];
-        self.wait(&call, abort, |meeting| {
+        self.wait(&call, abort, |state| {
             let mut missing = Vec::new();
             for (segment, place) in call.receives.iter().zip(&mut received) {
                 if place.is_some() {
                     continue;
                 }
                 // Messages of one channel come in order: a later one does not overtake.
-                let channel = meeting.channels.get_mut(&(segment.peer, rank));
+                let channel = state.channels.get_mut(&(segment.peer, rank));
                 let channel = channel.filter(|_| !missing.contains(&segment.peer));
                 let come = channel.and_then(|channel| {
                     let come = channel.waiting.pop_front()?;
@@ -441,12 +442,12 @@ impl Group {
                         elements(segment.bytes, segment.dtype)
                     ));
                 }
-                self.moved.notify_all();
+                self.changed.notify_all();
                 *place = Some(payload);
             }
             let mut waits: Vec<Wait> = missing.into_iter().map(Wait::Message).collect();
             for &(peer, ticket) in &tickets {
-                let channel = meeting.channels.get(&(rank, peer));
+                let channel = state.channels.get(&(rank, peer));
                 if channel.is_none_or(|channel| channel.received < ticket) {
                     waits.push(Wait::Receipt(peer));
                 }
@@ -457,38 +458,38 @@ impl Group {
     }
 
     /// Notes that a rank makes no more calls. Ranks that wait for it fail at once.
-    fn lose(&self, rank: usize, why: &'static str) {
-        let mut meeting = self.meeting.lock();
-        if let Some(seat) = meeting.seats.get_mut(rank) {
-            seat.lost.get_or_insert(why);
+    fn mark_gone(&self, rank: usize, why: &'static str) {
+        let mut state = self.state.lock();
+        if let Some(rank_state) = state.ranks.get_mut(rank) {
+            rank_state.gone.get_or_insert(why);
         }
-        if meeting.seats.iter().all(|seat| seat.lost.is_some()) {
-            meeting.clear();
+        if state.ranks.iter().all(|rank_state| rank_state.gone.is_some()) {
+            state.clear();
         }
-        drop(meeting);
-        self.moved.notify_all();
+        drop(state);
+        self.changed.notify_all();
     }
 }
 
 impl Member {
     /// `HcclCommDestroy`: this rank makes no more calls.
     pub(crate) fn leave(&self) {
-        self.group.lose(self.rank, "its communicator was destroyed");
+        self.communicator.mark_gone(self.rank, "its communicator was destroyed");
     }
 
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(crate) fn give_up(&self, call: &Call) {
-        let group = &self.group;
-        let meeting = group.meeting.lock();
+        let group = &self.communicator;
+        let state = group.state.lock();
         let message =
             format!("communicator {}: {call} of rank {} was queued, and will never run", group.name, self.rank);
-        group.fail(meeting, message);
+        group.fail(state, message);
     }
 }
 
 /// Notes that a device was reset: its ranks make no more calls.
-pub(crate) fn lose_device(device: i32) {
+pub(crate) fn mark_device_gone(device: i32) {
     for member in COMMUNICATORS.all(|member| member.device == device) {
-        member.group.lose(member.rank, "its device was reset");
+        member.communicator.mark_gone(member.rank, "its device was reset");
     }
 }
