@@ -138,10 +138,10 @@ pub use drafts::{
     TreeStep, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial, CacheAccuracy,
-    CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice, LayerGroup,
-    LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck, RangeFinding,
-    ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, StepInputs, compare_backends,
+    AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
+    CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice,
+    LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck,
+    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends,
     compare_caches,
 };
 pub use error::{Error, Result};

@@ -323,10 +323,10 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Ok(victims.blocks.len())
     }
 
-    /// Gives back up to `states` slots of states that no sequence holds, the least recently used first: the prefixes
+    /// Gives back up to `count` slots of states that no sequence holds, the least recently used first: the prefixes
     /// that end there are not found any more, and their blocks stay. Returns the number of slots given back.
-    pub fn evict_states(&mut self, states: usize) -> usize {
-        self.states.as_mut().map_or(0, |kept| kept.evict(states))
+    pub fn evict_states(&mut self, count: usize) -> usize {
+        self.states.as_mut().map_or(0, |kept| kept.evict(count))
     }
 
     fn group(&self, group: usize) -> Result<&Group, Violation> {

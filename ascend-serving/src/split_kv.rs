@@ -70,7 +70,7 @@ impl SplitLimits {
     ///
     /// # Errors
     /// [`SPLIT_LIMITS`](crate::rules::SPLIT_LIMITS) for a tile of 0.
-    pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Violation> {
+    pub fn by_tiles(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Violation> {
         if tile == 0 {
             return Err(Violation::new(&rules::SPLIT_LIMITS, "a tile of 0 keys", "1 or more", "256 is usual"));
         }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(none.balanced(&per(&[1])).unwrap_err().rule, &rules::SPLIT_LIMITS);
         let odd = SplitLimits { kv_heads: 5, ..limits };
         assert_eq!(odd.balanced(&per(&[1])).unwrap_err().rule, &rules::SPLIT_LIMITS);
-        assert_eq!(SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule, &rules::SPLIT_LIMITS);
+        assert_eq!(SplitLimits::by_tiles(&per(&[1]), 0).unwrap_err().rule, &rules::SPLIT_LIMITS);
     }
 
     /// 130 keys make 20.4 cores out of 20, and 5 requests in 4 head groups take 20: one part each.
@@ -151,9 +151,9 @@ mod tests {
             lengths in prop::collection::vec(0usize..100_000, 1..9),
             tile in 1usize..600,
         ) {
-            let all = SplitLimits::deterministic(&per(&lengths), tile).unwrap();
+            let all = SplitLimits::by_tiles(&per(&lengths), tile).unwrap();
             for (len, parts) in lengths.iter().zip(all) {
-                prop_assert_eq!(vec![parts], SplitLimits::deterministic(&per(&[*len]), tile).unwrap());
+                prop_assert_eq!(vec![parts], SplitLimits::by_tiles(&per(&[*len]), tile).unwrap());
             }
         }
     }

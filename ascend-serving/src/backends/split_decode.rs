@@ -41,7 +41,7 @@ pub enum SplitDecode {
         cores: usize,
     },
     /// Tiles of this number of keys, a whole number of blocks: the parts of a request depend on its own length alone
-    /// ([`SplitLimits::deterministic`]).
+    /// ([`SplitLimits::by_tiles`]).
     Tiles(NonZeroUsize),
 }
 
@@ -68,7 +68,7 @@ impl SplitDecode {
                         format_args!("a multiple of {block_size}"),
                     ));
                 }
-                SplitLimits::deterministic(lengths, tile.get())?
+                SplitLimits::by_tiles(lengths, tile.get())?
             }
         };
         let each = lengths.lengths().iter().zip(parts).enumerate();

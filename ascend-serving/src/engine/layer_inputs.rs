@@ -74,26 +74,26 @@ pub struct LayerInputs<'a, T: Element> {
 /// [`LayerInputs`] convert to, or those of [linear attention](crate::Attention::of_hybrid), which [`DeltaTensors`] do.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum StepInputs<'a, T: Element> {
+pub enum AnyLayerInputs<'a, T: Element> {
     /// A layer with keys and values.
     Attention(LayerInputs<'a, T>),
     /// A layer of linear attention.
     Linear(DeltaTensors<'a, T>),
 }
 
-impl<'a, T: Element> From<LayerInputs<'a, T>> for StepInputs<'a, T> {
+impl<'a, T: Element> From<LayerInputs<'a, T>> for AnyLayerInputs<'a, T> {
     fn from(inputs: LayerInputs<'a, T>) -> Self {
         Self::Attention(inputs)
     }
 }
 
-impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for StepInputs<'a, T> {
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for AnyLayerInputs<'a, T> {
     fn from(inputs: (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
         Self::Attention(inputs.into())
     }
 }
 
-impl<'a, T: Element> From<DeltaTensors<'a, T>> for StepInputs<'a, T> {
+impl<'a, T: Element> From<DeltaTensors<'a, T>> for AnyLayerInputs<'a, T> {
     fn from(tensors: DeltaTensors<'a, T>) -> Self {
         Self::Linear(tensors)
     }

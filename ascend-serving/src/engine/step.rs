@@ -13,7 +13,7 @@ use crate::rules;
 use super::attention::Attention;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
-use super::layer_inputs::{LayerInputs, StepInputs};
+use super::layer_inputs::{AnyLayerInputs, LayerInputs};
 use super::linear_step::{LinearStep, STATES_AGAIN, check_states_causal, check_whole};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
@@ -160,14 +160,14 @@ impl<'a, T: Element> Step<'a, T> {
     /// then. For a layer of linear attention as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), and
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<StepInputs<'i, T>>) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<Tensor<T>> {
         match inputs.into() {
-            StepInputs::Attention(inputs) => {
+            AnyLayerInputs::Attention(inputs) => {
                 let output = self.queue(layer, &inputs, None, |plan, stream, layer| plan.launch(stream, layer))?;
                 self.check_range(layer, &inputs, &output)?;
                 Ok(output)
             }
-            StepInputs::Linear(tensors) => self.forward_linear(layer, &tensors),
+            AnyLayerInputs::Linear(tensors) => self.forward_linear(layer, &tensors),
         }
     }
 
@@ -181,12 +181,12 @@ impl<'a, T: Element> Step<'a, T> {
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
-        inputs: impl Into<StepInputs<'i, T>>,
+        inputs: impl Into<AnyLayerInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
         let inputs = match inputs.into() {
-            StepInputs::Attention(inputs) => inputs,
-            StepInputs::Linear(tensors) => {
+            AnyLayerInputs::Attention(inputs) => inputs,
+            AnyLayerInputs::Linear(tensors) => {
                 if output.shape() != tensors.value.shape() || !output.is_contiguous() {
                     let planned = format_args!("a contiguous tensor of {:?}", tensors.value.shape());
                     return Err(Error::not_as_planned("output", output.desc(), planned));

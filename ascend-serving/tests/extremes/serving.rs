@@ -196,7 +196,7 @@ pub const CALLS: &[Call] = &[
         let limits =
             SplitLimits { max_splits: draw.usize(), cores: draw.usize(), heads: draw.usize(), kv_heads: draw.usize() };
         let _ = limits.balanced(&lengths(draw));
-        let _ = SplitLimits::deterministic(&lengths(draw), draw.usize());
+        let _ = SplitLimits::by_tiles(&lengths(draw), draw.usize());
     }),
     ("LocalBatch", |draw| {
         let table = table(draw);
