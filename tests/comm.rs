@@ -231,3 +231,25 @@ fn ranks_that_differ_are_told_so_and_their_next_call_names_rank_and_number() {
         }
     });
 }
+
+/// Ranks' calls are matched by their order, which holds on whatever streams they are.
+#[test]
+fn calls_on_two_streams_keep_their_order() {
+    world(4, |rank, stream| {
+        let other = rank.device().stream().unwrap();
+        let me = rank.rank() as f32;
+        for _ in 0..20 {
+            let (one, two) = (upload(stream, &[me; 3]), upload(&other, &[100.0 * me; 3]));
+            rank.all_reduce_in_place(stream, &one, Reduction::Sum).unwrap();
+            rank.all_reduce_in_place(&other, &two, Reduction::Sum).unwrap();
+            assert_eq!(one.download(stream).unwrap(), [6.0; 3]);
+            assert_eq!(two.download(&other).unwrap(), [600.0; 3]);
+        }
+        let none = empty::<f32>(rank, 0);
+        let refused = rank.all_reduce_in_place(stream, &none, Reduction::Sum).unwrap_err();
+        assert!(refused.breaks(&ascend_attention::rules::COLLECTIVE_LENGTH), "{refused}");
+        let refused = rank.all_gather(stream, &none, &none).unwrap_err();
+        assert!(refused.breaks(&ascend_attention::rules::COLLECTIVE_LENGTH), "{refused}");
+        assert_eq!(rank.calls(), 40);
+    });
+}

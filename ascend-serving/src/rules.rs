@@ -241,7 +241,8 @@ ascend_attention::spec::library_rules! {
     STATE_DRAFTS = "state.drafts",
         "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it "
         "than slots",
-        "make the pool with as many drafts in its `StateShape` as steps have, at most 7, or draft fewer tokens";
+        "make the pool with as many drafts in its `StateShape` as a request has new tokens less one, at most 7, or draft "
+        "fewer tokens";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
         "make sequences by `Attention::sequence` of the attention that computes them";

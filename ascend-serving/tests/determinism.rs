@@ -8,11 +8,11 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Device, Stream, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, GraphLimits, NamedMask,
-    NamedMaskAttention, PagedDecode, PromptAndIncre, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup,
+    NamedMask, NamedMaskAttention, PagedDecode, PromptAndIncre, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
 };
 use ascend_testing::harness;
 use ascend_testing::tokens::{DIM, packed};
@@ -283,4 +283,33 @@ fn steps_and_graphs_need_the_option_of_the_device() {
     // The switch can be turned off again.
     let attention = attention.deterministic(false).unwrap();
     assert!(!attention.is_deterministic() && !device.is_deterministic().unwrap());
+}
+
+/// Groups that give tokens back, and layers of linear attention, promise nothing.
+#[test]
+fn groups_whose_keys_begin_elsewhere_are_refused() {
+    let device = device_for(Soc::AtlasA3);
+    let group = |layer: usize, causality| {
+        let shape = CacheShape::new(1, KV_HEADS, DIM);
+        let cache = PagedKvCache::<bf16>::new(&device, 4, 128, shape, PadPolicy::SkipNegative).unwrap();
+        let heads = AttentionShape::new(HEADS, KV_HEADS, DIM);
+        LayerGroup::new([layer], causality, heads, cache, Backends::standard(&device))
+    };
+    let window = Causality::Window(NonZeroUsize::new(100).unwrap());
+    let windowed = [group(0, Causality::Causal), group(1, window)];
+    let refused = Attention::of_groups(2, windowed).unwrap().deterministic(true).unwrap_err();
+    assert!(refused.breaks(&rules::BACKEND_DETERMINISTIC), "{refused}");
+    assert!(refused.to_string().contains("give tokens back"), "{refused}");
+    let causal = [group(0, Causality::Causal), group(1, Causality::Causal)];
+    assert!(!Attention::of_groups(2, causal).unwrap().deterministic(false).unwrap().is_deterministic());
+
+    let stream = device.stream().unwrap();
+    let shape = StateShape { layers: 1, value_heads: 2, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 1 };
+    let hybrid = |slots| {
+        let states = StatePool::new::<bf16>(&stream, slots, shape)?;
+        Ok::<_, Error>(Attention::of_hybrid(2, [group(0, Causality::Causal)], [1], states)?)
+    };
+    let refused = hybrid(2).unwrap().deterministic(true).unwrap_err();
+    assert!(refused.breaks(&rules::BACKEND_DETERMINISTIC), "{refused}");
+    assert!(hybrid(1).unwrap_err().breaks(&rules::ARGUMENT_VALUE));
 }

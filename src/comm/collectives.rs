@@ -74,6 +74,16 @@ impl Communicator {
             (_, Share::Whole) => receive.len(),
             _ => send.len() / size.max(1),
         };
+        // HCCL makes no call of such a tensor, so that the calls of ranks would no longer be the same ones.
+        if count == 0 {
+            return Err(Error::by(
+                &rules::COLLECTIVE_LENGTH,
+                "send",
+                format_args!("{} elements, of which nothing goes to a rank", send.len()),
+                "at least 1 element for each rank",
+            )
+            .fix("leave the call out on every rank; where some ranks have nothing, use the call of uneven lengths"));
+        }
         let expected = |share| match share {
             Share::Parts => count.saturating_mul(size),
             Share::Whole | Share::Nothing => count,
@@ -112,7 +122,7 @@ impl Communicator {
     }
 
     /// Gathers `send` of each rank in `receive` of every rank, in the order of the ranks. All have the same length,
-    /// and `receive` has `size` times that. A call without elements takes no part: all ranks make it, or none.
+    /// and `receive` has `size` times that.
     ///
     /// Since CANN 8.1.
     ///
@@ -192,7 +202,7 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<()> {
         let dtype = self.dtype(tensor)?;
-        self.admits("tensor", tensor, tensor.len(), true)?;
+        self.admits("tensor", tensor, tensor.len().max(1), true)?;
         let elements = Elements { dtype, count: tensor.len() as u64 };
         self.all_reduced(stream, tensor, tensor, elements, reduction)
     }
@@ -304,7 +314,7 @@ impl Communicator {
             .fix("gather the tensors of all ranks by `all_gather`, and use that of the root"));
         }
         let (dtype, number) = (self.dtype(tensor)?, rank_of("root", root, self.size())?);
-        self.admits("tensor", tensor, tensor.len(), root != self.rank())?;
+        self.admits("tensor", tensor, tensor.len().max(1), root != self.rank())?;
         let (at, count) = (tensor.as_raw(), tensor.len() as u64);
         self.queue(stream, "HcclBroadcast", &[tensor], |api, comm, stream| {
             // SAFETY: the tensor has as many elements, and is kept while the call may use it.
@@ -322,7 +332,7 @@ impl Communicator {
     #[doc(alias = "HcclSend")]
     pub fn send<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, to: usize) -> Result<()> {
         let (dtype, peer) = (self.dtype(tensor)?, self.peer("to", to)?);
-        self.admits("tensor", tensor, tensor.len(), false)?;
+        self.admits("tensor", tensor, tensor.len().max(1), false)?;
         let (at, count) = (tensor.as_raw(), tensor.len() as u64);
         self.queue(stream, "HcclSend", &[tensor], |api, comm, stream| {
             // SAFETY: the tensor has as many elements, and is kept while the call may use it.
@@ -339,7 +349,7 @@ impl Communicator {
     #[doc(alias = "HcclRecv")]
     pub fn recv<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, from: usize) -> Result<()> {
         let (dtype, peer) = (self.dtype(tensor)?, self.peer("from", from)?);
-        self.admits("tensor", tensor, tensor.len(), true)?;
+        self.admits("tensor", tensor, tensor.len().max(1), true)?;
         let (at, count) = (tensor.as_raw(), tensor.len() as u64);
         self.queue(stream, "HcclRecv", &[tensor], |api, comm, stream| {
             // SAFETY: the tensor has as many elements, and is kept while the call may use it.
@@ -369,8 +379,12 @@ impl Communicator {
             return Err(Error::by(
                 &rules::COLLECTIVE_LENGTH,
                 argument,
-                format_args!("{} lengths", lengths.len()),
-                format_args!("{} lengths, of at most {MOST_ELEMENTS} elements together", self.size()),
+                format_args!(
+                    "{} lengths, together {}",
+                    lengths.len(),
+                    sum.map_or("too many".into(), |sum| sum.to_string())
+                ),
+                format_args!("{} lengths, together at most {MOST_ELEMENTS}", self.size()),
             ));
         };
         let counts: Vec<u64> = lengths.iter().map(|length| *length as u64).collect();
@@ -392,5 +406,5 @@ fn apart(send: &AnyTensor, receive: &AnyTensor) -> Result<()> {
         return Ok(());
     }
     Err(Error::shared("receive", "memory that `send` has too", "memory of its own")
-        .fix("give another tensor; `all_reduce_in_place` overwrites its own"))
+        .fix("give a tensor of its own; of all-reduce there is `all_reduce_in_place`"))
 }

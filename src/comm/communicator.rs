@@ -7,7 +7,7 @@ use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, hccl_error};
 use crate::rules;
-use crate::runtime::{Device, LaunchQueue, Stream, StreamMark};
+use crate::runtime::{Device, Event, LaunchQueue, Stream, StreamMark, capturing};
 use crate::tensor::AnyTensor;
 
 /// Bytes of root information.
@@ -67,7 +67,8 @@ impl fmt::Debug for RootInfo {
 /// ranks and make another one.
 ///
 /// # Threads
-/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably.
+/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call on another stream than
+/// that of the call before waits for that call.
 pub struct Communicator {
     device: Device,
     raw: sys::HcclComm,
@@ -77,6 +78,8 @@ pub struct Communicator {
     calls: u64,
     /// A mark of each stream that a call was queued on.
     marks: Vec<StreamMark>,
+    /// The end of the latest call, and its stream.
+    latest: Option<(Event, StreamMark)>,
 }
 
 // SAFETY: `raw` is a handle that this object alone owns; HCCL takes calls from any thread whose device is the communicator's, which each call here
@@ -140,7 +143,7 @@ impl Communicator {
     }
 
     fn new(device: &Device, raw: sys::HcclComm, rank: usize, size: usize) -> Self {
-        Self { device: device.clone(), raw, rank, size, calls: 0, marks: Vec::new() }
+        Self { device: device.clone(), raw, rank, size, calls: 0, marks: Vec::new(), latest: None }
     }
 
     /// This rank, from 0 on.
@@ -163,7 +166,8 @@ impl Communicator {
         self.calls
     }
 
-    /// Queues a call on a stream, and keeps the tensors for as long as it may use them.
+    /// Queues a call on a stream, behind the calls before it on whatever stream, and keeps the tensors for as long as it
+    /// may use them.
     pub(super) fn queue(
         &mut self,
         stream: &Stream,
@@ -172,6 +176,16 @@ impl Communicator {
         call: impl FnOnce(&Api, sys::HcclComm, sys::aclrtStream) -> Result<sys::HcclResult>,
     ) -> Result<()> {
         stream.check_device("stream", &self.device)?;
+        capturing::refuse(
+            "a call between ranks",
+            "queue it before or after the capture: graphs have no such calls yet",
+        )?;
+        // HCCL matches the calls of ranks by their order, which two streams do not keep.
+        if let Some((event, mark)) = &self.latest
+            && !mark.is_of(stream)
+        {
+            stream.wait_event(event)?;
+        }
         let raw = LaunchQueue::raw(stream)?;
         let api = self.device.context().bind()?;
         let result = call(api, self.raw, raw)?;
@@ -180,10 +194,22 @@ impl Communicator {
         // Also after a failure: part of the work may have been queued.
         let number = stream.queued();
         tensors.iter().for_each(|tensor| stream.keep(number, tensor.memory()));
-        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
-            self.marks.push(stream.mark());
-        }
-        outcome
+        let known = self.marks.iter().find(|mark| mark.is_of(stream)).cloned();
+        let mark = known.unwrap_or_else(|| {
+            let mark = stream.mark();
+            self.marks.push(mark.clone());
+            mark
+        });
+        outcome?;
+        let event = match self.latest.take() {
+            Some((event, _)) => {
+                event.record(stream)?;
+                event
+            }
+            None => stream.record_event()?,
+        };
+        self.latest = Some((event, mark));
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use ascend_attention::case::{self, CaseTensor};
 use ascend_attention::spec::geometry::TriangleMix;
+use ascend_serving::AttentionShape;
 use ascend_trianglemix::{LayerSample, ProbeMeasure, SampleMeasure, TriangleLayers, TriangleProbe};
 use clap::ValueEnum;
 use serde_json::json;
@@ -70,7 +71,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let sizes = arguments.sizes.over(TriangleMix::PROBE)?;
     let mut measure = arguments.by;
     let mut probe: Option<(TriangleProbe, usize)> = None;
-    let mut prompts = Vec::new();
+    let (mut prompts, mut shape) = (Vec::new(), None);
     for file in &arguments.files {
         let say = |what: String| Stop::Trouble(format!("{}: {what}", file.display()));
         let mut tensors = case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
@@ -88,7 +89,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
         let mut tokens = None;
         for layer in 0..layers {
-            let own = record(probe, layer, &mut tensors, (&mut measure, arguments.scale)).map_err(say)?;
+            let (own, layer_shape) =
+                record(probe, layer, &mut tensors, (&mut measure, arguments.scale)).map_err(say)?;
+            shape.get_or_insert(layer_shape);
             let first = *tokens.get_or_insert(own);
             if own != first {
                 return Err(say(format!(
@@ -101,14 +104,14 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             return Err(say(format!("tensor {unknown:?}: layers have query, key, value and output_gradient")));
         }
     }
-    let Some((probe, layers)) = probe else {
+    let (Some((probe, layers)), Some(shape)) = (probe, shape) else {
         return Err(Stop::Trouble("no file".to_owned()));
     };
     let count = arguments.count.map_or(layers / 2, usize::from);
     if count > layers {
         return Err(Stop::Trouble(format!("--count {count}: the files have {layers} layers")));
     }
-    let found = Findings { probe, layers, sparse_count: count, prompts };
+    let found = Findings { probe, layers, shape, sparse_count: count, prompts };
     if arguments.json {
         output.line(found.json())?;
     } else {
@@ -135,13 +138,13 @@ fn layers_of(tensors: &BTreeMap<String, CaseTensor>) -> Result<usize, String> {
     }
 }
 
-/// Adds a layer to the probe; returns its tokens. The first layer decides what is measured if that is open.
+/// Adds a layer to the probe; returns its tokens and heads. The first layer decides what is measured if that is open.
 fn record(
     probe: &mut TriangleProbe,
     layer: usize,
     tensors: &mut BTreeMap<String, CaseTensor>,
     (measure, scale): (&mut Option<Measure>, Option<f64>),
-) -> Result<usize, String> {
+) -> Result<(usize, AttentionShape), String> {
     let prefix = format!("layers.{layer}.");
     let data = Data::of_tensors(tensors, &prefix)?;
     let (tokens, shape) = (data.tokens, data.shape);
@@ -178,13 +181,15 @@ fn record(
     let sample = LayerSample { scale: scale.unwrap_or(shape.scale), ..data.sample() };
     let recorded = probe.record_sample(layer, &sample, measure.of_sample(&gradient));
     recorded.map_err(|error| format!("layer {layer}: {error}"))?;
-    Ok(tokens)
+    Ok((tokens, shape))
 }
 
 /// The command's results.
 struct Findings {
     probe: TriangleProbe,
     layers: usize,
+    /// The heads of the first layer.
+    shape: AttentionShape,
     /// The number of layers to leave the middle out in.
     sparse_count: usize,
     /// Tokens of each prompt.
@@ -229,9 +234,11 @@ impl Findings {
         lines.push(format!("by the middle, the least first: {}", order.join(", ")));
         if self.sparse_count > 0 {
             let only = sparse.to_string().replace(", ", ",");
+            let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
             lines.push(format!(
-                "what that saves: ascend-attn triangle --layers {} --only {only} --tokens {most}",
-                self.layers
+                "what that saves: ascend-attn triangle --layers {} --only {only} --tokens {most} --sink {} --window \
+                 {window} --last {} --heads {heads} --kv-heads {kv_heads} --dim {head_dim}",
+                self.layers, sizes.num_sink_tokens, sizes.num_last_tokens
             ));
         }
         lines

@@ -397,6 +397,8 @@ fn layers_are_chosen_by_what_their_middle_contributes() {
     let next = said.lines().last().unwrap().strip_prefix("what that saves: ascend-attn triangle ").unwrap();
     let saved = found(&next.split(' ').chain(["--measure", "never"]).collect::<Vec<_>>());
     assert_eq!(saved["triangle_layers"].as_array().unwrap().len(), 2);
+    assert_eq!((&saved["num_sink_tokens"], &saved["sliding_window_size"]), (&json!(2), &json!(8)));
+    assert_eq!((&saved["heads"], &saved["kv_heads"], &saved["dim"]), (&json!(2), &json!(1), &json!(4)));
 }
 
 #[test]

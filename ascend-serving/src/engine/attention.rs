@@ -225,6 +225,12 @@ impl<T: Element> Attention<T> {
         for group in &mut groups {
             group.backends.count_within(&group.layers)?;
         }
+        if let Some(states) = &states
+            && let Some(other) = groups.iter().find(|group| group.cache.device() != states.device())
+        {
+            let (cache, pool) = (other.cache.device().id(), states.device().id());
+            return Err(wrong(format!("a cache on device {cache}, and a pool of states on device {pool}")));
+        }
         let places = places.into_iter().flatten().collect();
         Ok(Self { groups, places, states, range_checker: None, deterministic: false })
     }
@@ -276,7 +282,8 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`BACKEND_DETERMINISTIC`](crate::rules::BACKEND_DETERMINISTIC) for a model with layers of linear attention: the
-    /// sums of a chunk depend on where it begins. [`Acl`](ascend_attention::Error::Acl) if the device does not take the
+    /// sums of a chunk depend on where it begins; and for one with a windowed group, whose sequences give tokens back,
+    /// so that the keys of a call begin elsewhere from step to step. [`Acl`](ascend_attention::Error::Acl) if the device does not take the
     /// option.
     #[doc(alias = "ACL_OPT_DETERMINISTIC")]
     pub fn deterministic(mut self, deterministic: bool) -> Result<Self> {
@@ -286,6 +293,17 @@ impl<T: Element> Attention<T> {
                 "layers of linear attention, whose sums depend on where a chunk begins",
                 "layers of attention alone",
                 "leave `Attention::deterministic` out",
+            )
+            .into());
+        }
+        let is_window = |group: &&LayerGroup<T>| matches!(group.causality, Some(Causality::Window(_)));
+        if deterministic && let Some(group) = self.groups.iter().find(is_window) {
+            return Err(Violation::new(
+                &rules::BACKEND_DETERMINISTIC,
+                format_args!("a group with {}, whose sequences give tokens back", LayerMask::from(group.causality())),
+                "groups whose keys begin at the same token in every step",
+                "make the group causal and give its layers the window by `LayerInputs::mask`, or leave \
+                 `Attention::deterministic` out",
             )
             .into());
         }

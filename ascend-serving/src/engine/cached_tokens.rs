@@ -3,7 +3,7 @@
 use ascend_attention::{Element, Stream, Violation};
 
 use crate::error::Result;
-use crate::kv::{RequestState, Sequence, listed_moves};
+use crate::kv::{RequestState, Sequence, check_state_moves, listed_moves};
 use crate::rules;
 
 use super::attention::Attention;
@@ -76,15 +76,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<()> {
         self.check_sequence(sequence)?;
         let moves = listed_moves(sequence, moves);
-        if let Some((from, to)) = moves.first().filter(|_| self.states.is_some()) {
-            return Err(Violation::new(
-                &rules::STATE_KEPT,
-                format_args!("token {from} moved to {to}"),
-                "no moves: the state behind moved tokens is not kept",
-                "draft chains, of which `truncate` takes the rejected end back",
-            )
-            .into());
-        }
+        check_state_moves(sequence, &moves)?;
         let parts = self.groups.iter().zip(sequence.groups());
         let checked = parts.map(|(group, part)| {
             let moves = group.cache.check_moves(stream, part, &moves)?;

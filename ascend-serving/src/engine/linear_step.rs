@@ -62,10 +62,7 @@ impl LinearStep {
             state.check_request(at, request.cached, request.new, request.drafts)?;
             states.push((state, request.new));
         }
-        for (state, _) in &states {
-            pool.make_ready(stream, state)?;
-        }
-        let states: Vec<StateLease> = states.into_iter().map(|(state, new)| state.begin(new)).collect();
+        let states = pool.begin(stream, states)?;
         let runs = DeltaRun::of(&states);
         let tokens = metadata.tokens();
         Ok(Self { states, runs, calls: None, tokens, wrote: false, half_written: false, ended: false })

@@ -108,6 +108,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several groups of layers, which has
     /// [`Attention::move_tokens`](crate::Attention::move_tokens),
+    /// [`STATE_KEPT`](crate::rules::STATE_KEPT) for a sequence of a model with layers of linear attention;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
     /// moved then. [`Acl`](ascend_attention::Error::Acl).
     ///
@@ -119,7 +120,9 @@ impl<T: Element> PagedKvCache<T> {
         moves: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
         sequence.check_groups(1)?;
-        let moves = self.check_moves(stream, sequence, &listed_moves(sequence, moves))?;
+        let moves = listed_moves(sequence, moves);
+        check_state_moves(sequence, &moves)?;
+        let moves = self.check_moves(stream, sequence, &moves)?;
         let moved = self.queue_moves(stream, &moves);
         if moved.is_err() {
             self.lose_moved(sequence, &moves);
@@ -233,6 +236,19 @@ pub(crate) struct CheckedMoves {
     slots: Vec<(usize, usize)>,
     /// The first position that is moved to.
     first: usize,
+}
+
+/// Refuses moves in a sequence with a state in layers of linear attention.
+pub(crate) fn check_state_moves(sequence: &Sequence, moves: &[(usize, usize)]) -> Result<(), Violation> {
+    match moves.first().filter(|_| sequence.state().is_some()) {
+        None => Ok(()),
+        Some((from, to)) => Err(Violation::new(
+            &rules::STATE_KEPT,
+            format_args!("token {from} moved to {to}"),
+            "no moves: the state behind moved tokens is not kept",
+            "draft chains, of which `truncate` takes the rejected end back",
+        )),
+    }
 }
 
 /// The most moves in a sequence: one for each token, or for each node of the largest tree.

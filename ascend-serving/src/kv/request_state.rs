@@ -234,35 +234,48 @@ impl RequestState {
         &self,
         fill: impl FnOnce(Option<&StateSlot>, &StateSlot) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut held = lock(&self.0);
-        let missing = held.pool.drafts.saturating_add(1).saturating_sub(held.own_slots().count());
-        let moves = held.kept.last().is_none_or(StateSlot::is_shared);
-        let mut taken = held.pool.take(missing.max(usize::from(moves)))?;
-        if moves && let Some(present) = taken.pop() {
-            fill(held.kept.last(), &present)?;
-            match held.kept.last_mut() {
-                Some(last) => *last = present,
-                None => held.kept.push(present),
-            }
-        }
-        held.spare.append(&mut taken);
-        Ok(())
+        lock(&self.0).make_ready(fill)
     }
 
-    /// Begins a step of `new` tokens, until whose end nothing else goes on from the state.
-    pub(crate) fn begin(self, new: usize) -> StateLease {
+    /// Makes the slots of a step of `new` tokens the state's own, by `fill` as in [`make_ready`](Self::make_ready), and
+    /// begins it: until its end nothing else goes on from the state, nor shares it.
+    pub(super) fn begin<E: From<Violation>>(
+        self,
+        new: usize,
+        fill: impl FnOnce(Option<&StateSlot>, &StateSlot) -> Result<(), E>,
+    ) -> Result<StateLease, E> {
+        // One lock for both, so that nobody shares the present state in between.
         let mut held = lock(&self.0);
+        held.make_ready(fill)?;
         held.torn = true;
         let wanted = if held.keeps(new) { new } else { 1 };
         let row = held.own_slots().take(wanted).cloned().collect();
         drop(held);
-        StateLease { state: self, row, new }
+        Ok(StateLease { state: self, row, new })
     }
 }
 
 impl HeldState {
     fn new(pool: &Arc<FreeSlots>) -> Self {
         Self { pool: Arc::clone(pool), kept: Vec::new(), spare: Vec::new(), tokens: 0, torn: false }
+    }
+
+    fn make_ready<E: From<Violation>>(
+        &mut self,
+        fill: impl FnOnce(Option<&StateSlot>, &StateSlot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let missing = self.pool.drafts.saturating_add(1).saturating_sub(self.own_slots().count());
+        let moves = self.kept.last().is_none_or(StateSlot::is_shared);
+        let mut taken = self.pool.take(missing.max(usize::from(moves)))?;
+        if moves && let Some(present) = taken.pop() {
+            fill(self.kept.last(), &present)?;
+            match self.kept.last_mut() {
+                Some(last) => *last = present,
+                None => self.kept.push(present),
+            }
+        }
+        self.spare.append(&mut taken);
+        Ok(())
     }
 
     fn check_whole(&self) -> Result<(), Violation> {
@@ -357,8 +370,12 @@ mod tests {
         Ok(filled)
     }
 
+    fn begun(state: &RequestState, new: usize) -> StateLease {
+        state.downgrade().upgrade().unwrap().begin(new, |_, _| Ok::<_, Violation>(())).unwrap()
+    }
+
     fn step(state: &RequestState, new: usize) -> Vec<usize> {
-        let mut lease = state.downgrade().upgrade().unwrap().begin(new);
+        let mut lease = begun(state, new);
         assert!(state.check_kept(1).is_err_and(|why| why.rule == &rules::STATE_TORN));
         let row = lease.row();
         lease.advance();
@@ -417,7 +434,7 @@ mod tests {
     fn nothing_goes_on_from_a_state_that_a_step_writes() {
         let mut state = RequestState::of_pool(4, 0);
         ready(&state).unwrap();
-        let lease = state.downgrade().upgrade().unwrap().begin(1);
+        let lease = begun(&state, 1);
         assert_eq!((state.computed(), state.fork(1).check_kept(1).unwrap_err().rule), (0, &rules::STATE_TORN));
         // The request begins anew, while its slot is still the step's.
         state.cut(0);

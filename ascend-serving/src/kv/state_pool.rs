@@ -9,7 +9,7 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 
 use super::cache_shape::{CacheShape, no_layer};
-use super::request_state::{MOST_DRAFTS, RequestState};
+use super::request_state::{MOST_DRAFTS, RequestState, StateLease, StateSlot};
 use super::slot::MAX_INT32;
 
 /// What the layers of linear attention of a model have in common.
@@ -54,6 +54,7 @@ pub struct StatePool {
     slots: usize,
     /// A state without tokens, of which those of sequences are forks.
     none: RequestState,
+    device: Device,
     stream: PlannedStream,
     zeroed: Zeroed,
 }
@@ -91,6 +92,10 @@ impl StatePool {
                 .broken(format_args!("{drafts} drafts"), format_args!("0 to {MOST_DRAFTS}"))
                 .into());
         }
+        if slots <= drafts {
+            return Err(Error::invalid("slots", slots, format_args!("at least {}, those of one request", drafts + 1))
+                .fix("make the pool with 1 + drafts slots for each request"));
+        }
         let zeroed: Zeroed = DeltaStates::zeroed::<S>;
         check_taken(stream, &shape, zeroed)?;
         let states = || zeroed(stream.device(), slots, heads, value_dim, key_dim);
@@ -99,6 +104,7 @@ impl StatePool {
             layers: (0..layers).map(|_| states()).collect::<Result<_, _>>()?,
             slots,
             none: RequestState::of_pool(slots, drafts),
+            device: stream.device().clone(),
             stream: PlannedStream::of(stream),
             zeroed,
         })
@@ -112,6 +118,10 @@ impl StatePool {
     /// Slots of each layer.
     pub fn slots(&self) -> usize {
         self.slots
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Slots that no sequence holds.
@@ -153,14 +163,33 @@ impl StatePool {
     /// Makes the slots of a next step the state's own: takes those that it lacks, and queues the copies of a present
     /// state that others hold too, or the zeros with which a state begins.
     pub(crate) fn make_ready(&self, stream: &Stream, state: &RequestState) -> Result<()> {
-        state.make_ready(|from, to| {
-            self.layers.iter().try_for_each(|layer| {
-                let to = state_in(layer.tensor(), to.number())?;
-                match from {
-                    Some(from) => Ok(to.copy_from(stream, &state_in(layer.tensor(), from.number())?)?),
-                    None => Ok(to.clear(stream)?),
+        state.make_ready(|from, to| self.fill(stream, from, to))
+    }
+
+    /// Begins a step of these states, each with its number of new tokens, as [`make_ready`](Self::make_ready) makes
+    /// them. After an error no step of any has begun.
+    pub(crate) fn begin(&self, stream: &Stream, states: Vec<(RequestState, usize)>) -> Result<Vec<StateLease>> {
+        let mut leases = Vec::with_capacity(states.len());
+        for (state, new) in states {
+            match state.begin(new, |from, to| self.fill(stream, from, to)) {
+                Ok(lease) => leases.push(lease),
+                Err(why) => {
+                    leases.iter_mut().for_each(StateLease::restore);
+                    return Err(why);
                 }
-            })
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Queues the copy of a state to another slot in every layer, or zeros.
+    fn fill(&self, stream: &Stream, from: Option<&StateSlot>, to: &StateSlot) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| {
+            let to = state_in(layer.tensor(), to.number())?;
+            match from {
+                Some(from) => Ok(to.copy_from(stream, &state_in(layer.tensor(), from.number())?)?),
+                None => Ok(to.clear(stream)?),
+            }
         })
     }
 }

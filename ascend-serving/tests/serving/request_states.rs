@@ -742,6 +742,9 @@ fn sequences_have_a_state_of_the_model() {
         let refused = attention.begin(&stream, &metadata).unwrap_err();
         assert!(refused.breaks(rule), "{refused}");
     }
+    // The cache alone does not move the tokens of a state either.
+    let refused = other.cache_mut().move_tokens(&stream, &sequence, [(1, 0)]).unwrap_err();
+    assert!(refused.breaks(&rules::STATE_KEPT), "{refused}");
 }
 
 #[test]
@@ -797,9 +800,9 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
         Error::Violation(violation) => violation.rule.id,
         other => panic!("{other}"),
     };
-    assert_eq!(rule(StatePool::new::<f16>(&stream, 1, SHAPE).unwrap_err()), "recurrent_delta.dtype");
-    assert_eq!(rule(StatePool::new::<f32>(&stream, 1, SHAPE).unwrap_err()), "recurrent_delta.dtype");
-    StatePool::new::<f32>(&stream_of(Cann::V9_2), 1, SHAPE).unwrap();
+    assert_eq!(rule(StatePool::new::<f16>(&stream, SLOTS, SHAPE).unwrap_err()), "recurrent_delta.dtype");
+    assert_eq!(rule(StatePool::new::<f32>(&stream, SLOTS, SHAPE).unwrap_err()), "recurrent_delta.dtype");
+    StatePool::new::<f32>(&stream_of(Cann::V9_2), SLOTS, SHAPE).unwrap();
     let wide = StateShape { key_dim: 513, ..SHAPE };
-    assert_eq!(rule(StatePool::new::<bf16>(&stream, 1, wide).unwrap_err()), "recurrent_delta.dims");
+    assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, wide).unwrap_err()), "recurrent_delta.dims");
 }
