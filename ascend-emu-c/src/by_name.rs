@@ -1,5 +1,5 @@
-//! Operators that are run by their names: descriptions of tensors, buffers, and the call. What clients do when a toolkit
-//! has no function for an operator.
+//! Operators that are run by their names: descriptions of tensors, buffers, and the call. What clients do when a
+//! toolkit has no function for an operator.
 
 use ascend_emu::glue::by_name as emulated;
 use ascend_emu::refused;

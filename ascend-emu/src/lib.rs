@@ -144,8 +144,8 @@
 //!
 //! # Collectives
 //!
-//! `HcclCommInitRootInfo`, `HcclCommInitAll` and the operators of HCCL connect ranks that are threads of one process, on
-//! a device each. A call is queued on its stream and never holds up the host. Ranks that call other operators, or with
+//! `HcclCommInitRootInfo`, `HcclCommInitAll` and the operators of HCCL connect ranks that are threads of one process,
+//! on a device each. A call is queued on its stream and never holds up the host. Ranks that call other operators, or with
 //! other arguments, all get a fault, status 507048, that names ranks and values; hardware would wait. So do ranks that
 //! wait for one whose communicator, stream or device is gone, after a second those that wait for each other, and after
 //! `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The communicator then takes no more calls (`HCCL_E_INTERNAL`).

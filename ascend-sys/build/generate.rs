@@ -13,7 +13,8 @@ use bindgen::callbacks::{DiscoveredItem, DiscoveredItemId, IntKind, ParseCallbac
 use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
-/// The headers of runtime, operator calls and collectives that are read, relative to a folder `include`: each after those that it includes.
+/// The headers of runtime, operator calls and collectives that are read, relative to a folder `include`: each after
+/// those that it includes.
 const BASE_HEADERS: [&str; 8] = [
     "acl/acl_base.h",
     "acl/acl_rt.h",
@@ -64,7 +65,7 @@ pub(crate) fn generate(include: &Path, toolkit: Option<&Path>) -> Result<Generat
     })
 }
 
-/// The headers that are read: those of runtime, operator calls and collectives, then those of our operators by their names.
+/// The headers that are read: those of runtime, operator calls and collectives, then those of our operators by name.
 fn headers(include: &Path) -> Result<Vec<String>, String> {
     let folder = include.join(OPERATOR_HEADERS);
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());

@@ -1885,7 +1885,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /// HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are lists of uint64_t, one for each rank, in host memory.
+    /// HcclAllGather with parts of their own sizes. `recvCounts`, `recvDispls`: uint64_t of each rank, on the host.
     pub fn HcclAllGatherV(
         sendBuf: *mut ::core::ffi::c_void,
         sendCount: u64,
@@ -1906,7 +1906,7 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
-    /// HcclReduceScatter with parts of their own sizes. `sendCounts` and `sendDispls` are lists of uint64_t, one for each rank, in host memory.
+    /// HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t of each rank, on the host.
     pub fn HcclReduceScatterV(
         sendBuf: *mut ::core::ffi::c_void,
         sendCounts: *const ::core::ffi::c_void,

@@ -94,7 +94,7 @@ HcclResult HcclBroadcast(
 /** Gathers `sendCount` elements of each rank on every rank, in the order of the ranks. */
 HcclResult HcclAllGather(
     void *sendBuf, void *recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm, aclrtStream stream);
-/** HcclAllGather with parts of their own sizes. `recvCounts` and `recvDispls` are lists of uint64_t, one for each rank, in host memory. */
+/** HcclAllGather with parts of their own sizes. `recvCounts`, `recvDispls`: uint64_t of each rank, on the host. */
 HcclResult HcclAllGatherV(
     void *sendBuf,
     uint64_t sendCount,
@@ -113,7 +113,7 @@ HcclResult HcclReduceScatter(
     HcclReduceOp op,
     HcclComm comm,
     aclrtStream stream);
-/** HcclReduceScatter with parts of their own sizes. `sendCounts` and `sendDispls` are lists of uint64_t, one for each rank, in host memory. */
+/** HcclReduceScatter with parts of their own sizes. `sendCounts`, `sendDispls`: uint64_t of each rank, on the host. */
 HcclResult HcclReduceScatterV(
     void *sendBuf,
     const void *sendCounts,

@@ -63,12 +63,12 @@ impl fmt::Debug for RootInfo {
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
 /// is waited for until it fails. On a thread that captures a graph, and where a stream cannot be waited for, the rank
-/// stays in the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all
-/// ranks and make another one.
+/// stays in the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a
+/// stream by a collective, drop it on all ranks and make another one.
 ///
 /// # Threads
-/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call on another stream than
-/// that of the call before waits for that call.
+/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call on another stream
+/// than that of the call before waits for that call.
 pub struct Communicator {
     device: Device,
     raw: sys::HcclComm,
@@ -82,8 +82,8 @@ pub struct Communicator {
     latest: Option<(Event, StreamMark)>,
 }
 
-// SAFETY: `raw` is a handle that this object alone owns; HCCL takes calls from any thread whose device is the communicator's, which each call here
-// sees to, and calls take `&mut self`, so that they come one after the other.
+// SAFETY: `raw` is a handle that this object alone owns. HCCL takes calls from any thread whose device is the
+// communicator's, which each call here sees to, and calls take `&mut self`, so that they come one after the other.
 unsafe impl Send for Communicator {}
 // SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
 unsafe impl Sync for Communicator {}
@@ -166,8 +166,8 @@ impl Communicator {
         self.calls
     }
 
-    /// Queues a call on a stream, behind the calls before it on whatever stream, and keeps the tensors for as long as it
-    /// may use them.
+    /// Queues a call on a stream, behind the calls before it on whatever stream, and keeps the tensors for as long as
+    /// it may use them.
     pub(super) fn queue(
         &mut self,
         stream: &Stream,

@@ -1,5 +1,5 @@
-//! Operators that are run by their names, with descriptions of tensors and buffers instead of `aclTensor`: what programs
-//! do where CANN has no function of two phases for an operator.
+//! Operators that are run by their names, with descriptions of tensors and buffers instead of `aclTensor`: what
+//! programs do where CANN has no function of two phases for an operator.
 //!
 //! `Identity` alone is emulated. PyTorch's extension casts the format of a tensor with it: matrices in row-major order
 //! to [`Format::FractalNz`] and back. In that order a matrix is cut into blocks of 16 rows and as many columns as 32

@@ -40,8 +40,8 @@
 //! the instruction set alone. How keys are split follows from the lengths and not from the number of threads, so
 //! equal calls give equal bits.
 //!
-//! With [`RunOptions::deterministic`] equal rows give equal bits, in whatever call: every row is computed by the prefill
-//! kernel, over the same KV tiles and key ranges, counted from key 0, so that its sums have one order.
+//! With [`RunOptions::deterministic`] equal rows give equal bits, in whatever call: every row is computed by the
+//! prefill kernel, over the same KV tiles and key ranges, counted from key 0, so that its sums have one order.
 //!
 //! # Memory
 //!

@@ -283,8 +283,8 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`BACKEND_DETERMINISTIC`](crate::rules::BACKEND_DETERMINISTIC) for a model with layers of linear attention: the
     /// sums of a chunk depend on where it begins; and for one with a windowed group, whose sequences give tokens back,
-    /// so that the keys of a call begin elsewhere from step to step. [`Acl`](ascend_attention::Error::Acl) if the device does not take the
-    /// option.
+    /// so that the keys of a call begin elsewhere from step to step.
+    /// [`Acl`](ascend_attention::Error::Acl) if the device does not take the option.
     #[doc(alias = "ACL_OPT_DETERMINISTIC")]
     pub fn deterministic(mut self, deterministic: bool) -> Result<Self> {
         if deterministic && self.states.is_some() {
