@@ -188,7 +188,7 @@ impl<'a, T: Element> Step<'a, T> {
             AnyLayerInputs::Attention(inputs) => inputs,
             AnyLayerInputs::Linear(tensors) => {
                 if output.shape() != tensors.value.shape() || !output.is_contiguous() {
-                    let planned = format_args!("a contiguous tensor of {:?}", tensors.value.shape());
+                    let planned = format!("a contiguous tensor of {:?}", tensors.value.shape());
                     return Err(Error::not_as_planned("output", output.desc(), planned));
                 }
                 output.check_device("output", self.stream.device())?;
