@@ -194,21 +194,19 @@ impl Communicator {
         // Also after a failure: part of the work may have been queued.
         let number = stream.queued();
         tensors.iter().for_each(|tensor| stream.keep(number, tensor.memory()));
-        let known = self.marks.iter().find(|mark| mark.is_of(stream)).cloned();
-        let mark = known.unwrap_or_else(|| {
-            let mark = stream.mark();
-            self.marks.push(mark.clone());
-            mark
-        });
+        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
+            self.marks.push(stream.mark());
+        }
         outcome?;
-        let event = match self.latest.take() {
-            Some((event, _)) => {
+        match &mut self.latest {
+            Some((event, mark)) => {
                 event.record(stream)?;
-                event
+                if !mark.is_of(stream) {
+                    *mark = stream.mark();
+                }
             }
-            None => stream.record_event()?,
-        };
-        self.latest = Some((event, mark));
+            None => self.latest = Some((stream.record_event()?, stream.mark())),
+        }
         Ok(())
     }
 }

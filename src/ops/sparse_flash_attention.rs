@@ -163,7 +163,7 @@ impl SparseFlashAttention {
         };
         let tensors = LaunchTensors { sequences, inputs: &inputs, outputs: None };
         let recorded: Arguments<TensorDesc> = call.to_arguments();
-        let planned = self.prepare(context, &call, sequences, inputs.query);
+        let planned = self.prepare(context, (&call, version), sequences, inputs.query);
         let recorded = AnyArguments::SparseFlashAttention(recorded);
         SparseFlashPlan::recorded(planned, context, recorded, &tensors)
     }
@@ -172,14 +172,13 @@ impl SparseFlashAttention {
     fn prepare(
         &self,
         context: &Arc<Context>,
-        call: &SparseFlashCall<'_>,
+        (call, version): (&SparseFlashCall<'_>, Version),
         sequences: &SparseSequences,
         stand_in: &AnyTensor,
     ) -> Result<SparseFlashPlan> {
         let target = context.target()?;
         let outputs = call.attention_out.zip(call.softmax_max);
         let (out, softmax) = implied(outputs, stand_in, || too_many_rows(stand_in))?;
-        let version = Version::oldest_for(call);
         let problem = call.check(version, target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
         call.lint(target, &allowed)?;
