@@ -37,7 +37,7 @@ pub enum Error {
     #[error(transparent)]
     Violation(#[from] Violation),
     /// An `acl*` function failed.
-    #[error("{function} returned {status}{}", told(message))]
+    #[error("{function} returned {status}{}", suffix(message))]
     Acl {
         /// The C function.
         function: &'static str,
@@ -47,7 +47,7 @@ pub enum Error {
         message: String,
     },
     /// An `aclnn*` function, or one that handles descriptors and executors, failed.
-    #[error("{function} returned {status}{}", told(message))]
+    #[error("{function} returned {status}{}", suffix(message))]
     Aclnn {
         /// The C function.
         function: &'static str,
@@ -57,7 +57,7 @@ pub enum Error {
         message: String,
     },
     /// A function of HCCL failed.
-    #[error("{function}{} returned {status}{}", of_rank(*rank, *call), told(message))]
+    #[error("{function}{} returned {status}{}", of_rank(*rank, *call), suffix(message))]
     Hccl {
         /// The C function.
         function: &'static str,
@@ -71,7 +71,7 @@ pub enum Error {
         message: String,
     },
     /// A C function that makes an object returned null.
-    #[error("{function} returned null{}", told(message))]
+    #[error("{function} returned null{}", suffix(message))]
     NullHandle {
         /// The C function.
         function: &'static str,
@@ -79,7 +79,7 @@ pub enum Error {
         message: String,
     },
     /// Memory ran out, even after waiting for memory that dropped buffers still held.
-    #[error("out of memory: {function} of {bytes} bytes returned {status}{}", told(message))]
+    #[error("out of memory: {function} of {bytes} bytes returned {status}{}", suffix(message))]
     OutOfMemory {
         /// The C function.
         function: &'static str,
@@ -91,7 +91,7 @@ pub enum Error {
         message: String,
     },
     /// A wait took longer than allowed. What was waited for goes on.
-    #[error("timeout: {function} returned {status}{}", told(message))]
+    #[error("timeout: {function} returned {status}{}", suffix(message))]
     Timeout {
         /// The C function.
         function: &'static str,
@@ -104,7 +104,7 @@ pub enum Error {
     #[error(
         "{function} returned {status}{}: the device's streams are used up, of which every captured graph takes some; \
          capture fewer sizes or layers, or drop graphs (`graph::CaptureEstimate` counts them)",
-        told(message)
+        suffix(message)
     )]
     StreamsExhausted {
         /// The C function.
@@ -232,7 +232,7 @@ fn of_rank(rank: Option<usize>, call: Option<u64>) -> String {
     }
 }
 
-fn told(message: &str) -> String {
+fn suffix(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 

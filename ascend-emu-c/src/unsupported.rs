@@ -196,7 +196,7 @@ answered! {
     *mut c_void = null => acltdtCreateChannelWithCapacity acltdtCreateDataset acltdtGetDataAddrFromItem
         acltdtGetDataItem;
     usize = zero => acltdtGetDataSizeFromItem acltdtGetDatasetSize acltdtGetDimNumFromItem;
-    // The profiler: nobody attaches one, so that nothing is ever reported.
+    // The profiler: none is ever attached, so that nothing is reported.
     i32 = runtime => MsprofReportAdditionalInfo MsprofReportApi MsprofReportCompactInfo MsprofRegisterCallback;
     usize = zero => MsprofGetHashId MsprofSysCycleTime;
 }

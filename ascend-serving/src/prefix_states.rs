@@ -61,7 +61,7 @@ impl PrefixStates {
         }
     }
 
-    /// Gives back up to `states` slots that nobody else holds.
+    /// Gives back up to `states` slots that have no other holder.
     pub(crate) fn evict(&mut self, states: usize) -> usize {
         let alone = |id: &NodeId| self.states.get(id).is_some_and(|(state, _)| !state.is_shared());
         let victims = self.order.iter().map(|(_, id)| *id).filter(alone);

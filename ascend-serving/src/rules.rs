@@ -290,7 +290,7 @@ ascend_attention::spec::library_rules! {
          `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
-        "call `Device::set_deterministic(true)`, and let nobody take it back: another `Attention::deterministic(false)` \
+        "call `Device::set_deterministic(true)`, and do not take it back: another `Attention::deterministic(false)` \
          of the device does";
     BACKEND_LAYERS = "backend.layers",
         "backends are preferred for layers of the model that they compute",

@@ -190,8 +190,8 @@ impl fmt::Display for UnknownVariable {
         // An environment may contain any bytes.
         let name = self.name.escape_debug();
         match self.meant {
-            Some(meant) => write!(f, "{name} is set, and nobody reads it: did you mean {meant}?"),
-            None => write!(f, "{name} is set, and nobody reads it"),
+            Some(meant) => write!(f, "{name} is set, and nothing reads it: did you mean {meant}?"),
+            None => write!(f, "{name} is set, and nothing reads it"),
         }
     }
 }

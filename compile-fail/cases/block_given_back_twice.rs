@@ -1,4 +1,4 @@
-//! A block that is given back twice, and one that nobody handed out.
+//! A block that is given back twice, and one that was never handed out.
 
 use ascend_serving::kv::{Block, BlockPool};
 

@@ -1,4 +1,4 @@
-//! Maxima and sums whose order nobody knows, or log-sum-exps of inference, in the place of those that training writes.
+//! Maxima and sums of unknown order, or log-sum-exps of inference, in the place of those that training writes.
 
 use ascend_attention::flash::{FlashOutput, SoftmaxState};
 use ascend_attention::ring::RingUpdate;

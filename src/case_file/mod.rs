@@ -99,7 +99,7 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
 pub type AttentionCase = Case<Arguments<CaseTensor>>;
 
 /// The arguments of a [`Case`]. Only this crate implements the trait.
-#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+#[allow(private_bounds, reason = "sealed: the bound has no public name")]
 pub trait CaseArguments: Sealed {
     /// The arguments with descriptors for tensors.
     type Described;

@@ -19,7 +19,7 @@ use super::communicator::{Communicator, rank_of};
 trait Sealed {}
 
 /// Element types that ranks reduce. On Atlas 310P there is no `bf16` and `i64`, and `u64` is Ascend 950's.
-#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+#[allow(private_bounds, reason = "sealed: the bound has no public name")]
 pub trait Reducible: Element + Sealed {}
 
 macro_rules! reducible {

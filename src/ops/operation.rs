@@ -23,7 +23,7 @@ use crate::tensor::{AnyTensor, Tensor};
 pub(crate) trait Sealed {}
 
 /// What a [`Plan`] launches: an operator, or merges of rows. Only this crate implements the trait.
-#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+#[allow(private_bounds, reason = "sealed: the bound has no public name")]
 pub trait Operation: Sealed + Sized {
     /// What a launch reads: the tensors that differ from layer to layer. `T` is the element type of the output.
     type Inputs<'a, T: Element>;

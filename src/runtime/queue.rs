@@ -15,7 +15,7 @@ use super::{Context, Memory, Stream, capturing};
 ///
 /// Every `launch` and `launch_into` takes either, so that a launch is captured by giving it the other queue. Only
 /// this crate implements the trait.
-#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+#[allow(private_bounds, reason = "sealed: the bound has no public name")]
 pub trait Queue: LaunchQueue {}
 
 impl Queue for Stream {}

@@ -26,7 +26,7 @@ fn every_command_names_a_misspelt_variable_once() {
     ] {
         let output = with(&MISSPELT, arguments);
         let error = text(&output.stderr);
-        let told = "note: ASCEND_EMU_CHEK is set, and nobody reads it: did you mean ASCEND_EMU_CHECK?";
+        let told = "note: ASCEND_EMU_CHEK is set, and nothing reads it: did you mean ASCEND_EMU_CHECK?";
         assert_eq!(error.matches(told).count(), 1, "{arguments:?}: {error}");
         assert_eq!(error.matches("ASCEND_EMU_CHEK ").count(), 1, "{error}");
         // An empty value counts as not set.
@@ -43,8 +43,8 @@ fn doctor_lists_variables_that_nobody_reads() {
     let report = text(&output.stdout);
     for part in [
         "  ASCEND_EMU_SOC Ascend910B4",
-        "  ASCEND_EMU_CHEK is set, and nobody reads it: did you mean ASCEND_EMU_CHECK?",
-        "  ASCEND_ELSEWHERE is set, and nobody reads it",
+        "  ASCEND_EMU_CHEK is set, and nothing reads it: did you mean ASCEND_EMU_CHECK?",
+        "  ASCEND_ELSEWHERE is set, and nothing reads it",
         "to do: set ASCEND_EMU_CHECK in the place of ASCEND_EMU_CHEK",
     ] {
         assert!(report.lines().any(|line| line == part), "no {part:?} in:\n{report}");

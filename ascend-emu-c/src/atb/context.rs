@@ -83,7 +83,7 @@ unsafe extern "C" fn async_tiling_copy_status(_: *const Context) -> bool {
 }
 
 unsafe extern "C" fn set_execute_streams(context: *mut Context, streams: *const Streams) -> Status {
-    // SAFETY: the reference of the C++ function is a whole `std::vector`, which nobody changes during the call.
+    // SAFETY: the reference of the C++ function is a whole `std::vector`, which does not change during the call.
     let Some(Streams { first, end, .. }) = (unsafe { streams.as_ref() }) else {
         return INVALID_PARAM;
     };

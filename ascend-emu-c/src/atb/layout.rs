@@ -62,8 +62,8 @@ impl<T> SVector<T> {
     pub(super) unsafe fn elements(&self) -> &[T] {
         match self.heap.is_null() {
             true => self.storage.get(..self.size).unwrap_or_default(),
-            // SAFETY: a client's vector that is not in place has its `size` elements behind `heap`, and nobody changes
-            // them while it is borrowed.
+            // SAFETY: a client's vector that is not in place has its `size` elements behind `heap`, which do not
+            // change while it is borrowed.
             false => unsafe { slice::from_raw_parts(self.heap, self.size) },
         }
     }
@@ -142,7 +142,7 @@ impl CString {
 // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(export_name = "_ZN3atb5Utils13GetTensorSizeERKNS_6TensorE")]
 unsafe extern "C" fn tensor_size(tensor: *const CTensor) -> u64 {
-    // SAFETY: the caller promises a reference to a tensor, which nobody changes during the call.
+    // SAFETY: the caller promises a reference to a tensor, which does not change during the call.
     let tensor = unsafe { &*tensor };
     let bytes = ascend_emu::atb::element_bytes(tensor.desc.dtype);
     let elements = tensor.shape().iter().try_fold(1u64, |all, &size| all.checked_mul(u64::try_from(size).ok()?));

@@ -103,7 +103,7 @@ unsafe extern "C" fn setup(
     workspace_size: *mut u64,
     context: *mut Context,
 ) -> Status {
-    // SAFETY: as for `name`; the pack, a reference of the C++ function, is whole, and nobody changes it during the
+    // SAFETY: as for `name`; the pack, a reference of the C++ function, is whole, and does not change during the
     // call.
     let (operation, pack) = unsafe { (&*operation, pack.as_ref()) };
     let Some(pack) = pack.filter(|_| !workspace_size.is_null()) else {

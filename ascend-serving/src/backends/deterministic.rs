@@ -8,7 +8,7 @@ use crate::rules;
 use super::backend::AttentionBackend;
 use super::step_context::{LayerTensors, StepContext};
 
-/// Refuses to plan deterministic attention on a device that nobody asks for deterministic operators.
+/// Refuses to plan deterministic attention on a device that is not set to deterministic operators.
 pub(crate) fn check_deterministic(deterministic: bool, device: &Device) -> Result<()> {
     match !deterministic || device.is_deterministic()? {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! The state of a request in layers of linear attention: slots of a pool, which go back when nobody holds them.
+//! The state of a request in layers of linear attention: slots of a pool, which go back with their last holder.
 
 use std::iter;
 use std::mem;
@@ -14,7 +14,7 @@ use crate::sharing::lock;
 /// Most drafts of a request in a step, with which it has a slot for each token that the operator takes of a sequence.
 pub(super) const MOST_DRAFTS: usize = MOST_TOKENS as usize - 1;
 
-/// The slots of a pool that nobody holds: those that were given back, the next one last, and all from `unused` on.
+/// The free slots of a pool: those that were given back, the next one last, and all from `unused` on.
 #[derive(Debug)]
 struct FreeSlots {
     /// Drafts of a request in a step, behind each of which a state is kept.
@@ -204,7 +204,7 @@ impl RequestState {
         lock(&self.0).check_whole()
     }
 
-    /// Slots of the pool that nobody holds.
+    /// Free slots of the pool.
     pub(super) fn free_slots(&self) -> usize {
         let pool = Arc::clone(&lock(&self.0).pool);
         lock(&pool.free).count()
@@ -244,7 +244,7 @@ impl RequestState {
         new: usize,
         fill: impl FnOnce(Option<&StateSlot>, &StateSlot) -> Result<(), E>,
     ) -> Result<StateLease, E> {
-        // One lock for both, so that nobody shares the present state in between.
+        // One lock for both, so that the present state is not shared in between.
         let mut held = lock(&self.0);
         held.make_ready(fill)?;
         held.torn = true;
@@ -300,7 +300,7 @@ impl HeldState {
         new <= self.pool.drafts.saturating_add(1)
     }
 
-    /// The slots that nobody else holds, in the order in which a step writes them: the present state is in the first.
+    /// The slots without another holder, in the order in which a step writes them: the present state is in the first.
     fn own_slots(&self) -> impl Iterator<Item = &StateSlot> {
         let present = self.kept.last();
         let earlier = self.kept.iter().take(self.kept.len().saturating_sub(1));
@@ -423,7 +423,7 @@ mod tests {
         drop(fork);
         assert_eq!(ready(&first).unwrap(), None);
         assert!(!step(&first, 2).contains(&row[0]));
-        // Now that nobody else has it, the earlier state goes on in its slot.
+        // Now that it has no other holder, the earlier state goes on in its slot.
         assert_eq!(ready(&earlier).unwrap(), None);
         first.cut(0);
         drop((first, earlier));

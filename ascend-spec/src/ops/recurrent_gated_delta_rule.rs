@@ -116,7 +116,7 @@ pub mod rules {
             "stateRef is contiguous, from 9.1 on at least each of its matrices [Dv, Dk]",
             "copy a view whose axes are in another order into a contiguous pool before: what it is a view of has the "
             "states transposed; a pool with other data between its states is for CANN 9.1 or newer";
-        LOST_OUT = "recurrent_delta.lost_out", Lint("the outputs are written to a copy that nobody gets"), V1,
+        LOST_OUT = "recurrent_delta.lost_out", Lint("the outputs are written to a copy that is dropped"), V1,
             "RecurrentGatedDeltaRule API, out" in Scope::A2_A3.since(V8_5).until(V9_0),
             "out is contiguous before 9.1",
             "pass a tensor of its own, or run on CANN 9.1 or newer";

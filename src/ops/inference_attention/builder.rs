@@ -32,7 +32,7 @@ pub(crate) trait InferenceOperator: InferenceParameter {
     fn plan(attention: &InferenceAttention<Self>, described: &Described<'_, Self>) -> Result<InferencePlan<Self>>;
 }
 
-#[allow(private_bounds, reason = "sealed: nobody can implement what they cannot name")]
+#[allow(private_bounds, reason = "sealed: the bound has no public name")]
 impl<P: InferenceOperator> InferenceAttention<P> {
     /// A call with tensors of these axis orders (`inputLayout`).
     pub fn new(layout: Layout) -> Self {

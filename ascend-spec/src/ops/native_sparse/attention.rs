@@ -67,7 +67,7 @@ macro_rules! nsa_attention_rules {
                 $operator " documentation, masks",
                 "no mask is given, and sparseMode is 0: what rows see follows from lengths",
                 "leave masks out, and pass 0 as sparseMode";
-            ROWS_LEFT_OUT = $id ".rows_left_out", Lint("nobody knows what is written for such rows"), V1,
+            ROWS_LEFT_OUT = $id ".rows_left_out", Lint("CANN does not say what is written for such rows"), V1,
                 $operator " documentation, actualQSeqLen",
                 "query rows all belong to a sequence",
                 "give a query of as many rows as each sequence has";

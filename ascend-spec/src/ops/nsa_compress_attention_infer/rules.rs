@@ -45,7 +45,7 @@ nsa_attention_rules! {
         "let compressed blocks begin at a distance that divides their size";
     FORCED = "nsa_compress_attention.forced", Lint("only the choice changes"), V1,
         "NsaCompressAttentionInfer kernel, selected blocks",
-        "at least 3 blocks are selected: the first and the last two always are, and of fewer nobody knows which",
+        "at least 3 blocks are selected: the first and the last two always are, and of fewer CANN does not say which",
         "select at least 3 blocks";
     ORIGINAL = "nsa_compress_attention.original", Lint("rows see other compressed tokens than meant"), V1,
         "NsaCompressAttentionInfer documentation, actualSelKvSeqLen",

@@ -26,7 +26,7 @@ nsa_attention_rules! {
         "selectBlockCount blocks have no more tokens than the longest sequence",
         "select fewer blocks, or attend to all tokens of short sequences";
     ROWS_WITHOUT_TOKENS = "nsa_selected_attention.rows_without_tokens",
-        Lint("nobody knows what is written for such rows"), V1, "NsaSelectedAttentionInfer kernel, lengths",
+        Lint("CANN does not say what is written for such rows"), V1, "NsaSelectedAttentionInfer kernel, lengths",
         "a sequence has at least as many tokens as query rows",
         "count a sequence's cached tokens and its new ones among its tokens";
 }

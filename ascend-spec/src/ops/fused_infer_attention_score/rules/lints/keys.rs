@@ -19,23 +19,23 @@ rules! {
         "in the prefill path one key length for a whole list fits in each of its tensors",
         "pass a key length for each sequence: the operator holds a single one against the longest tensor";
     LIST_MAX = "key.list_max",
-        Overrun("nobody says what holds the addresses of more"),
+        Overrun("CANN does not say what holds the addresses of more"),
         V1, "FusedInferAttentionScore documentation, limits; check I2",
         "a list of keys has at most 256 tensors",
         "split the batch over several calls";
     VALUE_SHAPE = "value.shape_unchecked", Overrun("the value is read by the key's rows"), V1, "check J17",
         "the value has the key's batch size and rows",
         "give the value its key's shape: the operator reads it by the key's rows";
-    ROWS_MAX = "query.rows_max", Overrun("nobody says where offsets of more rows lead"), V1, "check D15",
+    ROWS_MAX = "query.rows_max", Overrun("CANN does not say where offsets of more rows lead"), V1, "check D15",
         "a sequence has at most 20971520 query rows and as many keys",
         "split long sequences: the operator only warns";
     HEADS_MAX = "num_heads.max_decode",
-        Overrun("nobody says what the buffers hold for more"),
+        Overrun("CANN does not say what the buffers hold for more"),
         V1, "FusedInferAttentionScore documentation, limits; check D1",
         "numHeads is at most 256 in the decode path",
         "split the heads over several calls";
     UNALIGNED = "query.batch_unaligned",
-        Overrun("nobody says where rows of more sequences are copied to"),
+        Overrun("CANN does not say where rows of more sequences are copied to"),
         V1, "FusedInferAttentionScore documentation, limits",
         "with a head dimension that is no multiple of 16 the batch size is at most 128",
         "pad the head dimension with zeros, or split the batch over several calls";
