@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use ascend_serving::prelude::*;
 use ascend_serving::{IndexerTensors, Result, SparseLatent, SparseTensors};
+use ascend_testing::llama::product::{View, product};
 
 const HEADS: usize = 128;
 const LATENT: usize = 512; // of a token's keys and values, and of absorbed queries
@@ -91,27 +92,13 @@ fn exact(row: &[bf16]) -> impl Iterator<Item = f64> {
     row.iter().map(|x| x.to_f64())
 }
 
-/// `a [m, k]` times the first `n` columns of `b`, in f64; `steps` are the distances of rows and columns of `b`.
-fn product(a: &[f64], b: &[f64], [m, k, n]: [usize; 3], steps: [usize; 2]) -> Vec<f64> {
-    assert!(a.len() >= m * k && b.len() > (k - 1) * steps[0] + (n - 1) * steps[1]);
-    let mut c = vec![0.0; m * n];
-    let [rows, columns] = steps.map(|step| step as isize);
-    // SAFETY: the matrices have the elements that their sizes and steps reach, as checked, and `c` is apart from both.
-    unsafe {
-        let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
-        let (k_step, n_step) = (k as isize, n as isize);
-        matrixmultiply::dgemm(m, k, n, 1.0, a, k_step, 1, b, rows, columns, 0.0, c, n_step, 1);
-    }
-    c
-}
-
 /// Of a row's heads, the sums of `exp(scale * score)` over all keys up to the row's own.
 fn sums_of_all(query: &[f64], keys: &Keys, seen: usize, scale: f64) -> Vec<f64> {
     let mut sums = vec![0.0; HEADS];
     for first in (0..seen).step_by(TILE) {
         let tokens = TILE.min(seen - first);
         let tile = keys.exact(first..first + tokens);
-        let scores = product(query, &tile, [HEADS, KEY, tokens], [1, KEY]);
+        let scores = product(View::rows_of(KEY, query), View::rows_of(KEY, &tile).transposed());
         for (sum, scores) in sums.iter_mut().zip(scores.chunks(tokens)) {
             *sum += scores.iter().map(|score| (scale * score).exp()).sum::<f64>();
         }
@@ -122,10 +109,10 @@ fn sums_of_all(query: &[f64], keys: &Keys, seen: usize, scale: f64) -> Vec<f64> 
 /// Of a row's heads, attention to the chosen keys, `[HEADS, LATENT]`, and the sums of their `exp(scale * score)`.
 fn attended(query: &[f64], keys: &Keys, chosen: &[usize], scale: f64) -> (Vec<f64>, Vec<f64>) {
     let rows = keys.exact(chosen.iter().copied());
-    let scores = product(query, &rows, [HEADS, KEY, chosen.len()], [1, KEY]);
+    let scores = product(View::rows_of(KEY, query), View::rows_of(KEY, &rows).transposed());
     let weights: Vec<f64> = scores.iter().map(|score| (scale * score).exp()).collect();
     let sums: Vec<f64> = weights.chunks(chosen.len()).map(|own| own.iter().sum()).collect();
-    let mut out = product(&weights, &rows, [HEADS, chosen.len(), LATENT], [KEY, 1]);
+    let mut out = product(View::rows_of(chosen.len(), &weights), View::rows_of(KEY, &rows).columns(0..LATENT));
     for (row, sum) in out.chunks_mut(LATENT).zip(&sums) {
         row.iter_mut().for_each(|x| *x /= sum);
     }
@@ -138,7 +125,7 @@ fn best_chosen(queries: &Queries, row: usize, keys: &Keys, seen: usize, chosen: 
     let weights = &queries.weights[row * INDEX_HEADS..][..INDEX_HEADS];
     let query: Vec<f64> = exact(query).collect();
     let index: Vec<f64> = exact(&keys.index[..seen * INDEX]).collect();
-    let products = product(&query, &index, [INDEX_HEADS, INDEX, seen], [1, INDEX]);
+    let products = product(View::rows_of(INDEX, &query), View::rows_of(INDEX, &index).transposed());
     let mut scores = vec![0.0; seen];
     for (weight, row) in exact(weights).zip(products.chunks(seen)) {
         let row = scores.iter_mut().zip(row);

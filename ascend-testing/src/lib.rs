@@ -25,6 +25,8 @@ pub mod limits;
 #[cfg(feature = "spec")]
 pub mod lints;
 #[cfg(feature = "serving")]
+pub mod llama;
+#[cfg(feature = "serving")]
 pub mod step_memory;
 #[cfg(feature = "serving")]
 pub mod steps;

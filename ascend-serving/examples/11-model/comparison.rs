@@ -4,8 +4,8 @@ use std::error::Error;
 use std::sync::Mutex;
 use std::thread;
 
-use crate::dense;
-use crate::model::Model;
+use ascend_testing::llama::{Model, dense};
+
 use crate::scheduler::Request;
 
 /// How far rows of logits are apart.
@@ -67,7 +67,8 @@ pub(crate) fn check(model: &Model, finished: &[Request], int8_layers: usize) -> 
 impl Apart {
     fn add(&mut self, model: &Model, request: &Request) {
         let positions: Vec<usize> = (request.prompt - 1..request.tokens.len() - 1).collect();
-        let wanted = dense::logits(model, &request.tokens, &positions);
+        let wanted =
+            dense::logits(model, &request.tokens, &positions, |layer, row, key| model.config.sees(layer, row, key));
         for (got, want) in request.logits.iter().zip(&wanted) {
             let (mut errors, mut squares) = (0.0, 0.0);
             for (got, want) in got.iter().zip(want) {

@@ -3,14 +3,14 @@
 //! The cache of layers that see every key may be INT8, with scales of tokens, which the host makes: no graphs are
 //! captured then.
 
-use ascend_attention::{Stream, Tensor, bf16};
+use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup,
     PrefixCache, Result, StatePolicy, rules,
 };
 
-use crate::model::{Attended, Config, Model};
+use ascend_testing::llama::{Config, Model, download};
 
 /// Tokens in a block, which every route takes.
 const BLOCK_SIZE: usize = 128;
@@ -151,17 +151,17 @@ impl<'a> Engine<'a> {
             self.replays += 1;
             let mut step = graphs.begin(stream, &mut metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
-                let [query, key, value] = uploaded(stream, &model.config, &attended)?;
+                let [query, key, value] = attended.upload(stream, &model.config)?;
                 let output = step.forward(layer, (&query, &key, &value))?;
                 // Without the rows of padding.
-                downloaded(stream, &output.narrow(0, 0..tokens.len())?)
+                download(stream, &output.narrow(0, 0..tokens.len())?)
             })?
         } else {
             let mut step = self.attention.begin(stream, &metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
-                let [query, key, value] = uploaded(stream, &model.config, &attended)?;
+                let [query, key, value] = attended.upload(stream, &model.config)?;
                 let output = step.forward(layer, (&query, &key, &value))?;
-                downloaded(stream, &output)
+                download(stream, &output)
             })?
         };
 
@@ -211,23 +211,4 @@ fn group(
         false => PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?,
     };
     Ok(LayerGroup::new(layers, causality, heads, cache, Backends::standard(device)))
-}
-
-/// What a layer attends with, on the device.
-fn uploaded(stream: &Stream, config: &Config, attended: &Attended) -> Result<[Tensor<bf16>; 3]> {
-    let upload = |rows: &[f32], heads: usize| {
-        let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
-        let tokens = rows.len() / (heads * config.head_dim);
-        stream.upload(&rows, [tokens, heads, config.head_dim])
-    };
-    Ok([
-        upload(&attended.query, config.heads)?,
-        upload(&attended.key, config.kv_heads)?,
-        upload(&attended.value, config.kv_heads)?,
-    ])
-}
-
-fn downloaded(stream: &Stream, rows: &Tensor<bf16>) -> Result<Vec<f32>> {
-    let rows = rows.download(stream)?;
-    Ok(rows.iter().map(|x| x.to_f32()).collect())
 }

@@ -11,28 +11,22 @@
 //! others ([`scheduler`]), what they begin with is computed once, and when the blocks run out the youngest gives its
 //! own back and computes them again later. Steps that only decode are replayed from graphs, and layers with a window
 //! have a small cache of their own ([`engine`]). In the end each request's tokens go through the model's definition
-//! in double precision ([`dense`]), and the logits are compared ([`comparison`]).
+//! in double precision ([`dense`](ascend_testing::llama::dense)), and the logits are compared ([`comparison`]).
 
 mod comparison;
-mod dense;
 mod engine;
-mod gguf;
-mod model;
-mod product;
 mod questions;
 mod scheduler;
-mod text;
-mod weights;
 
 use std::error::Error;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
 use ascend_attention::Runtime;
+use ascend_serving::Causality;
+use ascend_testing::llama::{self, Model, Random};
 use engine::{Engine, Limits};
-use model::Model;
 use scheduler::{Request, Scheduler};
-use weights::Random;
 
 /// Keys that a token sees in every other layer of the generated model.
 const WINDOW: usize = 100;
@@ -48,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Requests of random tokens to a model of random weights, whose layers without a window may have a cache of INT8.
 fn generated(int8: bool) -> Result<(), Box<dyn Error>> {
     let window = NonZeroUsize::new(WINDOW).ok_or("a window of no keys")?;
-    let model = weights::generated(window);
+    let model = llama::generated([Causality::Window(window), Causality::Causal].repeat(2));
     let mut random = Random(7);
     let mut tokens = |count| -> Vec<u32> {
         let token = |_| (random.next() % model.config.vocabulary as u64) as u32;
@@ -71,7 +65,7 @@ fn generated(int8: bool) -> Result<(), Box<dyn Error>> {
 
 /// Questions to a model from a file.
 fn from_file(path: &Path) -> Result<(), Box<dyn Error>> {
-    let (model, vocabulary) = gguf::load(path)?;
+    let (model, vocabulary) = llama::load(path)?;
     let shared = vocabulary.encode(questions::BEGINNING);
     let requests = questions::ASKED.iter().enumerate();
     let requests = requests.map(|(number, question)| {

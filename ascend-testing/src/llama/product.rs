@@ -6,7 +6,7 @@ use matrixmultiply::{dgemm, sgemm};
 
 /// A matrix in borrowed numbers: element `(i, j)` has the index `i * row + j * column`.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a, T> {
+pub struct View<'a, T> {
     numbers: &'a [T],
     rows: usize,
     columns: usize,
@@ -16,17 +16,17 @@ pub(crate) struct View<'a, T> {
 
 impl<'a, T> View<'a, T> {
     /// Rows of `columns` numbers, one behind the other.
-    pub(crate) fn rows_of(columns: usize, numbers: &'a [T]) -> Self {
+    pub fn rows_of(columns: usize, numbers: &'a [T]) -> Self {
         Self { numbers, rows: numbers.len() / columns, columns, row: columns, column: 1 }
     }
 
     /// Some of its columns.
-    pub(crate) fn columns(self, columns: Range<usize>) -> Self {
+    pub fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start < columns.end && columns.end <= self.columns);
         Self { numbers: &self.numbers[columns.start * self.column..], columns: columns.len(), ..self }
     }
 
-    pub(crate) fn transposed(self) -> Self {
+    pub fn transposed(self) -> Self {
         Self { rows: self.columns, columns: self.rows, row: self.column, column: self.row, ..self }
     }
 
@@ -42,7 +42,7 @@ type Gemm<T> =
     unsafe fn(usize, usize, usize, T, *const T, isize, isize, *const T, isize, isize, T, *mut T, isize, isize);
 
 /// Numbers that there is a product for.
-pub(crate) trait Real: Copy {
+pub trait Real: Copy {
     const ZERO: Self;
     const ONE: Self;
     const GEMM: Gemm<Self>;
@@ -61,7 +61,7 @@ impl Real for f64 {
 }
 
 /// The product, row by row.
-pub(crate) fn product<T: Real>(a: View<'_, T>, b: View<'_, T>) -> Vec<T> {
+pub fn product<T: Real>(a: View<'_, T>, b: View<'_, T>) -> Vec<T> {
     assert!(a.is_whole() && b.is_whole() && a.columns == b.rows);
     let mut out = vec![T::ZERO; a.rows * b.columns];
     let [a_row, a_column, b_row, b_column, width] =

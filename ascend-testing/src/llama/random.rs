@@ -1,13 +1,11 @@
 //! Weights made from random numbers.
 
-use std::num::NonZeroUsize;
-
 use ascend_serving::Causality;
 
-use crate::model::{Config, Layer, Linear, Model};
+use super::model::{Config, Layer, Linear, Model};
 
-/// A small model of random weights, every other layer with a window.
-pub(crate) fn generated(window: NonZeroUsize) -> Model {
+/// A small model of random weights, with layers of these causalities.
+pub fn generated(layers: Vec<Causality>) -> Model {
     let config = Config {
         vocabulary: 384,
         width: 128,
@@ -15,7 +13,7 @@ pub(crate) fn generated(window: NonZeroUsize) -> Model {
         kv_heads: 2,
         head_dim: 64,
         hidden: 256,
-        layers: vec![Causality::Window(window), Causality::Causal, Causality::Window(window), Causality::Causal],
+        layers,
         theta: 10_000.0,
         epsilon: 1e-5,
     };
@@ -43,10 +41,10 @@ pub(crate) fn generated(window: NonZeroUsize) -> Model {
 }
 
 /// The generator xorshift64.
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

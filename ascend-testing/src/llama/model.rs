@@ -1,34 +1,43 @@
 //! A decoder in the manner of Llama: RMSNorm, rotary embedding, grouped queries, a gated feed-forward part. What the
 //! layers attend with is given by whoever runs the model.
 
-use ascend_serving::Causality;
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::{Causality, Result};
 
-use crate::product::{View, product};
+use super::product::{View, product};
 
 /// Sizes of a model.
 #[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) vocabulary: usize,
+pub struct Config {
+    pub vocabulary: usize,
     /// Numbers of a token between layers.
-    pub(crate) width: usize,
-    pub(crate) heads: usize,
+    pub width: usize,
+    pub heads: usize,
     /// Key heads, each for `heads / kv_heads` query heads.
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
     /// Numbers of a token within the feed-forward part.
-    pub(crate) hidden: usize,
+    pub hidden: usize,
     /// Which keys a token sees, for each layer.
-    pub(crate) layers: Vec<Causality>,
+    pub layers: Vec<Causality>,
     /// Base of the rotary frequencies.
-    pub(crate) theta: f64,
+    pub theta: f64,
     /// Added to the mean square by RMSNorm.
-    pub(crate) epsilon: f64,
+    pub epsilon: f64,
+}
+
+impl Config {
+    /// Whether a row of a layer sees a key, by the layer's causality.
+    pub fn sees(&self, layer: usize, row: usize, key: usize) -> bool {
+        let window = self.layers[layer].window().map_or(usize::MAX, |keys| keys.get());
+        key <= row && row - key < window
+    }
 }
 
 /// A linear map: a row of `inputs` weights for each output.
-pub(crate) struct Linear {
-    pub(crate) inputs: usize,
-    pub(crate) weights: Vec<f32>,
+pub struct Linear {
+    pub inputs: usize,
+    pub weights: Vec<f32>,
 }
 
 impl Linear {
@@ -39,41 +48,63 @@ impl Linear {
 }
 
 /// The weights of a layer.
-pub(crate) struct Layer {
-    pub(crate) attention_norm: Vec<f32>,
-    pub(crate) query: Linear,
-    pub(crate) key: Linear,
-    pub(crate) value: Linear,
-    pub(crate) output: Linear,
-    pub(crate) feed_norm: Vec<f32>,
-    pub(crate) gate: Linear,
-    pub(crate) up: Linear,
-    pub(crate) down: Linear,
+pub struct Layer {
+    pub attention_norm: Vec<f32>,
+    pub query: Linear,
+    pub key: Linear,
+    pub value: Linear,
+    pub output: Linear,
+    pub feed_norm: Vec<f32>,
+    pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
 }
 
 /// The weights of a model. The embedding is its last map too.
-pub(crate) struct Model {
-    pub(crate) config: Config,
-    pub(crate) embedding: Linear,
-    pub(crate) layers: Vec<Layer>,
-    pub(crate) norm: Vec<f32>,
+pub struct Model {
+    pub config: Config,
+    pub embedding: Linear,
+    pub layers: Vec<Layer>,
+    pub norm: Vec<f32>,
 }
 
 /// What a layer attends with: `[tokens, heads, head_dim]`, keys and values with the key heads.
-pub(crate) struct Attended {
-    pub(crate) query: Vec<f32>,
-    pub(crate) key: Vec<f32>,
-    pub(crate) value: Vec<f32>,
+pub struct Attended {
+    pub query: Vec<f32>,
+    pub key: Vec<f32>,
+    pub value: Vec<f32>,
+}
+
+impl Attended {
+    /// Query, key and value on the device.
+    pub fn upload(&self, stream: &Stream, config: &Config) -> Result<[Tensor<bf16>; 3]> {
+        let upload = |rows: &[f32], heads: usize| {
+            let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
+            let tokens = rows.len() / (heads * config.head_dim);
+            stream.upload(&rows, [tokens, heads, config.head_dim])
+        };
+        Ok([
+            upload(&self.query, config.heads)?,
+            upload(&self.key, config.kv_heads)?,
+            upload(&self.value, config.kv_heads)?,
+        ])
+    }
+}
+
+/// The output of a layer's attention on the host.
+pub fn download(stream: &Stream, rows: &Tensor<bf16>) -> Result<Vec<f32>> {
+    let rows = rows.download(stream)?;
+    Ok(rows.iter().map(|x| x.to_f32()).collect())
 }
 
 impl Model {
     /// What the last layer gives for tokens at their positions. `attend` computes the attention of a layer.
-    pub(crate) fn forward<E>(
+    pub fn forward<E>(
         &self,
         tokens: &[u32],
         positions: &[usize],
-        mut attend: impl FnMut(usize, Attended) -> Result<Vec<f32>, E>,
-    ) -> Result<Vec<f32>, E> {
+        mut attend: impl FnMut(usize, Attended) -> std::result::Result<Vec<f32>, E>,
+    ) -> std::result::Result<Vec<f32>, E> {
         let width = self.config.width;
         let embedding = &self.embedding.weights;
         let mut state: Vec<f32> =
@@ -99,7 +130,7 @@ impl Model {
     }
 
     /// A logit for each token that could come behind this one.
-    pub(crate) fn logits(&self, state: &[f32]) -> Vec<f32> {
+    pub fn logits(&self, state: &[f32]) -> Vec<f32> {
         self.embedding.apply(&self.norm(state, &self.norm))
     }
 

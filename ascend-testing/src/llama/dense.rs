@@ -1,14 +1,16 @@
-//! The model of this example by its definition: one sequence at a time, all its tokens at once, in double precision,
-//! without a cache and without the operator. With what it checks it shares the weights, the sizes and the matrix
-//! product.
+//! The model by its definition: one sequence at a time, all its tokens at once, in double precision, without a cache
+//! and without the operator. With what it checks it shares the weights, the sizes and the matrix product.
 
-use std::ops::Range;
+use super::model::{Config, Linear, Model};
+use super::product::{View, product};
 
-use crate::model::{Config, Linear, Model};
-use crate::product::{View, product};
-
-/// The logits at some positions of a sequence, `vocabulary` each.
-pub(crate) fn logits(model: &Model, tokens: &[u32], positions: &[usize]) -> Vec<Vec<f64>> {
+/// The logits at some positions of a sequence, `vocabulary` each. `sees` is whether a row of a layer sees a key.
+pub fn logits(
+    model: &Model,
+    tokens: &[u32],
+    positions: &[usize],
+    sees: impl Fn(usize, usize, usize) -> bool,
+) -> Vec<Vec<f64>> {
     let config = &model.config;
     let width = config.width;
     let mut state = Vec::with_capacity(tokens.len() * width);
@@ -16,13 +18,12 @@ pub(crate) fn logits(model: &Model, tokens: &[u32], positions: &[usize]) -> Vec<
         let row = &model.embedding.weights[*token as usize * width..][..width];
         state.extend(row.iter().map(|x| f64::from(*x)));
     }
-    for (layer, causality) in model.layers.iter().zip(&config.layers) {
+    for (at, layer) in model.layers.iter().enumerate() {
         let input = rms_norm(&state, &layer.attention_norm, config.epsilon);
         let query = rotary(map(&layer.query, &input), config.heads, config);
         let key = rotary(map(&layer.key, &input), config.kv_heads, config);
         let value = map(&layer.value, &input);
-        let window = causality.window().map_or(usize::MAX, |keys| keys.get());
-        let attention = attention(config, [&query, &key, &value], window);
+        let attention = attention(config, [&query, &key, &value], |row, key| sees(at, row, key));
         accumulate(&mut state, &map(&layer.output, &attention));
 
         let input = rms_norm(&state, &layer.feed_norm, config.epsilon);
@@ -42,8 +43,8 @@ fn map(linear: &Linear, input: &[f64]) -> Vec<f64> {
     product(View::rows_of(linear.inputs, input), weights.transposed())
 }
 
-/// `softmax(Q K^T / sqrt(d)) V` for each head; row `i` sees the keys `i - window + 1` to `i`.
-fn attention(config: &Config, [query, key, value]: [&[f64]; 3], window: usize) -> Vec<f64> {
+/// `softmax(Q K^T / sqrt(d)) V` for each head, over the keys that a row sees.
+fn attention(config: &Config, [query, key, value]: [&[f64]; 3], sees: impl Fn(usize, usize) -> bool) -> Vec<f64> {
     let dim = config.head_dim;
     let (query_width, key_width) = (config.heads * dim, config.kv_heads * dim);
     let tokens = query.len() / query_width;
@@ -57,8 +58,7 @@ fn attention(config: &Config, [query, key, value]: [&[f64]; 3], window: usize) -
         let value = View::rows_of(key_width, value).columns(shared);
         let mut weights = product(query, key.transposed());
         for (row, weights) in weights.chunks_exact_mut(tokens).enumerate() {
-            let seen = (row + 1).saturating_sub(window)..row + 1;
-            softmax(weights, seen, (dim as f64).sqrt());
+            softmax(weights, (dim as f64).sqrt(), |key| sees(row, key));
         }
         let rows = product(View::rows_of(tokens, &weights), value);
         for (out, row) in out.chunks_exact_mut(query_width).zip(rows.chunks_exact(dim)) {
@@ -69,14 +69,16 @@ fn attention(config: &Config, [query, key, value]: [&[f64]; 3], window: usize) -
 }
 
 /// Weights of the keys that are seen, 0 for the others.
-fn softmax(scores: &mut [f64], seen: Range<usize>, divisor: f64) {
-    let most = scores[seen.clone()].iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut sum = 0.0;
+fn softmax(scores: &mut [f64], divisor: f64, sees: impl Fn(usize) -> bool) {
     for (key, score) in scores.iter_mut().enumerate() {
-        *score = match seen.contains(&key) {
-            true => ((*score - most) / divisor).exp(),
-            false => 0.0,
-        };
+        if !sees(key) {
+            *score = f64::NEG_INFINITY;
+        }
+    }
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut sum = 0.0;
+    for score in &mut *scores {
+        *score = ((*score - most) / divisor).exp();
         sum += *score;
     }
     for weight in scores {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// Words that tokens stand for, and which neighbours are merged first.
-pub(crate) struct Vocabulary {
+pub struct Vocabulary {
     words: Vec<String>,
     tokens: HashMap<String, u32>,
     /// `left right`, by rank.
@@ -11,7 +11,7 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    pub(crate) fn new(words: Vec<String>, merges: &[String]) -> Self {
+    pub fn new(words: Vec<String>, merges: &[String]) -> Self {
         let tokens = words.iter().enumerate();
         let merges = merges.iter().enumerate();
         Self {
@@ -21,13 +21,13 @@ impl Vocabulary {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.words.len()
     }
 
     /// The tokens of a text. Words begin with the space in front of them; punctuation, digits and letters are not
     /// merged with each other.
-    pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
+    pub fn encode(&self, text: &str) -> Vec<u32> {
         let kind = |c: char| match c {
             c if c.is_alphabetic() => 0,
             c if c.is_numeric() => 1,
@@ -70,7 +70,7 @@ impl Vocabulary {
         known.copied().collect()
     }
 
-    pub(crate) fn decode(&self, tokens: &[u32]) -> String {
+    pub fn decode(&self, tokens: &[u32]) -> String {
         let letters = tokens.iter().flat_map(|token| self.words[*token as usize].chars());
         let bytes: Vec<u8> = letters.filter_map(|c| (0..=u8::MAX).find(|byte| letter(*byte) == c)).collect();
         String::from_utf8_lossy(&bytes).into_owned()

@@ -7,8 +7,8 @@ use std::path::Path;
 use ascend_attention::f16;
 use ascend_serving::Causality;
 
-use crate::model::{Config, Layer, Linear, Model};
-use crate::text::Vocabulary;
+use super::model::{Config, Layer, Linear, Model};
+use super::text::Vocabulary;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -38,7 +38,7 @@ struct File<'a> {
 }
 
 /// The model in a file, and the words that its tokens stand for.
-pub(crate) fn load(path: &Path) -> Result<(Model, Vocabulary)> {
+pub fn load(path: &Path) -> Result<(Model, Vocabulary)> {
     let bytes = std::fs::read(path)?;
     let file = File::parse(&bytes)?;
     let vocabulary = Vocabulary::new(file.texts("tokenizer.ggml.tokens")?, &file.texts("tokenizer.ggml.merges")?);
