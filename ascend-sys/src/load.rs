@@ -165,7 +165,7 @@ impl Loaded {
     pub(crate) unsafe fn find<F: Copy>(&self, library: Library, symbol: &'static [u8]) -> Option<F> {
         // User-built operators take precedence over CANN's, so operators are looked up in the order of the list.
         let own = self.libraries.iter().filter(|(file, _)| library != Library::Opapi && *file == library.file_name());
-        let foreign = |file: &str| file == CUSTOM && symbol.starts_with(OTHERWISE_BUILT);
+        let foreign = |file: &str| file == CUSTOM && symbol.starts_with(CANN_ONLY_PREFIX);
         own.chain(&self.libraries).filter(|(file, _)| !foreign(file)).find_map(|(_, opened)| {
             // SAFETY: the caller vouches for the type; `Option` of a function pointer is a nullable pointer.
             let symbol = unsafe { opened.get::<Option<F>>(symbol) };
@@ -174,9 +174,9 @@ impl Loaded {
     }
 }
 
-/// How the functions begin that a user-built library has with another contract under the same name: vLLM-Ascend's takes
-/// lengths that begin with the start of the first sequence. They come from CANN alone.
-const OTHERWISE_BUILT: &[u8] = b"aclnnRecurrentGatedDeltaRule";
+/// Prefix of functions that a user-built library has under CANN's name with another contract: vLLM-Ascend's takes lengths
+/// that begin with the start of the first sequence. They are looked up in CANN's libraries only.
+const CANN_ONLY_PREFIX: &[u8] = b"aclnnRecurrentGatedDeltaRule";
 
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -61,8 +61,8 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     pub softmax_tolerance: Option<Tolerance>,
     /// How far states of the gated delta rule may be from the expected ones; `None` is as for the other outputs.
     pub state_tolerance: Option<Tolerance>,
-    /// How far the output of an implementation may be from the expected one that rounds only what it writes, as the
-    /// emulation does; `None` is as for any other.
+    /// The tolerance for an implementation that rounds only what it writes, as the emulation does; `None` is as for any
+    /// other.
     pub exact_tolerance: Option<Tolerance>,
     /// As [`exact_tolerance`](Case::exact_tolerance), of states.
     pub exact_state_tolerance: Option<Tolerance>,
@@ -277,8 +277,7 @@ impl<A> Case<A> {
         expected.find(|(name, _)| *name == output).map(|(_, tensor)| tensor)
     }
 
-    /// How far an output may be from what is expected of it, of an implementation that rounds only what it writes where
-    /// it is `exact`.
+    /// The tolerance of an output. `exact`: the implementation rounds only what it writes, as the emulation does.
     pub fn tolerance_of(&self, output: &str, exact: bool) -> Tolerance {
         let own = match output {
             "softmax_max" | "softmax_sum" | "softmax_lse" => self.softmax_tolerance,

@@ -47,7 +47,7 @@ impl RootInfo {
         })
     }
 
-    /// Its bytes.
+    /// The bytes to carry to the other ranks.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0[..]
     }

@@ -119,10 +119,10 @@ impl Masks<'_> {
         }
     }
 
-    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator
-    /// takes larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy,
-    /// but for masks that it would exceed by far, which are tensors of their own. Several query rows a sequence, as
-    /// many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
+    /// A full causal mask for sparse mode 1, INT8, of at least `rows` rows and `keys` keys: the operator takes larger
+    /// tensors and reads what it needs. So masks share one cached square, contiguous and without a copy; a mask that is
+    /// much smaller than the square gets a tensor of its own. A call has several query rows a sequence: exactly `rows`,
+    /// or fewer with [`CausalOrigin::LeftUp`].
     ///
     /// It takes `Sq * Skv` bytes where [`Masks::causal`] takes 4 MiB and less time: it is for comparisons.
     ///

@@ -168,12 +168,11 @@ impl Device {
         Ok(value != 0)
     }
 
-    /// Whether the bits of an attention row that is planned now, by an operator which
-    /// [`set_deterministic`](Self::set_deterministic) names, depend on its query and the keys that it sees alone, and
-    /// not on other rows, on the cut of a prompt into chunks, on the cache's blocks or on threads.
+    /// Whether attention planned now, by an operator that [`set_deterministic`](Self::set_deterministic) names, gives a
+    /// row the same bits in every batch, cut of a prompt into chunks, cache layout and number of threads.
     ///
-    /// So it is on the emulation while [`Device::is_deterministic`] holds. CANN does not promise it, so that it is
-    /// never known of an NPU or of functions that the program provides: `ascend-attn determinism` measures it there.
+    /// True on the emulation while [`Device::is_deterministic`] holds. Always false on an NPU and for functions that the
+    /// program provides: CANN does not promise it, and `ascend-attn determinism` measures it there.
     ///
     /// # Errors
     /// As for [`Device::is_deterministic`].

@@ -24,8 +24,8 @@ const TELLING: usize = 2;
 const EMPTY: [&str; 5] =
     ["NPU function error", "[InitOpInfoLib]", "ERR0*", "call acl api failed", "Inner error is reported"];
 
-/// Finds the messages. From the first line with a mark of CANN on, that is the first line which says something of the
-/// call: those behind it pass the failure on. Without a mark it is every line but those of tracebacks.
+/// Finds the messages. If a line has CANN's mark, the message is the first line from there on that describes the call;
+/// later lines only repeat the failure. Without a mark every line outside of tracebacks counts.
 pub(super) fn messages(text: &str) -> Messages {
     let lines = telling_lines(text);
     let marked = lines.iter().position(|line| is_marked(line));

@@ -54,8 +54,8 @@ pub(crate) fn live() -> usize {
     DESCRIPTIONS.len() + BUFFERS.len()
 }
 
-/// Whether the operator that the calling thread is about to run may be one that is emulated, by what it has described
-/// since it ran the last one: a tensor, and one of its type and shape.
+/// Whether the operator that the calling thread is about to run may be emulated: since the last one, the thread has
+/// described exactly two tensors, of equal type and shape.
 ///
 /// # Errors
 /// Otherwise what is said of the operator, whose name is not known yet.

@@ -140,9 +140,10 @@ impl<T: Element> Backends<T> {
         self
     }
 
-    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. Those with a name that
-    /// is registered are left out. A [`memory_limit`](Self::memory_limit) of these is that of all, and so is what they
-    /// [prefer](Self::prefer), and what they have [for some steps](Self::for_steps) where these have nothing.
+    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name is
+    /// registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
+    /// [preference](Self::prefer) of a layer, or nothing [for a kind of step](Self::for_steps), that of the others
+    /// applies.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

@@ -36,9 +36,9 @@ struct SharedPrefix {
 /// are in the same step.
 ///
 /// Under a window that hides keys, only those shared blocks are read once that every token of its requests sees whole;
-/// each request reads the shared blocks before them together with its own later keys. One packed call has one window,
-/// so that all requests longer than the window have to share a prefix, and as many blocks of each prefix are read once
-/// as of the one with the fewest.
+/// each request reads the shared blocks before them together with its own later keys. One packed call has one window:
+/// every request longer than the window must belong to a shared prefix, and each prefix reads once only as many blocks
+/// as the prefix with the fewest.
 ///
 /// Sinks are counted by the call over the keys after the shared blocks on Ascend 950, where its log-sum-exps are
 /// known to include them, and refused elsewhere. Steps that save less than the fields require are refused,

@@ -98,11 +98,12 @@ impl fmt::Display for IndexerKind {
 
 impl<T: Element> SparseStep<'_, T> {
     /// Queues an indexer: writes its keys of the new tokens to the step's slots, and chooses the keys that the tokens
-    /// read. Returns at once; in a step of short contexts the first one waits until its list is on the device, and over
-    /// [quantised keys](PagedKvCache::quantised_index_keys) each waits for its keys and, but in a step of short
-    /// contexts, which reads no queries, for its queries: the host quantises them. Indexers are numbered as the cache
-    /// of their keys numbers its layers; in each step every indexer is queued once, since later steps choose among its
-    /// keys. The first one plans for all.
+    /// read. Indexers are numbered as the cache of their keys numbers its layers; in each step every indexer is queued
+    /// once, since later steps choose among its keys. The first one plans for all.
+    ///
+    /// Returns at once, with two exceptions. In a step of short contexts the first indexer waits until its list is on
+    /// the device. Over [quantised keys](PagedKvCache::quantised_index_keys) each waits for its new keys, and for its
+    /// queries unless all contexts are short, because the host quantises them.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and

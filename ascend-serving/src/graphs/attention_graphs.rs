@@ -107,9 +107,9 @@ impl<T: Element> Attention<T> {
         self.capture_layers(stream, |_| mask.clone(), limits)
     }
 
-    /// As [`capture`](Self::capture), but each layer of the model has its own mask: that of its
-    /// [group](Self::mask), with limits for every group, or another one that shows no more, such as those of full and
-    /// windowed layers over one cache, whose sequences keep all tokens that any layer shows.
+    /// Captures as [`capture`](Self::capture) does, with a mask for each layer: that of its [group](Self::mask), or one
+    /// that shows no more keys. So full and windowed layers can be over one cache, whose sequences keep all tokens that
+    /// any layer shows. The limits hold for every group.
     ///
     /// # Errors
     /// As for [`Attention::capture`].
@@ -265,8 +265,8 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and
-    /// named masks into that size's buffers, which waits for the stream. Blocks given back from now on are handed out
+    /// Begins a step: pads it to the smallest captured size that fits, and copies its table, slots and named masks into
+    /// the buffers of that size. The copy waits for the stream. Blocks given back from now on are handed out
     /// again when the stream has passed the end of the step.
     ///
     /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the

@@ -167,8 +167,8 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
         Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
     }
 
-    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its lengths, table and
-    /// slots into that size's buffers, which waits for the stream. Blocks given back from now on are handed out again
+    /// Begins a step: pads it to the smallest captured size that fits, and copies its lengths, table and slots into the
+    /// buffers of that size. The copy waits for the stream. Blocks given back from now on are handed out again
     /// when the stream has passed the end of the step.
     ///
     /// # Errors

@@ -12,7 +12,8 @@ use super::slot::{MAX_INT32, check_block_size};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PadPolicy {
-    /// A negative slot, which the writer skips wherever it is in the list.
+    /// A negative slot. CANN's documents do not say what the writer does with it; the operator's kernels skip it
+    /// wherever it is in the list (the lint `slot_mapping.negative`).
     #[default]
     SkipNegative,
     /// Padding goes to blocks that no sequence ever gets: the block of this slot, and all blocks before it. The first

@@ -22,9 +22,9 @@ use super::slot::{check_tokens, fill_slots, slot};
 /// ([`Attention::sequence`](crate::Attention::sequence)) the request's tokens in all of them: it grows by
 /// [`Attention::grow`](crate::Attention::grow), is cut, forked and shared in every group, and its pool, row and slots
 /// are those of the first group; [`group`](Self::group) has the others. Where the model has layers of linear attention
-/// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)), the sequence also holds the state of its tokens in them,
-/// which is kept behind each token of the last step, if those were no more than the steps' drafts and one, and
-/// otherwise behind the last one: it is cut, forked and shared there, and at 0, alone.
+/// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)), the sequence also has a recurrent state for these layers.
+/// After a step of at most `1 + drafts` tokens the state after each of its tokens is kept, otherwise only that after
+/// the last. Such a sequence can be truncated, forked or shared only at a token whose state is kept, or at 0.
 #[derive(Debug)]
 pub struct Sequence {
     pool: BlockPool,

@@ -90,8 +90,8 @@ impl PaddingSize {
     /// A size that is on the device already, `[1]`. It is not checked.
     ///
     /// # Safety
-    /// Whenever a call that was launched with it runs, it holds at most the rows of the call's axis less those of its
-    /// longest sequence.
+    /// Whenever a launched call reads this tensor, its number is at most the length of the call's row axis minus the
+    /// length of its longest sequence.
     pub unsafe fn from_tensor(tensor: Tensor<i64>) -> Self {
         Self { tensor, rows: None }
     }
