@@ -113,13 +113,13 @@ impl Expectation<'_> {
 
     /// Returns the failure of a case that expects a refusal of its call, which the operator takes; `None` for other
     /// cases.
-    pub(super) fn taken(&self) -> Option<Verdict> {
+    pub(super) fn failure_if_accepted(&self) -> Option<Verdict> {
         (self.expect != Expect::Ok)
             .then(|| Verdict::Failed { reason: "the call should be refused, but the operator takes it".to_owned() })
     }
 
     /// Returns the failure of a case that expects a rule or lint to stop its call, which ran; `None` for other cases.
-    pub(super) fn ran(&self) -> Option<Verdict> {
+    pub(super) fn failure_if_not_stopped(&self) -> Option<Verdict> {
         self.rule.map(|rule| Verdict::Failed {
             reason: format!("the call should be stopped by {rule}, but nothing stops it"),
         })

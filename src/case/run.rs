@@ -64,7 +64,7 @@ impl<A: CaseArguments + Clone> Case<A> {
         }
         let mut outcome = Outcome::of(Verdict::Computed);
         outcome.lints = lints;
-        if let Some(verdict) = expectation.taken() {
+        if let Some(verdict) = expectation.failure_if_accepted() {
             outcome.verdict = verdict;
             return Ok(outcome);
         }
@@ -77,7 +77,7 @@ impl<A: CaseArguments + Clone> Case<A> {
         }
         stream.synchronize()?;
         outcome.launch_time = begin.elapsed();
-        if let Some(verdict) = expectation.ran() {
+        if let Some(verdict) = expectation.failure_if_not_stopped() {
             outcome.verdict = verdict;
             return Ok(outcome);
         }

@@ -313,7 +313,7 @@ pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) ->
                 }
             }
             _ => match key.strip_prefix(STORED) {
-                Some(tensor) => stored.says(tensor, value)?,
+                Some(tensor) => stored.insert_type(tensor, value)?,
                 None if is_any_argument(key) => return Err(foreign()),
                 None => {
                     let own = operator.parameters().map(|known| known.name);

@@ -22,7 +22,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub(super) fn says(&mut self, tensor: &str, value: &str) -> Result<(), CaseError> {
+    pub(super) fn insert_type(&mut self, tensor: &str, value: &str) -> Result<(), CaseError> {
         let dtype = stored_type(value).ok_or_else(|| {
             CaseError::malformed(
                 "dtype.<tensor>",

@@ -286,7 +286,7 @@ impl Operation for MergeOperation {
                 let lse = self.merge.in_order(part.softmax_lse.0)?;
                 lse.reshape([self.problem.rows])
             });
-            let given = self.given(parts, lse, output, lse_out)?;
+            let given = self.merge_arguments(parts, lse, output, lse_out)?;
             return plan.queue(queue, &given, || Ok(())).flatten();
         }
         let Some(stream) = queue.stream() else {
@@ -319,7 +319,7 @@ impl MergeOperation {
         lse_out: &Tensor<f32>,
     ) -> Result<()> {
         let (lse, empty) = self.fetch(stream, parts)?;
-        let given = self.given(parts, lse.into_iter().map(Ok), output, lse_out)?;
+        let given = self.merge_arguments(parts, lse.into_iter().map(Ok), output, lse_out)?;
         plan.queue(stream, &given, || Ok(())).flatten()?;
         if let [out, lse, ..] = given.tensors.as_slice()
             && !empty.is_empty()
@@ -362,7 +362,7 @@ impl MergeOperation {
     }
 
     /// The tensors of a launch as the operator takes them, with these log-sum-exps of the parts.
-    fn given<T: Element>(
+    fn merge_arguments<T: Element>(
         &self,
         parts: &[Part<'_, T>],
         lse: impl Iterator<Item = Result<AnyTensor>>,

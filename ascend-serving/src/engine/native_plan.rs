@@ -222,7 +222,7 @@ fn requests<'a, T: Element>(native: &NativeSparse<T>, metadata: &'a AttentionMet
 impl<T: Element> Planning<'_, T> {
     /// The query rows of the step.
     fn pieces(&self) -> Vec<RowPiece> {
-        let (compression, selecting) = (self.native.compression, self.native.selecting());
+        let (compression, selecting) = (self.native.compression, self.native.selectable_tokens());
         let mut pieces: Vec<RowPiece> = Vec::new();
         for (request, Request { new, tokens, .. }) in self.requests.iter().enumerate() {
             for tokens in tokens - new + 1..=*tokens {

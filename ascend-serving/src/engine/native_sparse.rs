@@ -209,7 +209,7 @@ impl<T: Element> NativeSparse<T> {
     }
 
     /// The number of tokens that a token sees if it selects some blocks of them; one that sees fewer selects all.
-    pub(super) fn selecting(&self) -> usize {
+    pub(super) fn selectable_tokens(&self) -> usize {
         self.select_block * self.select_count
     }
 

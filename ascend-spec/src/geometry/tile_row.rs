@@ -9,14 +9,14 @@ use std::ops::Range;
 pub type TileVisitor<'a> = &'a mut dyn FnMut(Range<u64>, Tile);
 
 /// Passes runs of blocks on, joining neighbours of the same kind.
-pub(super) struct Joined<'a> {
+pub(super) struct RunJoiner<'a> {
     last: Option<(Range<u64>, Tile)>,
     visit: TileVisitor<'a>,
 }
 
-impl<'a> Joined<'a> {
+impl<'a> RunJoiner<'a> {
     pub(super) fn new(visit: TileVisitor<'a>) -> Self {
-        Joined { last: None, visit }
+        RunJoiner { last: None, visit }
     }
 
     pub(super) fn push(&mut self, run: Range<u64>, tile: Tile) {
@@ -90,7 +90,7 @@ impl Events {
 /// Visits the blocks of some rows, where those that some row sees a key of (`touched`) and those that all rows see
 /// entirely (`full`) are known.
 pub(super) fn tiles_of_spans(blocks: u64, touched: Range<u64>, full: Range<u64>, visit: TileVisitor<'_>) {
-    let mut joined = Joined::new(visit);
+    let mut joined = RunJoiner::new(visit);
     let within = |key: u64| key.clamp(touched.start, touched.end);
     // Full blocks are touched, so `full` is cut to `touched`.
     let start = within(full.start);
@@ -121,7 +121,7 @@ pub(super) fn tiles_of_regions(
     let blocks = keys.div_ceil(width.get());
     let first = i64::try_from(rows.start).unwrap_or(i64::MAX);
     let end = i64::try_from(rows.end.min(mask.q_len())).unwrap_or(i64::MAX);
-    let mut joined = Joined::new(visit);
+    let mut joined = RunJoiner::new(visit);
     if first >= end {
         joined.push(0..blocks, Tile::None);
         joined.end();

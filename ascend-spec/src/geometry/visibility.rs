@@ -1,6 +1,6 @@
 //! What every mask formula can answer: which keys a row sees, and which blocks are full, partial or empty.
 
-use super::tile_row::{Events, Joined, block, tiles_of_regions, whole};
+use super::tile_row::{Events, RunJoiner, block, tiles_of_regions, whole};
 use super::{Runs, Tile, TileVisitor};
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub trait Visibility {
 
 /// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
 pub fn tiles_one_by_one<V: Visibility + ?Sized>(mask: &V, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
-    let mut joined = Joined::new(visit);
+    let mut joined = RunJoiner::new(visit);
     for column in 0..mask.kv_len().div_ceil(width.get()) {
         let tile = mask.tile(rows.clone(), block(column, width));
         joined.push(column..column + 1, tile);
@@ -89,7 +89,7 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(mask: &V, rows: Range<u64>, width: 
     events.compact();
     let events = events.blocks;
     let height = u128::from(rows.end.saturating_sub(rows.start));
-    let mut joined = Joined::new(visit);
+    let mut joined = RunJoiner::new(visit);
     let (mut column, mut through) = (0, 0i128);
     for (place, parts, more) in events {
         joined.push(column..place, Tile::of(whole(through), height));

@@ -87,15 +87,15 @@ fn uncountable(request: usize, tokens: usize) -> Violation {
 
 /// Refuses an end that is below the previous one.
 #[inline]
-fn behind(before: usize, request: usize, end: usize) -> Result<(), Violation> {
+fn check_end(before: usize, request: usize, end: usize) -> Result<(), Violation> {
     match end >= before {
         true => Ok(()),
-        false => Err(in_front(before, request, end)),
+        false => Err(decreasing_end(before, request, end)),
     }
 }
 
 #[cold]
-fn in_front(before: usize, request: usize, end: usize) -> Violation {
+fn decreasing_end(before: usize, request: usize, end: usize) -> Violation {
     Violation::new(
         &rules::LENGTHS_ENDS,
         format_args!("end {end} of request {request} after {before}"),
@@ -113,7 +113,7 @@ impl Cumulative {
     pub fn new(ends: Vec<usize>) -> Result<Self, Violation> {
         let mut before = 0;
         for (request, &end) in ends.iter().enumerate() {
-            behind(before, request, end)?;
+            check_end(before, request, end)?;
             before = end;
         }
         // The last end is the largest.
@@ -182,7 +182,7 @@ impl Cumulative {
     #[inline]
     pub fn push_end(&mut self, end: usize) -> Result<(), Violation> {
         let request = self.0.len();
-        behind(self.total(), request, end)?;
+        check_end(self.total(), request, end)?;
         countable(request, end)?;
         self.0.push(end);
         Ok(())
