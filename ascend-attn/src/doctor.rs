@@ -1,5 +1,6 @@
 //! `ascend-attn doctor`: what this machine has to run attention on.
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
@@ -11,6 +12,9 @@ use serde_json::{Value, json};
 use super::Stop;
 use super::installation::{self, Folder};
 use super::output::{self, Output};
+
+/// What is wrong where a folder that `xtask emu-libs` made is found in the place of CANN.
+const IS_EMULATION: &str = "the libraries that were found as CANN's are the CPU emulation, laid out as a toolkit";
 
 /// The page of the book that lists all variables.
 const VARIABLES_PAGE: &str = "docs/src/environment.md";
@@ -162,6 +166,13 @@ impl Findings {
         }
     }
 
+    /// Whether CANN's libraries, as they were found, are the emulation laid out as a toolkit.
+    fn npu_is_emulation(&self) -> bool {
+        let opened = self.attempts.iter().filter(|attempt| attempt.outcome == sys::Outcome::Opened);
+        let mut files = opened.filter_map(|attempt| attempt.path.canonicalize().ok());
+        files.any(|file| file.file_name() == Some(OsStr::new("libascend_emu.so")))
+    }
+
     /// Why a platform cannot run attention here, if it cannot.
     fn lacks(&self, required: Required) -> Option<String> {
         let (name, platform) = match required {
@@ -170,6 +181,7 @@ impl Findings {
         };
         let why = match platform {
             Err(error) => brief(error),
+            Ok(_) if required == Required::Npu && self.npu_is_emulation() => IS_EMULATION.to_owned(),
             Ok(found) if !found.has_device() => "there is no usable device".to_owned(),
             Ok(found) if found.operator.is_empty() => "the operator has no version there".to_owned(),
             Ok(_) => return None,
@@ -188,6 +200,7 @@ impl Findings {
             _ => {}
         }
         match &self.npu {
+            Ok(_) if self.npu_is_emulation() => IS_EMULATION.to_owned(),
             Ok(npu) if npu.has_device() => "CANN's libraries are loaded and see a device".to_owned(),
             Ok(_) => "CANN's libraries are loaded, but there is no usable device".to_owned(),
             Err(Error::Load(error)) if error.is_absent() => "CANN's libraries are not installed".to_owned(),
@@ -201,6 +214,10 @@ impl Findings {
         let mut advice = Vec::new();
         let installed = self.toolkits.iter().find(|folder| folder.exists && folder.path.join("lib64").is_dir());
         match (&self.npu, installed) {
+            (Ok(_), _) if self.npu_is_emulation() => advice.push(
+                "to use an NPU, start a shell without the emulation's set_env.sh, LD_LIBRARY_PATH and ASCEND_HOME_PATH"
+                    .to_owned(),
+            ),
             (Ok(npu), _) if npu.has_device() && npu.operator.is_empty() => {
                 advice.push("install a CANN release with aclnnFusedInferAttentionScore (8.1 or newer)".to_owned())
             }
@@ -232,7 +249,7 @@ impl Findings {
             advice.push(match &self.emulation {
                 Ok(_) => "set ASCEND_PLATFORM=emulated to run on the CPU meanwhile".to_owned(),
                 Err(Error::NoEmulation) => "build with the feature `emulation` to run on the CPU meanwhile".to_owned(),
-                Err(error) => format!("mend what keeps the emulation from starting: {}", brief(error)),
+                Err(error) => format!("fix what keeps the emulation from starting: {}", brief(error)),
             });
         }
         for unknown in self.unknown.iter().filter(|unknown| unknown.is_misspelt()) {
@@ -272,7 +289,8 @@ impl Findings {
             lines.push(String::new());
             match platform {
                 Ok(platform) => {
-                    lines.push(format!("{title}: available"));
+                    let emulated = title == "NPU" && self.npu_is_emulation();
+                    lines.push(format!("{title}: available{}", if emulated { ", but emulated" } else { "" }));
                     platform.text(&mut lines);
                 }
                 Err(error) => {

@@ -74,7 +74,7 @@ fn a_platform_that_is_required_decides_the_exit_code_of_doctor() {
     assert_eq!(bad.status.code(), Some(1));
     assert!(text(&bad.stderr).contains("ASCEND_EMU_DEVICES"), "{}", text(&bad.stderr));
     let report = text(&bad.stdout);
-    let advice = "to do: mend what keeps the emulation from starting: ";
+    let advice = "to do: fix what keeps the emulation from starting: ";
     let advice = report.lines().find(|line| line.starts_with(advice));
     let advice = advice.unwrap_or_else(|| panic!("{report}"));
     assert!(advice.contains("ASCEND_EMU_DEVICES: given `none`, allowed: 1 to 64"), "{advice}");

@@ -1,12 +1,13 @@
 //! Checks of the contents of an attention call's tensors, for misuse that its description does not show. Each check
 //! costs little beside the attention itself, and runs in every mode: table entries are read once, a bias is read once
-//! more, and a mask up to the first row that sees its own key.
+//! more, a mask up to the first row that sees its own key, and of a template two rows and the diagonal.
 
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::{self, BlockIds, Buffers};
+use ascend_spec::CompressedMask;
 use ascend_spec::attention_problem::{AttentionProblem, BiasFaults, BiasNumber, MaskUse, TensorRole, Work};
 use std::fmt;
 
@@ -61,6 +62,28 @@ impl fmt::Display for HiddenRow {
              all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so \
              invert one whose bytes mean the opposite",
             self.row, self.sequence
+        )
+    }
+}
+
+/// A byte of a compressed mask that is not its template's.
+struct WrongTemplate {
+    template: CompressedMask,
+    row: u64,
+    column: u64,
+    byte: u8,
+}
+
+impl fmt::Display for WrongTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WrongTemplate { template, row, column, byte } = self;
+        let template = match template {
+            CompressedMask::Prefix => "ones above the diagonal, and in rows from 2048 on in the right half",
+            _ => "ones above the diagonal and zeros elsewhere",
+        };
+        write!(
+            f,
+            "attenMask [{row}, {column}] is {byte}, but in sparse modes 2 to 4 and 6 to 8 attenMask is a template,              {template}, from which the operator reads the mask of each tile; the emulation hides what the mode hides,              and hardware what the tensor says: pass the template, or a full mask in sparse mode 1"
         )
     }
 }
@@ -138,6 +161,22 @@ impl Bytes<'_> {
         }
     }
 
+    fn wrong_template(&self) -> Option<WrongTemplate> {
+        let Bytes(problem, buffers) = self;
+        let (template, bytes) = (problem.mask_template()?, problem.mask_bytes()?);
+        let [rows, columns] = [template.geometry().q_len(), template.geometry().kv_len()];
+        let base = (buffers.0)(TensorRole::Mask);
+        let ends = (0..columns).flat_map(|column| [(0, column), (rows - 1, column)]);
+        let diagonal = (0..columns).flat_map(|row| [(row, row), (row, row + 1)]);
+        ends.chain(diagonal).find_map(|(row, column)| {
+            let hides = template.hides(row, column)?;
+            let at = bytes.start + row * columns + column;
+            // SAFETY: the bytes of the mask are live, and this is one of them: the template has as many.
+            let byte = unsafe { base.wrapping_add(at as usize).read() };
+            ((byte != 0) != hides).then_some(WrongTemplate { template, row, column, byte })
+        })
+    }
+
     fn hidden_row(&self) -> Option<HiddenRow> {
         let Bytes(problem, buffers) = self;
         // Where such rows are written as 0, a mask may hide whole rows on purpose.
@@ -196,7 +235,7 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
     let shown = Bytes(problem, buffers);
     // SAFETY: the caller's promise.
     let bad = unsafe { kernel::bad_block(problem, buffers) };
-    let (repeated, hidden) = (shown.repeated_block(), shown.hidden_row());
+    let (repeated, hidden, template) = (shown.repeated_block(), shown.hidden_row(), shown.wrong_template());
     let BiasFaults { non_finite, hidden_row, .. } = shown.bias_faults();
     let (non_finite, hiding) = (non_finite.map(NonFiniteBias), hidden_row.map(HidingBias));
     let found = [
@@ -205,6 +244,7 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
         (FindingKind::NonFiniteBias, TensorRole::Bias, non_finite.as_ref().map(|text| text as _)),
         (FindingKind::HiddenRow, TensorRole::Bias, hiding.as_ref().map(|text| text as _)),
         (FindingKind::HiddenRow, TensorRole::Mask, hidden.as_ref().map(|text| text as _)),
+        (FindingKind::MaskTemplate, TensorRole::Mask, template.as_ref().map(|text| text as _)),
     ];
     found.into_iter().try_for_each(|(kind, role, text)| suspect(kind, role, text))
 }

@@ -1,8 +1,8 @@
 //! Visibility: which keys a query row sees, by the mask geometry and by the mask tensor.
 
-use super::{AttentionProblem, Padding, SequenceRows};
-use crate::MaskGeometry;
+use super::{AttentionProblem, ByteRange, Padding, SequenceRows};
 use crate::geometry::DraftColumns;
+use crate::{CompressedMask, MaskGeometry};
 use std::ops::Range;
 
 /// Strides, in elements (bytes), of a full mask tensor; an axis that is broadcast has stride 0.
@@ -202,6 +202,13 @@ impl AttentionProblem<'_> {
                 })
             }
         }
+    }
+
+    /// The template that the mask tensor has to be; `None` for other masks, and for templates that are not of bytes.
+    pub fn mask_template(&self) -> Option<CompressedMask> {
+        let ByteRange { start, end } = self.mask_described.filter(|_| self.mask == MaskUse::Compressed)?;
+        let mut templates = CompressedMask::ALL.into_iter();
+        templates.find(|template| template.shape().iter().product::<i64>() as u64 == end - start)
     }
 
     /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond

@@ -3,8 +3,9 @@
 use super::{Call, Random};
 use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
 use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter};
-use ascend_spec::{DType, TensorDesc};
+use ascend_spec::{CompressedMask, DType, TensorDesc};
 use half::{bf16, f16};
+use std::sync::LazyLock;
 
 /// The bytes of one number.
 pub fn encode(dtype: DType, value: f32) -> Vec<u8> {
@@ -28,6 +29,14 @@ fn put(dtype: DType, value: f32, bytes: &mut Vec<u8>) {
         _ => bytes.extend(value.to_le_bytes()),
     }
 }
+
+/// The compressed mask of sparse modes 2 to 4.
+static TEMPLATE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let [rows, columns] =
+        [CompressedMask::Causal.shape()[0], CompressedMask::Causal.shape()[1]].map(|side| side as u64);
+    let cells = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    cells.map(|(row, column)| u8::from(CompressedMask::Causal.hides(row, column).unwrap())).collect()
+});
 
 /// Every tensor of a call.
 pub fn arguments_of(call: &FiaCall<'_>) -> Vec<Argument> {
@@ -71,6 +80,9 @@ pub fn reach(desc: &TensorDesc) -> usize {
 pub fn fill(parameter: Parameter, desc: &TensorDesc, held: DType, random: &mut Random) -> Vec<u8> {
     let count = reach(desc);
     match (parameter, held) {
+        (Parameter::AttenMask, _) if desc.shape.ends_with(&CompressedMask::Causal.shape()) => {
+            TEMPLATE.iter().copied().cycle().take(count as usize).collect()
+        }
         (Parameter::AttenMask | Parameter::BlockTable, _) | (_, DType::Int64) => {
             vec![0; (count * held.bits() as usize).div_ceil(8)]
         }

@@ -36,6 +36,10 @@ pub(super) fn split_fused(found: &mut Found<'_>) {
         }),
         A2,
     );
+    // Rows of padding, and lengths that fill the rows where ends are meant.
+    assert_eq!(lints_on(&with(&packed, |c| c.actual_seq_lengths = Some(&[4, 8])), Version::V5, A2_9_2), [""; 0]);
+    found.breaks_on("split_fuse.lengths_each", &with(&packed, |c| c.actual_seq_lengths = Some(&[4, 5])), A2_9_2);
+    found.breaks_on("split_fuse.lengths_each", &with(&packed, |c| c.actual_seq_lengths_kv = Some(&[8, 12])), A2_9_2);
     found.breaks_on("split_fuse.kv_heads", &with(&packed, |c| c.num_key_value_heads = 1), A2);
     for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (2, 4), (1, 2)] {
         let query = bf16(&[9, heads, 80]);

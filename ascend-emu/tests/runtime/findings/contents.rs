@@ -37,9 +37,14 @@ fn a_row_of_the_block_table_that_names_a_block_twice() {
     cache.destroy();
 }
 
-/// The status of two rows of one head with a window of keys, over a cache of two blocks of 128 that hold 302 keys in
-/// turn.
-fn ring(window: i64) -> i32 {
+/// The template of a causal mask.
+fn above_diagonal(row: usize, column: usize) -> bool {
+    column > row
+}
+
+/// The status of two rows of one head with a window of keys and a compressed mask, over a cache of two blocks of 128
+/// that hold 302 keys in turn.
+fn ring(window: i64, hides: impl Fn(usize, usize) -> bool) -> i32 {
     let (block, dim, keys) = (128, 16, 302);
     let half = |shape: &[usize], at| {
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
@@ -48,8 +53,8 @@ fn ring(window: i64) -> i32 {
     let cache = [0; 2].map(|_| upload(&vec![f16::ONE; 3 * block * dim]));
     let rows = [0; 2].map(|_| upload(&vec![f16::ONE; 2 * dim]));
     let table = upload(&[1i32, 2, 1]);
-    let triangle: Vec<u8> = (0..2048 * 2048).map(|at| u8::from(at % 2048 > at / 2048)).collect();
-    let mask = upload(&triangle);
+    let template: Vec<u8> = (0..2048 * 2048).map(|at| u8::from(hides(at / 2048, at % 2048))).collect();
+    let mask = upload(&template);
     let workspace = malloc(16 << 20);
     let [query, output] = rows.map(|at| half(&[1, 2, dim], at));
     let caches = cache.map(|at| list(&[half(&[3, block, dim], at)]));
@@ -114,9 +119,24 @@ fn a_window_may_begin_and_end_in_one_block() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
     // The rows see the keys from 46 on: those of block 0 from there, and its first 46 ones again as keys 256 to 301.
-    assert_eq!(ring(255), 0);
+    assert_eq!(ring(255, above_diagonal), 0);
     let said = "block table entries [0, 0] and [0, 2] name block 1 both";
-    fails(ring(256), 507_015, &[said]);
+    fails(ring(256, above_diagonal), 507_015, &[said]);
+}
+
+#[test]
+fn a_compressed_mask_that_is_not_the_template() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let wrong: [(fn(usize, usize) -> bool, &str); 4] = [
+        (|_, _| false, "attenMask [0, 1] is 0, but"),
+        (|row, column| column <= row, "attenMask [0, 0] is 1, but"),
+        (|row, column| column < row, "attenMask [2047, 0] is 1, but"),
+        (|row, column| column > row && (row, column) != (900, 901), "attenMask [900, 901] is 0, but"),
+    ];
+    for (hides, place) in wrong {
+        fails(ring(255, hides), 507_015, &["compressed mask that is not the template", place]);
+    }
 }
 
 const ROWS: usize = 8;

@@ -265,8 +265,24 @@ fn check_sizes(keys: &Keys, values: &Keys, version: Version, nz: bool) -> Result
         (_, true) => dim <= 256 && keys.dim % LANES == 0 && dim.saturating_mul(block) <= 16_384,
         (_, false) => dim <= 576 && (dim <= 256 || block <= 128),
     };
-    require!(holds, HEAD_SIZE, format_args!("{dim} in blocks of {block}"), "what the kernel has room for",);
-    Ok(())
+    if holds {
+        return Ok(());
+    }
+    let (allowed, fix) = match (version, nz) {
+        (Version::Prefix, _) => (
+            "keys and values of one dimension, at most 128 and a multiple of 16, in blocks of 128",
+            "keep the cache in blocks of 128 tokens; no call of PREFIX_ENCODER computes longer heads",
+        ),
+        (_, true) => (
+            "at most 256, keys a multiple of 16, and at most 16384 elements in a block",
+            "make the blocks smaller; no call of the operator computes longer heads",
+        ),
+        (_, false) => (
+            "at most 256, or at most 576 in blocks of at most 128",
+            "make the blocks smaller; no call of the operator computes longer heads",
+        ),
+    };
+    Err(Violation::new(&HEAD_SIZE, format_args!("{dim} in blocks of {block}"), allowed, fix))
 }
 
 /// Tokens and head dimension of rows that are packed one after another.

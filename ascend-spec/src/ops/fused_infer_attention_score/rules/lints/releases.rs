@@ -16,6 +16,11 @@ rules! {
         "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key \
          lengths within the block table's row",
         "pass cumulative sums for the query, and for cached keys each sequence's own length";
+    EACH = "split_fuse.lengths_each",
+        Lint("rows after the last end are padding, which is not written"),
+        V1, "9.2, split-fuse path, lengths" in Scope::A2_A3.since(V9_2),
+        "ends of packed sequences that leave rows at the end do not look like the lengths of sequences that fill them",
+        "pass cumulative sums";
     CAUSAL = "split_fuse.causal_rows", Lint("only numbers change"), V1, "split-fuse path, sparse mode 3",
         "sparse mode 3 over packed rows has no more query rows than keys in any sequence",
         "count the new tokens as keys too";
@@ -282,6 +287,15 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
             format_args!("0 to {most}"),
             lengths::apart(kv, most, ENDS.fix),
         );
+    }
+    let keys = call.key.first().filter(|_| p.problem.pages.is_none());
+    for (parameter, ends, tensor) in
+        [(Parameter::ActualSeqLengths, q, call.query.as_ref()), (Parameter::ActualSeqLengthsKv, kv, keys)]
+    {
+        let rows = tensor.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
+        let sums = lengths::summed(parameter, ends, rows, EACH.fix);
+        let padded = p.target.cann >= Cann::V9_2 && ends.last().is_some_and(|last| *last < rows);
+        lint!(report, !padded || sums.is_err(), EACH, format_args!("{ends:?} of {rows} rows"), "ends", sums);
     }
     if p.problem.mode == SparseMode::RightDownCausal
         && let Some(b) = p.problem.distinct_sequences().find(|&b| p.problem.q_len(b) > p.problem.kv_len(b))
