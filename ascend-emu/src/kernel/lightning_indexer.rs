@@ -4,21 +4,21 @@
 //! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
 //! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
 //! follow while the products are in the L1 cache. Then each row selects: quickselect with a linear bound (introselect,
-//! Musser 1997) finds the best keys of ranges of keys, then those of all, and only these are sorted. Of equal scores the
-//! key that comes first is the better one, so that ranges change no choice.
+//! Musser 1997) finds the best keys of ranges of keys, then those of all, and only these are sorted. Of equal scores
+//! the key that comes first is the better one, so that ranges change no choice.
 //!
 //! Scores are in single precision and summed in the order of dimensions, then of heads: they depend on the call and the
 //! instruction set alone, not on tiles or threads. Quantised heads have their scale in the weight, and keys theirs
 //! after the sum. With INT8, products are divided by 1024, and weights and products rounded to FLOAT16.
 
 use super::TILE_KEYS;
+use super::kv::tile_rows::StridedRows;
 use super::merge::Number;
 use super::prefill::{LANE_GROUPS, score_tile};
 use super::ring_update::Elements;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
 use super::tensor::Element as _;
-use super::kv::tile_rows::StridedRows;
 use super::tensor::input::{InPlaceElement, InputTensor};
 use super::tile_load::{Destination, SLICE, tile_index, tile_vectors};
 use super::token_rows::TokenRows;
@@ -447,13 +447,7 @@ impl IndexerRun<'_> {
 
     /// Loads keys, those of elements `T` in place.
     #[inline(always)]
-    fn load_as<T: InPlaceElement, S: Simd>(
-        &self,
-        simd: S,
-        block: &RowBlock,
-        keys: Range<usize>,
-        tile: &mut [Vector],
-    ) {
+    fn load_as<T: InPlaceElement, S: Simd>(&self, simd: S, block: &RowBlock, keys: Range<usize>, tile: &mut [Vector]) {
         let Self { problem, key, .. } = self;
         let (dim, ignored) = (key.sizes().dim, &mut simd.splat(0.0));
         let mut done = 0;
