@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, Parameter, Version, rules};
+use ascend_spec::ops::lightning_indexer::{Arguments, IndexerCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
@@ -116,8 +116,9 @@ impl LightningIndexer {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
         phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        inputs.key.on(Parameter::Key.name(), context)?;
-        inputs.weights.on(Parameter::Weights.name(), context)?;
+        for (parameter, input) in inputs.each() {
+            input.on(parameter.name(), context)?;
+        }
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
         let given = IndexerCall {
@@ -140,7 +141,7 @@ impl LightningIndexer {
             sparse_values: outputs.map(|[_, values]| values),
             ..given
         };
-        let tensors = LaunchTensors { sequences, inputs: [inputs.query, inputs.key, inputs.weights], outputs: None };
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(IndexerCall::CONTENTS));
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::LightningIndexer(recorded);
@@ -185,6 +186,13 @@ impl<'a, T: Element, W: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<
     }
 }
 
+impl<'a, T: Element> IndexerInputs<'a, T> {
+    /// The tensor of each argument.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 3] {
+        [(Parameter::Query, self.query), (Parameter::Key, self.key), (Parameter::Weights, self.weights)]
+    }
+}
+
 /// What a launch writes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -211,31 +219,6 @@ pub struct IndexerOperation {
     outputs: [TensorDesc; 2],
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a> {
-    sequences: &'a SparseSequences,
-    inputs: [&'a AnyTensor; 3],
-    /// `None` for a call that is only planned.
-    outputs: Option<[&'a AnyTensor; 2]>,
-}
-
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some([indices, values]) = self.outputs {
-            visit(Parameter::SparseIndices.into(), indices)?;
-            visit(Parameter::SparseValues.into(), values)?;
-        }
-        let inputs = [Parameter::Query, Parameter::Key, Parameter::Weights];
-        for (parameter, input) in inputs.into_iter().zip(self.inputs) {
-            visit(parameter.into(), input)?;
-        }
-        for (parameter, tensor) in self.sequences.each(IndexerCall::CONTENTS) {
-            visit(parameter.into(), tensor)?;
-        }
-        Ok(())
-    }
-}
-
 impl Sealed for IndexerOperation {}
 
 impl Operation for IndexerOperation {
@@ -258,11 +241,9 @@ impl Operation for IndexerOperation {
         inputs: &IndexerInputs<'_, T>,
         chosen: &mut ChosenKeys<T>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            inputs: [inputs.query, inputs.key, inputs.weights],
-            outputs: Some([&chosen.indices, &chosen.values]),
-        };
+        let outputs: [(_, &AnyTensor); 2] =
+            [(Parameter::SparseIndices, &chosen.indices), (Parameter::SparseValues, &chosen.values)];
+        let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(IndexerCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -6,12 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::nsa_compress::{Argument, NsaCompressCall, Parameter, Version};
+use ascend_spec::ops::nsa_compress::{NsaCompressCall, Parameter, Version};
 use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -111,7 +111,7 @@ impl NsaCompress {
             ..NsaCompressCall::default()
         };
         let call = NsaCompressCall { output: given.compressed(), ..given };
-        let tensors = LaunchTensors { inputs: [input, weight], output: None };
+        let tensors = named_tensors(&[], &inputs((input, weight)), None);
         let planned = self.prepare(context, &call, input);
         let recorded = AnyArguments::NsaCompress(call.to_arguments());
         NsaCompressPlan::recorded(planned, context, recorded, &tensors)
@@ -140,6 +140,11 @@ impl NsaCompress {
     }
 }
 
+/// Tokens and weights as arguments.
+fn inputs<'a, T: Element>((input, weight): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
+    [(Parameter::Input, input), (Parameter::Weight, weight)]
+}
+
 impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompress that was checked and prepared. From [`NsaCompress::plan`].
@@ -152,24 +157,6 @@ pub type NsaCompressPlan = operation::Plan<NsaCompressOperation>;
 #[derive(Debug)]
 pub struct NsaCompressOperation {
     output: TensorDesc,
-}
-
-/// The tensors of a launch.
-struct LaunchTensors<'a> {
-    inputs: [&'a AnyTensor; 2],
-    /// `None` for a call that is only planned.
-    output: Option<&'a AnyTensor>,
-}
-
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        let [input, weight] = self.inputs;
-        if let Some(output) = self.output {
-            visit(Parameter::Output.into(), output)?;
-        }
-        visit(Parameter::Input.into(), input)?;
-        visit(Parameter::Weight.into(), weight)
-    }
 }
 
 impl Sealed for NsaCompressOperation {}
@@ -190,7 +177,8 @@ impl Operation for NsaCompressOperation {
         &(input, weight): &(&Tensor<T>, &Tensor<T>),
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { inputs: [input, weight], output: Some(output) };
+        let output: (_, &AnyTensor) = (Parameter::Output, output);
+        let given = named_tensors(&[output], &inputs((input, weight)), None);
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

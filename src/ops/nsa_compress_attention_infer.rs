@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::nsa_compress_attention_infer::{Argument, NsaCompressAttentionCall, Parameter, Version, rules};
+use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
@@ -162,7 +162,8 @@ impl NsaCompressAttentionInfer {
             top_k_output: outputs.map(|[_, selected]| selected),
             ..given
         };
-        let tensors = LaunchTensors { sequences, inputs: [query, key, value], outputs: None };
+        let inputs = inputs((query, key, value));
+        let tensors = named_tensors(&[], &inputs, sequences.table(Parameter::BlockTable));
         let planned = self.prepare(context, &call, sequences, query);
         let recorded = AnyArguments::NsaCompressAttentionInfer(call.to_arguments());
         NsaCompressAttentionPlan::recorded(planned, context, recorded, &tensors)
@@ -207,6 +208,13 @@ impl<T: Element> From<(Tensor<T>, Tensor<i32>)> for CompressedAttention<T> {
     }
 }
 
+/// Queries, keys and values as arguments.
+fn inputs<'a, T: Element>(
+    (query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>),
+) -> [(Parameter, &'a AnyTensor); 3] {
+    [(Parameter::Query, query), (Parameter::Key, key), (Parameter::Value, value)]
+}
+
 impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompressAttentionInfer that was checked and prepared. From [`NsaCompressAttentionInfer::plan`].
@@ -220,29 +228,6 @@ pub struct NsaCompressAttentionOperation {
     sequences: SparseSequences,
     /// Attention and selected blocks.
     outputs: [TensorDesc; 2],
-}
-
-/// The tensors of a launch.
-struct LaunchTensors<'a> {
-    sequences: &'a SparseSequences,
-    inputs: [&'a AnyTensor; 3],
-    /// `None` for a call that is only planned.
-    outputs: Option<[&'a AnyTensor; 2]>,
-}
-
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some([output, selected]) = self.outputs {
-            visit(Parameter::Output.into(), output)?;
-            visit(Parameter::TopKOutput.into(), selected)?;
-        }
-        let inputs = [Parameter::Query, Parameter::Key, Parameter::Value].into_iter().zip(self.inputs);
-        for (parameter, input) in inputs {
-            visit(parameter.into(), input)?;
-        }
-        let table = self.sequences.block_table();
-        table.map_or(Ok(()), |table| visit(Parameter::BlockTable.into(), table))
-    }
 }
 
 impl Sealed for NsaCompressAttentionOperation {}
@@ -267,11 +252,10 @@ impl Operation for NsaCompressAttentionOperation {
         &(query, key, value): &(&Tensor<T>, &Tensor<T>, &Tensor<T>),
         attention: &mut CompressedAttention<T>,
     ) -> Result<()> {
-        let given = LaunchTensors {
-            sequences: &self.sequences,
-            inputs: [query, key, value],
-            outputs: Some([&attention.out, &attention.selected]),
-        };
+        let outputs: [(_, &AnyTensor); 2] =
+            [(Parameter::Output, &attention.out), (Parameter::TopKOutput, &attention.selected)];
+        let table = self.sequences.table(Parameter::BlockTable);
+        let given = named_tensors(&outputs, &inputs((query, key, value)), table);
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -8,15 +8,13 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress_with_cache::rules::CONTENTS;
-use ascend_spec::ops::nsa_compress_with_cache::{
-    Argument, NsaCompressCacheCall, NsaCompressCacheProblem, Parameter, Version,
-};
+use ascend_spec::ops::nsa_compress_with_cache::{NsaCompressCacheCall, NsaCompressCacheProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{arguments_of_version, nsa_compress_with_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::sparse_sequences::{SparseSequences, number, on_device};
 use crate::runtime::{Context, Queue, Stream};
@@ -129,7 +127,8 @@ impl NsaCompressWithCache {
         };
         let planned = self.prepare(context, &call, sequences, &inputs);
         let recorded = AnyArguments::NsaCompressWithCache(call.to_arguments());
-        NsaCompressCachePlan::recorded(planned, context, recorded, &LaunchTensors { sequences, inputs: &inputs })
+        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
+        NsaCompressCachePlan::recorded(planned, context, recorded, &tensors)
     }
 
     /// Checks a call and prepares it, with one placeholder address for all tensors.
@@ -237,22 +236,6 @@ impl NsaCompressCacheOperation {
     }
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a SparseSequences,
-    inputs: &'a NsaCompressCacheInputs<'a, T>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        for (parameter, tensor) in self.inputs.each() {
-            visit(parameter.into(), tensor)?;
-        }
-        let table = self.sequences.block_table();
-        table.map_or(Ok(()), |table| visit(Parameter::BlockTable.into(), table))
-    }
-}
-
 impl Sealed for NsaCompressCacheOperation {}
 
 impl Operation for NsaCompressCacheOperation {
@@ -272,7 +255,7 @@ impl Operation for NsaCompressCacheOperation {
         inputs: &NsaCompressCacheInputs<'_, T>,
         (): &mut (),
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs };
+        let given = named_tensors(&[], &inputs.each(), self.sequences.table(Parameter::BlockTable));
         plan.queue(queue, &given, || self.admits(inputs.slots)).flatten()
     }
 

@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::nsa_selected_attention_infer::{Argument, NsaSelectedCall, Parameter, Version, rules};
+use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, nsa_selected_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
@@ -141,7 +141,7 @@ impl NsaSelectedAttentionInfer {
             ..NsaSelectedCall::default()
         };
         let call = NsaSelectedCall { output: given.attention(), ..given };
-        let tensors = LaunchTensors { sequences, inputs: &inputs, output: None };
+        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
         let planned = self.prepare(context, &call, sequences, query);
         let recorded = AnyArguments::NsaSelectedAttentionInfer(call.to_arguments());
         NsaSelectedPlan::recorded(planned, context, recorded, &tensors)
@@ -212,27 +212,6 @@ pub struct NsaSelectedOperation {
     output: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a SparseSequences,
-    inputs: &'a NsaSelectedInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    output: Option<&'a AnyTensor>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(output) = self.output {
-            visit(Parameter::Output.into(), output)?;
-        }
-        for (parameter, input) in self.inputs.each() {
-            visit(parameter.into(), input)?;
-        }
-        let table = self.sequences.block_table();
-        table.map_or(Ok(()), |table| visit(Parameter::BlockTable.into(), table))
-    }
-}
-
 impl Sealed for NsaSelectedOperation {}
 
 impl Operation for NsaSelectedOperation {
@@ -251,7 +230,8 @@ impl Operation for NsaSelectedOperation {
         inputs: &NsaSelectedInputs<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, output: Some(output) };
+        let output: (_, &AnyTensor) = (Parameter::Output, output);
+        let given = named_tensors(&[output], &inputs.each(), self.sequences.table(Parameter::BlockTable));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -8,12 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version, rules};
+use ascend_spec::ops::quant_lightning_indexer::{Arguments, Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Context, Queue};
@@ -133,7 +133,7 @@ impl QuantLightningIndexer {
             ..QuantIndexerCall::default()
         };
         let call = QuantIndexerCall { sparse_indices: given.output(), ..given };
-        let tensors = LaunchTensors { sequences, inputs: &inputs, indices: None };
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantIndexerCall::CONTENTS));
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::QuantLightningIndexer(recorded);
@@ -216,29 +216,6 @@ pub struct QuantIndexerOperation {
     indices: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a SparseSequences,
-    inputs: &'a QuantIndexerInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    indices: Option<&'a Tensor<i32>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(indices) = self.indices {
-            visit(Parameter::SparseIndices.into(), indices)?;
-        }
-        for (parameter, input) in self.inputs.each() {
-            visit(parameter.into(), input)?;
-        }
-        for (parameter, tensor) in self.sequences.each(QuantIndexerCall::CONTENTS) {
-            visit(parameter.into(), tensor)?;
-        }
-        Ok(())
-    }
-}
-
 impl Sealed for QuantIndexerOperation {}
 
 impl Operation for QuantIndexerOperation {
@@ -258,7 +235,8 @@ impl Operation for QuantIndexerOperation {
         inputs: &QuantIndexerInputs<'_, T>,
         indices: &mut Tensor<i32>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, indices: Some(indices) };
+        let output: (_, &AnyTensor) = (Parameter::SparseIndices, indices);
+        let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantIndexerCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

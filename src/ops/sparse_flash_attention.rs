@@ -7,12 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::sparse_flash_attention::{Argument, Arguments, Parameter, SparseFlashCall, Version, rules};
+use ascend_spec::ops::sparse_flash_attention::{Arguments, Parameter, SparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{
+    self, AllowedLints, NamedTensors, PreparedCall, entry_points, lints_of, named_tensors, phase_one,
+};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
@@ -161,7 +163,7 @@ impl SparseFlashAttention {
             softmax_sum: outputs.map(|[_, softmax]| softmax),
             ..given
         };
-        let tensors = LaunchTensors { sequences, inputs: &inputs, outputs: None };
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(SparseFlashCall::CONTENTS));
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, (&call, version), sequences, inputs.query);
         let recorded = AnyArguments::SparseFlashAttention(recorded);
@@ -224,17 +226,16 @@ impl<'a, T: Element> SparseFlashInputs<'a, T> {
     }
 
     /// The tensor of each argument. The keys are the values too.
-    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> + use<'a, T> {
-        let all: [(Parameter, Option<&AnyTensor>); 7] = [
-            (Parameter::Query, Some(self.query)),
-            (Parameter::Key, Some(self.key)),
-            (Parameter::Value, Some(self.key)),
-            (Parameter::SparseIndices, Some(self.indices)),
-            (Parameter::QueryRope, Some(self.query_rope)),
-            (Parameter::KeyRope, Some(self.key_rope)),
-            (Parameter::Sinks, self.sinks.map(|sinks| &**sinks)),
+    fn each(&self) -> NamedTensors<'a, Parameter> {
+        let all: [(_, &AnyTensor); 6] = [
+            (Parameter::Query, self.query),
+            (Parameter::Key, self.key),
+            (Parameter::Value, self.key),
+            (Parameter::SparseIndices, self.indices),
+            (Parameter::QueryRope, self.query_rope),
+            (Parameter::KeyRope, self.key_rope),
         ];
-        all.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
+        named_tensors(&[], &all, self.sinks.map(|sinks| (Parameter::Sinks, &**sinks)))
     }
 }
 
@@ -267,31 +268,6 @@ pub struct SparseFlashOperation {
     softmax: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a SparseSequences,
-    inputs: &'a SparseFlashInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    outputs: Option<&'a SparseAttention<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(outputs) = self.outputs {
-            visit(Parameter::AttentionOut.into(), &outputs.out)?;
-            visit(Parameter::SoftmaxMax.into(), &outputs.softmax_max)?;
-            visit(Parameter::SoftmaxSum.into(), &outputs.softmax_sum)?;
-        }
-        for (parameter, input) in self.inputs.each() {
-            visit(parameter.into(), input)?;
-        }
-        for (parameter, tensor) in self.sequences.each(SparseFlashCall::CONTENTS) {
-            visit(parameter.into(), tensor)?;
-        }
-        Ok(())
-    }
-}
-
 impl Sealed for SparseFlashOperation {}
 
 impl Operation for SparseFlashOperation {
@@ -315,7 +291,12 @@ impl Operation for SparseFlashOperation {
         inputs: &SparseFlashInputs<'_, T>,
         attention: &mut SparseAttention<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, outputs: Some(attention) };
+        let outputs: [(_, &AnyTensor); 3] = [
+            (Parameter::AttentionOut, &attention.out),
+            (Parameter::SoftmaxMax, &attention.softmax_max),
+            (Parameter::SoftmaxSum, &attention.softmax_sum),
+        ];
+        let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(SparseFlashCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

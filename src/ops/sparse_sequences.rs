@@ -248,6 +248,11 @@ impl SparseSequences {
         parameters.into_iter().zip(tensors.map(|tensor| &**tensor))
     }
 
+    /// The block table as an argument of a call, if there is one.
+    pub(crate) fn table<P>(&self, parameter: P) -> Option<(P, &AnyTensor)> {
+        self.block_table.as_ref().map(|table| (parameter, &**table))
+    }
+
     /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
     /// allowed query rows of no sequence, and rows without keys, for an operator that has such lints. What the numbers
     /// are [overwritten](Self::overwrite) with is checked for the same.

@@ -4,22 +4,23 @@
 //! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
 //! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
 //! follow while the products are in the L1 cache. Then each row selects: quickselect with a linear bound (introselect,
-//! Musser 1997) finds the best keys, and only these are sorted. Of equal scores the key that comes first is the better
-//! one.
+//! Musser 1997) finds the best keys of ranges of keys, then those of all, and only these are sorted. Of equal scores
+//! the key that comes first is the better one, so that ranges change no choice.
 //!
 //! Scores are in single precision and summed in the order of dimensions, then of heads: they depend on the call and the
 //! instruction set alone, not on tiles or threads. Quantised heads have their scale in the weight, and keys theirs
 //! after the sum. With INT8, products are divided by 1024, and weights and products rounded to FLOAT16.
 
 use super::TILE_KEYS;
+use super::kv::tile_rows::StridedRows;
 use super::merge::Number;
 use super::prefill::{LANE_GROUPS, score_tile};
 use super::ring_update::Elements;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
 use super::tensor::Element as _;
-use super::tensor::input::InputTensor;
-use super::tile_load::{SLICE, tile_index, tile_vectors};
+use super::tensor::input::{InPlaceElement, InputTensor};
+use super::tile_load::{Destination, SLICE, tile_index, tile_vectors};
 use super::token_rows::TokenRows;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_repeat, try_with_capacity};
 use ascend_spec::DType;
@@ -38,6 +39,9 @@ const INT8_UNIT: f32 = 1.0 / 1024.0;
 
 /// Keys that a thread scores at a time.
 const CHUNK: usize = 16 * TILE_KEYS;
+
+/// Keys that a thread selects from at a time, where threads share those of a row.
+const SELECTED: usize = 8 * 1024;
 
 /// Blocks for each thread below which threads share the keys of a block too, so that none waits for the last one.
 const FEW_BLOCKS: usize = 4;
@@ -252,9 +256,18 @@ impl IndexerRun<'_> {
         }
         let select = |(number, row): (usize, usize)| {
             let score = |key: usize| scores[(key / CHUNK * rows + number) * CHUNK + key % CHUNK];
-            let keys = 0..candidates(row);
-            let all = try_collect(keys.map(|key| Candidate::new(score(key), key)))?;
-            Ok(best(all, self.problem.count, self.problem.best_first))
+            let (keys, count) = (candidates(row), self.problem.count);
+            let part = |first: usize| {
+                let all = first..keys.min(first + SELECTED);
+                let mut all = try_collect(all.map(|key| Candidate::new(score(key), key)))?;
+                keep_best(&mut all, count);
+                Ok(all)
+            };
+            let firsts = (0..keys.div_ceil(SELECTED)).into_par_iter().with_min_len(if parallel { 1 } else { keys });
+            let parts: Vec<_> = firsts.map(|part_of| part(part_of * SELECTED)).collect::<Result<_, _>>()?;
+            let mut all = try_with_capacity(parts.iter().map(Vec::len).sum())?;
+            parts.iter().for_each(|part| all.extend_from_slice(part));
+            Ok(best(all, count, self.problem.best_first))
         };
         match parallel {
             true => block.rows.clone().into_par_iter().enumerate().map(select).collect(),
@@ -263,12 +276,17 @@ impl IndexerRun<'_> {
     }
 }
 
-/// The `count` best of all candidates: the best first, or in the order of their positions.
-pub(super) fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
+/// Keeps the `count` best of all candidates, in any order.
+fn keep_best(all: &mut Vec<Candidate>, count: usize) {
     if count < all.len() {
         all.select_nth_unstable_by_key(count, |&candidate| Reverse(candidate));
         all.truncate(count);
     }
+}
+
+/// The `count` best of all candidates: the best first, or in the order of their positions.
+pub(super) fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
+    keep_best(&mut all, count);
     match best_first {
         true => all.sort_unstable_by_key(|&candidate| Reverse(candidate)),
         false => all.sort_unstable_by_key(|candidate| candidate.position()),
@@ -420,16 +438,45 @@ impl IndexerRun<'_> {
     /// Loads keys of a block's sequence into a tile.
     #[inline(always)]
     fn load<S: Simd>(&self, simd: S, block: &RowBlock, keys: Range<usize>, tile: &mut [Vector]) {
+        match &self.key {
+            InputTensor::F16(_) => self.load_as::<f16, S>(simd, block, keys, tile),
+            InputTensor::Bf16(_) => self.load_as::<bf16, S>(simd, block, keys, tile),
+            _ => self.load_as::<i8, S>(simd, block, keys, tile),
+        }
+    }
+
+    /// Loads keys, those of elements `T` in place.
+    #[inline(always)]
+    fn load_as<T: InPlaceElement, S: Simd>(&self, simd: S, block: &RowBlock, keys: Range<usize>, tile: &mut [Vector]) {
         let Self { problem, key, .. } = self;
         let (dim, ignored) = (key.sizes().dim, &mut simd.splat(0.0));
-        for (j, position) in keys.enumerate() {
-            // The operator's heads are one slice.
-            let to = &mut tile[tile_index(j, 0)..][..dim.div_ceil(WIDTH).min(SLICE)];
+        let mut done = 0;
+        while done < keys.len() {
+            let position = keys.start + done;
+            let count = problem.sequences.run(position).min(keys.len() - done);
             let place = problem.sequences.key(&self.contents, &block.sequence, position);
-            match place {
-                Some((outer, row)) => key.read(simd, (outer, 0, row), 0..dim, to, 1, ignored),
-                None => to.fill([0.0; WIDTH]),
-            }
+            let rows = place.zip(T::of(key)).and_then(|((outer, row), key)| {
+                let (first, pitch) = key.rows_in_place((outer, 0, row), count)?;
+                // SAFETY: the rows exist, as `rows_in_place` checked, and may be read by the contract of their tensor.
+                Some(unsafe { StridedRows::<T>::new(first, pitch, count, dim / WIDTH) })
+            });
+            // The operator's heads are one slice.
+            let to = &mut tile[tile_index(done, 0)..];
+            done += match (rows, place) {
+                (Some(rows), _) => {
+                    let mut to = Destination::Tile { tile: to, first: 0, row: &mut [] };
+                    to.widen(simd, rows, dim / WIDTH, (0, 0), None);
+                    count
+                }
+                (None, Some((outer, row))) => {
+                    key.read(simd, (outer, 0, row), 0..dim, &mut to[..dim.div_ceil(WIDTH).min(SLICE)], 1, ignored);
+                    1
+                }
+                (None, None) => {
+                    to[..dim.div_ceil(WIDTH).min(SLICE)].fill([0.0; WIDTH]);
+                    1
+                }
+            };
         }
     }
 }

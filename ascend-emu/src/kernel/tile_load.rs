@@ -105,6 +105,42 @@ impl Destination<'_> {
         };
         &mut all[first..][..(SLICE - i % SLICE).min(vectors - i)]
     }
+
+    /// Widens rows, from row `first_row` and vector `first` on, where whole rows have `vectors` vectors. Adds NaN to
+    /// `nonfinite`, if it is given, where an element is not finite.
+    #[inline(always)]
+    pub(crate) fn widen<T: InPlaceElement, S: Simd>(
+        &mut self,
+        simd: S,
+        rows: StridedRows<T>,
+        vectors: usize,
+        (first_row, first): (usize, usize),
+        mut nonfinite: Option<&mut S::Register>,
+    ) {
+        let mut own = simd.splat(0.0);
+        let prefetch = rows.to_prefetch();
+        for j in 0..rows.count() {
+            prefetch.prefetch_row(j + PREFETCH_DISTANCE);
+            let row = rows.row(j);
+            let mut i = 0;
+            while i < row.vectors() {
+                let places = self.places(vectors, first_row + j, first + i);
+                let count = places.len().min(row.vectors() - i);
+                for (k, place) in places[..count].iter_mut().enumerate() {
+                    simd.store(row.at(simd, i + k), place);
+                }
+                if nonfinite.is_some() {
+                    for value in &places[..count] {
+                        own = simd.mul_add(simd.load(value), simd.splat(0.0), own);
+                    }
+                }
+                i += count;
+            }
+        }
+        if let Some(nonfinite) = &mut nonfinite {
+            **nonfinite = simd.add(**nonfinite, own);
+        }
+    }
 }
 
 impl LoadRows<'_> {
@@ -121,49 +157,25 @@ impl LoadRows<'_> {
         let (tensor, head) = (self.tensor, self.load.kv_head);
         let (kv, rows) = (&self.load.sequence.kv, &self.load.rows);
         let keys = rows.start + done..rows.end;
-        let rows = kv.rows_in_place::<T>(tensor, head, keys.clone())?;
-        if let Some(rope) = &tensor.rope {
-            let rope = kv.rope_in_place::<T>(rope, head, keys.start..keys.start + rows.count())?;
-            if rope.count() < rows.count() {
-                return None;
-            }
-            self.widen(simd, destination, rope, (done, tensor.dim / WIDTH), nonfinite);
-        }
-        self.widen(simd, destination, rows, (done, 0), nonfinite);
-        Some(rows.count())
-    }
-
-    /// Widens a segment of rows into `destination`, from row `first_row` and vector `first` on.
-    #[inline(always)]
-    fn widen<T: InPlaceElement, S: Simd>(
-        &self,
-        simd: S,
-        destination: &mut Destination<'_>,
-        rows: StridedRows<T>,
-        (first_row, first): (usize, usize),
-        nonfinite: &mut S::Register,
-    ) {
-        let mut own = *nonfinite;
-        let prefetch = rows.to_prefetch();
-        for j in 0..rows.count() {
-            prefetch.prefetch_row(j + PREFETCH_DISTANCE);
-            let row = rows.row(j);
-            let mut i = 0;
-            while i < row.vectors() {
-                let places = destination.places(self.vectors, first_row + j, first + i);
-                let count = places.len().min(row.vectors() - i);
-                for (k, place) in places[..count].iter_mut().enumerate() {
-                    simd.store(row.at(simd, i + k), place);
+        let found = kv.rows_in_place::<T>(tensor, head, keys.clone())?;
+        let count = found.rows.count();
+        if kv.is_listed() {
+            let distant = |key: usize| keys.end.min(key + PREFETCH_DISTANCE);
+            for key in distant(keys.start)..distant(keys.start + count.min(PREFETCH_DISTANCE)) {
+                if let Some(next) = kv.rows_in_place::<T>(tensor, head, key..key + 1) {
+                    next.all().for_each(|rows| rows.to_prefetch().prefetch_row(0));
                 }
-                if self.load.check_finite {
-                    for value in &places[..count] {
-                        own = simd.mul_add(simd.load(value), simd.splat(0.0), own);
-                    }
-                }
-                i += count;
             }
         }
-        *nonfinite = own;
+        let mut widen = |rows, first| {
+            let nonfinite = self.load.check_finite.then_some(&mut *nonfinite);
+            destination.widen(simd, rows, self.vectors, (done, first), nonfinite);
+        };
+        if tensor.rope.is_some() {
+            widen(found.rope?, tensor.dim / WIDTH);
+        }
+        widen(found.rows, 0);
+        Some(count)
     }
 
     /// Loads row number `j`, of any type and storage.

@@ -1,6 +1,6 @@
 //! LightningIndexer as an operator of the emulator.
 
-use super::declared::DeclaredOperator;
+use super::declared::{DeclaredOperator, ParameterOf};
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::one_version::{checked_call, declared_by_problem};
@@ -11,7 +11,7 @@ use crate::kernel::ring_update::Elements;
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use ascend_spec::operator::WalkedTensors as _;
+use ascend_spec::operator::{ArgumentList as _, WalkedTensors as _};
 use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
@@ -26,43 +26,52 @@ impl DeclaredOperator for IndexerOperator {
     }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let Arguments {
-            query: Some(query),
-            key: Some(key),
-            weights: Some(weights),
-            sparse_indices: Some(indices),
-            sparse_values: values,
-            ..
-        } = &self.arguments
-        else {
-            return Ok(());
-        };
-        if self.is_idle() {
-            return Ok(());
-        }
+        let values = Some(Parameter::SparseValues).filter(|_| self.problem.values);
+        let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
-        // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
-        // the outputs, the only tensors written, share no memory with them.
-        let numbers = unsafe { sparse_contents::read(&launch, &self.problem.sequences, IndexerCall::CONTENTS) }?;
-        let contents = SparseContents::of(&numbers);
-        let source = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
-        let written = |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);
-        let values = values.as_ref().filter(|_| self.problem.values);
-        let buffers = Buffers {
-            query: source(Parameter::Query, query),
-            key: source(Parameter::Key, key),
-            weights: source(Parameter::Weights, weights),
-            indices: written(Parameter::SparseIndices, indices),
-            values: values.map(|desc| written(Parameter::SparseValues, desc)),
-            scales: None,
-        };
-        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
-        // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
-        // everything else.
-        let run = unsafe { lightning_indexer::run(&self.problem, contents, &buffers) };
-        run.map_err(|why| launch.fault(why))
+        unsafe {
+            let launch = Launch::new(self, self.check, addresses, memory)?;
+            choose(&launch, &self.problem, IndexerCall::CONTENTS, (tensors, values, None))
+        }
     }
+}
+
+/// Chooses keys: tensors are queries, keys, weights and indices, then scores and the scales of queries and keys, where
+/// there are such.
+///
+/// # Errors
+/// A device fault in strict mode, or where there is no host memory.
+///
+/// # Safety
+///
+/// As for [`DeclaredOperator::compute`].
+pub(super) unsafe fn choose<O: DeclaredOperator>(
+    launch: &Launch<'_, O>,
+    problem: &IndexerProblem,
+    contents: [ParameterOf<O>; 3],
+    (tensors, values, scales): ([ParameterOf<O>; 4], Option<ParameterOf<O>>, Option<[ParameterOf<O>; 2]>),
+) -> Result<(), Fault> {
+    if problem.is_idle() {
+        return Ok(());
+    }
+    let desc = |parameter: ParameterOf<O>| launch.op.arguments().tensor(parameter.into());
+    let source = |parameter| Some(TokenRows { desc: desc(parameter)?, base: launch.base(parameter) });
+    let written = |parameter| Some(Elements::new(launch.first(parameter), *desc(parameter)?));
+    let (Some(query), Some(key), Some(weights), Some(indices)) =
+        (source(tensors[0]), source(tensors[1]), source(tensors[2]), written(tensors[3]))
+    else {
+        return Ok(());
+    };
+    // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that the
+    // outputs, the only tensors written, share no memory with them.
+    let numbers = unsafe { sparse_contents::read(launch, &problem.sequences, contents) }?;
+    let scales = scales.and_then(|[query, key]| Some([source(query)?, source(key)?]));
+    let buffers = Buffers { query, key, weights, indices, values: values.and_then(written), scales };
+    // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
+    // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
+    // everything else.
+    let run = unsafe { lightning_indexer::run(problem, SparseContents::of(&numbers), &buffers) };
+    run.map_err(|why| launch.fault(why))
 }
 
 lightning_indexer_arguments! { arguments_of_version {

@@ -4,9 +4,13 @@ use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::{Launch, integers};
 use super::paged_tokens::{read_tokens, read_whole};
 use super::sparse_contents;
+use crate::config::Check;
 use crate::elements::{Elements, NamedTensor, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
+use crate::kernel::ring_update::Elements as Logits;
+use crate::kernel::sparse_attention::{self, Buffers};
+use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::TensorDesc;
@@ -20,12 +24,11 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     const CONTENTS: [ParameterOf<Self>; 3];
     /// The lists.
     const INDICES: ParameterOf<Self>;
-    /// The tensors that have a row for each key.
-    const KEYS: &'static [ParameterOf<Self>];
     /// The values, which are read as elements of the keys and never from their own tensor.
     const VALUE: ParameterOf<Self>;
-    /// The outputs, and which of their axes packed rows are.
-    const OUTPUTS: &'static [(ParameterOf<Self>, usize)];
+    /// Queries and their rotary parts, keys and theirs, attention, maxima and sums, and sinks, of which the operator
+    /// may lack some.
+    const TENSORS: [Option<ParameterOf<Self>>; 8];
 
     /// The call, resolved.
     fn problem(&self) -> &SparseFlashProblem;
@@ -66,7 +69,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
             if argument.parameter == Self::VALUE {
                 continue;
             }
-            if paged && Self::KEYS.contains(&argument.parameter) {
+            if paged && Self::TENSORS[2..4].contains(&Some(argument.parameter)) {
                 // SAFETY: the caller's promise, for each of them.
                 let numbers = |parameter: ParameterOf<Self>| unsafe { integers(self, memory, addresses, parameter) };
                 let [queries, keys, table] = Self::CONTENTS.map(numbers);
@@ -84,6 +87,46 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
         }
     }
 
+    /// Attends.
+    ///
+    /// # Errors
+    /// A device fault in strict mode, or where there is no host memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn attend(&self, check: Check, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let walked = Self::TENSORS.map(|parameter| self.walked(parameter?));
+        // SAFETY: the caller's promise.
+        let launch = unsafe { Launch::new(self, check, addresses, memory) }?;
+        let rows = |number: usize| {
+            let (parameter, desc) = (Self::TENSORS[number]?, walked[number].as_ref()?);
+            Some(TokenRows { desc, base: launch.base(parameter) })
+        };
+        let (Some(query), Some(key), Some(out)) = (rows(0), rows(2), rows(4)) else {
+            return Ok(());
+        };
+        // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
+        // the outputs, the only tensors written, share no memory with them.
+        let (numbers, lists) = unsafe { Self::numbers(&launch) }?;
+        let sinks = Self::TENSORS[7].zip(walked[7]);
+        let buffers = Buffers {
+            query,
+            query_rope: rows(1),
+            key,
+            key_rope: rows(3),
+            out,
+            softmax: rows(5).zip(rows(6)).map(|(max, sum)| [max, sum]),
+            sinks: sinks.map(|(parameter, desc)| Logits::new(launch.first(parameter), desc)),
+            lists: &lists,
+        };
+        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
+        // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
+        // everything else.
+        let run = unsafe { sparse_attention::run(self.problem(), SparseContents::of(&numbers), &buffers) };
+        run.map_err(|why| launch.fault(why))
+    }
+
     /// Visits the elements of the outputs that a launch writes.
     ///
     /// # Safety
@@ -97,8 +140,9 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
         let ends = (sequences.each(contents)).map(|sequence| sequence.first_query + sequence.written);
         let rows = ends.max().unwrap_or(0) as i64;
         let packed = sequences.query.layout == TokenLayout::Tnd;
-        for &(parameter, axis) in Self::OUTPUTS {
-            if let Some(mut desc) = self.walked(parameter) {
+        // Packed rows are the first axis of attention, and the second of maxima and sums.
+        for (parameter, axis) in Self::TENSORS[4..7].iter().copied().zip([0, 1, 1]) {
+            if let Some((parameter, mut desc)) = parameter.and_then(|named| Some((named, self.walked(named)?))) {
                 if packed {
                     desc.shape = desc.shape.with(axis, rows);
                 }
@@ -108,6 +152,63 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
         }
     }
 }
+
+/// [`ListedKeys`] of an operator that has a problem, arguments and a call `$call`.
+macro_rules! listed_keys {
+    ($operator:ident, $call:ident, $tensors:expr) => {
+        impl $crate::ops::listed_keys::ListedKeys for $operator {
+            const CONTENTS: [Parameter; 3] = $call::CONTENTS;
+            const INDICES: Parameter = Parameter::SparseIndices;
+            const VALUE: Parameter = Parameter::Value;
+            const TENSORS: [Option<Parameter>; 8] = $tensors;
+
+            fn problem(&self) -> &SparseFlashProblem {
+                &self.problem
+            }
+
+            fn walked(&self, parameter: Parameter) -> Option<TensorDesc> {
+                let desc = self.arguments.tensor(parameter)?;
+                ascend_spec::operator::WalkedTensors::walked(&self.problem, &self.arguments.call(), parameter, desc)
+            }
+        }
+    };
+}
+
+/// What a `DeclaredOperator` with listed keys reads, writes and computes.
+macro_rules! attends_to_listed_keys {
+    () => {
+        fn overruns(&self) -> bool {
+            self.problem.overruns
+        }
+
+        unsafe fn reads(
+            &self,
+            addresses: &Addresses,
+            memory: &DeviceMemory,
+            reader: &mut dyn $crate::elements::Reader,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { self.read_listed(addresses, memory, reader) };
+        }
+
+        unsafe fn writes(
+            &self,
+            addresses: &Addresses,
+            memory: &DeviceMemory,
+            visit: &mut dyn FnMut(&$crate::elements::Elements),
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { self.write_rows(addresses, memory, visit) };
+        }
+
+        unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), $crate::fault::Fault> {
+            // SAFETY: the caller's promise.
+            unsafe { self.attend(self.check, addresses, memory) }
+        }
+    };
+}
+
+pub(super) use {attends_to_listed_keys, listed_keys};
 
 /// The list of a row.
 fn list<'l>(problem: &SparseFlashProblem, lists: &'l [i64], row: usize) -> &'l [i64] {

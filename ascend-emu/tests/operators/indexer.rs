@@ -1,6 +1,8 @@
-//! LightningIndexer through its C functions: the keys that rows choose, and numbers that lead outside of tensors.
+//! LightningIndexer and QuantLightningIndexer through their C functions: the keys that rows choose, and numbers that
+//! lead outside of tensors.
 
 use crate::bench::*;
+use crate::found::assert_found;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclOpExecutor, aclTensor, aclrtStream};
@@ -9,6 +11,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 const HALF: aclDataType = aclDataType::ACL_FLOAT16;
+const INT8: aclDataType = aclDataType::ACL_INT8;
 const INT32: aclDataType = aclDataType::ACL_INT32;
 const WORKSPACE: u64 = 16 << 20;
 const ROWS: usize = 4;
@@ -19,67 +22,108 @@ const COUNT: usize = 3;
 /// What the output holds before.
 const OLD: i32 = 77;
 
-/// Two sequences in the blocks `[[3, 1], [2, 0]]`, of which each key is better than the one before.
+const QUERY: usize = 0;
+const KEY: usize = 1;
+const WEIGHTS: usize = 2;
+const QUERY_SCALE: usize = 3;
+const KEY_SCALE: usize = 4;
+const LENGTHS: usize = 5;
+const BLOCK_TABLE: usize = 7;
+
+/// Two sequences in the blocks `[[3, 1], [2, 0]]`, of which each key is better than the one before: by its elements, or
+/// by its scale alone where it is quantised.
 struct Indexer {
-    tensors: [*mut aclTensor; 7],
+    quantised: bool,
+    tensors: [*mut aclTensor; 9],
     indices: *mut c_void,
     workspace: Memory,
-    query: *mut aclTensor,
 }
 
 impl Indexer {
-    fn new(ends: [i32; 2], keys: [i32; 2], table: [i32; 4]) -> Self {
-        let one = |count: usize| upload(&vec![f16::ONE; count]);
-        let mut cache = vec![f16::ZERO; BLOCKS * BLOCK_SIZE * 128];
-        for (block, position) in [(3, 0), (1, 1), (2, 0), (0, 1)] {
+    fn new(quantised: bool, ends: [i32; 2], keys: [i32; 2], table: [i32; 4]) -> Self {
+        let halves = |count: usize| upload(&vec![f16::ONE; count]);
+        let mut scales = [f16::ZERO; BLOCKS * BLOCK_SIZE];
+        for (block, first) in [(3, 0), (1, BLOCK_SIZE), (2, 0), (0, BLOCK_SIZE)] {
             for row in 0..BLOCK_SIZE {
-                let value = f16::from_f32((position * BLOCK_SIZE + row) as f32 / 64.0);
-                cache[(block * BLOCK_SIZE + row) * 128..][..128].fill(value);
+                scales[block * BLOCK_SIZE + row] = f16::from_f32((first + row + 1) as f32 / 64.0);
             }
         }
         let indices = upload(&[OLD; ROWS * COUNT]);
-        let shape = |shape: &[usize]| shape.iter().map(|&size| size as i64).collect::<Vec<_>>();
-        let half = |sizes: &[usize], data| tensor(HALF, &shape(sizes), data);
-        let query = half(&[ROWS, HEADS, 128], one(ROWS * HEADS * 128));
+        let tensor = |dtype, sizes: &[usize], data| {
+            let shape: Vec<i64> = sizes.iter().map(|&size| size as i64).collect();
+            tensor(dtype, &shape, data)
+        };
+        let (dtype, query, key) = match quantised {
+            true => (INT8, upload(&[1i8; ROWS * HEADS * 128]), upload(&[1i8; BLOCKS * BLOCK_SIZE * 128])),
+            false => (HALF, halves(ROWS * HEADS * 128), upload(&scales.map(|scale| [scale; 128]).concat())),
+        };
         Indexer {
+            quantised,
             tensors: [
-                query,
-                half(&[BLOCKS, BLOCK_SIZE, 1, 128], upload(&cache)),
-                half(&[ROWS, HEADS], one(ROWS * HEADS)),
+                tensor(dtype, &[ROWS, HEADS, 128], query),
+                tensor(dtype, &[BLOCKS, BLOCK_SIZE, 1, 128], key),
+                tensor(HALF, &[ROWS, HEADS], halves(ROWS * HEADS)),
+                tensor(HALF, &[ROWS, HEADS], halves(ROWS * HEADS)),
+                tensor(HALF, &[BLOCKS, BLOCK_SIZE, 1], upload(&scales)),
                 tensor(INT32, &[2], upload(&ends)),
                 tensor(INT32, &[2], upload(&keys)),
                 tensor(INT32, &[2, 2], upload(&table)),
-                tensor(INT32, &shape(&[ROWS, 1, COUNT]), indices),
+                tensor(INT32, &[ROWS, 1, COUNT], indices),
             ],
             indices,
             workspace: Memory::new(WORKSPACE as usize),
-            query,
         }
     }
 
     fn try_prepare(&self) -> (i32, *mut aclOpExecutor) {
-        let [query, key, weights, ends, keys, table, indices] = self.tensors;
+        let [query, key, weights, query_scale, key_scale, ends, keys, table, indices] = self.tensors;
         let (mut bytes, mut executor) = (0, null_mut());
+        let to = (&raw mut bytes, &raw mut executor);
+        let (rows, cache) = (c"TND".as_ptr().cast_mut(), c"PA_BSND".as_ptr().cast_mut());
+        let (count, all) = (COUNT as i64, i64::MAX);
         let status = unsafe {
-            aclnnLightningIndexerGetWorkspaceSize(
-                query,
-                key,
-                weights,
-                ends,
-                keys,
-                table,
-                c"TND".as_ptr().cast_mut(),
-                c"PA_BSND".as_ptr().cast_mut(),
-                COUNT as i64,
-                3,
-                i64::MAX,
-                i64::MAX,
-                false,
-                indices,
-                null_mut(),
-                &mut bytes,
-                &mut executor,
-            )
+            match self.quantised {
+                false => aclnnLightningIndexerGetWorkspaceSize(
+                    query,
+                    key,
+                    weights,
+                    ends,
+                    keys,
+                    table,
+                    rows,
+                    cache,
+                    count,
+                    3,
+                    all,
+                    all,
+                    false,
+                    indices,
+                    null_mut(),
+                    to.0,
+                    to.1,
+                ),
+                true => aclnnQuantLightningIndexerGetWorkspaceSize(
+                    query,
+                    key,
+                    weights,
+                    query_scale,
+                    key_scale,
+                    ends,
+                    keys,
+                    table,
+                    0,
+                    0,
+                    rows,
+                    cache,
+                    count,
+                    3,
+                    all,
+                    all,
+                    indices,
+                    to.0,
+                    to.1,
+                ),
+            }
         };
         (status, executor)
     }
@@ -87,13 +131,9 @@ impl Indexer {
     fn run(&self, stream: aclrtStream) -> i32 {
         let (status, executor) = self.try_prepare();
         ok(status);
-        ok(unsafe { aclnnLightningIndexer(self.workspace.at, WORKSPACE, executor, stream) });
+        let launch = if self.quantised { aclnnQuantLightningIndexer } else { aclnnLightningIndexer };
+        ok(unsafe { launch(self.workspace.at, WORKSPACE, executor, stream) });
         unsafe { aclrtSynchronizeStream(stream) }
-    }
-
-    fn chosen(&self) -> Vec<[i32; COUNT]> {
-        let all = download::<i32>(self.indices, ROWS * COUNT);
-        all.as_chunks().0.to_vec()
     }
 }
 
@@ -103,11 +143,13 @@ const TABLE: [i32; 4] = [3, 1, 2, 0];
 fn rows_choose_the_best_keys_up_to_their_position() {
     let _bench = Bench::new();
     let stream = stream();
-    // The first row of the second sequence has no key, the row behind both belongs to none.
-    let indexer = Indexer::new([1, 3], [20, 1], TABLE);
-    ok(indexer.run(stream));
-    let want = [[19, 18, 17], [-1; 3], [0, -1, -1], [OLD; 3]];
-    assert_eq!(indexer.chosen(), want);
+    for quantised in [false, true] {
+        // The first row of the second sequence has no key, the row behind both belongs to none.
+        let indexer = Indexer::new(quantised, [1, 3], [20, 1], TABLE);
+        ok(indexer.run(stream));
+        let want = [[19, 18, 17], [-1; COUNT], [0, -1, -1], [OLD; COUNT]];
+        assert_eq!(download::<i32>(indexer.indices, ROWS * COUNT), want.concat(), "{quantised}");
+    }
 }
 
 #[test]
@@ -115,44 +157,40 @@ fn numbers_that_lead_outside_of_tensors_are_found() {
     let _bench = Bench::new();
     let stream = stream();
     let (length, block) = (FindingKind::SequenceLength, FindingKind::BlockTable);
-    let of_query = "actualSeqLengthsQuery";
-    let of_key = "actualSeqLengthsKey";
-    for (kind, name, text, indexer) in [
-        (length, of_query, "5 for the query rows of sequence 1", ([1, 5], [20, 20], TABLE)),
-        (length, of_query, "allowed: 3 to 4", ([3, 1], [20, 20], TABLE)),
-        (length, of_key, "-2 for the keys of sequence 0", ([1, 3], [-2, 20], TABLE)),
-        (length, of_key, "33 keys of sequence 1", ([1, 3], [20, 33], TABLE)),
-        (block, "blockTable", "block 4 in column 1 of sequence 0", ([1, 3], [20, 20], [3, 4, 2, 0])),
-        (block, "blockTable", "block -1 in column 0", ([1, 3], [20, 20], [3, 1, -1, 0])),
+    let (of_query, of_key) = ("actualSeqLengthsQuery", "actualSeqLengthsKey");
+    for (kind, name, text, ends, keys, table) in [
+        (length, of_query, "5 for the query rows of sequence 1", [1, 5], [20, 20], TABLE),
+        (length, of_query, "allowed: 3 to 4", [3, 1], [20, 20], TABLE),
+        (length, of_key, "-2 for the keys of sequence 0", [1, 3], [-2, 20], TABLE),
+        (length, of_key, "33 keys of sequence 1", [1, 3], [20, 33], TABLE),
+        (block, "blockTable", "block 4 in column 1 of sequence 0", [1, 3], [20, 20], [3, 4, 2, 0]),
+        (block, "blockTable", "block -1 in column 0", [1, 3], [20, 20], [3, 1, -1, 0]),
     ] {
-        let (ends, keys, table) = indexer;
-        let new = || Indexer::new(ends, keys, table);
-        let seen = findings().len();
-        ok(new().run(stream));
-        let found = findings();
-        let found = found[seen..].iter().any(|finding| {
-            let message = &finding.message;
-            finding.kind == kind && message.contains(name) && message.contains(text)
-        });
-        assert!(found, "{text}: {:?}", &findings()[seen..]);
+        for quantised in [false, true] {
+            let new = || Indexer::new(quantised, ends, keys, table);
+            let seen = findings().len();
+            ok(new().run(stream));
+            assert_found(seen, kind, &[name, text]);
+            let _strict = check_scope(Check::Strict);
+            assert_ne!(new().run(stream), 0, "{quantised}: {text}");
+        }
     }
-    let _strict = check_scope(Check::Strict);
-    assert_ne!(Indexer::new([1, 5], [20, 20], TABLE).run(stream), 0);
 }
 
 #[test]
-fn missing_tensors_and_other_shapes_are_refused_with_their_status() {
+fn missing_tensors_and_other_dtypes_are_refused_with_their_status() {
     let _bench = Bench::new();
-    let mut indexer = Indexer::new([1, 3], [20, 20], TABLE);
-    indexer.tensors[0] = null_mut();
-    assert_eq!(indexer.try_prepare().0, -1);
-    indexer.tensors[0] = indexer.query;
-    let key = std::mem::replace(&mut indexer.tensors[1], null_mut());
-    assert_eq!(indexer.try_prepare().0, 161_001);
-    indexer.tensors[1] = key;
-    let table = std::mem::replace(&mut indexer.tensors[5], null_mut());
-    assert_eq!(indexer.try_prepare().0, 561_002);
-    indexer.tensors[5] = table;
-    indexer.tensors[3] = tensor(aclDataType::ACL_INT64, &[2], upload(&[1i64, 3]));
-    assert_eq!(indexer.try_prepare().0, 161_002);
+    let all = [(QUERY, -1), (KEY, 161_001), (WEIGHTS, 161_001), (BLOCK_TABLE, 561_002), (LENGTHS, 561_002)];
+    for quantised in [false, true] {
+        // The library reads through the scales.
+        let scales = [(KEY_SCALE, 161_001), (QUERY_SCALE, 161_001)].into_iter().filter(|_| quantised);
+        for (number, status) in all.into_iter().chain(scales) {
+            let mut indexer = Indexer::new(quantised, [1, 3], [20, 20], TABLE);
+            indexer.tensors[number] = null_mut();
+            assert_eq!(indexer.try_prepare().0, status, "{quantised} without {number}");
+        }
+        let mut wide = Indexer::new(quantised, [1, 3], [20, 20], TABLE);
+        wide.tensors[LENGTHS] = tensor(aclDataType::ACL_INT64, &[2], upload(&[1i64, 3]));
+        assert_eq!(wide.try_prepare().0, 161_002, "{quantised}");
+    }
 }

@@ -12,14 +12,13 @@ mod batch_mat_mul;
 mod block_sparse;
 mod delta_rule;
 mod flash_family;
+mod found;
 mod garbage;
 mod gather;
 #[cfg(feature = "glue")]
 mod glue;
 mod indexer;
 mod native_sparse;
-mod quant_indexer;
-mod quant_sparse_flash;
 mod rms_norm;
 mod scatter;
 mod sparse_flash;

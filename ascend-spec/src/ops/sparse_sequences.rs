@@ -555,6 +555,16 @@ impl SparseSequences {
         }
     }
 
+    /// Number of keys from `position` on, at least, that follow each other in the key tensor.
+    #[inline]
+    pub fn run(&self, position: usize) -> usize {
+        let rows = self.key.rows.max(1);
+        match self.key.layout {
+            TokenLayout::PaBsnd => rows - position % rows,
+            TokenLayout::Bsnd | TokenLayout::Tnd => rows,
+        }
+    }
+
     /// What is wrong with the numbers, sequence by sequence.
     pub fn faults<'a>(&'a self, contents: SparseContents<'a>) -> impl Iterator<Item = SparseFault> + 'a {
         let paged = self.key.layout == TokenLayout::PaBsnd;

@@ -1,19 +1,12 @@
 //! The contract of BatchMatMul: a call for every rule, and what is taken.
 
+use crate::described::{half, of};
 use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, BatchMatMulProblem, Parameter, rules};
 use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 type Call = BatchMatMulCall;
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(DType::Float16, shape)
-}
 
 fn base() -> Call {
     Call { self_: half(&[2, 3, 4]), mat2: half(&[2, 4, 5]), out: half(&[2, 3, 5]), ..Call::default() }

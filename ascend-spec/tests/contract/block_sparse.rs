@@ -1,10 +1,11 @@
 //! The contract of BlockSparseAttention: a call for every rule, what is taken, and which keys rows see.
 
-use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32};
+use crate::described::{half, of};
+use ascend_spec::DType::{Bf16, Float, Int8, Int32};
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{BlockFaultKind, BlockSparseCall, Parameter, rules};
-use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -13,14 +14,6 @@ type Call = BlockSparseCall<'static>;
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 const A2_NEXT: Target = Target::new(Soc::AtlasA2, Cann::V9_2);
 const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_1);
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(Float16, shape)
-}
 
 fn mask(shape: &[i64]) -> Option<TensorDesc> {
     of(Int8, shape)

@@ -1,19 +1,16 @@
 //! The contracts of RecurrentGatedDeltaRule and ChunkGatedDeltaRule: a call for every rule, what is taken, and where the
 //! numbers on the device lead.
 
+use crate::described::of;
 use ascend_spec::Cann::{V8_1, V8_5, V9_0, V9_1, V9_2};
 use ascend_spec::DType::{Bf16, Float, Float16, Int32, Int64};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, rules as chunk};
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
 use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, rules as recurrent};
-use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, Dims, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
 
 fn a2(cann: Cann) -> Target {
     Target::new(Soc::AtlasA2, cann)

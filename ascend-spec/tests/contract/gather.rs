@@ -1,22 +1,11 @@
 //! The contract of GatherPaKvCache: a call for every rule.
 
+use crate::described::{half, numbers, of};
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, GatherProblem, Source, rules};
 use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use std::collections::BTreeSet;
 
 type Call = GatherCall<'static>;
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(DType::Float16, shape)
-}
-
-fn numbers(shape: &[i64]) -> Option<TensorDesc> {
-    of(DType::Int32, shape)
-}
 
 /// Two sequences of together 9 tokens, two heads of 16, in blocks of 4.
 fn norm() -> Call {

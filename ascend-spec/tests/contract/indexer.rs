@@ -1,28 +1,17 @@
 //! The contract of LightningIndexer: a call for every rule, and what is taken.
 
-use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
+use crate::described::{broken_by_numbers, half, numbers, of};
+use ascend_spec::DType::{Bf16, Float, Int8, Int64};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, rules};
-use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault, unusual_contents};
-use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
+use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault};
+use ascend_spec::{Cann, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 type Call = IndexerCall<'static>;
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(Float16, shape)
-}
-
-fn numbers(shape: &[i64]) -> Option<TensorDesc> {
-    of(Int32, shape)
-}
 
 /// The call with the outputs that its inputs imply.
 fn with_outputs(call: Call) -> Call {
@@ -147,22 +136,8 @@ fn every_rule_of_the_indexer_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
-    // What the numbers say is known to who uploads them: ends of 5 rows and 70 keys, of 4 rows, and of fewer keys than
-    // rows.
-    let unusual = |queries: [i64; 2], keys: [i64; 2]| {
-        let numbers = [queries.to_vec(), keys.to_vec(), vec![]];
-        let of = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        let problem = packed.check(A2).unwrap();
-        let found = unusual_contents(&problem.sequences, &numbers, of.map(Some));
-        found.map(|found| found.map(|found| found.rule.id))
-    };
-    assert_eq!(unusual([3, 5], [40, 70]), [None, None]);
-    let found = [unusual([2, 4], [40, 70])[0], unusual([3, 5], [2, 70])[1]];
-    assert_eq!(unusual([2, 4], [40, 70])[1], None);
-    broken.extend(found.map(|id| id.unwrap()));
-    // What the numbers name is not known before the launch.
-    assert!(rules::CONTENTS.overruns);
-    broken.insert(rules::CONTENTS.id);
+    let numbered = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS, &rules::CONTENTS];
+    broken.extend(broken_by_numbers(&packed.check(A2).unwrap().sequences, numbered));
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
 }

@@ -7,6 +7,7 @@ mod batch_mat_mul;
 mod block_sparse;
 mod corners;
 mod delta_rule;
+mod described;
 mod facts;
 mod fixes;
 mod flash;

@@ -1,5 +1,6 @@
 //! The contract of RingAttentionUpdate: a call for every rule, and the merges among the golden cases.
 
+use crate::described::{half, of};
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Part, RingUpdateCall, Version, admits, rules};
 use ascend_spec::{Cann, DType, Dims, Format, Level, Soc, Target, TensorDesc, Violation};
@@ -11,16 +12,8 @@ const TARGET: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 
 type Call = RingUpdateCall<'static>;
 
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
 fn float(shape: &[i64]) -> Option<TensorDesc> {
     of(DType::Float, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(DType::Float16, shape)
 }
 
 /// Two batch entries of 5 rows and four heads.

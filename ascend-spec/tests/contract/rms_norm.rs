@@ -1,14 +1,11 @@
 //! The contract of RmsNorm: a call for every rule, and what is taken.
 
+use crate::described::of;
 use ascend_spec::DType::{Bf16, Float, Float16, Int8};
 use ascend_spec::ops::rms_norm::{Parameter, RmsNormCall, RmsNormProblem, rules};
 use ascend_spec::{DType, Format, Soc, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
 
 /// Three rows, two by two, of four elements.
 fn base() -> RmsNormCall {

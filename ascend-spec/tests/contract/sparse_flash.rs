@@ -1,30 +1,19 @@
 //! The contract of SparseFlashAttention: a call for every rule, what is taken, and which keys rows read.
 
-use ascend_spec::DType::{Bf16, Float, Float16, Int8, Int32, Int64};
+use crate::described::{broken_by_numbers, half, numbers, of};
+use ascend_spec::DType::{Bf16, Float, Int8, Int64};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     EntryFaultKind, Parameter, SparseFlashCall, SparseFlashProblem, Version, rules,
 };
-use ascend_spec::ops::sparse_sequences::{SparseContents, unusual_contents};
-use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
+use ascend_spec::ops::sparse_sequences::SparseContents;
+use ascend_spec::{Cann, Format, Soc, Target, TensorDesc, Violation};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 type Call = SparseFlashCall<'static>;
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
-
-fn half(shape: &[i64]) -> Option<TensorDesc> {
-    of(Float16, shape)
-}
-
-fn numbers(shape: &[i64]) -> Option<TensorDesc> {
-    of(Int32, shape)
-}
 
 /// Checks a call of the oldest version that can express it.
 fn checked(call: Call, target: Target) -> Result<SparseFlashProblem, Violation> {
@@ -184,22 +173,8 @@ fn every_rule_of_sparse_flash_attention_refuses_a_call() {
         assert_eq!(call.lint(target, &[id]), Ok(()));
         broken.insert(id);
     }
-    // What the numbers say is known to who uploads them: ends of 5 rows and 70 keys, of 4 rows, and of fewer keys than
-    // rows.
-    let unusual = |queries: [i64; 2], keys: [i64; 2]| {
-        let numbers = [queries.to_vec(), keys.to_vec(), vec![]];
-        let of = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        let problem = checked(packed, A2).unwrap();
-        let found = unusual_contents(&problem.sequences, &numbers, of.map(Some));
-        found.map(|found| found.map(|found| found.rule.id))
-    };
-    assert_eq!(unusual([3, 5], [40, 70]), [None, None]);
-    let found = [unusual([2, 4], [40, 70])[0], unusual([3, 5], [2, 70])[1]];
-    assert_eq!(unusual([2, 4], [40, 70])[1], None);
-    broken.extend(found.map(|id| id.unwrap()));
-    // What the numbers name is not known before the launch.
-    assert!(rules::CONTENTS.overruns);
-    broken.insert(rules::CONTENTS.id);
+    let numbered = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS, &rules::CONTENTS];
+    broken.extend(broken_by_numbers(&checked(packed, A2).unwrap().sequences, numbered));
     let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.id).collect();
     assert_eq!(broken, all);
 }

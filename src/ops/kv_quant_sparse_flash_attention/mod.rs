@@ -10,14 +10,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::kv_quant_sparse_flash_attention::{
-    Argument, Arguments, Parameter, QuantSparseFlashCall, Version, rules,
-};
+use ascend_spec::ops::kv_quant_sparse_flash_attention::{Arguments, Parameter, QuantSparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Context, Queue};
@@ -149,7 +147,7 @@ impl KvQuantSparseFlashAttention {
             ..QuantSparseFlashCall::default()
         };
         let call = QuantSparseFlashCall { attention_out: given.output(), ..given };
-        let tensors = LaunchTensors { sequences, inputs: &inputs, out: None };
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantSparseFlashCall::CONTENTS));
         let recorded: Arguments<TensorDesc> = call.to_arguments();
         let planned = self.prepare(context, &call, sequences, inputs.query);
         let recorded = AnyArguments::KvQuantSparseFlashAttention(recorded);
@@ -223,29 +221,6 @@ pub struct QuantSparseFlashOperation {
     out: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a SparseSequences,
-    inputs: &'a QuantSparseFlashInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    out: Option<&'a Tensor<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(out) = self.out {
-            visit(Parameter::AttentionOut.into(), out)?;
-        }
-        for (parameter, input) in self.inputs.each() {
-            visit(parameter.into(), input)?;
-        }
-        for (parameter, tensor) in self.sequences.each(QuantSparseFlashCall::CONTENTS) {
-            visit(parameter.into(), tensor)?;
-        }
-        Ok(())
-    }
-}
-
 impl Sealed for QuantSparseFlashOperation {}
 
 impl Operation for QuantSparseFlashOperation {
@@ -264,7 +239,8 @@ impl Operation for QuantSparseFlashOperation {
         inputs: &QuantSparseFlashInputs<'_, T>,
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, out: Some(out) };
+        let output: (_, &AnyTensor) = (Parameter::AttentionOut, out);
+        let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantSparseFlashCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

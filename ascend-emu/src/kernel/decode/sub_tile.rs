@@ -159,8 +159,8 @@ impl SubTile<'_> {
             if start == end {
                 break;
             }
-            let keys = kv.rows_in_place::<T>(&kv.key, head, start..end)?;
-            let values = kv.rows_in_place::<T>(&kv.value, head, start..start + keys.count())?;
+            let keys = kv.rows_in_place::<T>(&kv.key, head, start..end)?.rows;
+            let values = kv.rows_in_place::<T>(&kv.value, head, start..start + keys.count())?.rows;
             let count = values.count();
             *segment = Some(Segment { first: start - self.rows.start, count, keys, values });
             start += count;
@@ -188,8 +188,8 @@ impl SubTile<'_> {
         let farthest = at_distance(SUB_TILE_KEYS + L2_DISTANCE).start;
         if !l2_keys.contains(farthest) {
             for tensor in [&kv.key, &kv.value] {
-                if let Some(rows) = kv.rows_in_place::<T>(tensor, head, farthest..end) {
-                    rows.to_prefetch().prefetch_pages();
+                if let Some(found) = kv.rows_in_place::<T>(tensor, head, farthest..end) {
+                    found.rows.to_prefetch().prefetch_pages();
                 }
             }
         }

@@ -30,20 +30,28 @@ impl ListedRows {
         self.len
     }
 
+    /// The block of a key, and its row there. Division takes long, and most lists have blocks of one row.
+    #[inline(always)]
+    fn place(&self, key: usize) -> (usize, usize) {
+        if self.size == 1 { (key, 0) } else { (key / self.size, key % self.size) }
+    }
+
     /// Where a key is.
     #[inline(always)]
     pub(crate) fn find(&self, key: usize) -> Option<(usize, usize)> {
-        let (batch, first) = self.blocks.get(key / self.size).copied().flatten()?;
-        Some((batch, first + key % self.size))
+        let (block, row) = self.place(key);
+        let (batch, first) = self.blocks.get(block).copied().flatten()?;
+        Some((batch, first + row))
     }
 
     /// Number of keys from `key` on, about as many as `most`, that follow each other in the tensor as they do in the
     /// list.
     #[inline(always)]
     pub(crate) fn run(&self, key: usize, most: usize) -> usize {
-        let first = self.size - key % self.size;
-        let more = most.saturating_sub(first).div_ceil(self.size);
-        let next = self.blocks[key / self.size..].windows(2).take(more);
+        let (block, row) = self.place(key);
+        let first = self.size - row;
+        let more = self.place(most.saturating_sub(first) + self.size - 1).0;
+        let next = self.blocks[block..].windows(2).take(more);
         let follows = |pair: &&[Option<(usize, usize)>]| match **pair {
             [Some((batch, row)), Some(next)] => next == (batch, row + self.size),
             _ => false,

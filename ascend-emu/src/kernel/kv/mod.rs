@@ -82,17 +82,20 @@ impl PrefetchedRows {
     }
 }
 
-/// Iterates over consecutive segments of `keys` that `find` returns.
-#[inline(always)]
-fn segments<T: InPlaceElement>(
-    mut keys: Range<usize>,
-    find: impl Fn(Range<usize>) -> Option<StridedRows<T>>,
-) -> impl Iterator<Item = StridedRows<T>> {
-    std::iter::from_fn(move || {
-        let rows = find(keys.clone())?;
-        keys.start += rows.count();
-        Some(rows)
-    })
+/// A segment of the rows of keys, or of values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsInPlace<T> {
+    pub(crate) rows: StridedRows<T>,
+    /// Their rotary parts; `None` where there are none, or none that are whole vectors of `T`.
+    pub(crate) rope: Option<StridedRows<T>>,
+}
+
+impl<T> RowsInPlace<T> {
+    /// The rows, and their rotary parts.
+    #[inline(always)]
+    pub(crate) fn all(self) -> impl Iterator<Item = StridedRows<T>> {
+        std::iter::once(self.rows).chain(self.rope)
+    }
 }
 
 impl KeyValues {
@@ -160,38 +163,15 @@ impl KeyValues {
         of_rows
     }
 
-    /// The longest segment at the beginning of the rows `keys` of `tensor`, without the rotary part. Returns `None`
-    /// unless the rows are whole vectors of `T`.
+    /// The longest segment at the beginning of the rows `keys` of `tensor`. Returns `None` unless the rows, without
+    /// their rotary parts, are whole vectors of `T`.
     #[inline(always)]
     pub(crate) fn rows_in_place<T: InPlaceElement>(
         &self,
         tensor: &KvTensor,
         head: usize,
         keys: Range<usize>,
-    ) -> Option<StridedRows<T>> {
-        self.find_rows([&tensor.prefix, &tensor.own], tensor.dim, head, keys)
-    }
-
-    /// The longest segment at the beginning of the rotary parts of `keys`. Returns `None` unless they are whole
-    /// vectors of `T`.
-    #[inline(always)]
-    pub(crate) fn rope_in_place<T: InPlaceElement>(
-        &self,
-        rope: &InputTensor,
-        head: usize,
-        keys: Range<usize>,
-    ) -> Option<StridedRows<T>> {
-        self.find_rows([&InputTensor::Absent, rope], rope.sizes().dim, head, keys)
-    }
-
-    #[inline(always)]
-    fn find_rows<T: InPlaceElement>(
-        &self,
-        [prefix, own]: [&InputTensor; 2],
-        dim: usize,
-        head: usize,
-        keys: Range<usize>,
-    ) -> Option<StridedRows<T>> {
+    ) -> Option<RowsInPlace<T>> {
         if keys.is_empty() {
             return None;
         }
@@ -203,14 +183,24 @@ impl KeyValues {
             Storage::Listed(rows) => rows.run(keys.start, keys.len()),
         };
         let count = left.min(keys.len());
-        let tensor = T::of(if position.in_prefix { prefix } else { own })?;
-        if tensor.sizes().dim != dim {
-            return None;
-        }
-        let (first, pitch) = tensor.rows_in_place((position.batch, head, position.row), count)?;
-        // SAFETY: the rows exist, as `ReadTensor::rows_in_place` checked, and may be read by the contract of their
-        // tensor.
-        Some(unsafe { StridedRows::new(first, pitch, count, dim / WIDTH) })
+        let rows_of = |tensor: &InputTensor, dim: usize| {
+            let tensor = T::of(tensor).filter(|tensor| tensor.sizes().dim == dim)?;
+            let (first, pitch) = tensor.rows_in_place((position.batch, head, position.row), count)?;
+            // SAFETY: the rows exist, as `ReadTensor::rows_in_place` checked, and may be read by the contract of their
+            // tensor.
+            Some(unsafe { StridedRows::new(first, pitch, count, dim / WIDTH) })
+        };
+        let rope = tensor.rope.as_ref().filter(|_| !position.in_prefix);
+        Some(RowsInPlace {
+            rows: rows_of(if position.in_prefix { &tensor.prefix } else { &tensor.own }, tensor.dim)?,
+            rope: rope.and_then(|rope| rows_of(rope, rope.sizes().dim)),
+        })
+    }
+
+    /// Whether rows that follow each other in the sequence may each be anywhere.
+    #[inline(always)]
+    pub(crate) fn is_listed(&self) -> bool {
+        matches!(self.storage, Storage::Listed(_))
     }
 
     /// The rows `keys` of `tensor` to prefetch, in at most two segments. Takes the first segment from `found` if it
@@ -225,7 +215,7 @@ impl KeyValues {
     ) -> [PrefetchRows; 2] {
         let rows = |keys| {
             let rows = self.rows_in_place::<T>(tensor, head, keys);
-            rows.map_or(PrefetchRows::NONE, StridedRows::to_prefetch)
+            rows.map_or(PrefetchRows::NONE, |found| found.rows.to_prefetch())
         };
         if !found.contains(keys.start) {
             found.rows = rows(keys.start..end);
@@ -263,15 +253,10 @@ impl KeyValues {
         keys: &Range<usize>,
         prefetch: &mut TilePrefetch,
     ) {
-        let find = |keys| self.rows_in_place::<T>(tensor, head, keys);
-        for rows in segments(keys.clone(), find) {
-            prefetch.add(rows.to_prefetch());
-        }
-        if let Some(rope) = &tensor.rope {
-            let find = |keys| self.rope_in_place::<T>(rope, head, keys);
-            for rows in segments(keys.clone(), find) {
-                prefetch.add(rows.to_prefetch());
-            }
+        let mut keys = keys.clone();
+        while let Some(found) = self.rows_in_place::<T>(tensor, head, keys.clone()) {
+            keys.start += found.rows.count();
+            found.all().for_each(|rows| prefetch.add(rows.to_prefetch()));
         }
     }
 }

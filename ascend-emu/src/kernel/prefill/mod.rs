@@ -266,8 +266,8 @@ impl QueryBlock<'_> {
         if !self.values_are_keys {
             kv.prefetch(&kv.value, head, &next, prefetch);
         }
-        let steps = products::prefetch_steps::<S>(self.attention.vectors(), self.attention.columns());
-        prefetch.spread(self.lane_groups().div_ceil(LANE_GROUPS) * steps);
+        let (vectors, columns) = (self.attention.vectors(), self.attention.columns());
+        prefetch.spread(products::prefetch_steps::<S>(self.count(), vectors, columns));
     }
 
     /// Attends to the loaded KV tile whose first key is `first`, one query tile after the other.

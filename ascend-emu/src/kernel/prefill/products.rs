@@ -22,15 +22,16 @@ const _: () = assert!(TILE_QUERIES.is_multiple_of(Shape::ROWS));
 const _: () = assert!(TILE_KEYS.is_multiple_of(Shape::ROWS));
 const _: () = assert!(SLICE.is_multiple_of(4) && WIDTH.is_multiple_of(UNROLL));
 
-/// About how many times the products of a query tile prefetch a share of the next KV tile, for keys of `vectors` and
+/// About how many times the products of `count` queries prefetch a share of the next KV tile, for keys of `vectors` and
 /// values of `columns` vectors.
-pub(super) fn prefetch_steps<S: Simd>(vectors: usize, columns: usize) -> usize {
+pub(super) fn prefetch_steps<S: Simd>(count: usize, vectors: usize, columns: usize) -> usize {
     let (keys, queries, together) = match S::SHAPE {
         Shape::Wide => (8, 6, 4),
         Shape::Six => (6, 6, 1),
         Shape::Two => (2, 2, 1),
     };
-    vectors.div_ceil(SLICE) * (TILE_KEYS / keys) + columns.div_ceil(together) * (TILE_QUERIES / queries)
+    let of_scores = count.div_ceil(TILE_QUERIES) * vectors.div_ceil(SLICE) * (TILE_KEYS / keys);
+    of_scores + columns.div_ceil(together) * count.div_ceil(queries)
 }
 
 /// The smallest range that contains all of `ranges`.

@@ -78,8 +78,13 @@ pub(crate) fn ints(ints: Option<&[i64]>) -> *const aclIntArray {
 
 /// A context on a chip of this name, with the newest release.
 pub(crate) fn on_chip(name: &str) -> Bench {
+    on_machine(name, Cann::NEWEST)
+}
+
+/// A context on a machine of a chip with a release.
+pub(crate) fn on_machine(name: &str, cann: Cann) -> Bench {
     init();
-    let machine = Machine::new(name, Cann::NEWEST).unwrap();
+    let machine = Machine::new(name, cann).unwrap();
     let functions = functions_of(&machine).unwrap();
     let mut context = null_mut();
     ok(unsafe { functions.aclrtCreateContext.unwrap()(&mut context, 0) });

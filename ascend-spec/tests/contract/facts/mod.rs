@@ -13,6 +13,7 @@ mod plain;
 mod quantised;
 mod sinks;
 
+use crate::described::of;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
@@ -21,10 +22,6 @@ type Call = FiaCall<'static>;
 
 /// A fact: what it is about, the verdicts, and the call.
 type Fact = (&'static str, &'static str, Call);
-
-fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
-    TensorDesc::contiguous(dtype, shape)
-}
 
 fn mask(shape: &[i64]) -> Option<TensorDesc> {
     of(DType::Bool, shape)
