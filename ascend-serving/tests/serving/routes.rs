@@ -85,9 +85,14 @@ proptest! {
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(24) })]
 
     #[test]
-    fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, balanced: bool, max_splits in 1usize..20, cores in 1usize..40) {
+    fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, kind in 0usize..3, max_splits in 1usize..20, cores in 1usize..40) {
         let tiles = SplitDecode::Tiles(NonZeroUsize::new(tiles * BLOCK_SIZE).unwrap());
-        let how = if balanced { SplitDecode::Balanced { max_splits, cores } } else { tiles };
+        let size = |size: usize| NonZeroUsize::new(size).unwrap();
+        let how = match kind {
+            0 => SplitDecode::Balanced { max_splits, cores },
+            1 => SplitDecode::Capped { keys: size(cores), max_splits: size(max_splits) },
+            _ => tiles,
+        };
         let ran = run(&case, split(how), &|_, _, _, _| true, &[])?;
         let cached = |r: &Request| r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0;
         let decodes = case.requests.iter().all(|r| r.new == 1 && cached(r));
