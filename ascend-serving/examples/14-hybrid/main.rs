@@ -1,7 +1,8 @@
 //! A hybrid model on one device: four layers of linear attention, in which a request has a state, and one of full
 //! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are
 //! rejected, a request that is preempted; each row of logits is checked against the model in double precision over the
-//! whole sequence.
+//! whole sequence. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused unless the program
+//! vouches for it (`ascend_attention::causal_conv::trust_package`).
 //!
 //! ```sh
 //! cargo run -p ascend-serving --example 14-hybrid
