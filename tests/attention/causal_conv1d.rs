@@ -165,7 +165,7 @@ proptest! {
 #[test]
 fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     let Some(stream) = stream() else { return };
-    let tensor = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape.to_vec()).unwrap();
+    let tensor = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap();
     let (x, weight, pool) = (tensor(&[3, 16]), tensor(&[4, 16]), tensor(&[2, 3, 16]));
     let sequence = |rows, line| ConvSequence { rows, line, continues: true };
     let plan = |sequences: &[ConvSequence], x: &Tensor<bf16>| {
