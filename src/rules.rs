@@ -16,6 +16,10 @@ ascend_spec::library_rules! {
     PLAN_TENSORS = "plan.tensors",
         "a launch has the tensors and attributes that its plan was made for, at any address",
         "launch with what was planned, or plan again";
+    PACKAGE_TRUSTED = "package.trusted",
+        "an operator of a package other than CANN is called on an NPU once the program has vouched for its arguments",
+        "read the header of the installed package, and call `causal_conv::trust_package` if it has these arguments; or \
+         convolve on the host";
     LENGTHS_ENDS = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry",
         "give the sums of the lengths up to each request: ends that do not decrease, without a leading 0";
     LENGTHS_BATCH = "lengths.batch", "every list of a batch has one entry for each request",

@@ -139,10 +139,10 @@ pub use drafts::{
 };
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding, IndexerTensors, KeyChoice,
-    LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck,
-    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends,
-    compare_caches,
+    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
+    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep,
+    NativeTensors, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -176,8 +176,8 @@ pub mod prelude {
     pub use ascend_attention::prelude::*;
 
     pub use crate::kv::{
-        BlockPool, CacheShape, CacheWrite, ChannelScales, PadPolicy, PageTable, PagedKvCache, QuantisedType, Sequence,
-        StatePool, StateShape,
+        BlockPool, CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PageTable, PagedKvCache,
+        QuantisedType, Sequence, StatePool, StateShape,
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,

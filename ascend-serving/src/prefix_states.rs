@@ -63,11 +63,21 @@ impl PrefixStates {
 
     /// Gives back up to `states` slots that have no other holder.
     pub(crate) fn evict(&mut self, states: usize) -> usize {
-        let alone = |id: &NodeId| self.states.get(id).is_some_and(|(state, _)| !state.is_shared());
-        let victims = self.order.iter().map(|(_, id)| *id).filter(alone);
-        let victims: Vec<NodeId> = victims.take(states).collect();
-        victims.iter().for_each(|id| self.remove(*id));
-        victims.len()
+        // Nodes of several prefixes may hold one slot, which goes back with the last of them.
+        let mut nodes_of: HashMap<usize, Vec<NodeId>> = HashMap::new();
+        let mut slots = Vec::new();
+        for (_, id) in &self.order {
+            let Some((slot, holders)) = self.states.get(id).and_then(|(state, _)| state.holders()) else { continue };
+            let nodes = nodes_of.entry(slot).or_default();
+            nodes.push(*id);
+            if nodes.len() == holders {
+                slots.push(slot);
+            }
+        }
+        slots.truncate(states);
+        let victims: Vec<NodeId> = slots.iter().filter_map(|slot| nodes_of.get(slot)).flatten().copied().collect();
+        victims.into_iter().for_each(|id| self.remove(id));
+        slots.len()
     }
 
     pub(crate) fn clear(&mut self) {

@@ -79,7 +79,8 @@ ascend_attention::spec::library_rules! {
         "query, key and value of a layer are contiguous",
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
-        "all layers of a step with one mask bring sinks or none does, and all bring latents in one form or none does",
+        "all layers of a step with one mask bring sinks or none does, and all bring latents in one form or none does; \
+         all of linear attention bring the same decays",
         "bring sinks in every layer or in none, and latents alike, with queries in one form; layers of another kind "
         "have another mask or a group of their own in `Attention::of_groups`";
     STEP_LAYERS_MISSING = "step.layers_missing",
@@ -125,6 +126,12 @@ ascend_attention::spec::library_rules! {
     INDEX_SHAPE = "index.shape",
         "index lists belong together",
         "make the lists of one batch, with the page size that they are read with";
+    MASK_TEXT = "mask.text",
+        "a mask of a configuration has a name that is known, and its parameters, each a number from 1 on",
+        "write one of the allowed forms, or make a mask of another kind by `NamedMask::new`";
+    MASK_TREE = "mask.tree",
+        "a mask that is verified is that of drafted trees behind their keys",
+        "draft trees: a node sees what its parent sees, and itself, and all keys in front of the tree";
     MASK_SHAPE = "mask.shape",
         "a packed mask has the bits that its offsets say",
         "compute mask_indptr as the sums of rows times keys";
@@ -234,6 +241,12 @@ ascend_attention::spec::library_rules! {
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
         "and `LayerInputs` or query, key and value for the others";
+    STATE_TYPE = "state.type", "layers of linear attention compute in BF16",
+        "make caches and tensors of `bf16`, the only type that the operators of linear attention take";
+    STEP_CONVOLUTION = "step.convolution",
+        "a layer of linear attention whose pool has a convolution is convolved once in each step, in front of it",
+        "queue `Step::convolve` once for each such layer, before its `forward`, and in no other; without a convolution \
+         in the `StateShape` the caller computes it";
     STATE_EXHAUSTED = "state.exhausted",
         "a pool of states has a free slot for a request and for each of its drafts",
         "preempt a request by dropping its sequence or cutting it to 0, drop states that are kept behind prefixes "

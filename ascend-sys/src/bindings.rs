@@ -2067,6 +2067,33 @@ unsafe extern "C" {
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
  Since a release after 8.1.
 
+ Starts, lines and accepted counts are tensors on the device. convStates is read and written.*/
+    pub fn aclnnCausalConv1dGetWorkspaceSize(
+        x: *const aclTensor,
+        weight: *const aclTensor,
+        bias: *const aclTensor,
+        convStates: *mut aclTensor,
+        queryStartLoc: *const aclTensor,
+        cacheIndices: *const aclTensor,
+        initialStateMode: *const aclTensor,
+        numAcceptedTokens: *const aclTensor,
+        activationMode: i64,
+        padSlotId: i64,
+        runMode: i64,
+        y: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnCausalConv1d(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
  Lengths are a tensor on the device, which the host does not see. scaleValue is a float, not a double.*/
     pub fn aclnnChunkGatedDeltaRuleGetWorkspaceSize(
         query: *const aclTensor,
@@ -4393,6 +4420,28 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnCausalConv1dGetWorkspaceSize(
+                x: *const $crate::bindings::aclTensor,
+                weight: *const $crate::bindings::aclTensor,
+                bias: *const $crate::bindings::aclTensor,
+                convStates: *mut $crate::bindings::aclTensor,
+                queryStartLoc: *const $crate::bindings::aclTensor,
+                cacheIndices: *const $crate::bindings::aclTensor,
+                initialStateMode: *const $crate::bindings::aclTensor,
+                numAcceptedTokens: *const $crate::bindings::aclTensor,
+                activationMode: i64,
+                padSlotId: i64,
+                runMode: i64,
+                y: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnCausalConv1d(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnChunkGatedDeltaRuleGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -6173,6 +6222,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnBatchMatMul: Some(aclnnBatchMatMul),
         aclnnBlockSparseAttentionGetWorkspaceSize: None,
         aclnnBlockSparseAttention: None,
+        aclnnCausalConv1dGetWorkspaceSize: None,
+        aclnnCausalConv1d: None,
         aclnnChunkGatedDeltaRuleGetWorkspaceSize: None,
         aclnnChunkGatedDeltaRule: None,
         aclnnFlashAttentionScoreGetWorkspaceSize: Some(aclnnFlashAttentionScoreGetWorkspaceSize),

@@ -30,12 +30,12 @@
 //! | `out_dtype` | element type of `attention_out` of FusedInferAttentionScore and PromptFlashAttention, such as `int8`, `bfloat16` or `hifloat8`; absent is what the inputs imply |
 //! | `atol`, `rtol` | tolerance: `abs(got - want) <= atol + rtol * abs(want)`; one may be left out for 0 |
 //! | `softmax_atol`, `softmax_rtol` | tolerance of `softmax_max` and `softmax_sum`, and of `softmax_lse` of BlockSparseAttention; `atol` and `rtol` are that of the others then |
-//! | `state_atol`, `state_rtol` | tolerance of states of the gated delta rule; `atol` and `rtol` are that of the others then |
+//! | `state_atol`, `state_rtol` | tolerance of states of the gated delta rule, and of lines of CausalConv1d; `atol` and `rtol` are that of the others then |
 //! | `exact_atol`, `exact_rtol`, `exact_state_atol`, `exact_state_rtol` | tolerance of an implementation of ChunkGatedDeltaRule that rounds only what it writes, as the emulation |
 //! | `rms_rtol` | tolerance of `attention_out` of FusedInferAttentionScore, and of `out` of ChunkGatedDeltaRule, as a whole: `sqrt(sum (got - want)^2 / sum want^2)` |
 //! | `state_rms_rtol` | the same, of states of ChunkGatedDeltaRule |
 //! | `state_strides` | the strides of `state` of RecurrentGatedDeltaRule, a JSON list; the file has its elements row-major |
-//! | `provider` | whose build of the operator the case is for, where it is not CANN's; such cases are left out as unsupported |
+//! | `provider` | whose build of the operator the case is for, where it is not CANN's; such cases are left out as unsupported, except of the operators that CANN does not have |
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
 //! | `expect_status` | CANN's status of the refusal |
 //! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |

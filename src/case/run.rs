@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ascend_spec::declared::{AnyArgument, AnyArguments};
+use ascend_spec::declared::{AnyArgument, AnyArguments, DeclaredOperator};
 use ascend_spec::{Level, TensorDesc, Violation};
 
 use super::launches;
@@ -10,8 +10,12 @@ use super::outcome::{Expectation, Expected, download, kept, poison};
 use super::{Case, CaseArguments, CaseError, CaseTensor, Expect, Outcome, Verdict};
 use crate::case_file::refusal_status;
 use crate::error::{Error, Result};
+use crate::ops::causal_conv1d::vouched_for;
 use crate::runtime::{Platform, Stream};
 use crate::tensor::AnyTensor;
+
+/// The operators that another package than CANN has, and nobody else.
+const PACKAGES: [(DeclaredOperator, &str); 1] = [(DeclaredOperator::CausalConv1d, "vllm_ascend")];
 
 impl<A: CaseArguments + Clone> Case<A> {
     /// Runs the call on a stream and compares what comes out with what the case expects.
@@ -33,9 +37,15 @@ impl<A: CaseArguments + Clone> Case<A> {
     /// Only for what decides nothing about the case: a device that fails, memory that runs out, a CANN without the
     /// operator; [`Error::OtherTarget`] for a device that is not what the case is for.
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
-        if let Some(provider) = &self.provider {
+        let own = PACKAGES.iter().find(|(operator, _)| *operator == self.operator());
+        if let Some(provider) = self.provider.as_deref().filter(|name| own.is_none_or(|(_, own)| own != name)) {
             let other = Violation::unsupported(format_args!("the operator as `{provider}` builds it"));
             return Ok(Outcome::of(Verdict::Unsupported(other)));
+        }
+        if own.is_some()
+            && let Err(refusal) = vouched_for(stream.context().runtime())
+        {
+            return Ok(Outcome::of(Verdict::Unsupported(refusal)));
         }
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);

@@ -208,9 +208,9 @@ fn is_input(operator: DeclaredOperator, parameter: &ParameterInfo) -> bool {
     }
 }
 
-/// Whether an output holds states of the gated delta rule.
+/// Whether an output holds states of linear attention.
 fn is_state(output: &str) -> bool {
-    matches!(output, "state" | "final_state")
+    matches!(output, "state" | "final_state" | "conv_states")
 }
 
 /// The element type of an expected output.

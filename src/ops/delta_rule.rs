@@ -275,7 +275,7 @@ pub(crate) fn too_many_values(value: &AnyTensor) -> Error {
 }
 
 /// Numbers that INT32 holds.
-fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i32>> {
+pub(crate) fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i32>> {
     let number = |number: usize| {
         i32::try_from(number).map_err(|_| {
             Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
@@ -284,12 +284,12 @@ fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i
     all.map(number).collect()
 }
 
-fn wide(numbers: &[i32]) -> Vec<i64> {
+pub(crate) fn wide(numbers: &[i32]) -> Vec<i64> {
     numbers.iter().copied().map(i64::from).collect()
 }
 
 /// The numbers on the device, to which nothing is written.
-fn uploaded(stream: &Stream, name: impl fmt::Display, numbers: &[i32]) -> Result<Tensor<i32>> {
+pub(crate) fn uploaded(stream: &Stream, name: impl fmt::Display, numbers: &[i32]) -> Result<Tensor<i32>> {
     if numbers.is_empty() {
         return Err(Error::invalid("sequences", format_args!("no {name}"), "at least one sequence with a token")
             .fix("leave the call out where there is nothing to compute"));

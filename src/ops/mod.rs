@@ -4,6 +4,7 @@ mod attention_settings;
 pub(crate) mod attention_update;
 pub mod batch_mat_mul;
 pub mod block_sparse_attention;
+pub mod causal_conv1d;
 pub mod chunk_gated_delta_rule;
 pub mod delta_rule;
 pub mod flash_attention_score;
@@ -30,9 +31,9 @@ pub mod sparse_sequences;
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
-        batch_mat_mul as matmul, block_sparse_attention as block_sparse, chunk_gated_delta_rule as chunk_delta_rule,
-        delta_rule, flash_attention_score as flash, fused_infer_attention_score as attention,
-        gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        batch_mat_mul as matmul, block_sparse_attention as block_sparse, causal_conv1d as causal_conv,
+        chunk_gated_delta_rule as chunk_delta_rule, delta_rule, flash_attention_score as flash,
+        fused_infer_attention_score as attention, gather_pa_kv_cache as gather, incre_flash_attention as incre,
         kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, nsa_compress,
         nsa_compress_attention_infer, nsa_compress_with_cache, nsa_selected_attention_infer, operation,
         prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
@@ -68,6 +69,7 @@ macro_rules! for_each_operator {
             NsaSelectedAttentionInfer: nsa_selected_attention_infer;
             RecurrentGatedDeltaRule: recurrent_gated_delta_rule;
             ChunkGatedDeltaRule: chunk_gated_delta_rule;
+            CausalConv1d: causal_conv1d;
         }
     };
 }

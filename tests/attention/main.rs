@@ -10,6 +10,7 @@
 
 mod block_sparse;
 mod blockwise;
+mod causal_conv1d;
 mod contents;
 mod delta_rule;
 mod flash;

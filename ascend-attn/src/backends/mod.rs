@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
-use ascend_attention::{Number, Stream, bf16, f16};
-use ascend_serving::{AttentionShape, BackendComparison, BackendTrial, Backends, RecordedBatch, compare_backends};
+use ascend_attention::{Number, Stream, Violation, bf16, f16};
+use ascend_serving::{
+    AttentionShape, BackendComparison, BackendTrial, Backends, LayerMask, RecordedBatch, compare_backends,
+};
 use clap::ValueEnum;
 
 use super::output::Output;
@@ -29,7 +31,7 @@ pub(super) struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Backends of the first side, divided by commas, in the order in which they are tried: fused, fused_in_two,
-    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or
+    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, named_mask, or
     /// split_decode:KEYS with the keys of a part
     #[arg(
         long,
@@ -61,6 +63,10 @@ pub(super) struct Arguments {
     /// The layout of the cache
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    /// The mask of every step, in the place of the recorded one: bidirectional, causal, window:KEYS, chunk:TOKENS,
+    /// prefix:KEYS or sinks:SINKS:KEYS; the last two are for named_mask
+    #[arg(long, value_name = "MASK", value_parser = mask)]
+    mask: Option<LayerMask>,
     /// Element type
     #[arg(long, value_enum, default_value_t)]
     dtype: Half,
@@ -84,6 +90,11 @@ pub(super) struct Arguments {
 fn names(text: &str) -> Result<String, String> {
     let read = text.parse::<Backends<f16>>();
     read.map(|_| text.to_owned()).map_err(|refused| refused.allowed)
+}
+
+/// Reads a mask by its name and parameters.
+fn mask(text: &str) -> Result<LayerMask, String> {
+    text.parse().map_err(|refused: Violation| refused.allowed)
 }
 
 /// Parses a distance that elements may be apart.
@@ -158,6 +169,10 @@ fn compare<T: Number>(
         Format::Nz => Cache::Nz,
     };
     let trial = BackendTrial::new(shape, arguments.layers).seed(arguments.seed).runs(arguments.runs).format(format);
+    let trial = match &arguments.mask {
+        Some(mask) => trial.mask(mask.clone()),
+        None => trial,
+    };
     let [first, second] = [&arguments.first, &arguments.second].map(|names| names.parse::<Backends<T>>());
     compare_backends(stream, &trial, [first?, second?], steps)
 }

@@ -118,6 +118,23 @@ fn backends_of_chunks_and_of_parts_have_names() {
 }
 
 #[test]
+fn a_mask_is_named_as_configurations_do() {
+    let run =
+        |first: &str, mask: &str| backends(STEPS[0], &["--first", first, "--second", "named_mask", "--mask", mask]);
+    let output = run("named_mask", "sinks:4:16");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    // Keys that no token sees change nothing, and those that are hidden do.
+    let output = run("fused", "window:16");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("refused"), "{}", text(&output.stdout));
+    for wrong in ["sinks:4", "window:0", "full"] {
+        let output = run("fused", wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+        assert!(text(&output.stderr).contains("sinks:SINKS:KEYS"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn what_is_no_recorded_step_is_named_with_its_line() {
     let arguments = ["--first", "fused", "--second", "fused"];
     let output = backends(&format!("{}\n\n{{}}", STEPS[0]), &arguments);

@@ -53,6 +53,7 @@
 mod attention;
 pub(crate) mod batch_mat_mul;
 pub(crate) mod block_sparse;
+pub(crate) mod causal_conv1d;
 pub(crate) mod compression;
 mod decode;
 pub(crate) mod delta_chunks;

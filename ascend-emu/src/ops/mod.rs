@@ -7,6 +7,7 @@ mod attention_reads;
 mod attention_update;
 mod batch_mat_mul;
 mod block_sparse_attention;
+mod causal_conv1d;
 mod chunk_gated_delta_rule;
 mod contiguous;
 mod declared;
@@ -43,6 +44,7 @@ pub(crate) mod functions {
     pub use super::attention_update::*;
     pub use super::batch_mat_mul::*;
     pub use super::block_sparse_attention::*;
+    pub use super::causal_conv1d::*;
     pub use super::chunk_gated_delta_rule::*;
     pub use super::flash_attention_score::*;
     pub use super::fused_infer_attention_score::*;

@@ -10,6 +10,7 @@ mod atb;
 mod atb_masks;
 mod batch_mat_mul;
 mod block_sparse;
+mod causal_conv1d;
 mod delta_rule;
 mod flash_family;
 mod found;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use crate::model::{Attend, Delta, FULL, KEY_HEADS, MIXED, STATES, VALUES, WINDOW, dot};
+use crate::model::{Attend, CONVOLUTION, Delta, FULL, KEY_HEADS, MIXED, STATES, VALUES, dot, silu};
 
 /// A sequence whose tokens are all new.
 pub(crate) struct Whole;
@@ -10,11 +10,14 @@ pub(crate) struct Whole;
 impl Attend for Whole {
     type Error = Infallible;
 
-    fn windows(&mut self, _: usize, mixed: Vec<f64>) -> Vec<f64> {
-        let mut rows = vec![0.0; (WINDOW - 1) * MIXED];
+    fn convolve(&mut self, _: usize, mixed: Vec<f64>, weights: &[f64]) -> Result<Vec<f64>, Infallible> {
+        let mut rows = vec![0.0; (CONVOLUTION.width - 1) * MIXED];
         rows.extend(mixed);
-        let windows = rows.windows(WINDOW * MIXED).step_by(MIXED);
-        windows.flatten().copied().collect()
+        let convolved = |window: &[f64]| {
+            let products = window.iter().zip(weights).map(|(x, weight)| x * weight).collect::<Vec<_>>();
+            (0..MIXED).map(|at| silu(products.iter().skip(at).step_by(MIXED).sum())).collect::<Vec<_>>()
+        };
+        Ok(rows.windows(CONVOLUTION.width * MIXED).step_by(MIXED).flat_map(convolved).collect())
     }
 
     fn linear(&mut self, _: usize, inputs: Delta) -> Result<Vec<f64>, Infallible> {

@@ -1,7 +1,8 @@
 //! A hybrid model on one device: four layers of linear attention, in which a request has a state, and one of full
 //! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are
 //! rejected, a request that is preempted; each row of logits is checked against the model in double precision over the
-//! whole sequence.
+//! whole sequence. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused unless the program
+//! vouches for it (`ascend_attention::causal_conv::trust_package`).
 //!
 //! ```sh
 //! cargo run -p ascend-serving --example 14-hybrid
@@ -16,33 +17,28 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_serving::prelude::*;
 
 use dense::Whole;
-use model::{Attend, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY, WINDOW};
+use model::{Attend, CONVOLUTION, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY};
 
 const BLOCK_SIZE: usize = 16;
 /// Prompt tokens computed in one step.
 const CHUNK: usize = 48;
 /// Tokens that all prompts begin with: whole blocks, whose end has a state.
 const SHARED: usize = 48;
-/// Rows of the convolution's inputs of a request, in each linear layer.
-type MixedRows = [Vec<f64>; LINEAR.len()];
 
 /// A request: all its tokens so far, and what the layers have of those that are computed.
 struct Request {
     tokens: Vec<usize>,
     /// Blocks of the full layer, and a state of the linear ones.
     cached: Sequence,
-    mixed: MixedRows,
     /// Logits of the tokens that steps have computed for it, the last ones of those that are cached.
     logits: Vec<f64>,
     left: usize,
 }
 
-/// The layers of a step, for the tokens of its requests.
+/// The layers of a step.
 struct Layers<'a, 's> {
     stream: &'a Stream,
     step: Step<'s, bf16>,
-    /// New tokens of each request, and the rows that it has of the tokens before.
-    requests: Vec<(usize, &'a mut MixedRows)>,
 }
 
 impl Layers<'_, '_> {
@@ -60,18 +56,11 @@ impl Layers<'_, '_> {
 impl Attend for Layers<'_, '_> {
     type Error = ascend_serving::Error;
 
-    fn windows(&mut self, layer: usize, mixed: Vec<f64>) -> Vec<f64> {
-        let mut windows = Vec::new();
-        let mut mixed = mixed.chunks(MIXED);
-        for (new, rows) in &mut self.requests {
-            for row in mixed.by_ref().take(*new) {
-                rows[layer].extend(row);
-                let own = &rows[layer][rows[layer].len().saturating_sub(WINDOW * MIXED)..];
-                windows.extend(vec![0.0; WINDOW * MIXED - own.len()]);
-                windows.extend(own);
-            }
-        }
-        windows
+    fn convolve(&mut self, layer: usize, mixed: Vec<f64>, weights: &[f64]) -> ascend_serving::Result<Vec<f64>> {
+        let (x, weight) = (self.upload(&mixed, &[MIXED])?, self.upload(weights, &[MIXED])?);
+        assert_eq!(weight.shape(), [CONVOLUTION.width, MIXED]);
+        let convolved = self.step.convolve(layer, (&x, &weight))?;
+        self.download(&convolved)
     }
 
     fn linear(&mut self, layer: usize, inputs: Delta) -> ascend_serving::Result<Vec<f64>> {
@@ -108,8 +97,8 @@ struct Engine<'s> {
     stream: &'s Stream,
     model: Model,
     attention: Attention<bf16>,
-    /// What is kept of the first prompt's beginning: a sequence that never grows, and rows.
-    prefix: Option<(Sequence, MixedRows)>,
+    /// What is kept of the first prompt's beginning: a sequence that never grows.
+    prefix: Option<Sequence>,
     /// How far each row of logits is from double precision, as a part of its largest.
     errors: Vec<f64>,
     acts: Acts,
@@ -131,14 +120,14 @@ impl<'s> Engine<'s> {
 
     /// A request of these tokens, which begins with the prefix that is kept, if one is.
     fn admit(&mut self, tokens: Vec<usize>, left: usize) -> Request {
-        let (cached, mixed) = match &self.prefix {
-            Some((cached, mixed)) => {
+        let cached = match &self.prefix {
+            Some(cached) => {
                 self.acts.shared_prefixes += 1;
-                (cached.fork(), mixed.clone())
+                cached.fork()
             }
-            None => (self.attention.sequence(), MixedRows::default()),
+            None => self.attention.sequence(),
         };
-        Request { tokens, cached, mixed, logits: Vec::new(), left }
+        Request { tokens, cached, logits: Vec::new(), left }
     }
 
     /// Computes the next tokens of each request, whose last `drafts` of them are drafted, and keeps the logits.
@@ -168,7 +157,7 @@ impl<'s> Engine<'s> {
             self.acts.accepted_drafts += accepted;
             self.acts.rejected_drafts += drafts - accepted;
             if self.prefix.is_none() && request.cached.len() == SHARED {
-                self.prefix = Some((request.cached.fork(), request.mixed.clone()));
+                self.prefix = Some(request.cached.fork());
             }
         }
         Ok(())
@@ -177,18 +166,17 @@ impl<'s> Engine<'s> {
     /// The logits of a step's new tokens.
     fn logits(
         &mut self,
-        running: &mut [Request],
+        running: &[Request],
         work: &[(usize, usize)],
         metadata: &AttentionMetadata,
     ) -> ascend_serving::Result<Vec<f64>> {
-        let (mut tokens, mut requests) = (Vec::new(), Vec::new());
-        for (request, (new, _)) in running.iter_mut().zip(work) {
+        let mut tokens = Vec::new();
+        for (request, (new, _)) in running.iter().zip(work) {
             let end = request.cached.len();
             tokens.extend(&request.tokens[end - new..end]);
-            requests.push((*new, &mut request.mixed));
         }
         let step = self.attention.begin(self.stream, metadata)?;
-        let mut layers = Layers { stream: self.stream, step, requests };
+        let mut layers = Layers { stream: self.stream, step };
         let logits = self.model.forward(&tokens, &mut layers)?;
         layers.step.end()?;
         Ok(logits)
@@ -224,9 +212,8 @@ impl Request {
         let accepted = (0..drafts).take_while(|draft| self.tokens[certain + draft] == chosen(first + draft)).count();
         self.tokens.truncate(certain + accepted);
         self.tokens.push(chosen(first + accepted));
-        // Both the cache and the state go back behind the last accepted token.
+        // The cache, the state and the window of the convolution go back behind the last accepted token.
         self.cached.truncate(certain + accepted)?;
-        self.mixed.iter_mut().for_each(|rows| rows.truncate((certain + accepted) * MIXED));
         self.logits.truncate(self.logits.len() - (drafts - accepted) * VOCABULARY);
         self.left = self.left.saturating_sub(1 + accepted);
         Ok(accepted)

@@ -2,7 +2,7 @@
 //! convolution in front, and one layer of full attention. The caller computes the attention of the layers.
 
 use ascend_serving::AttentionShape;
-use ascend_serving::kv::StateShape;
+use ascend_serving::kv::{Convolution, StateShape};
 
 pub(crate) const VOCABULARY: usize = 48;
 const WIDTH: usize = 64;
@@ -10,16 +10,23 @@ const WIDTH: usize = 64;
 pub(crate) const LINEAR: [bool; 5] = [true, true, true, false, true];
 /// Query and key heads of a linear layer, half as many as those of its values.
 pub(crate) const KEY_HEADS: usize = 2;
-pub(crate) const STATES: StateShape =
-    StateShape { layers: 4, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2 };
+pub(crate) const STATES: StateShape = StateShape {
+    layers: 4,
+    value_heads: 4,
+    value_dim: 16,
+    key_dim: 16,
+    scale: 0.25,
+    drafts: 2,
+    convolution: Some(CONVOLUTION),
+};
 /// Query heads, key heads, and elements of a head of the full layer.
 pub(crate) const FULL: [usize; 3] = [4, 2, 64];
 const KEYS: usize = KEY_HEADS * STATES.key_dim;
 pub(crate) const VALUES: usize = STATES.value_heads * STATES.value_dim;
 /// Queries, keys and values of a token in a linear layer, which the convolution mixes with those before.
 pub(crate) const MIXED: usize = 2 * KEYS + VALUES;
-/// Tokens that the convolution sees.
-pub(crate) const WINDOW: usize = 4;
+/// The convolution, which sees four tokens.
+pub(crate) const CONVOLUTION: Convolution = Convolution { width: 4, channels: MIXED, silu: true };
 
 pub(crate) fn full_shape() -> AttentionShape {
     AttentionShape::new(FULL[0], FULL[1], FULL[2])
@@ -60,7 +67,7 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn silu(x: f64) -> f64 {
+pub(crate) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
@@ -87,6 +94,7 @@ pub(crate) struct Delta {
 struct Layer {
     inputs: Linear,
     gates: Linear,
+    /// Weights of the convolution, `[width, MIXED]`.
     convolution: Vec<f64>,
     output: Linear,
 }
@@ -100,9 +108,9 @@ pub(crate) struct Model {
 pub(crate) trait Attend {
     type Error;
 
-    /// Adds the mixed rows of new tokens to those of their requests, and returns for each token the rows that the
-    /// convolution sees, its own last; a request begins with rows of zeros.
-    fn windows(&mut self, layer: usize, mixed: Vec<f64>) -> Vec<f64>;
+    /// The convolution of the mixed rows of new tokens by these weights, with SiLU; a request begins behind rows of
+    /// zeros.
+    fn convolve(&mut self, layer: usize, mixed: Vec<f64>, weights: &[f64]) -> Result<Vec<f64>, Self::Error>;
 
     /// Linear attention, `[tokens, heads, value_dim]`.
     fn linear(&mut self, layer: usize, inputs: Delta) -> Result<Vec<f64>, Self::Error>;
@@ -123,7 +131,7 @@ impl Model {
             Layer {
                 inputs: Linear::new(seed, WIDTH, inputs),
                 gates: Linear::new(seed + 1, WIDTH, 2 * STATES.value_heads + VALUES),
-                convolution: numbers(seed + 2, WINDOW * MIXED),
+                convolution: numbers(seed + 2, CONVOLUTION.width * MIXED),
                 output: Linear::new(seed + 3, attended, WIDTH),
             }
         };
@@ -140,8 +148,8 @@ impl Model {
             let inputs = layer.inputs.apply(&normed);
             let attended = if linear {
                 let gates = layer.gates.apply(&normed);
-                let windows = attend.windows(at, inputs);
-                gated(&attend.linear(at, layer.delta(&windows, &gates))?, &gates)
+                let mixed = attend.convolve(at, inputs, &layer.convolution)?;
+                gated(&attend.linear(at, delta(&mixed, &gates))?, &gates)
             } else {
                 let [heads, kv_heads, dim] = FULL;
                 let [mut query, mut key, mut value] = [const { Vec::new() }; 3];
@@ -159,25 +167,19 @@ impl Model {
     }
 }
 
-impl Layer {
-    /// The convolution with SiLU, normalised queries and keys, and the gates of the delta rule.
-    fn delta(&self, windows: &[f64], gates: &[f64]) -> Delta {
-        let heads = STATES.value_heads;
-        let mut delta = Delta::default();
-        let tokens = windows.chunks(WINDOW * MIXED).zip(gates.chunks(2 * heads + VALUES));
-        for (window, gates) in tokens {
-            let products = window.iter().zip(&self.convolution).map(|(x, weight)| x * weight).collect::<Vec<_>>();
-            let column = |at: usize| products.iter().skip(at).step_by(MIXED).sum();
-            let mixed: Vec<f64> = (0..MIXED).map(|at| silu(column(at))).collect();
-            delta.query.extend(normalised(&mixed[..KEYS], STATES.key_dim, 1.0));
-            delta.key.extend(normalised(&mixed[KEYS..2 * KEYS], STATES.key_dim, 1.0));
-            delta.value.extend(&mixed[2 * KEYS..]);
-            delta.beta.extend(gates[..heads].iter().map(|b| 1.0 / (1.0 + (-b).exp())));
-            // The decay of a head: exp(-softplus(a) / 4).
-            delta.g.extend(gates[heads..2 * heads].iter().map(|a| -(1.0 + a.exp()).ln() / 4.0));
-        }
-        delta
+/// Normalised queries and keys, and the gates of the delta rule.
+fn delta(mixed: &[f64], gates: &[f64]) -> Delta {
+    let heads = STATES.value_heads;
+    let mut delta = Delta::default();
+    for (mixed, gates) in mixed.chunks(MIXED).zip(gates.chunks(2 * heads + VALUES)) {
+        delta.query.extend(normalised(&mixed[..KEYS], STATES.key_dim, 1.0));
+        delta.key.extend(normalised(&mixed[KEYS..2 * KEYS], STATES.key_dim, 1.0));
+        delta.value.extend(&mixed[2 * KEYS..]);
+        delta.beta.extend(gates[..heads].iter().map(|b| 1.0 / (1.0 + (-b).exp())));
+        // The decay of a head: exp(-softplus(a) / 4).
+        delta.g.extend(gates[heads..2 * heads].iter().map(|a| -(1.0 + a.exp()).ln() / 4.0));
     }
+    delta
 }
 
 /// What linear attention returns, normalised in each head and gated.

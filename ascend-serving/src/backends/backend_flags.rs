@@ -44,8 +44,8 @@ fn known<T: Element>() -> Backends<T> {
 }
 
 /// Reads names as [`Backends::names`] prints them, divided by commas, in the order in which they are to be tried. The
-/// parts of `split_decode` have a number of keys: `split_decode:256` is `SplitDecode::Tiles`. `shared_prefix_decode`
-/// reads every shared prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace.
+/// parts of `split_decode` have a number of keys: `split_decode:256` is `SplitDecode::Tiles`, and `split_decode:512:8`,
+/// with at most 8 of them, `SplitDecode::Capped`. `shared_prefix_decode` reads every shared prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace.
 ///
 /// ```
 /// use ascend_attention::bf16;
@@ -66,10 +66,8 @@ impl<T: Element> FromStr for Backends<T> {
         let known = known::<T>();
         let mut backends = Self::none();
         for name in names.split(',').map(str::trim) {
-            let tile = name.split_once(':').filter(|(split, _)| *split == SPLIT);
-            let one = match tile.map(|(_, keys)| keys.parse()) {
-                Some(Ok(keys)) => Some(Self::none().with(SplitDecode::Tiles(keys))),
-                Some(Err(_)) => None,
+            let one = match name.split_once(':').filter(|(split, _)| *split == SPLIT) {
+                Some((_, sizes)) => split_of(sizes).map(|split| Self::none().with(split)),
                 None => known.only(name),
             };
             let one = one.filter(|one| one.names().all(|name| backends.get(name).is_none()));
@@ -82,11 +80,20 @@ impl<T: Element> FromStr for Backends<T> {
     }
 }
 
+/// How `split_decode` cuts keys, by the sizes behind its name.
+fn split_of(sizes: &str) -> Option<SplitDecode> {
+    Some(match sizes.split_once(':') {
+        None => SplitDecode::Tiles(sizes.parse().ok()?),
+        Some((keys, most)) => SplitDecode::Capped { keys: keys.parse().ok()?, max_splits: most.parse().ok()? },
+    })
+}
+
 #[cold]
 fn unknown<T: Element>(name: &str, known: &Backends<T>) -> Violation {
     let names: Vec<_> = known.names().collect();
     let allowed = format!(
-        "one of {}, and {SPLIT}:KEYS with a number of keys from 1 on, as in {SPLIT}:256, each once",
+        "one of {}, and {SPLIT}:KEYS with a number of keys from 1 on, as in {SPLIT}:256, or \
+         {SPLIT}:KEYS:PARTS, each once",
         names.join(", ")
     );
     rules::BACKEND_KNOWN.broken(format_args!("{name:?}"), allowed)
@@ -141,18 +148,20 @@ impl BackendFlags<'_> {
     /// [`BACKEND_KNOWN`](crate::rules::BACKEND_KNOWN) for a flag with another name, also where no step comes to it.
     pub fn backends<T: Element>(&self, device: &Device) -> Result<Backends<T>, Violation> {
         let parse = |flag: Option<&str>| flag.map(str::parse::<Backends<T>>).transpose();
-        let mut backends = parse(self.all)?.unwrap_or_else(|| Backends::standard(device));
-        for state in AttentionState::ALL {
-            let flag = match state {
-                AttentionState::DecodeOnly => self.decode,
-                AttentionState::SpecDecoding => self.verify.or(self.prefill),
-                _ => self.prefill,
-            };
-            if let Some(own) = parse(flag)? {
-                backends = backends.for_steps(&[state], own);
-            }
-        }
-        Ok(backends)
+        let [all, prefill, decode, verify] = [self.all, self.prefill, self.decode, self.verify].map(parse);
+        let (all, prefill, decode, verify) = (all?, prefill?, decode?, verify?);
+        let prompts = |state: &AttentionState| {
+            let (decodes, verifies) = (AttentionState::DecodeOnly, AttentionState::SpecDecoding);
+            *state != decodes && (*state != verifies || verify.is_none())
+        };
+        let prompts: Vec<_> = AttentionState::ALL.into_iter().filter(prompts).collect();
+        let flags =
+            [(prefill, &*prompts), (decode, &[AttentionState::DecodeOnly]), (verify, &[AttentionState::SpecDecoding])];
+        let backends = all.unwrap_or_else(|| Backends::standard(device));
+        Ok(flags.into_iter().fold(backends, |backends, (own, states)| match own {
+            Some(own) => backends.for_steps(states, own),
+            None => backends,
+        }))
     }
 }
 
@@ -171,10 +180,20 @@ mod tests {
         let all = "fused,fused_in_two,paged_decode,batched_queries,cascade_prefill,shared_prefix_decode,\
                    prompt_and_incre,chunked_local,named_mask,quantised_decode,quantised_prefill,mxfp8,mla";
         assert_eq!(read(all).unwrap().join(","), all);
-        assert_eq!(read("fused, split_decode:16").unwrap(), ["fused", "split_decode"]);
-        for wrong in
-            ["", "flash", "fused,", "fused,fused", "split_decode", "split_decode:0", "split_decode:x", "fused:2"]
-        {
+        for names in ["fused, split_decode:16", "fused, split_decode:512:8"] {
+            assert_eq!(read(names).unwrap(), ["fused", "split_decode"]);
+        }
+        for wrong in [
+            "",
+            "flash",
+            "fused,",
+            "fused,fused",
+            "split_decode",
+            "split_decode:0",
+            "split_decode:x",
+            "split_decode:1:0",
+            "fused:2",
+        ] {
             let refused = read(wrong).unwrap_err();
             assert_eq!(refused.rule, &rules::BACKEND_KNOWN, "{wrong:?}");
             assert!(refused.to_string().contains("split_decode:256"), "{refused}");

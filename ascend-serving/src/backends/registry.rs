@@ -47,6 +47,10 @@ pub struct Backends<T: Element> {
 /// The rules that no right program breaks, whatever the step is.
 const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &rules::BACKEND_UNMASKED];
 
+/// The advice of steps whose backends are named for their kind alone.
+const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: name another one \
+     there, since no registered one is tried";
+
 /// The backend whose program a graph records.
 pub(crate) struct Recorded<T: Element> {
     pub(crate) backend: Arc<dyn AttentionBackend<T>>,
@@ -481,7 +485,8 @@ impl<T: Element> Backends<T> {
                     }
                 }
             }
-            Err(no_backend(&refused, self.hint(step, first)))
+            let is_bound = self.of_steps.contains_key(&step.metadata.state());
+            Err(no_backend(&refused, if is_bound { Some(BOUND) } else { self.hint(step, first) }))
         })
     }
 }

@@ -40,6 +40,14 @@ pub enum SplitDecode {
         /// Cores that run the parts.
         cores: usize,
     },
+    /// A part for each `keys` keys, at most `max_splits` of a request: `min(ceil(length / keys), max_splits)`, by its own
+    /// length alone. 512 keys and 8 parts are usual.
+    Capped {
+        /// Keys of a part, unless there are more parts than `max_splits`.
+        keys: NonZeroUsize,
+        /// Most parts of a request, at most [`SplitDecode::MAX_PARTS`].
+        max_splits: NonZeroUsize,
+    },
     /// Tiles of this number of keys, a whole number of blocks: the parts of a request depend on its own length alone
     /// ([`SplitLimits::by_tiles`]).
     Tiles(NonZeroUsize),
@@ -61,6 +69,10 @@ impl SplitDecode {
                 kv_heads: step.shape.kv_heads,
             }
             .balanced(lengths)?,
+            Self::Capped { keys, max_splits } => {
+                let most = max_splits.get().min(Self::MAX_PARTS);
+                SplitLimits::by_tiles(lengths, keys.get())?.into_iter().map(|parts| parts.min(most)).collect()
+            }
             Self::Tiles(tile) => {
                 if !tile.get().is_multiple_of(block_size.max(1)) {
                     return Err(rules::SPLIT_TILE.broken(
@@ -82,7 +94,7 @@ impl SplitDecode {
                 ));
             }
             let size = match *self {
-                Self::Balanced { .. } => len.div_ceil(parts.max(1)),
+                Self::Balanced { .. } | Self::Capped { .. } => len.div_ceil(parts.max(1)),
                 Self::Tiles(tile) => tile.get(),
             };
             Ok(key_ranges(len, size, block_size).collect())

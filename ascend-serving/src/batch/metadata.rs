@@ -571,12 +571,12 @@ impl AttentionMetadata {
     }
 
     /// Keys of the longest request.
-    pub(crate) fn longest(&self) -> usize {
+    pub fn longest(&self) -> usize {
         self.kv_lengths.lengths().iter().copied().fold(0, usize::max)
     }
 
     /// Query tokens of the request with the most.
-    pub(crate) fn longest_rows(&self) -> usize {
+    pub fn longest_rows(&self) -> usize {
         self.new_and_cached().map(|(new, _)| new).max().unwrap_or(0)
     }
 

@@ -1,6 +1,7 @@
 //! What a step has to do: requests, what all of them share, and what kind of step they make.
 
 mod layer_mask;
+mod mask_text;
 mod metadata;
 mod multi_item;
 mod padding;

@@ -1,5 +1,7 @@
 //! Masks of drafted trees packed for a whole batch, in the forms that attention kernels take.
 
+use std::fmt;
+
 use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::mask::HostMask;
@@ -20,7 +22,7 @@ pub enum MaskExtent {
 /// A mask of several requests: 1 where a query row sees a key. Requests follow each other, the rows of each in
 /// row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a mask that no call is given hides nothing"]
+#[must_use = "a mask that no call is given hides nothing: `trees` are what steps verify"]
 pub struct CustomMask {
     visible: Vec<bool>,
     mask_indptr: Vec<usize>,
@@ -162,6 +164,43 @@ impl CustomMask {
         Ok(Self { visible, mask_indptr, qo_indptr })
     }
 
+    /// The trees that the mask is of, one for each request, for [`TreeRequest`](crate::TreeRequest): so a drafter's
+    /// `custom_mask` is verified. A node's parent is the last node before it that it sees.
+    ///
+    /// # Errors
+    /// [`MASK_TREE`](crate::rules::MASK_TREE) for a request without rows, with fewer keys than rows, or whose rows are
+    /// no tree: the first node sees itself alone, and each other one itself and what its parent sees; and all of them
+    /// the keys in front of the nodes.
+    pub fn trees(&self) -> Result<Vec<DraftTree>, Violation> {
+        (0..self.requests()).map(|request| self.tree(request)).collect()
+    }
+
+    fn tree(&self, request: usize) -> Result<DraftTree, Violation> {
+        let (rows, keys) = self.extent(request);
+        let wrong = |given: fmt::Arguments<'_>| {
+            let allowed = "rows of nodes that see all keys in front of them, what their parent sees, and themselves";
+            rules::MASK_TREE.broken(given, allowed)
+        };
+        let Some(front) = keys.checked_sub(rows).filter(|_| rows > 0) else {
+            return Err(wrong(format_args!("{rows} rows of {keys} keys of request {request}")));
+        };
+        let mut parents = Vec::with_capacity(rows);
+        let mut nodes: Vec<&[bool]> = Vec::with_capacity(rows);
+        for (node, row) in self.request(request).chunks(keys).enumerate() {
+            let (before, own) = row.split_at(front);
+            let parent = own.iter().take(node).rposition(|sees| *sees);
+            let of_parent = parent.and_then(|parent| nodes.get(parent));
+            let expected = |key: usize| key == node || of_parent.is_some_and(|sees| sees[key]);
+            let is_root = parent.is_none() == (node == 0);
+            if !is_root || before.contains(&false) || (0..rows).any(|key| own[key] != expected(key)) {
+                return Err(wrong(format_args!("row {node} of request {request}")));
+            }
+            parents.push(parent.map_or(-1, |parent| parent as i64));
+            nodes.push(own);
+        }
+        DraftTree::from_parents(&parents)
+    }
+
     /// Number of requests.
     pub fn requests(&self) -> usize {
         self.qo_indptr.len() - 1
@@ -293,6 +332,26 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_no_tree_are_refused() {
+        let tree = |rows: usize, bits: &[u8]| {
+            let visible = bits.iter().map(|bit| *bit == 1).collect();
+            CustomMask::new(visible, vec![0, bits.len()], vec![0, rows]).unwrap().trees()
+        };
+        assert_eq!(tree(2, &[1, 0, 1, 1]).unwrap(), [DraftTree::chain(1).unwrap()]);
+        for (rows, bits) in [
+            (2, &[1, 1, 1, 1][..]),            // sees a later node
+            (2, &[1, 0, 0, 1]),                // two roots
+            (2, &[1, 0, 1, 0]),                // a node that does not see itself
+            (3, &[1, 0, 0, 1, 1, 0, 0, 1, 1]), // not what its parent sees
+            (2, &[1, 1, 0, 0, 1, 1]),          // not all keys in front
+            (2, &[1, 1]),                      // fewer keys than rows
+            (0, &[]),
+        ] {
+            assert_eq!(tree(rows, bits).unwrap_err().rule, &rules::MASK_TREE, "{bits:?}");
+        }
+    }
+
+    #[test]
     fn parts_that_do_not_fit_are_refused() {
         let rule = |bits: usize, mask: &[usize], rows: &[usize]| {
             CustomMask::new(vec![true; bits], mask.to_vec(), rows.to_vec()).unwrap_err().rule
@@ -331,6 +390,7 @@ mod tests {
                 let [mask_indptr, qo_indptr] = offsets.map(<[usize]>::to_vec);
                 let same = CustomMask::new(mask.visible().to_vec(), mask_indptr, qo_indptr);
                 prop_assert_eq!(&same.unwrap(), &mask);
+                prop_assert_eq!(&mask.trees().unwrap(), &trees);
                 for (r, tree) in trees.iter().enumerate() {
                     let (rows, keys) = mask.extent(r);
                     prop_assert_eq!(rows, tree.nodes());

@@ -1,6 +1,6 @@
 //! Attention with a cache: what a model's layers call.
 
-use ascend_attention::{Element, Number, Stream, Violation};
+use ascend_attention::{DType, Element, Number, Stream, Violation};
 
 use crate::backends::{AttentionShape, Backends};
 use crate::batch::{AttentionMetadata, BatchRequest, BatchSettings, LayerMask, StatePolicy};
@@ -126,7 +126,7 @@ impl<T: Element> Attention<T> {
     /// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
     /// let full = AttentionShape::new(1, 1, 64);
     /// let full = LayerGroup::new([2], Causality::Causal, full, cache, Backends::standard(device));
-    /// let shape = StateShape { layers: 2, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2 };
+    /// let shape = StateShape { layers: 2, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2, convolution: None };
     /// let states = StatePool::new::<bf16>(&stream, 6, shape)?;
     /// let mut attention = Attention::of_hybrid(3, [full], [0, 1], states)?;
     ///
@@ -190,6 +190,10 @@ impl<T: Element> Attention<T> {
                 "divide the layers of the model among the groups",
             )
         };
+        if states.is_some() && T::DTYPE != DType::Bf16 {
+            let given = format_args!("layers of linear attention of {}", T::DTYPE);
+            return Err(rules::STATE_TYPE.broken(given, DType::Bf16));
+        }
         let named = groups.iter().fold(linear.len(), |sum, group| sum.saturating_add(group.layers.len()));
         if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
             return Err(wrong(format!("{} groups of {named} layers", groups.len())));

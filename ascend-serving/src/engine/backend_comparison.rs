@@ -7,7 +7,7 @@ use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, Tensor};
 
 use crate::backends::{AttentionShape, Backends};
-use crate::batch::{AttentionMetadata, AttentionState, RecordedBatch};
+use crate::batch::{AttentionMetadata, AttentionState, LayerMask, RecordedBatch};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache};
 
@@ -16,7 +16,7 @@ use super::element_place::{ElementPlace, TokenHeads, TokenOrder, request_ends};
 
 /// The model and numbers with which recorded steps are computed: a record has lengths and blocks, but neither heads
 /// nor numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackendTrial {
     /// The heads.
@@ -30,12 +30,20 @@ pub struct BackendTrial {
     /// How often each side computes a step. The fastest run counts, since the first one includes preparations that
     /// later ones reuse. 0 means once.
     pub runs: usize,
+    /// The mask of every step; `None` is that of its settings.
+    pub mask: Option<LayerMask>,
 }
 
 impl BackendTrial {
     /// `layers` layers of these heads, over a cache in BnBsH.
     pub fn new(shape: AttentionShape, layers: usize) -> Self {
-        Self { shape, layers, format: Cache::BnBsH, seed: 0, runs: 1 }
+        Self { shape, layers, format: Cache::BnBsH, seed: 0, runs: 1, mask: None }
+    }
+
+    /// Sets the mask of every step, in the place of that of its settings.
+    pub fn mask(mut self, mask: impl Into<LayerMask>) -> Self {
+        self.mask = Some(mask.into());
+        self
     }
 
     /// Sets another format of the cache.
@@ -224,7 +232,10 @@ pub fn compare_backends<T: Number>(
     let mut second = trial.attention(stream, (blocks, block_size, pad), second)?;
     let mut found = Vec::with_capacity(steps.len());
     for (at, step) in steps.iter().enumerate() {
-        let metadata = AttentionMetadata::new(&step.requests(), step.settings)?;
+        let mut metadata = AttentionMetadata::new(&step.requests(), step.settings)?;
+        if let Some(mask) = &trial.mask {
+            metadata.set_mask(mask.clone());
+        }
         let layers = trial.layers(stream, at, metadata.tokens())?;
         let (first, first_outputs) = fastest_run(stream, &mut first, &metadata, &layers, trial.runs)?;
         let (second, second_outputs) = fastest_run(stream, &mut second, &metadata, &layers, trial.runs)?;

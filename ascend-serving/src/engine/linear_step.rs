@@ -7,9 +7,10 @@ use crate::backends::size;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{StateLease, StatePool};
+use crate::kv::{StateLease, StatePool, no_layer};
 use crate::rules;
 
+use super::convolution_step::{ConvolutionInputs, ConvolutionStep};
 use super::linear_calls::{DeltaCall, DeltaRows, DeltaRun};
 
 /// How to go on after a step that has written some layers of linear attention and not all layers.
@@ -21,8 +22,12 @@ pub(super) const STATES_AGAIN: &str = "queue every layer; where one of linear at
 pub(super) struct LinearStep {
     states: Vec<StateLease>,
     runs: Vec<DeltaRun>,
+    /// The convolutions in front of the layers, if the pool has their windows.
+    convolution: Option<ConvolutionStep>,
     /// What the first layer has prepared for all.
     calls: Option<Vec<DeltaCall>>,
+    /// Whether the first layer has decays of heads, and of columns.
+    decays: Option<[bool; 2]>,
     /// Rows of the step, padding included.
     tokens: usize,
     /// Whether a layer may have written states.
@@ -64,8 +69,19 @@ impl LinearStep {
         }
         let states = pool.begin(stream, states)?;
         let runs = DeltaRun::of(&states);
+        let convolution = ConvolutionStep::of(pool, &states);
         let tokens = metadata.tokens();
-        Ok(Self { states, runs, calls: None, tokens, wrote: false, half_written: false, ended: false })
+        Ok(Self {
+            states,
+            runs,
+            convolution,
+            calls: None,
+            decays: None,
+            tokens,
+            wrote: false,
+            half_written: false,
+            ended: false,
+        })
     }
 
     /// Whether a layer may have written states.
@@ -80,6 +96,37 @@ impl LinearStep {
         }
     }
 
+    /// Queues the convolution of a layer, counted among those of linear attention.
+    pub(super) fn convolve<T: Element>(
+        &mut self,
+        pool: &StatePool,
+        stream: &Stream,
+        layer: usize,
+        inputs: &ConvolutionInputs<'_, T>,
+    ) -> Result<Tensor<T>> {
+        self.check_not_half_written(layer)?;
+        // A pool without a convolution is refused by that.
+        pool.windows(layer)?;
+        let Some(convolution) = &mut self.convolution else {
+            return Err(no_layer(layer, 0));
+        };
+        let place = (layer, self.tokens);
+        let y = convolution.queue_layer(pool, stream, place, inputs, || {
+            self.wrote = true;
+            self.half_written = true;
+        })?;
+        self.half_written = false;
+        Ok(y)
+    }
+
+    fn check_not_half_written(&self, layer: usize) -> Result<(), Violation> {
+        if !self.half_written {
+            return Ok(());
+        }
+        let given = format_args!("layer {layer} of a step, of which a launch has failed between others");
+        Err(rules::STATE_TORN.broken(given, "a step that is begun again"))
+    }
+
     /// Queues a layer, counted among those of linear attention.
     pub(super) fn queue_layer<T: Element>(
         &mut self,
@@ -88,17 +135,30 @@ impl LinearStep {
         layer: usize,
         tensors: &DeltaTensors<'_, T>,
     ) -> Result<Tensor<T>> {
-        if self.half_written {
-            let given = format_args!("layer {layer} of a step, of which a launch has failed between others");
-            return Err(rules::STATE_TORN.broken(given, "a step that is begun again").into());
+        self.check_not_half_written(layer)?;
+        if self.convolution.as_ref().is_some_and(|convolution| !convolution.is_done(layer)) {
+            let given = format_args!("layer {layer} of linear attention, which was not convolved in this step");
+            return Err(rules::STEP_CONVOLUTION.broken(given, "the layer behind its convolution").into());
         }
         let states = pool.layer(layer)?;
         self.check_rows(layer, tensors)?;
+        let decays = [tensors.g.is_some(), tensors.gk.is_some()];
+        if let Some(first) = self.decays.filter(|first| *first != decays) {
+            let text = |[heads, columns]: [bool; 2]| format!("{} of heads, {} of columns", some(heads), some(columns));
+            return Err(Violation::new(
+                &rules::STEP_LAYERS,
+                format_args!("decays in layer {layer} of linear attention: {}", text(decays)),
+                format_args!("those of the step's first one: {}", text(first)),
+                "bring `g`, and `gk`, in every layer of linear attention or in none; zeros are no decay",
+            )
+            .into());
+        }
         let calls = match &self.calls {
             Some(calls) => calls,
             None => {
                 let calls = self.runs.iter().map(|run| run.plan(pool, stream, states, tensors));
                 let calls = calls.collect::<Result<Vec<_>>>()?;
+                self.decays = Some(decays);
                 self.calls.insert(calls.into_iter().flatten().collect())
             }
         };
@@ -141,6 +201,10 @@ impl LinearStep {
         }
         Ok(())
     }
+}
+
+fn some(given: bool) -> &'static str {
+    if given { "some" } else { "none" }
 }
 
 impl Drop for LinearStep {

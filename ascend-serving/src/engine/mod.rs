@@ -6,6 +6,7 @@ mod backend_choice;
 mod backend_comparison;
 mod cache_accuracy;
 mod cached_tokens;
+mod convolution_step;
 mod cross_attention;
 mod element_place;
 mod encoder_attention;
@@ -36,6 +37,7 @@ pub use backend_comparison::{
     BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
 };
 pub use cache_accuracy::{CacheAccuracy, compare_caches};
+pub use convolution_step::ConvolutionInputs;
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use key_choice::KeyChoice;

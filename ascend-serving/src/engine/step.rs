@@ -11,6 +11,7 @@ use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
 use crate::rules;
 
 use super::attention::Attention;
+use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
 use super::layer_inputs::{AnyLayerInputs, LayerInputs};
@@ -213,6 +214,36 @@ impl<'a, T: Element> Step<'a, T> {
             checker.check(self.stream, layer, packed_tensors(inputs, &output))?;
         }
         Ok(output)
+    }
+
+    /// Queues the causal convolution in front of a layer of linear attention, once in a step and before the layer's
+    /// [`forward`](Self::forward): the rows `[tokens, channels]` that the model projects, with the padding of the
+    /// metadata. The windows of the requests take the new tokens, as their states do: in the same slots, taken back
+    /// with rejected drafts. Returns rows of the same shape, with zeros for the padding, of which the model makes
+    /// queries, keys and values. The first one plans for all layers.
+    ///
+    /// # Errors
+    /// [`STEP_CONVOLUTION`](crate::rules::STEP_CONVOLUTION) for a layer twice, and where the
+    /// [`StateShape`](crate::kv::StateShape) has no convolution; [`STEP_KIND`](crate::rules::STEP_KIND) for a layer of
+    /// attention; [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of rows;
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer; as for
+    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the call is
+    /// refused.
+    pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<Tensor<T>> {
+        self.layers.check_not_repeated(layer)?;
+        let attention = &*self.attention;
+        let (Some(states), Some(linear), Some(own)) =
+            (&attention.states, &mut self.linear, attention.linear_layer(layer))
+        else {
+            attention.group_of(layer)?;
+            let given = format_args!("a convolution for layer {layer}");
+            return Err(rules::STEP_KIND.broken(given, "query, key and value").into());
+        };
+        let convolved = linear.convolve(states, self.stream, own, &inputs.into());
+        if linear.has_written() {
+            self.layers.begin_write();
+        }
+        convolved
     }
 
     fn queue_linear(&mut self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<Tensor<T>> {

@@ -67,6 +67,6 @@ pub(crate) use slot::{MAX_INT32, check_block_size, check_tokens, count_slots, fi
 pub use slot_check::check_slots;
 pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
 pub(crate) use state_pool::state_in;
-pub use state_pool::{StatePool, StateShape};
+pub use state_pool::{Convolution, StatePool, StateShape};
 pub use table::PageTable;
 pub(crate) use table::{check_blocks_of, used_of_row};

@@ -181,9 +181,9 @@ impl RequestState {
         }
     }
 
-    /// Whether others hold the slot of the present state too.
-    pub(crate) fn is_shared(&self) -> bool {
-        lock(&self.0).kept.last().is_some_and(StateSlot::is_shared)
+    /// The slot of the present state, and how many hold it.
+    pub(crate) fn holders(&self) -> Option<(usize, usize)> {
+        lock(&self.0).kept.last().map(|slot| (slot.number(), Arc::strong_count(&slot.0)))
     }
 
     /// Refuses a sequence without a state of the same pool.

@@ -1,5 +1,6 @@
 //! A pool of the recurrent states of requests, with a tensor of them for each layer.
 
+use ascend_attention::causal_conv::{CausalConv1d, ConvSequence, ConvSequences};
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
 use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation, bf16};
@@ -28,6 +29,20 @@ pub struct StateShape {
     /// Drafts of a request in a step, 0 to 7: it has `1 + drafts` slots, so that the state behind each token of such a
     /// step is kept, and rejected drafts are taken back.
     pub drafts: usize,
+    /// The causal convolution in front of each layer; `None` where the caller computes it, or the model has none.
+    pub convolution: Option<Convolution>,
+}
+
+/// The causal convolution in front of layers of linear attention: each channel of what the model projects becomes a
+/// weighted sum over the last tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Convolution {
+    /// Tokens that a sum sees, 2 to 4, its own among them: the pool keeps one row less for each request.
+    pub width: usize,
+    /// Elements of a row, queries, keys and values of all heads: `2 Nk Dk + Nv Dv`, a multiple of 16.
+    pub channels: usize,
+    /// Whether SiLU follows the sum.
+    pub silu: bool,
 }
 
 /// The recurrent states of requests in the layers of linear attention of a model (Qwen3-Next, Qwen3.5, Kimi): what a
@@ -38,8 +53,9 @@ pub struct StateShape {
 /// pool goes to one stream. Its slots are taken when its sequence grows first
 /// ([`Attention::grow`](crate::Attention::grow)), and go back when the sequence is dropped or cut to 0. A fork shares
 /// the slot of the present state until one of the two grows, which then copies it, so that a sequence that is kept and
-/// never grown is a snapshot in a single slot. The window of a causal convolution, which such layers have in front, is
-/// not in the pool: CANN has no such operator on Atlas A2 and A3.
+/// never grown is a snapshot in a single slot. The last rows in front of a causal convolution, which such layers have,
+/// are in the same slots ([`StateShape::convolution`]), and [`Step::convolve`](crate::Step::convolve) computes it, by
+/// [`CausalConv1d`]: an operator of vLLM-Ascend's package, which no release of CANN has.
 ///
 /// The operators are those of [`delta_rule`](ascend_attention::delta_rule): RecurrentGatedDeltaRule, since CANN 8.5 and
 /// on Ascend 950 since 9.1, for requests that have a slot for each of their new tokens, and ChunkGatedDeltaRule, since
@@ -51,6 +67,9 @@ pub struct StateShape {
 pub struct StatePool {
     shape: StateShape,
     layers: Vec<DeltaStates>,
+    /// The rows in front of the next token of each slot, `[slots, width - 1, channels]`, of each layer; none without
+    /// a convolution.
+    windows: Vec<AnyTensor>,
     slots: usize,
     /// A state without tokens, of which those of sequences are forks.
     none: RequestState,
@@ -70,7 +89,8 @@ impl StatePool {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a pool without slots, layers or elements, and for more than
     /// INT32 counts or a model has, and for a scale that is 0 or not finite;
     /// [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for more drafts than an operator takes; as for
-    /// [`RecurrentGatedDeltaRule::plan`], where it does not take such states on this device or in this release; as for
+    /// [`RecurrentGatedDeltaRule::plan`], where it does not take such states on this device or in this release; with a
+    /// convolution as for [`CausalConv1d::plan`], also where no package has the operator; as for
     /// [`Device::alloc_zeroed`].
     pub fn new<S: Element>(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
         let StateShape { layers, value_heads: heads, value_dim, key_dim, drafts, .. } = shape;
@@ -98,10 +118,18 @@ impl StatePool {
         }
         let zeroed: Zeroed = DeltaStates::zeroed::<S>;
         check_taken(stream, &shape, zeroed)?;
+        if let Some(convolution) = &shape.convolution {
+            check_convolution(stream, convolution)?;
+        }
+        let windows = match shape.convolution {
+            Some(convolution) => (0..layers).map(|_| windows_of(stream, slots, convolution)).collect::<Result<_>>()?,
+            None => Vec::new(),
+        };
         let states = || zeroed(stream.device(), slots, heads, value_dim, key_dim);
         Ok(Self {
             shape,
             layers: (0..layers).map(|_| states()).collect::<Result<_, _>>()?,
+            windows,
             slots,
             none: RequestState::of_pool(slots, drafts),
             device: stream.device().clone(),
@@ -136,6 +164,26 @@ impl StatePool {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that there is not.
     pub fn layer(&self, layer: usize) -> Result<&DeltaStates> {
         self.layers.get(layer).ok_or_else(|| no_layer(layer, self.layers.len()))
+    }
+
+    /// The last rows in front of a layer's convolution, `[slots, width - 1, channels]` of `bf16`, to be read on the
+    /// pool's stream; the layer is counted from 0 among those of linear attention. Who writes to them writes to the
+    /// states of requests.
+    ///
+    /// # Errors
+    /// [`STEP_CONVOLUTION`](crate::rules::STEP_CONVOLUTION) for a pool without a convolution,
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that there is not.
+    pub fn windows(&self, layer: usize) -> Result<&AnyTensor> {
+        if self.shape.convolution.is_none() {
+            let given = "a pool of states without a convolution";
+            return Err(rules::STEP_CONVOLUTION.broken(given, "one whose `StateShape` has one").into());
+        }
+        self.windows.get(layer).ok_or_else(|| no_layer(layer, self.windows.len()))
+    }
+
+    /// The call that convolves.
+    pub(crate) fn convolution_call(&self) -> CausalConv1d {
+        call(self.shape.convolution.is_some_and(|convolution| convolution.silu))
     }
 
     /// States of zeros beside the pool, of its type and sizes.
@@ -184,10 +232,10 @@ impl StatePool {
 
     /// Queues the copy of a state to another slot in every layer, or zeros.
     fn fill(&self, stream: &Stream, from: Option<&StateSlot>, to: &StateSlot) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| {
-            let to = state_in(layer.tensor(), to.number())?;
+        self.layers.iter().map(DeltaStates::tensor).chain(&self.windows).try_for_each(|layer| {
+            let to = state_in(layer, to.number())?;
             match from {
-                Some(from) => Ok(to.copy_from(stream, &state_in(layer.tensor(), from.number())?)?),
+                Some(from) => Ok(to.copy_from(stream, &state_in(layer, from.number())?)?),
                 None => Ok(to.clear(stream)?),
             }
         })
@@ -209,4 +257,37 @@ fn check_taken(stream: &Stream, shape: &StateShape, zeroed: Zeroed) -> Result<()
     let tensors = DeltaTensors::new((&key, &key, &value), &beta);
     RecurrentGatedDeltaRule::new(scale).plan(&DeltaSequences::of_slots(stream, &[[0]])?, (tensors, &states))?;
     Ok(())
+}
+
+/// Refuses a convolution that the operator does not compute on this device: plans a token of a request with it.
+fn check_convolution(stream: &Stream, convolution: &Convolution) -> Result<()> {
+    let &Convolution { width, channels, silu } = convolution;
+    for (name, count) in [("channels", channels), ("width", width)] {
+        if !(1..=MAX_INT32).contains(&count) {
+            let refused = Error::invalid(name, count, format_args!("1 to {MAX_INT32}"));
+            return Err(refused.fix("give the sizes of the model's convolution"));
+        }
+    }
+    let empty = |rows: usize| Tensor::<bf16>::empty(stream.device(), [rows, channels]);
+    let (x, weight) = (empty(1)?, empty(width)?);
+    let lines = Tensor::empty(stream.device(), [1, width.saturating_sub(1), channels])?;
+    let sequences = ConvSequences::new(stream, &[ConvSequence { rows: 1, line: 0, continues: true }])?;
+    call(silu).plan(&sequences, (&x, &weight, &lines))?;
+    Ok(())
+}
+
+fn call(silu: bool) -> CausalConv1d {
+    let call = CausalConv1d::new();
+    if silu { call.silu() } else { call }
+}
+
+/// The rows in front of the next token of each slot: zeros.
+fn windows_of(stream: &Stream, slots: usize, convolution: Convolution) -> Result<AnyTensor> {
+    let shape = [slots, convolution.width.saturating_sub(1), convolution.channels];
+    let elements = shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
+    let elements = elements.ok_or_else(|| {
+        Error::invalid("slots", slots, "windows whose elements can be counted").fix("give fewer slots")
+    })?;
+    let windows = Tensor::from_buffer(&stream.device().alloc_zeroed::<bf16>(elements)?, shape)?;
+    Ok((*windows).clone())
 }

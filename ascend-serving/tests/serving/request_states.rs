@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
+use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
     FusedAttention, GraphLimits, LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, Step, rules,
@@ -21,7 +21,18 @@ const WINDOWED: usize = 3;
 const LAYERS: usize = 4;
 const WINDOW: usize = 20;
 const KEY_HEADS: usize = 1;
-const SHAPE: StateShape = StateShape { layers: 2, value_heads: 2, value_dim: 4, key_dim: 8, scale: 0.5, drafts: 2 };
+const CONVOLUTION: Convolution = Convolution { width: 4, channels: 16, silu: true };
+const SHAPE: StateShape = StateShape {
+    layers: 2,
+    value_heads: 2,
+    value_dim: 4,
+    key_dim: 8,
+    scale: 0.5,
+    drafts: 2,
+    convolution: Some(CONVOLUTION),
+};
+/// Elements of a token's values in all heads: the first channels of what is convolved.
+const VALUES: usize = SHAPE.value_heads * SHAPE.value_dim;
 const SLOTS: usize = 12;
 const BLOCKS: usize = 200;
 /// Query heads and elements of a head in layers of attention, which have one key head.
@@ -66,23 +77,24 @@ fn number(name: u64, layer: usize, which: usize) -> f64 {
 
 /// What a layer of linear attention gets of one token.
 struct Token {
+    /// What is convolved to the value.
+    mixed: Vec<f64>,
     query: Vec<f64>,
     key: Vec<f64>,
-    value: Vec<f64>,
     beta: Vec<f64>,
     g: Vec<f64>,
 }
 
 impl Token {
     fn new(name: u64, layer: usize) -> Self {
-        let StateShape { value_heads: heads, value_dim, key_dim, .. } = SHAPE;
+        let StateShape { value_heads: heads, key_dim, .. } = SHAPE;
         let of = |from: usize, count: usize| (0..count).map(|at| number(name, layer, from + at)).collect::<Vec<_>>();
         // Keys of a length of about 1, which `bf16` holds.
         let key = |from: usize| of(from, KEY_HEADS * key_dim).iter().map(|x| x / 2.0).collect();
         Self {
+            mixed: of(200, CONVOLUTION.channels),
             query: key(0),
             key: key(100),
-            value: of(200, heads * value_dim),
             beta: of(300, heads).iter().map(|x| 0.5 + x / 4.0).collect(),
             g: of(400, heads).iter().map(|x| -0.25 - x / 8.0).collect(),
         }
@@ -93,18 +105,37 @@ fn upload(stream: &Stream, numbers: impl Iterator<Item = f64>, shape: &[usize]) 
     stream.upload(&numbers.map(bf16::from_f64).collect::<Vec<_>>(), shape).unwrap()
 }
 
+/// The weights of a layer's convolution, `[width, channels]`.
+fn weights(layer: usize) -> Vec<f64> {
+    (0..CONVOLUTION.width * CONVOLUTION.channels).map(|at| number(77, layer, 600 + at)).collect()
+}
+
+/// The values of a request's tokens: convolved, with SiLU.
+fn values(names: &[u64], layer: usize) -> Vec<Vec<f64>> {
+    let weights = weights(layer);
+    let mixed: Vec<_> = names.iter().map(|name| Token::new(*name, layer).mixed).collect();
+    let value = |token: usize, channel: usize| {
+        let taps = (0..CONVOLUTION.width).filter_map(|back| Some((back, mixed.get(token.checked_sub(back)?)?)));
+        let weight = |back: usize| weights[(CONVOLUTION.width - 1 - back) * CONVOLUTION.channels + channel];
+        let sum: f64 = taps.map(|(back, row)| weight(back) * row[channel]).sum();
+        sum / (1.0 + (-sum).exp())
+    };
+    (0..names.len()).map(|token| (0..VALUES).map(|channel| value(token, channel)).collect()).collect()
+}
+
 /// The rows of tokens in a layer of linear attention, and `pad` more of them.
 struct Rows {
     query: Tensor<bf16>,
     key: Tensor<bf16>,
-    value: Tensor<bf16>,
+    /// What is convolved to the values.
+    mixed: Tensor<bf16>,
     beta: Tensor<bf16>,
     g: Tensor<f32>,
 }
 
 impl Rows {
     fn new(stream: &Stream, names: &[u64], pad: usize, layer: usize) -> Self {
-        let StateShape { value_heads: heads, value_dim, key_dim, .. } = SHAPE;
+        let StateShape { value_heads: heads, key_dim, .. } = SHAPE;
         let mut tokens: Vec<Token> = names.iter().map(|name| Token::new(*name, layer)).collect();
         tokens.extend((0..pad).map(|_| Token::new(u64::MAX, layer)));
         let count = tokens.len();
@@ -114,14 +145,22 @@ impl Rows {
         Self {
             query: halves(|token| &token.query, &[count, KEY_HEADS, key_dim]),
             key: halves(|token| &token.key, &[count, KEY_HEADS, key_dim]),
-            value: halves(|token| &token.value, &[count, heads, value_dim]),
+            mixed: halves(|token| &token.mixed, &[count, CONVOLUTION.channels]),
             beta: halves(|token| &token.beta, &[count, heads]),
             g: stream.upload(&decays, [count, heads]).unwrap(),
         }
     }
 
-    fn tensors(&self) -> DeltaTensors<'_, bf16> {
-        DeltaTensors::new((&self.query, &self.key, &self.value), &self.beta).g(&self.g)
+    /// Queues the convolution of the tokens, which gives their values.
+    fn convolved(&self, step: &mut Step<'_, bf16>, stream: &Stream, layer: usize) -> Result<Tensor<bf16>> {
+        let weight = upload(stream, weights(layer).into_iter(), &[CONVOLUTION.width, CONVOLUTION.channels]);
+        let values = step.convolve(layer, (&self.mixed, &weight))?;
+        let values = values.narrow(1, 0..VALUES)?.contiguous(stream)?;
+        Ok(values.reshape([self.mixed.shape()[0], SHAPE.value_heads, SHAPE.value_dim])?)
+    }
+
+    fn tensors<'a>(&'a self, value: &'a Tensor<bf16>) -> DeltaTensors<'a, bf16> {
+        DeltaTensors::new((&self.query, &self.key, value), &self.beta).g(&self.g)
     }
 }
 
@@ -140,7 +179,9 @@ fn forward(
     layer: usize,
 ) -> Result<Tensor<bf16>> {
     if LINEAR.contains(&layer) {
-        return step.forward(layer, Rows::new(stream, names, pad, layer).tensors());
+        let rows = Rows::new(stream, names, pad, layer);
+        let values = rows.convolved(step, stream, layer)?;
+        return step.forward(layer, rows.tensors(&values));
     }
     let padded = names.iter().copied().chain(std::iter::repeat_n(u64::MAX, pad));
     let [query, key, value] = [0, 1, 2].map(|which| {
@@ -162,12 +203,12 @@ fn recurrence(names: &[u64], layer: usize) -> Vec<Vec<f64>> {
     let StateShape { value_heads: heads, value_dim, key_dim, scale, .. } = SHAPE;
     let mut state = vec![0.0; heads * value_dim * key_dim];
     let mut outputs = Vec::new();
-    for name in names {
+    for (name, values) in names.iter().zip(values(names, layer)) {
         let token = Token::new(*name, layer);
         let mut output = Vec::new();
         for head in 0..heads {
             let decay = token.g[head].exp();
-            for (row, value) in token.value[head * value_dim..][..value_dim].iter().enumerate() {
+            for (row, value) in values[head * value_dim..][..value_dim].iter().enumerate() {
                 let state = &mut state[(head * value_dim + row) * key_dim..][..key_dim];
                 let remembered: f64 = state.iter().zip(&token.key).map(|(s, k)| s * decay * k).sum();
                 let correction = token.beta[head] * (value - remembered);
@@ -577,6 +618,26 @@ fn prefixes_are_found_where_a_state_was_kept() {
 }
 
 #[test]
+fn a_slot_that_two_prefixes_hold_is_given_back_once() {
+    let stream = stream();
+    let mut attention = model(&stream, 0);
+    let mut prefixes = PrefixCache::<u64>::of(&attention).unwrap();
+    let prompt: Vec<u64> = (0..50).collect();
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 48).unwrap();
+    compute(&mut attention, &stream, &sequence, 48).unwrap();
+    for name in [b"one", b"two"] {
+        prefixes.insert(name, &prompt[..48], &sequence).unwrap();
+        assert_eq!(prefixes.hit_len(name, &prompt), 48);
+    }
+    let free = |attention: &Attention<bf16>| attention.states().unwrap().free_slots();
+    assert_eq!((prefixes.evict_states(1), free(&attention)), (0, SLOTS - 1));
+    drop(sequence);
+    assert_eq!((prefixes.evict_states(5), free(&attention)), (1, SLOTS));
+    assert_eq!([b"one", b"two"].map(|name| prefixes.hit_len(name, &prompt)), [0, 0]);
+}
+
+#[test]
 fn forks_between_growth_and_step_get_a_copy() {
     let stream = stream();
     let mut attention = model(&stream, 0);
@@ -617,23 +678,35 @@ fn steps_refuse_what_does_not_go_together() {
 
     let mut step = attention.begin(&stream, &first).unwrap();
     let (rows, longer) = (Rows::new(&stream, &[1, 2], 0, 0), Rows::new(&stream, &[1, 2, 3], 0, 0));
+    let zeros = |count: usize| upload(&stream, std::iter::repeat_n(0.0, count * VALUES), &[count, 2, 4]);
+    let (value, value_of_three) = (zeros(2), zeros(3));
+    // A layer is convolved once, before it is computed, and others are not.
+    is(step.forward(0, rows.tensors(&value)).map(drop), &rules::STEP_CONVOLUTION);
+    is(longer.convolved(&mut step, &stream, 0).map(drop), &rules::STEP_TOKENS);
+    is(rows.convolved(&mut step, &stream, FULL).map(drop), &rules::STEP_KIND);
+    is(rows.convolved(&mut step, &stream, LAYERS).map(drop), &rules::ARGUMENT_VALUE);
+    let value = rows.convolved(&mut step, &stream, 0).unwrap();
+    is(rows.convolved(&mut step, &stream, 0).map(drop), &rules::STEP_CONVOLUTION);
     let wide = upload(&stream, std::iter::repeat_n(1.0, 2 * HEADS * DIM), &[2, HEADS, DIM]);
     let key = wide.narrow(1, 0..1).unwrap().contiguous(&stream).unwrap();
-    is(step.forward(0, longer.tensors()).map(drop), &rules::STEP_TOKENS);
-    is(step.forward(LAYERS, rows.tensors()).map(drop), &rules::ARGUMENT_VALUE);
-    is(step.forward(FULL, rows.tensors()).map(drop), &rules::STEP_KIND);
+    is(step.forward(0, longer.tensors(&value_of_three)).map(drop), &rules::STEP_TOKENS);
+    is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
+    is(step.forward(FULL, rows.tensors(&value)).map(drop), &rules::STEP_KIND);
     is(step.forward(LINEAR[0], (&wide, &key, &key)).map(drop), &rules::STEP_KIND);
     let mut narrow = key.clone();
-    is(step.forward_into(0, rows.tensors(), &mut narrow), &rules::PLAN_TENSORS);
-    let mut output = rows.value.clone();
-    step.forward_into(0, rows.tensors(), &mut output).unwrap();
+    is(step.forward_into(0, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
+    let mut output = zeros(2);
+    step.forward_into(0, rows.tensors(&value), &mut output).unwrap();
     assert!(step.selected(0).is_none());
-    is(step.forward(0, rows.tensors()).map(drop), &rules::STEP_LAYER_REPEATED);
+    is(step.forward(0, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
+    is(rows.convolved(&mut step, &stream, 0).map(drop), &rules::STEP_LAYER_REPEATED);
     // A layer that is refused has written nothing, and is queued again.
-    let mut without_decay = rows.tensors();
+    let value = rows.convolved(&mut step, &stream, LINEAR[0]).unwrap();
+    let mut without_decay = rows.tensors(&value);
     without_decay.g = None;
-    is(step.forward(LINEAR[0], without_decay).map(drop), &rules::PLAN_TENSORS);
-    for layer in [1, 2, 3] {
+    is(step.forward(LINEAR[0], without_decay).map(drop), &rules::STEP_LAYERS);
+    step.forward(LINEAR[0], rows.tensors(&value)).unwrap();
+    for layer in [FULL, WINDOWED] {
         forward(&mut step, &stream, &[1, 2], 0, layer).unwrap();
     }
     step.end().unwrap();
@@ -698,7 +771,8 @@ fn prompts_without_an_operator_for_them_are_computed_in_pieces() {
             let decays = rows.g.download(&stream).unwrap();
             let columns: Vec<f32> = decays.iter().flat_map(|g| [*g; SHAPE.key_dim]).collect();
             let columns = stream.upload(&columns, [names.len() + pad, SHAPE.value_heads, SHAPE.key_dim]).unwrap();
-            let mut tensors = rows.tensors();
+            let values = rows.convolved(&mut step, &stream, layer).unwrap();
+            let mut tensors = rows.tensors(&values);
             if of_columns {
                 (tensors.g, tensors.gk) = (None, Some(&columns));
             }
@@ -793,7 +867,15 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
     }
     assert!(sizes(9, StateShape { drafts: 8, ..SHAPE }).breaks(&rules::STATE_DRAFTS));
     let all = i32::MAX as usize;
-    let large = StateShape { layers: 1, value_heads: all, value_dim: all, key_dim: all, scale: 1.0, drafts: 0 };
+    let large = StateShape {
+        layers: 1,
+        value_heads: all,
+        value_dim: all,
+        key_dim: all,
+        scale: 1.0,
+        drafts: 0,
+        convolution: None,
+    };
     assert!(StatePool::new::<bf16>(&stream, all, large).is_err());
     // Types and releases that the operator takes no states of.
     let rule = |refused: Error| match refused {
@@ -803,6 +885,16 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
     assert_eq!(rule(StatePool::new::<f16>(&stream, SLOTS, SHAPE).unwrap_err()), "recurrent_delta.dtype");
     assert_eq!(rule(StatePool::new::<f32>(&stream, SLOTS, SHAPE).unwrap_err()), "recurrent_delta.dtype");
     StatePool::new::<f32>(&stream_of(Cann::V9_2), SLOTS, SHAPE).unwrap();
+    for (convolution, id) in [
+        (Convolution { width: 5, ..CONVOLUTION }, "causal_conv.width"),
+        (Convolution { width: 1, ..CONVOLUTION }, "causal_conv.width"),
+        (Convolution { width: 0, ..CONVOLUTION }, "argument.value"),
+        (Convolution { channels: 24, ..CONVOLUTION }, "causal_conv.channels"),
+        (Convolution { channels: usize::MAX, ..CONVOLUTION }, "argument.value"),
+    ] {
+        let shape = StateShape { convolution: Some(convolution), ..SHAPE };
+        assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, shape).unwrap_err()), id, "{convolution:?}");
+    }
     let wide = StateShape { key_dim: 513, ..SHAPE };
     assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, wide).unwrap_err()), "recurrent_delta.dims");
 }

@@ -11,8 +11,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    Error, FusedAttention, SharedPrefixDecode, SplitDecode, rules,
+    Attention, AttentionMetadata, AttentionShape, BackendFlags, Backends, BatchRequest, BatchSettings, CascadePrefill,
+    Causality, Error, FusedAttention, SharedPrefixDecode, SplitDecode, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -85,9 +85,14 @@ proptest! {
     #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(24) })]
 
     #[test]
-    fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, balanced: bool, max_splits in 1usize..20, cores in 1usize..40) {
+    fn any_decodes_with_keys_in_parts(case in case(prop_oneof![9 => Just(1usize), 1 => 1usize..3]), tiles in 1usize..4, kind in 0usize..3, max_splits in 1usize..20, cores in 1usize..40) {
         let tiles = SplitDecode::Tiles(NonZeroUsize::new(tiles * BLOCK_SIZE).unwrap());
-        let how = if balanced { SplitDecode::Balanced { max_splits, cores } } else { tiles };
+        let size = |size: usize| NonZeroUsize::new(size).unwrap();
+        let how = match kind {
+            0 => SplitDecode::Balanced { max_splits, cores },
+            1 => SplitDecode::Capped { keys: size(cores), max_splits: size(max_splits) },
+            _ => tiles,
+        };
         let ran = run(&case, split(how), &|_, _, _, _| true, &[])?;
         let cached = |r: &Request| r.own + r.shares.map_or(0, |(_, tokens)| tokens) > 0;
         let decodes = case.requests.iter().all(|r| r.new == 1 && cached(r));
@@ -163,6 +168,24 @@ fn what_is_not_split_is_refused_by_name() {
         assert_eq!(*name, "split_decode");
         assert!(why.breaks(rule), "{why}");
     }
+}
+
+#[test]
+fn a_step_that_a_flag_binds_is_told_to_name_another_backend_there() {
+    let stream = Runtime::emulated().unwrap().device(0).unwrap().stream().unwrap();
+    let shape = CacheShape::new(1, 1, DIM);
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+    let flags = BackendFlags { prefill: Some("paged_decode"), ..BackendFlags::default() };
+    let backends = flags.backends(stream.device()).unwrap();
+    let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 3).unwrap();
+    let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], Default::default()).unwrap();
+    assert_eq!([metadata.longest(), metadata.longest_rows()], [3, 3]);
+    let rows = stream.upload(&[bf16::ONE; 3 * DIM], [3, 1, DIM]).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let refused = step.forward(0, (&rows, &rows, &rows)).unwrap_err().to_string();
+    assert!(refused.contains("binds steps of this kind"), "{refused}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub mod atb_attention;
 pub mod attention_update;
 pub mod batch_mat_mul;
 pub mod block_sparse_attention;
+pub mod causal_conv1d;
 pub mod chunk_gated_delta_rule;
 pub mod delta_rule;
 pub mod flash_attention_score;
@@ -63,6 +64,7 @@ macro_rules! for_each_operator {
             RecurrentGatedDeltaRule: recurrent_gated_delta_rule,
                 "recurrent_gated_delta_rule", Some("gated-delta-rule");
             ChunkGatedDeltaRule: chunk_gated_delta_rule, "chunk_gated_delta_rule", Some("gated-delta-rule");
+            CausalConv1d: causal_conv1d, "causal_conv1d", Some("causal-conv1d");
         }
     };
 }

@@ -5,6 +5,7 @@
 mod atb;
 mod batch_mat_mul;
 mod block_sparse;
+mod causal_conv1d;
 mod corners;
 mod delta_rule;
 mod described;

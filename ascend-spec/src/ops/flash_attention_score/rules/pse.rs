@@ -49,6 +49,10 @@ rules! {
         "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is \
          shorter, and each other has as many rows as keys",
         "pass qStartIdx and kvStartIdx that make up for the first sequence's length, or another mode";
+    CUT = "flash.pse_cut",
+        Lint("only numbers change"), VarLenV1, "sparse mode document, modes 7 and 8",
+        "a bias does not go with modes 7 and 8, whose sequence is cut over calls",
+        "add the bias in the call of the whole sequence, or pass slopes and start indices in mode 8";
     EMPTY = "flash.pse_empty_sequence",
         Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
         "packed sequences without rows or keys go with no bias",
@@ -300,6 +304,10 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
 }
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
+    let is_cut = matches!(p.mode, SparseMode::RightDownCausalBand | SparseMode::BandLeftUpCausal);
+    let biased = matches!(p.bias, Bias::Tensor { .. });
+    let given = format_args!("a bias in mode {}", p.call.sparse_mode);
+    lint!(report, !(is_cut && biased), CUT, given, "another mode, or no bias");
     if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
         let empty = lengths.each().filter(|&(rows, keys)| rows == 0 || keys == 0);
         let empty = empty.count();

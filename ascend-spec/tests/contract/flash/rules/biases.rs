@@ -35,6 +35,11 @@ pub(super) fn biases(broken: &mut Broken) {
         |mode| FlashAttentionCall { pre_tokens: 33, next_tokens: 0, ..masked(mode, with(packed(), 2, float(&[4]))) };
     broken.by("flash.pse_slopes_cut", 161_001, cut(7));
     broken.by("flash.pse_slopes_cut", 161_001, cut(8));
+    for mode in [7, 8] {
+        let cut =
+            FlashAttentionCall { pre_tokens: 33, next_tokens: 0, ..masked(mode, with(packed(), 1, half(&[4 * 45]))) };
+        broken.lint("flash.pse_cut", cut);
+    }
     let empty = FlashAttentionCall {
         actual_seq_lengths: Some(&[10, 10, 30]),
         actual_seq_lengths_kv: Some(&[12, 12, 45]),

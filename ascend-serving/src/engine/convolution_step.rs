@@ -1,0 +1,158 @@
+//! The causal convolutions in front of the layers of linear attention of a step in progress, over the windows of
+//! requests in a pool of states.
+//!
+//! One call computes a layer. A request that keeps the state behind each of its new tokens has a window behind each
+//! too: each token is then a sequence of its own, whose window is copied together before the call.
+
+use std::ops::Range;
+
+use ascend_attention::causal_conv::{CausalConvPlan, ConvInputs, ConvSequence, ConvSequences};
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::backends::size;
+use crate::error::Result;
+use crate::kv::{StateLease, StatePool};
+use crate::rules;
+
+/// What the convolution of a layer of linear attention computes with: what the model projects, and its weights. From
+/// the pair `(&x, &weight)`.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until a step convolves them"]
+pub struct ConvolutionInputs<'a, T: Element> {
+    x: &'a Tensor<T>,
+    weight: &'a Tensor<T>,
+    bias: Option<&'a Tensor<T>>,
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>)> for ConvolutionInputs<'a, T> {
+    /// Rows `[tokens, channels]`, with the padding of the metadata, and weights `[width, channels]`, which are the
+    /// model's `[channels, width]` transposed.
+    fn from((x, weight): (&'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self { x, weight, bias: None }
+    }
+}
+
+impl<'a, T: Element> ConvolutionInputs<'a, T> {
+    /// Sets what is added to each sum, `[channels]`.
+    pub fn bias(mut self, bias: &'a Tensor<T>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+}
+
+/// What the convolutions of a step share.
+#[derive(Debug)]
+pub(super) struct ConvolutionStep {
+    sequences: Vec<ConvSequence>,
+    copies: Vec<WindowCopy>,
+    /// What the first layer has prepared for all.
+    plan: Option<CausalConvPlan>,
+    /// New rows of the requests, in front of the padding.
+    rows: usize,
+    /// Which layers are convolved.
+    done: Vec<bool>,
+}
+
+/// A part of a window that is put together before the call.
+#[derive(Debug)]
+struct WindowCopy {
+    slot: usize,
+    to: Range<usize>,
+    from: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Rows of the window in a slot.
+    Window(usize, Range<usize>),
+    /// Rows of the step.
+    Rows(Range<usize>),
+}
+
+impl ConvolutionStep {
+    /// The convolutions of the states of a step; `None` where the pool has none.
+    pub(super) fn of(pool: &StatePool, states: &[StateLease]) -> Option<Self> {
+        let front = pool.shape().convolution?.width.saturating_sub(1);
+        let (mut sequences, mut copies, mut rows) = (Vec::new(), Vec::new(), 0usize);
+        for state in states.iter().filter(|state| state.new_tokens() > 0) {
+            let (new, slots) = (state.new_tokens(), state.row());
+            let begin = slots.first().copied().unwrap_or(0);
+            match state.is_kept() {
+                false => sequences.push(ConvSequence { rows: new, line: begin, continues: true }),
+                true => {
+                    sequences.extend(slots.iter().map(|&line| ConvSequence { rows: 1, line, continues: true }));
+                    for (token, &slot) in slots.iter().enumerate().skip(1) {
+                        // What is left of the window in front of the first token, then the tokens before this one.
+                        let own = token.min(front);
+                        let last = rows.saturating_add(token);
+                        if own < front {
+                            let from = Source::Window(begin, own..front);
+                            copies.push(WindowCopy { slot, to: 0..front.saturating_sub(own), from });
+                        }
+                        let from = Source::Rows(last.saturating_sub(own)..last);
+                        copies.push(WindowCopy { slot, to: front.saturating_sub(own)..front, from });
+                    }
+                }
+            }
+            rows = rows.saturating_add(new);
+        }
+        let done = vec![false; pool.shape().layers];
+        Some(Self { sequences, copies, plan: None, rows, done })
+    }
+
+    /// Whether a layer is convolved.
+    pub(super) fn is_done(&self, layer: usize) -> bool {
+        self.done.get(layer).copied().unwrap_or(false)
+    }
+
+    /// Queues the convolution of a layer, counted among those of linear attention, and says before the first copy that
+    /// windows are written. Nothing is written where the call is refused.
+    pub(super) fn queue_layer<T: Element>(
+        &mut self,
+        pool: &StatePool,
+        stream: &Stream,
+        (layer, tokens): (usize, usize),
+        inputs: &ConvolutionInputs<'_, T>,
+        wrote: impl FnOnce(),
+    ) -> Result<Tensor<T>> {
+        if self.is_done(layer) {
+            let given = format_args!("layer {layer} of linear attention twice");
+            return Err(rules::STEP_CONVOLUTION.broken(given, "each layer once in a step").into());
+        }
+        let &ConvolutionInputs { x, weight, bias } = inputs;
+        if x.shape().first() != Some(&tokens) {
+            let given = format_args!("x {} in layer {layer} of linear attention", x.desc());
+            return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
+        }
+        let windows = pool.windows(layer)?.clone().typed::<T>()?;
+        let rows = x.narrow(0, 0..self.rows)?;
+        let inputs = ConvInputs::from((&rows, weight, &windows));
+        let inputs = bias.map_or(inputs, |bias| inputs.bias(bias));
+        let plan = match &self.plan {
+            Some(plan) => plan,
+            None => {
+                let sequences = ConvSequences::new(stream, &self.sequences)?;
+                self.plan.insert(pool.convolution_call().plan(&sequences, inputs)?)
+            }
+        };
+        let window = |slot: usize, rows: &Range<usize>| {
+            let rows = windows.narrow(0, slot..slot.saturating_add(1))?.narrow(1, rows.clone())?;
+            rows.reshape([size(&rows, 1), size(&rows, 2)])
+        };
+        let y = Tensor::empty(stream.device(), x.shape())?;
+        wrote();
+        for WindowCopy { slot, to, from } in &self.copies {
+            let from = match from {
+                Source::Window(slot, rows) => window(*slot, rows)?,
+                Source::Rows(range) => rows.narrow(0, range.clone())?,
+            };
+            window(*slot, to)?.copy_from(stream, &from)?;
+        }
+        plan.launch_into(stream, inputs, &mut y.narrow(0, 0..self.rows)?)?;
+        y.narrow(0, self.rows..tokens)?.clear(stream)?;
+        if let Some(done) = self.done.get_mut(layer) {
+            *done = true;
+        }
+        Ok(y)
+    }
+}

@@ -1,0 +1,350 @@
+//! CausalConv1d: the causal convolution in front of linear attention, over a pool of lines that keep the last rows of
+//! each sequence.
+//!
+//! [`CausalConv1d`] describes a call, which is planned once and launched per layer as a [`CausalConvPlan`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::causal_conv1d::{Argument, CausalConvCall, ConvContents, Parameter, Version};
+use ascend_spec::{TensorDesc, Violation, arguments_of_version, causal_conv1d_arguments};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::{numbers, too_many_values, uploaded, wide};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::rules::PACKAGE_TRUSTED;
+use crate::runtime::{Context, Platform, Queue, Runtime, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    causal_conv1d_arguments, CausalConvCall, Parameter, Version;
+    Version::V1 => 1: aclnnCausalConv1dGetWorkspaceSize, aclnnCausalConv1d;
+}
+
+/// What to do where the installed libraries have no such operator.
+const INSTEAD: &str = "install vLLM-Ascend's operator package and name it in ASCEND_CUSTOM_OPP_PATH, or convolve on \
+     the host: CANN has no such operator";
+
+/// Whether the program has vouched for the arguments of the installed package.
+static TRUSTED: AtomicBool = AtomicBool::new(false);
+
+/// Lets plans of [`CausalConv1d`] call the function of the installed package on an NPU, in the whole process.
+/// Emulations need no such promise.
+///
+/// # Safety
+/// `aclnnCausalConv1dGetWorkspaceSize` of the libraries that the process loads has the 14 arguments of
+/// `include/aclnnop/aclnn_causal_conv1d.h`. Builds of vLLM-Ascend's package differ in them under one name, and nothing
+/// tells one from the other: another build reads arguments that were never passed.
+pub unsafe fn trust_package() {
+    TRUSTED.store(true, Ordering::Relaxed);
+}
+
+/// Refuses a platform whose function may have other arguments.
+pub(crate) fn vouched_for(runtime: &Runtime) -> Result<(), Violation> {
+    if runtime.platform() == Platform::Npu && !TRUSTED.load(Ordering::Relaxed) {
+        let given = "an installed package for whose arguments nobody has vouched";
+        return Err(PACKAGE_TRUSTED.broken(given, "the build that `trust_package` describes"));
+    }
+    Ok(())
+}
+
+/// A sequence of a call: how many rows it has, and where its last ones are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvSequence {
+    /// Its rows in this call.
+    pub rows: usize,
+    /// Its line of the pool.
+    pub line: usize,
+    /// Whether it goes on from its line; otherwise what is in front of its first row is zeros.
+    pub continues: bool,
+}
+
+/// The sequences of a call, one behind the other, each with a line of the pool.
+///
+/// The operator reads these numbers on the device, where it leaves out a sequence whose line is not in the pool. Made
+/// here, the host knows them, and plans refuse numbers that lead elsewhere. Cloning shares the memory.
+#[derive(Clone, Debug)]
+pub struct ConvSequences {
+    starts: Tensor<i32>,
+    lines: Tensor<i32>,
+    /// Which sequences go on from their lines, or the accepted rows of all.
+    history: Tensor<i32>,
+    accepted: bool,
+    /// What the tensors of the operator's arguments hold.
+    numbers: Arc<[Vec<i64>; 4]>,
+}
+
+impl ConvSequences {
+    /// The sequences of a call.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, and numbers beyond INT32; otherwise as for
+    /// [`Stream::upload`].
+    pub fn new(stream: &Stream, sequences: &[ConvSequence]) -> Result<Self> {
+        let ends = sequences.iter().scan(0usize, |end, sequence| {
+            *end = end.saturating_add(sequence.rows);
+            Some(*end)
+        });
+        if sequences.is_empty() {
+            return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
+        }
+        let starts = numbers("rows", [0].into_iter().chain(ends))?;
+        let lines = numbers("lines", sequences.iter().map(|sequence| sequence.line))?;
+        let history: Vec<i32> = sequences.iter().map(|sequence| i32::from(sequence.continues)).collect();
+        Ok(Self {
+            starts: uploaded(stream, "rows", &starts)?,
+            lines: uploaded(stream, "lines", &lines)?,
+            history: uploaded(stream, "sequences", &history)?,
+            accepted: false,
+            numbers: Arc::new([wide(&starts), wide(&lines), wide(&history), Vec::new()]),
+        })
+    }
+
+    /// The sequences, each of which goes on behind this number of rows of the call before, of which the first counts:
+    /// for windows of 4 rows and lines of 3 rows and one more for each draft. A call without counts comes before the
+    /// first one with them, with counts of 1. All sequences go on from their lines.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
+    /// sequences that do not go on from their lines; otherwise as for [`Stream::upload`].
+    pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
+        let [starts, lines, history, _] = &*self.numbers;
+        if counts.len() != lines.len() || self.accepted || history.contains(&0) {
+            let given = format_args!("{} counts for {} sequences", counts.len(), lines.len());
+            return Err(Error::invalid("accepted", given, "a count for each sequence, all of which go on")
+                .fix("make the sequences of this step anew, all with `continues`, and counts from the same batch"));
+        }
+        let counts = numbers("accepted", counts.iter().copied())?;
+        let numbers = [starts.clone(), lines.clone(), Vec::new(), wide(&counts)];
+        Ok(Self { history: uploaded(stream, "accepted", &counts)?, accepted: true, numbers: Arc::new(numbers), ..self })
+    }
+
+    fn each(&self) -> [(Parameter, &AnyTensor); 3] {
+        let history = if self.accepted { Parameter::NumAcceptedTokens } else { Parameter::InitialStateMode };
+        [(Parameter::QueryStartLoc, &self.starts), (Parameter::CacheIndices, &self.lines), (history, &self.history)]
+    }
+}
+
+/// A call of CausalConv1d: each channel of a row becomes the sum of the `W` rows that end with it, each times a weight
+/// of the channel, `W` from 2 to 4. What is in front of a sequence is in its line of the pool, which the call renews.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`CausalConvPlan`] once a layer. Rows, weights
+/// and lines are of `f16`, or all of `bf16`, with a multiple of 16 channels.
+///
+/// Source: CausalConv1d of vLLM-Ascend's operator package, for Atlas A2, A3 and Ascend 950; no release of CANN has it.
+/// On an NPU the program vouches for the installed build ([`trust_package`]).
+///
+/// ```
+/// use ascend_attention::causal_conv::{CausalConv1d, ConvSequence, ConvSequences};
+/// use ascend_attention::{Runtime, Tensor, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let rows = |numbers: &[f32]| numbers.iter().flat_map(|x| [bf16::from_f32(*x); 16]).collect::<Vec<_>>();
+/// // Two lines of one row, and the sum of a row and twice the one before.
+/// let lines = stream.upload(&rows(&[5.0, 0.0]), [2, 1, 16])?;
+/// let weight = stream.upload(&rows(&[2.0, 1.0]), [2, 16])?;
+/// let x = stream.upload(&rows(&[1.0, 3.0, 4.0]), [3, 16])?;
+/// let sequences = ConvSequences::new(&stream, &[
+///     ConvSequence { rows: 2, line: 0, continues: true },
+///     ConvSequence { rows: 1, line: 1, continues: false },
+/// ])?;
+/// let plan = CausalConv1d::new().plan(&sequences, (&x, &weight, &lines))?;
+/// let y = plan.launch(&stream, (&x, &weight, &lines))?.download(&stream)?;
+/// assert_eq!([y[0], y[16], y[32]], [11.0, 5.0, 4.0].map(bf16::from_f32));
+/// // Each line has its sequence's last row.
+/// assert_eq!(lines.download(&stream)?[0], bf16::from_f32(3.0));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct CausalConv1d {
+    silu: bool,
+    allowed: AllowedLints,
+}
+
+impl CausalConv1d {
+    /// A call without an activation.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Applies SiLU, `x / (1 + exp(-x))`, to each sum: Qwen3-Next, Qwen3.5 and Kimi do.
+    pub fn silu(mut self) -> Self {
+        self.silu = true;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `causal_conv.shared_line`. The strict emulation makes an
+    /// error of it at the launch.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides, whose rows are
+    /// exactly those of the sequences: narrow those of a padded step. Nothing is launched, and the tensors are not
+    /// kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], also by
+    /// [`PACKAGE_TRUSTED`] on an NPU for whose package nobody has vouched;
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`] where no package is installed,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnCausalConv1dGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &ConvSequences,
+        inputs: impl Into<ConvInputs<'a, T>>,
+    ) -> Result<CausalConvPlan> {
+        let inputs = inputs.into();
+        let context = inputs.x.memory().context();
+        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        vouched_for(context.runtime())?;
+        for (parameter, tensor) in inputs.each().chain(sequences.each()) {
+            tensor.on(parameter.name(), context)?;
+        }
+        let desc = |tensor: &AnyTensor| Some(*tensor.desc());
+        let history = |accepted: bool| (sequences.accepted == accepted).then(|| *sequences.history.desc());
+        let given = CausalConvCall {
+            x: desc(inputs.x),
+            weight: desc(inputs.weight),
+            bias: inputs.bias.and_then(|bias| desc(bias)),
+            conv_states: desc(inputs.lines),
+            query_start_loc: desc(&sequences.starts),
+            cache_indices: desc(&sequences.lines),
+            initial_state_mode: history(false),
+            num_accepted_tokens: history(true),
+            activation_mode: i64::from(self.silu),
+            run_mode: i64::from(sequences.accepted),
+            ..CausalConvCall::default()
+        };
+        let call = CausalConvCall { y: given.output(), ..given };
+        let launch = LaunchTensors { sequences, inputs: &inputs, y: None };
+        let planned = self.prepare(context, &call, sequences, inputs.x);
+        let recorded = AnyArguments::CausalConv1d(call.to_arguments());
+        CausalConvPlan::recorded(planned, context, recorded, &launch)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &CausalConvCall,
+        sequences: &ConvSequences,
+        stand_in: &AnyTensor,
+    ) -> Result<CausalConvPlan> {
+        let target = context.target()?;
+        let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(stand_in))?;
+        let problem = call.check(target)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        let [starts, lines, history, accepted] = &*sequences.numbers;
+        problem.check_contents(ConvContents { starts, lines, history, accepted }, &allowed)?;
+        let operation = CausalConvOperation { sequences: sequences.clone(), y };
+        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
+        Ok(CausalConvPlan::new(prepared, operation))
+    }
+}
+
+/// What a launch reads, and the lines that it reads and writes. From rows, weights and lines.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until planned or launched"]
+pub struct ConvInputs<'a, T: Element> {
+    x: &'a Tensor<T>,
+    weight: &'a Tensor<T>,
+    bias: Option<&'a Tensor<T>>,
+    lines: &'a Tensor<T>,
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for ConvInputs<'a, T> {
+    /// Rows `[T, channels]`, weights `[W, channels]`, which are the model's `[channels, W]` transposed, and lines
+    /// `[lines, C, channels]`, of at least `W - 1` rows each.
+    fn from((x, weight, lines): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self { x, weight, bias: None, lines }
+    }
+}
+
+impl<'a, T: Element> ConvInputs<'a, T> {
+    /// Sets what is added to each sum, `[channels]`.
+    pub fn bias(mut self, bias: &'a Tensor<T>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
+        let given: [(_, Option<&'a AnyTensor>); 4] = [
+            (Parameter::X, Some(self.x)),
+            (Parameter::Weight, Some(self.weight)),
+            (Parameter::Bias, self.bias.map(|bias| &**bias)),
+            (Parameter::ConvStates, Some(self.lines)),
+        ];
+        given.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// A call of CausalConv1d that was checked and prepared. From [`CausalConv1d::plan`].
+///
+/// A launch reads and writes the lines, and writes rows of the shape of `x`.
+pub type CausalConvPlan = operation::Plan<CausalConvOperation>;
+
+/// CausalConv1d, as its [`CausalConvPlan`] knows it.
+#[derive(Debug)]
+pub struct CausalConvOperation {
+    sequences: ConvSequences,
+    y: TensorDesc,
+}
+
+/// The tensors of a launch.
+struct LaunchTensors<'a, T: Element> {
+    sequences: &'a ConvSequences,
+    inputs: &'a ConvInputs<'a, T>,
+    /// `None` for a call that is only planned.
+    y: Option<&'a Tensor<T>>,
+}
+
+impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
+    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
+        if let Some(y) = self.y {
+            visit(Parameter::Y.into(), y)?;
+        }
+        let mut tensors = self.inputs.each().chain(self.sequences.each());
+        tensors.try_for_each(|(parameter, tensor)| visit(parameter.into(), tensor))
+    }
+}
+
+impl Sealed for CausalConvOperation {}
+
+impl Operation for CausalConvOperation {
+    type Inputs<'a, T: Element> = ConvInputs<'a, T>;
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &CausalConvPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::Y.name(), self.y)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &CausalConvPlan,
+        queue: &impl Queue,
+        inputs: &ConvInputs<'_, T>,
+        y: &mut Tensor<T>,
+    ) -> Result<()> {
+        let given = LaunchTensors { sequences: &self.sequences, inputs, y: Some(y) };
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn describe(&self, _: &CausalConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("y", &self.y.shape);
+    }
+}
