@@ -1817,6 +1817,18 @@ unsafe extern "C" {
         devices: *mut i32,
         comms: *mut HcclComm,
     ) -> HcclResult;
+    /** Makes a communicator of some ranks of `*parent`, which is no such communicator itself. `rankIds` are these ranks in
+ rising order, `subCommRankId` is the index of the caller among them; every rank in it calls this, and a rank that is
+ not in it may call it with null and 0xFFFFFFFF. `subCommId` tells the communicators of one parent apart.*/
+    pub fn HcclCreateSubCommConfig(
+        parent: *mut HcclComm,
+        rankNum: u32,
+        rankIds: *mut u32,
+        subCommId: u64,
+        subCommRankId: u32,
+        config: *mut HcclCommConfig,
+        comm: *mut HcclComm,
+    ) -> HcclResult;
     /// Ends this rank's part. Null is allowed.
     pub fn HcclCommDestroy(comm: HcclComm) -> HcclResult;
     /// The number of ranks.
@@ -5815,6 +5827,15 @@ macro_rules! for_each_function {
                 devices: *mut i32,
                 comms: *mut $crate::bindings::HcclComm
             ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCreateSubCommConfig(
+                parent: *mut $crate::bindings::HcclComm,
+                rankNum: u32,
+                rankIds: *mut u32,
+                subCommId: u64,
+                subCommRankId: u32,
+                config: *mut $crate::bindings::HcclCommConfig,
+                comm: *mut $crate::bindings::HcclComm
+            ) -> $crate::bindings::HcclResult;
             [Hccl] fn HcclCommDestroy(comm: $crate::bindings::HcclComm) -> $crate::bindings::HcclResult;
             [Hccl] fn HcclGetRankSize(
                 comm: $crate::bindings::HcclComm,
@@ -6258,6 +6279,7 @@ pub(crate) fn linked() -> crate::Functions {
         HcclCommInitRootInfo: Some(HcclCommInitRootInfo),
         HcclCommInitRootInfoConfig: Some(HcclCommInitRootInfoConfig),
         HcclCommInitAll: Some(HcclCommInitAll),
+        HcclCreateSubCommConfig: Some(HcclCreateSubCommConfig),
         HcclCommDestroy: Some(HcclCommDestroy),
         HcclGetRankSize: Some(HcclGetRankSize),
         HcclGetRankId: Some(HcclGetRankId),

@@ -13,6 +13,7 @@ mod messages;
 mod model;
 mod refusals;
 mod results;
+mod split;
 mod streams;
 
 use ascend_emu::abi::*;
