@@ -94,7 +94,10 @@ static DOORS: Lock<Vec<Weak<Door>>> = Lock::new(Vec::new());
 impl Door {
     /// Opens a socket; connections come to the listener until the door is dropped.
     pub(super) fn open(number: u64) -> io::Result<(Arc<Self>, UnixListener)> {
-        let path = folder()?.join(format!("hub-{}-{number}", process::id()));
+        // The random bytes tell copies of this library in one process apart.
+        let [one, two, three, four, ..] = token();
+        let random = u32::from_le_bytes([one, two, three, four]);
+        let path = folder()?.join(format!("hub-{}-{number}-{random:08x}", process::id()));
         let listener = UnixListener::bind(&path)?;
         let door = Arc::new(Door { path, listener: listener.try_clone()?, owed: AtomicUsize::new(0) });
         let mut doors = DOORS.lock();

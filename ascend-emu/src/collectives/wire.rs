@@ -16,7 +16,7 @@ use std::time::Duration;
 const MARK: u64 = u64::from_le_bytes(*b"ASCHUB\0\x01");
 
 /// Most numbers of a message.
-const MOST_NUMBERS: u64 = 1 << 20;
+const MOST_NUMBERS: u64 = 1 << 24;
 
 /// Most bytes of a message from a process that is not known yet.
 pub(super) const MOST_GREETING: u64 = 1 << 16;

@@ -14,7 +14,7 @@ fn name_of(comm: HcclComm) -> String {
 }
 
 /// Bytes of a configuration of a version, with a name and the later layout's limit.
-fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Box<HcclCommConfigV11> {
+pub(crate) fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Box<HcclCommConfigV11> {
     let mut config: Box<HcclCommConfigV11> = Box::new(unsafe { std::mem::zeroed() });
     let head =
         HcclCommConfigInfo { configSize: bytes, magicWord: sys::HCCL_COMM_CONFIG_MAGIC_WORD, version, reserved: 0 };
