@@ -2000,6 +2000,11 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
+    /** Begins a group of the calling thread: its HcclSend and HcclRecv do not wait for each other, and are queued when the
+ group ends. Groups may be in groups. Since a release after 8.1.*/
+    pub fn HcclGroupStart() -> HcclResult;
+    /// Ends a group of the calling thread, and queues what the outermost one has. Since a release after 8.1.
+    pub fn HcclGroupEnd() -> HcclResult;
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
 
  updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.
@@ -5991,6 +5996,8 @@ macro_rules! for_each_function {
                 comm: $crate::bindings::HcclComm,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGroupStart() -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGroupEnd() -> $crate::bindings::HcclResult;
         }
     };
 }
@@ -6304,5 +6311,7 @@ pub(crate) fn linked() -> crate::Functions {
         HcclSend: Some(HcclSend),
         HcclRecv: Some(HcclRecv),
         HcclBatchSendRecv: Some(HcclBatchSendRecv),
+        HcclGroupStart: None,
+        HcclGroupEnd: None,
     }
 }

@@ -188,6 +188,13 @@ HcclResult HcclRecv(
     void *recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm, aclrtStream stream);
 /** Sends and receives at once; items do not wait for each other. */
 HcclResult HcclBatchSendRecv(HcclSendRecvItem *sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream);
+/**
+ * Begins a group of the calling thread: its HcclSend and HcclRecv do not wait for each other, and are queued when the
+ * group ends. Groups may be in groups. Since a release after 8.1.
+ */
+HcclResult HcclGroupStart(void);
+/** Ends a group of the calling thread, and queues what the outermost one has. Since a release after 8.1. */
+HcclResult HcclGroupEnd(void);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@ use ascend_spec::collective::{Collective, Reduction, dtype_of_hccl, hccl_number}
 use std::sync::Arc;
 
 /// The operators that only the ranks they name call.
-const POINT_TO_POINT: [&str; 3] = ["HcclSend", "HcclRecv", "HcclBatchSendRecv"];
+const POINT_TO_POINT: [&str; 4] = ["HcclSend", "HcclRecv", "HcclBatchSendRecv", "HcclGroupEnd"];
 
 /// Every kind of call; the place is its number.
 fn kinds() -> impl Iterator<Item = Kind> {
