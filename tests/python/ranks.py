@@ -32,7 +32,8 @@ def started(program, ranks, **variables):
 def succeeds(program, ranks, **variables):
     code, output = started(program, ranks, **variables)
     assert code == 0, output[-4000:]
-    assert "ascend-emu:" not in output, output[-4000:]
+    findings = [line for line in output.splitlines() if "ascend-emu:" in line and ".deprecated: " not in line]
+    assert not findings, findings
     for rank in range(ranks):
         assert f"rank {rank} is done with {program}" in output, output[-4000:]
     counted(f"torch.distributed of {ranks} ranks")
@@ -55,10 +56,11 @@ def heads_and_contexts_divided(ranks):
 
 @case(ranks=[2])
 def ranks_that_gather_different_counts_are_both_told(ranks):
-    code, output = started("differing", ranks)
-    assert code == 0, output[-4000:]
+    _, output = started("differing", ranks)
     for rank in range(ranks):
-        assert f"rank {rank} is told: " in output, output[-4000:]
+        # The extension's watchdog may ask the communicator before the rank waits.
+        told = (f"rank {rank} is told: ", f"[Rank {rank}] checkHcclComms found")
+        assert any(text in output for text in told), output[-4000:]
 
 
 @case(ranks=[2])
@@ -218,7 +220,7 @@ def told(rank, call):
         call()
         torch.npu.synchronize()
     except RuntimeError as error:
-        print(f"rank {rank} is told: {str(error)[:300]}", flush=True)
+        print(f"rank {rank} is told: {error}", flush=True)
         os._exit(0)
     raise AssertionError("the call was taken")
 

@@ -50,6 +50,7 @@ fn alone() -> Alone {
         std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string());
         std::env::set_var("TMPDIR", team::temporary());
     });
+    team::make_temporary();
     Alone { _guard: guard, clean, bench: Some(Bench::new()) }
 }
 
@@ -60,6 +61,7 @@ impl Drop for Alone {
             let live = ascend_emu::live();
             assert!(live.is_empty(), "{live:?}");
             team::assert_no_socket();
+            team::remove_temporary();
         }
     }
 }

@@ -15,15 +15,23 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// A folder of this process for sockets and for what the processes of a team tell each other. Its name is short, since
 /// the path of a socket is.
 pub(crate) fn temporary() -> PathBuf {
-    match std::env::var_os("RANKS_FOLDER") {
-        Some(folder) => folder.into(),
-        None => {
-            let folder = std::env::temp_dir().join(format!("ranks-{}", std::process::id()));
-            // One that is there already is of an earlier process with this number.
-            let _ = fs::remove_dir_all(&folder);
-            fs::create_dir(&folder).unwrap();
-            folder
-        }
+    let own = || std::env::temp_dir().join(format!("ranks-{}", std::process::id()));
+    std::env::var_os("RANKS_FOLDER").map_or_else(own, PathBuf::from)
+}
+
+/// Makes the folder anew, unless it is that of another process.
+pub(crate) fn make_temporary() {
+    if std::env::var_os("RANKS_FOLDER").is_none() {
+        // One that is there is of a test that has failed, or of an earlier process with this number.
+        let _ = fs::remove_dir_all(std::env::temp_dir());
+        fs::create_dir(std::env::temp_dir()).unwrap();
+    }
+}
+
+/// Removes the folder, unless it is that of another process.
+pub(crate) fn remove_temporary() {
+    if std::env::var_os("RANKS_FOLDER").is_none() {
+        fs::remove_dir_all(std::env::temp_dir()).unwrap();
     }
 }
 
@@ -84,9 +92,6 @@ impl Team {
         };
         if let Ok(process) = std::env::var("RANKS_PROCESS") {
             return team(process.parse().unwrap());
-        }
-        for told in fs::read_dir(&folder).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
-            fs::remove_file(told.path()).unwrap();
         }
         let start = |process: u32| {
             Command::new(std::env::current_exe().unwrap())
