@@ -7,7 +7,9 @@
 //! an older CANN, and they go another way; but for operators whose lack they report as a CANN that is to be updated.
 
 use ascend_emu::{not_emulated, refused};
-use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACLNN_ERR_RUNTIME_ERROR};
+use ascend_sys::bindings::{
+    ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ACLNN_ERR_RUNTIME_ERROR, HcclResult,
+};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -33,6 +35,10 @@ macro_rules! answered {
 
 fn feature(name: &'static str) -> i32 {
     not_emulated(name, ACL_ERROR_FEATURE_UNSUPPORTED)
+}
+
+fn hccl(name: &'static str) -> u32 {
+    not_emulated(name, HcclResult::HCCL_E_NOT_SUPPORT.0 as i32).unsigned_abs()
 }
 
 fn runtime(name: &'static str) -> i32 {
@@ -196,6 +202,12 @@ answered! {
     *mut c_void = null => acltdtCreateChannelWithCapacity acltdtCreateDataset acltdtGetDataAddrFromItem
         acltdtGetDataItem;
     usize = zero => acltdtGetDataSizeFromItem acltdtGetDatasetSize acltdtGetDimNumFromItem;
+    // Communicators of rank tables, their suspension, and memory that they share over devices.
+    u32 = hccl => HcclCommActivateCommMemory HcclCommDeactivateCommMemory HcclCommInitClusterInfo
+        HcclCommInitClusterInfoConfig HcclCommResume HcclCommSetMemoryRange HcclCommSuspend HcclCommUnsetMemoryRange;
+    // The profiler as programs start it.
+    *mut c_void = null => aclprofCreateConfig;
+    i32 = feature => aclprofDestroyConfig aclprofFinalize aclprofInit aclprofStart aclprofStop;
     // The profiler: none is ever attached, so that nothing is reported.
     i32 = runtime => MsprofReportAdditionalInfo MsprofReportApi MsprofReportCompactInfo MsprofRegisterCallback;
     usize = zero => MsprofGetHashId MsprofSysCycleTime;

@@ -145,18 +145,27 @@
 //!
 //! # Collectives
 //!
-//! `HcclCommInitRootInfo`, `HcclCommInitAll` and the operators of HCCL connect ranks that are threads of one process,
-//! on a device each. A call is queued on its stream and never holds up the host. Ranks that call other operators, or with
-//! other arguments, all get a fault, status 507048, that names ranks and values; hardware would wait. So do ranks that
-//! wait for one whose communicator, stream or device is gone, after a second those that wait for each other, and after
-//! `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The communicator then takes no more calls (`HCCL_E_INTERNAL`).
+//! `HcclCommInitRootInfo`, `HcclCommInitAll`, `HcclCreateSubCommConfig` and the operators of HCCL connect ranks that are
+//! threads of one process or of several on one machine, on a device each. A call is queued on its stream and never holds
+//! up the host. Ranks that call other operators, or with other arguments, all get a fault, status 507048, that names
+//! ranks and values; hardware would wait. So do ranks that wait for one whose communicator, stream, device or process is
+//! gone, after a second those that wait for each other, and after `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The
+//! communicator then takes no more calls (`HCCL_E_INTERNAL`).
+//!
+//! `HcclGetRootInfo` opens a Unix socket in the folder `ascend-emu-USER` of the system's temporary folder (`TMPDIR`),
+//! which no other user reaches into; the root information has its path and random bytes without which it takes nobody.
+//! The communicator lives in this process, which has to live until every rank has destroyed its part: a rank of another
+//! process sends it what it calls and what it sends. The socket is removed with the communicator, and when the process
+//! exits; one of a process that was killed by those who miss it, or a minute later by the next that opens a socket.
+//! Processes count devices alike: rank 1 of a second process is on device 1 there, since device 0 has rank 0.
 //!
 //! - Sums are made in the order of the ranks and rounded to the element type at each step; on hardware the order
 //!   depends on the algorithm.
 //! - The first call of a kind does not hold up the host, and captured calls may meet calls that are not captured.
 //! - The sanitizer knows what a rank's call touches of this rank's memory. It does not take a collective for an order
 //!   between the ranks' streams.
-//! - Communicators over processes, of rank tables and of parts of another communicator are not emulated.
+//! - `HcclCreateSubCommConfig` waits for nobody. Its number is free again when all ranks have destroyed the part.
+//! - Communicators of rank tables and over machines are not emulated. Every process of one is of one user.
 //!
 //! # Differences from hardware
 //!

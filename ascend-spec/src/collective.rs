@@ -39,6 +39,9 @@ macro_rules! collectives {
         }
 
         impl Collective {
+            /// Every collective.
+            pub const ALL: &[Collective] = &[$( Collective::$name, )*];
+
             /// The C function.
             pub const fn function(self) -> &'static str {
                 match self { $( Collective::$name => $function, )* }

@@ -1817,6 +1817,18 @@ unsafe extern "C" {
         devices: *mut i32,
         comms: *mut HcclComm,
     ) -> HcclResult;
+    /** Makes a communicator of some ranks of `*parent`, which is no such communicator itself. `rankIds` are these ranks in
+ rising order, `subCommRankId` is the index of the caller among them; every rank in it calls this, and a rank that is
+ not in it may call it with null and 0xFFFFFFFF. `subCommId` tells the communicators of one parent apart.*/
+    pub fn HcclCreateSubCommConfig(
+        parent: *mut HcclComm,
+        rankNum: u32,
+        rankIds: *mut u32,
+        subCommId: u64,
+        subCommRankId: u32,
+        config: *mut HcclCommConfig,
+        comm: *mut HcclComm,
+    ) -> HcclResult;
     /// Ends this rank's part. Null is allowed.
     pub fn HcclCommDestroy(comm: HcclComm) -> HcclResult;
     /// The number of ranks.
@@ -1988,6 +2000,11 @@ unsafe extern "C" {
         comm: HcclComm,
         stream: aclrtStream,
     ) -> HcclResult;
+    /** Begins a group of the calling thread: its HcclSend and HcclRecv do not wait for each other, and are queued when the
+ group ends. Groups may be in groups. Since a release after 8.1.*/
+    pub fn HcclGroupStart() -> HcclResult;
+    /// Ends a group of the calling thread, and queues what the outermost one has. Since a release after 8.1.
+    pub fn HcclGroupEnd() -> HcclResult;
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
 
  updateType 0: lseOut is null. updateType 1: lseOut takes the merged log-sum-exps.
@@ -5864,6 +5881,15 @@ macro_rules! for_each_function {
                 devices: *mut i32,
                 comms: *mut $crate::bindings::HcclComm
             ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclCreateSubCommConfig(
+                parent: *mut $crate::bindings::HcclComm,
+                rankNum: u32,
+                rankIds: *mut u32,
+                subCommId: u64,
+                subCommRankId: u32,
+                config: *mut $crate::bindings::HcclCommConfig,
+                comm: *mut $crate::bindings::HcclComm
+            ) -> $crate::bindings::HcclResult;
             [Hccl] fn HcclCommDestroy(comm: $crate::bindings::HcclComm) -> $crate::bindings::HcclResult;
             [Hccl] fn HcclGetRankSize(
                 comm: $crate::bindings::HcclComm,
@@ -6019,6 +6045,8 @@ macro_rules! for_each_function {
                 comm: $crate::bindings::HcclComm,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGroupStart() -> $crate::bindings::HcclResult;
+            [Hccl] fn HcclGroupEnd() -> $crate::bindings::HcclResult;
         }
     };
 }
@@ -6309,6 +6337,7 @@ pub(crate) fn linked() -> crate::Functions {
         HcclCommInitRootInfo: Some(HcclCommInitRootInfo),
         HcclCommInitRootInfoConfig: Some(HcclCommInitRootInfoConfig),
         HcclCommInitAll: Some(HcclCommInitAll),
+        HcclCreateSubCommConfig: Some(HcclCreateSubCommConfig),
         HcclCommDestroy: Some(HcclCommDestroy),
         HcclGetRankSize: Some(HcclGetRankSize),
         HcclGetRankId: Some(HcclGetRankId),
@@ -6333,5 +6362,7 @@ pub(crate) fn linked() -> crate::Functions {
         HcclSend: Some(HcclSend),
         HcclRecv: Some(HcclRecv),
         HcclBatchSendRecv: Some(HcclBatchSendRecv),
+        HcclGroupStart: None,
+        HcclGroupEnd: None,
     }
 }

@@ -31,6 +31,19 @@ HcclResult HcclCommInitRootInfoConfig(
     HcclComm *comm);
 /** Makes a communicator of devices of this process; rank i is on entry i of devices, and becomes entry i of comms. */
 HcclResult HcclCommInitAll(uint32_t ndev, int32_t *devices, HcclComm *comms);
+/**
+ * Makes a communicator of some ranks of `*parent`, which is no such communicator itself. `rankIds` are these ranks in
+ * rising order, `subCommRankId` is the index of the caller among them; every rank in it calls this, and a rank that is
+ * not in it may call it with null and 0xFFFFFFFF. `subCommId` tells the communicators of one parent apart.
+ */
+HcclResult HcclCreateSubCommConfig(
+    HcclComm *parent,
+    uint32_t rankNum,
+    uint32_t *rankIds,
+    uint64_t subCommId,
+    uint32_t subCommRankId,
+    HcclCommConfig *config,
+    HcclComm *comm);
 /** Fills in the settings of a communicator: those of the process. */
 static inline void HcclCommConfigInit(HcclCommConfig *config)
 {
@@ -175,6 +188,13 @@ HcclResult HcclRecv(
     void *recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm, aclrtStream stream);
 /** Sends and receives at once; items do not wait for each other. */
 HcclResult HcclBatchSendRecv(HcclSendRecvItem *sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream);
+/**
+ * Begins a group of the calling thread: its HcclSend and HcclRecv do not wait for each other, and are queued when the
+ * group ends. Groups may be in groups. Since a release after 8.1.
+ */
+HcclResult HcclGroupStart(void);
+/** Ends a group of the calling thread, and queues what the outermost one has. Since a release after 8.1. */
+HcclResult HcclGroupEnd(void);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ GROUPS = [
     (STRICT, ["quant_indexer", "quant_sparse"]),
     (STRICT, ["scatter", "atb", "merging", "serving", "refusals"]),
     (STRICT, ["graphs", "family_graphs", "streams", "misuse", "around"]),
+    (STRICT, ["ranks"]),
     (TRACED, ["operators", "releases", "fusion", "fusion_extras", "fusion_refusals", "dropout", "dot_product", "backward"]),
     (TRACED, ["prompt", "incre", "inference_refusals", "ring", "gather"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs", "family_graphs"]),

@@ -43,7 +43,7 @@ impl<'a> Arguments<'a> {
         if collective.forbids_in_place() && send.address == receive.address && send.address != 0 {
             return Err(failure!(HCCL_PARA, "{name}: sendBuf and recvBuf are the same, and have to differ"));
         }
-        let (size, rank) = (caller.member.communicator.size, caller.member.rank);
+        let (size, rank) = (caller.member.size, caller.member.rank);
         let is_root = root == Some(rank);
         let (sends, receives) = match collective.root() {
             Root::Nothing => (true, true),
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn HcclAllGatherV(
     stream: aclrtStream,
 ) -> HcclResult {
     hccl(|| {
-        let size = COMMUNICATORS.get(comm)?.communicator.size;
+        let size = COMMUNICATORS.get(comm)?.size;
         // SAFETY: the caller's promise.
         let counts = unsafe { array("recvCounts", recvCounts, size) }?;
         // SAFETY: the caller's promise.
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn HcclReduceScatterV(
     stream: aclrtStream,
 ) -> HcclResult {
     hccl(|| {
-        let size = COMMUNICATORS.get(comm)?.communicator.size;
+        let size = COMMUNICATORS.get(comm)?.size;
         // SAFETY: the caller's promise.
         let counts = unsafe { array("sendCounts", sendCounts, size) }?;
         // SAFETY: the caller's promise.
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn HcclAlltoAllV(
 ) -> HcclResult {
     hccl(|| {
         same_type("HcclAlltoAllV", sendType, recvType)?;
-        let size = COMMUNICATORS.get(comm)?.communicator.size;
+        let size = COMMUNICATORS.get(comm)?.size;
         let mut arrays =
             [("sendCounts", sendCounts), ("sdispls", sdispls), ("recvCounts", recvCounts), ("rdispls", rdispls)]
                 .into_iter()
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn HcclAlltoAllVC(
     hccl(|| {
         same_type("HcclAlltoAllVC", sendType, recvType)?;
         let member = COMMUNICATORS.get(comm)?;
-        let (size, rank) = (member.communicator.size, member.rank);
+        let (size, rank) = (member.size, member.rank);
         // SAFETY: the caller's promise. There are at most as many ranks as devices.
         let matrix = unsafe { array("sendCountMatrix", sendCountMatrix, size * size) }?;
         let rows = || matrix.chunks_exact(size);

@@ -1,7 +1,7 @@
 //! Communicators (HCCL).
 
 use crate::c_pointer::not_null_or;
-use crate::collectives::{self, COMMUNICATORS, ROOT_INFO, Settings};
+use crate::collectives::{self, COMMUNICATORS, ROOT_INFO, Settings, SplitRequest};
 use crate::runtime::context::{self, current};
 use crate::status::{HCCL_NOT_SUPPORTED, HCCL_PARA, HCCL_PTR, Outcome, failure, hccl};
 use ascend_spec::{Cann, Soc};
@@ -146,6 +146,42 @@ pub unsafe extern "C" fn HcclCommInitAll(ndev: u32, devices: *mut i32, comms: *m
     })
 }
 
+/// What a rank that is not in a communicator of some ranks gives as its index.
+const NO_RANK: u32 = u32::MAX;
+
+pub unsafe extern "C" fn HcclCreateSubCommConfig(
+    parent: *mut HcclComm,
+    rankNum: u32,
+    rankIds: *mut u32,
+    subCommId: u64,
+    subCommRankId: u32,
+    config: *mut HcclCommConfig,
+    comm: *mut HcclComm,
+) -> HcclResult {
+    const NAME: &str = "HcclCreateSubCommConfig";
+    hccl(|| {
+        not_null("parent", parent)?;
+        not_null("comm", comm)?;
+        // SAFETY: not null, so valid for reading.
+        let member = COMMUNICATORS.get(unsafe { parent.read_unaligned() })?;
+        if rankIds.is_null() && subCommRankId == NO_RANK {
+            return member.check(NAME);
+        }
+        not_null("rankIds", rankIds)?;
+        // SAFETY: the caller's promise.
+        let settings = unsafe { settings(NAME, config) }?;
+        if rankNum as usize > member.size {
+            return Err(failure!(HCCL_PARA, "{NAME}: rankNum: given {rankNum}, allowed: 1 to {}", member.size));
+        }
+        // SAFETY: not null, so valid for reading as many.
+        let ranks = (0..rankNum as usize).map(|at| unsafe { rankIds.add(at).read_unaligned() }).collect();
+        let request = SplitRequest { number: subCommId, ranks, rank: subCommRankId };
+        let id = member.split(NAME, &request, &settings)?;
+        // SAFETY: the caller's promise.
+        unsafe { store("comm", comm, id.raw()) }
+    })
+}
+
 pub unsafe extern "C" fn HcclCommDestroy(comm: HcclComm) -> HcclResult {
     hccl(|| {
         if !comm.is_null() {
@@ -157,7 +193,7 @@ pub unsafe extern "C" fn HcclCommDestroy(comm: HcclComm) -> HcclResult {
 
 pub unsafe extern "C" fn HcclGetRankSize(comm: HcclComm, rankSize: *mut u32) -> HcclResult {
     hccl(|| {
-        let size = COMMUNICATORS.get(comm)?.communicator.size;
+        let size = COMMUNICATORS.get(comm)?.size;
         // SAFETY: the caller's promise. There are fewer ranks than devices.
         unsafe { store("rankSize", rankSize, size as u32) }
     })
@@ -176,7 +212,7 @@ pub unsafe extern "C" fn HcclGetCommName(comm: HcclComm, commName: *mut c_char) 
         let member = COMMUNICATORS.get(comm)?;
         not_null("commName", commName)?;
         let most = sys::COMM_NAME_MAX_LENGTH as usize - 1;
-        for (at, byte) in member.communicator.name.bytes().take(most).chain([0]).enumerate() {
+        for (at, byte) in member.name.bytes().take(most).chain([0]).enumerate() {
             // SAFETY: not null, so valid for writing COMM_NAME_MAX_LENGTH characters.
             unsafe { commName.add(at).write(byte as c_char) };
         }
@@ -187,7 +223,7 @@ pub unsafe extern "C" fn HcclGetCommName(comm: HcclComm, commName: *mut c_char) 
 pub unsafe extern "C" fn HcclGetCommAsyncError(comm: HcclComm, asyncError: *mut HcclResult) -> HcclResult {
     hccl(|| {
         let member = COMMUNICATORS.get(comm)?;
-        let found = match member.communicator.has_failed() {
+        let found = match member.failed().is_some() {
             true => HcclResult::HCCL_E_REMOTE,
             false => HcclResult::HCCL_SUCCESS,
         };

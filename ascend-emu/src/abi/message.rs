@@ -7,9 +7,11 @@ use crate::status::{HCCL_PARA, Outcome, failure, hccl};
 use ascend_spec::DType;
 use ascend_spec::collective::Share;
 use ascend_sys::bindings::{HcclComm, HcclDataType, HcclResult, HcclSendRecvItem, HcclSendRecvType, aclrtStream};
+use std::cell::RefCell;
 use std::ffi::c_void;
 
 /// One message of a call between ranks.
+#[derive(Clone, Copy)]
 struct Message {
     outwards: bool,
     buffer: Buffer<'static>,
@@ -17,16 +19,72 @@ struct Message {
     peer: u32,
 }
 
-/// Checks messages and queues them on the stream as one call. To itself a rank sends only what it also receives there.
-fn exchange(name: &'static str, messages: &[Message], comm: HcclComm, stream: aclrtStream) -> Outcome {
+/// The groups that a thread has begun, one in the other, and what they send and receive: by communicator and stream.
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    calls: Vec<(HcclComm, aclrtStream, Vec<Message>)>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+pub unsafe extern "C" fn HcclGroupStart() -> HcclResult {
+    hccl(|| {
+        GROUP.with_borrow_mut(|group| group.depth += 1);
+        Ok(())
+    })
+}
+
+pub unsafe extern "C" fn HcclGroupEnd() -> HcclResult {
+    const NAME: &str = "HcclGroupEnd";
+    hccl(|| {
+        let calls = GROUP.with_borrow_mut(|group| -> Outcome<_> {
+            let Some(depth) = group.depth.checked_sub(1) else {
+                let fix = "call HcclGroupStart before, on this thread";
+                return Err(failure!(HCCL_PARA, "{NAME}: this thread has begun no group; {fix}"));
+            };
+            group.depth = depth;
+            Ok(if depth == 0 { std::mem::take(&mut group.calls) } else { Vec::new() })
+        })?;
+        // Each is queued, whatever is said of another.
+        let outcomes =
+            calls.iter().map(|(comm, stream, messages)| exchange(NAME, &Caller::new(NAME, *comm, *stream)?, messages));
+        outcomes.fold(Ok(()), |first, next| first.and(next))
+    })
+}
+
+/// Sends or receives one message, now or when the thread's group ends.
+fn single(name: &'static str, message: Message, comm: HcclComm, stream: aclrtStream) -> Outcome {
     let caller = Caller::new(name, comm, stream)?;
+    GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return exchange(name, &caller, &[message]);
+        }
+        segment(name, &caller, &message)?;
+        match group.calls.iter_mut().find(|(known, on, _)| (*known, *on) == (comm, stream)) {
+            Some((_, _, messages)) => messages.push(message),
+            None => group.calls.push((comm, stream, vec![message])),
+        }
+        Ok(())
+    })
+}
+
+/// Checks a message of a rank: what goes to a rank, or comes from it.
+fn segment(name: &'static str, caller: &Caller, message: &Message) -> Outcome<Option<Segment>> {
+    let dtype = element(name, message.dtype)?;
+    let peer = caller.peer(name, "the other rank", message.peer)?;
+    let segments = message.buffer.segments(Share::Whole, 1, dtype)?;
+    Ok(segments.into_iter().next().map(|segment| Segment { peer, ..segment }))
+}
+
+/// Checks messages and queues them on the stream as one call. To itself a rank sends only what it also receives there.
+fn exchange(name: &'static str, caller: &Caller, messages: &[Message]) -> Outcome {
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    for Message { outwards, buffer, dtype, peer } in messages {
-        let dtype = element(name, *dtype)?;
-        let peer = caller.peer(name, "the other rank", *peer)?;
-        let segment = buffer.segments(Share::Whole, 1, dtype)?;
-        let side = if *outwards { &mut sends } else { &mut receives };
-        side.extend(segment.into_iter().map(|segment| Segment { peer, ..segment }));
+    for message in messages {
+        let side = if message.outwards { &mut sends } else { &mut receives };
+        side.extend(segment(name, caller, message)?);
     }
     let own = |side: &[Segment]| -> Vec<(DType, usize)> {
         let own = side.iter().filter(|segment| segment.peer == caller.member.rank);
@@ -68,7 +126,7 @@ pub unsafe extern "C" fn HcclSend(
     hccl(|| {
         let buffer = Buffer::new("sendBuf", sendBuf, count);
         let message = Message { outwards: true, buffer, dtype: dataType, peer: destRank };
-        if count == 0 { Ok(()) } else { exchange("HcclSend", &[message], comm, stream) }
+        if count == 0 { Ok(()) } else { single("HcclSend", message, comm, stream) }
     })
 }
 
@@ -83,7 +141,7 @@ pub unsafe extern "C" fn HcclRecv(
     hccl(|| {
         let buffer = Buffer::new("recvBuf", recvBuf, count);
         let message = Message { outwards: false, buffer, dtype: dataType, peer: srcRank };
-        if count == 0 { Ok(()) } else { exchange("HcclRecv", &[message], comm, stream) }
+        if count == 0 { Ok(()) } else { single("HcclRecv", message, comm, stream) }
     })
 }
 
@@ -118,6 +176,6 @@ pub unsafe extern "C" fn HcclBatchSendRecv(
             let buffer = Buffer::new("buf", item.buf, item.count);
             messages.push(Message { outwards, buffer, dtype: item.dataType, peer: item.remoteRank });
         }
-        exchange(NAME, &messages, comm, stream)
+        exchange(NAME, &Caller::new(NAME, comm, stream)?, &messages)
     })
 }

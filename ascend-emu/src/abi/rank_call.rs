@@ -113,12 +113,12 @@ impl Caller {
                 member.device
             ));
         }
-        member.communicator.check(name)?;
+        member.check(name)?;
         Ok(Caller { member, stream })
     }
 
     pub(super) fn peer(&self, name: &str, what: &str, rank: u32) -> Outcome<usize> {
-        let size = self.member.communicator.size;
+        let size = self.member.size;
         match rank as usize {
             rank if rank < size => Ok(rank),
             rank => Err(failure!(HCCL_PARA, "{name}: {what}: given {rank}, allowed: 0 to {}", size - 1)),

@@ -1,24 +1,33 @@
 //! Communicators, and how the calls of their ranks meet.
 
 use super::call::Call;
+use super::door::Door;
 use crate::fault::Fault;
-use crate::handle::{self, Table};
 use crate::lock::{Lock, Signal};
-use crate::status::{COLLECTIVE_FAILED, HCCL_INTERNAL, Outcome, failure};
+use crate::status::COLLECTIVE_FAILED;
 use ascend_spec::DType;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-pub(crate) static COMMUNICATORS: Table<Member> = Table::new(handle::Kind::Communicator);
-
 /// The time after which a waiting rank looks again at what only time changes: an abort, a deadlock, its limit.
-const POLL: Duration = Duration::from_millis(20);
+pub(super) const POLL: Duration = Duration::from_millis(20);
 
 /// How long ranks that wait for each other may make no other call until they count as waiting for ever.
 const DEADLOCK_AFTER: Duration = Duration::from_secs(1);
+
+/// Says why a call has to end before the others have come: how a sentence about it goes on.
+pub(super) type Interrupt<'a> = &'a dyn Fn() -> Option<&'static str>;
+
+/// Why no more calls of a rank can come: how a sentence about it goes on.
+pub(super) const GONE: [&str; 3] =
+    ["its communicator was destroyed", "its device was reset", "its process has ended, or has closed its connection"];
+
+/// The places in [`GONE`].
+pub(super) const DESTROYED: usize = 0;
+pub(super) const RESET: usize = 1;
+pub(super) const ENDED: usize = 2;
 
 /// What one rank hands to another: bytes, shared by those who get the same.
 pub(super) type Payload = Arc<[u8]>;
@@ -64,13 +73,15 @@ struct RankState {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// Why every call fails from now on.
     failed: Option<String>,
     ranks: Vec<RankState>,
     collectives: BTreeMap<u64, PendingCollective>,
     /// By sender and receiver.
     channels: BTreeMap<(usize, usize), Channel>,
+    /// Communicators of some of the ranks, by their numbers.
+    pub splits: BTreeMap<u64, Split>,
 }
 
 /// What one rank sends to another, in its order.
@@ -82,36 +93,38 @@ struct Channel {
     received: u64,
 }
 
-/// A communicator.
+/// A communicator that some ranks of another one make.
+#[derive(Debug)]
+pub(super) struct Split {
+    pub ranks: Vec<u32>,
+    pub communicator: Weak<Communicator>,
+    /// The communicator, until each of the ranks has taken its part.
+    pub kept: Option<Arc<Communicator>>,
+    pub taken: Vec<bool>,
+}
+
+/// A communicator, in the process of its root.
 #[derive(Debug)]
 pub(crate) struct Communicator {
     pub name: String,
     pub size: usize,
     /// How long a rank waits for the others.
-    limit: Duration,
-    state: Lock<State>,
+    pub(super) limit: Duration,
+    /// Where ranks of other processes come in, if any can.
+    pub(super) door: Option<Arc<Door>>,
+    /// The ranks of this process.
+    pub(super) here: Vec<usize>,
+    /// Whether it is one of some ranks of another communicator.
+    pub(super) is_split: bool,
+    pub(super) state: Lock<State>,
     changed: Signal,
 }
 
-/// One rank's part in a communicator.
-#[derive(Debug)]
-pub(crate) struct Member {
-    pub communicator: Arc<Communicator>,
-    pub rank: usize,
-    pub device: i32,
-}
-
-/// A call with the member that makes it.
-#[derive(Clone, Debug)]
-pub(crate) struct MemberCall {
-    pub member: Arc<Member>,
-    pub call: Arc<Call>,
-}
-
 impl Communicator {
-    pub(super) fn new(name: String, size: usize, limit: Duration) -> Arc<Self> {
+    pub(super) fn new(name: String, size: usize, limit: Duration) -> Self {
         let state = State { ranks: (0..size).map(|_| RankState::default()).collect(), ..State::default() };
-        Arc::new(Communicator { name, size, limit, state: Lock::new(state), changed: Signal::new() })
+        let (state, changed) = (Lock::new(state), Signal::new());
+        Communicator { name, size, limit, door: None, here: (0..size).collect(), is_split: false, state, changed }
     }
 }
 
@@ -127,6 +140,7 @@ impl State {
     fn clear(&mut self) {
         self.collectives.clear();
         self.channels.clear();
+        self.splits.clear();
     }
 
     /// The ranks that a wait is for.
@@ -200,20 +214,9 @@ const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEO
                            in the same order";
 
 impl Communicator {
-    pub(crate) fn has_failed(&self) -> bool {
-        self.state.lock().failed.is_some()
-    }
-
     /// The reason for which the communicator has failed.
-    pub(crate) fn check(&self, name: &str) -> Outcome {
-        match &self.state.lock().failed {
-            None => Ok(()),
-            Some(message) => Err(failure!(
-                HCCL_INTERNAL,
-                "{name}: the communicator {} has failed, and takes no more calls; make another one: {message}",
-                self.name
-            )),
-        }
+    pub(super) fn failed(&self) -> Option<String> {
+        self.state.lock().failed.clone()
     }
 
     fn fail(&self, mut state: MutexGuard<'_, State>, message: String) -> Fault {
@@ -229,7 +232,7 @@ impl Communicator {
     fn wait<T>(
         &self,
         call: &Call,
-        abort: &AtomicBool,
+        interrupt: Interrupt<'_>,
         mut look: impl FnMut(&mut State) -> Result<ControlFlow<T, Vec<Wait>>, String>,
     ) -> Result<T, Fault> {
         let rank = call.rank;
@@ -280,8 +283,8 @@ impl Communicator {
                 Some(format!("{call} of rank {rank} waits for rank {gone}, which cannot come"))
             } else if state.ranks.get(rank).is_some_and(|rank_state| rank_state.gone.is_some()) {
                 Some(format!("{call} of rank {rank} is not over, and its rank is gone"))
-            } else if abort.load(Ordering::Acquire) {
-                Some(format!("{call} of rank {rank} was aborted with its stream"))
+            } else if let Some(why) = interrupt() {
+                Some(format!("{call} of rank {rank} {why}"))
             } else if begun.elapsed() >= self.limit {
                 let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
                 Some(format!(
@@ -350,7 +353,7 @@ impl Communicator {
     }
 
     /// Meets the other ranks in a collective, and returns their calls in the order of the ranks.
-    pub(super) fn meet(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Arrival>, Fault> {
+    pub(super) fn meet(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Arrival>, Fault> {
         let call = Arc::clone(&arrival.call);
         let rank = call.rank;
         let number = self.begin(&call, |state| {
@@ -382,7 +385,7 @@ impl Communicator {
             }
             Ok(number)
         })?;
-        self.wait(&call, abort, |state| {
+        self.wait(&call, interrupt, |state| {
             let complete = |pending: &&mut PendingCollective| pending.arrivals.iter().all(Option::is_some);
             let Some(pending) = state.collectives.get_mut(&number).filter(complete) else {
                 return Ok(ControlFlow::Continue(vec![Wait::Collective(number)]));
@@ -398,7 +401,7 @@ impl Communicator {
 
     /// Sends messages to ranks and receives messages from ranks, and returns those received in the order of
     /// [`Call::receives`].
-    pub(super) fn exchange(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Payload>, Fault> {
+    pub(super) fn exchange(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Payload>, Fault> {
         let Arrival { call, payloads } = arrival;
         let rank = call.rank;
         // The number of its channel that each message has, counted from 1.
@@ -413,7 +416,7 @@ impl Communicator {
             Ok(tickets)
         })?;
         let mut received: Vec<Option<Payload>> = vec![None; call.receives.len()];
-        self.wait(&call, abort, |state| {
+        self.wait(&call, interrupt, |state| {
             let mut missing = Vec::new();
             for (segment, place) in call.receives.iter().zip(&mut received) {
                 if place.is_some() {
@@ -457,8 +460,8 @@ impl Communicator {
         Ok(received.into_iter().flatten().collect())
     }
 
-    /// Notes that a rank makes no more calls. Ranks that wait for it fail at once.
-    fn mark_gone(&self, rank: usize, why: &'static str) {
+    /// Notes that a rank makes no more calls, for a reason of [`GONE`]. Ranks that wait for it fail at once.
+    pub(super) fn mark_gone(&self, rank: usize, why: &'static str) {
         let mut state = self.state.lock();
         if let Some(rank_state) = state.ranks.get_mut(rank) {
             rank_state.gone.get_or_insert(why);
@@ -469,27 +472,10 @@ impl Communicator {
         drop(state);
         self.changed.notify_all();
     }
-}
 
-impl Member {
-    /// `HcclCommDestroy`: this rank makes no more calls.
-    pub(crate) fn leave(&self) {
-        self.communicator.mark_gone(self.rank, "its communicator was destroyed");
-    }
-
-    /// Fails the communicator: a call of this rank was queued and will never run.
-    pub(crate) fn give_up(&self, call: &Call) {
-        let group = &self.communicator;
-        let state = group.state.lock();
-        let message =
-            format!("communicator {}: {call} of rank {} was queued, and will never run", group.name, self.rank);
-        group.fail(state, message);
-    }
-}
-
-/// Notes that a device was reset: its ranks make no more calls.
-pub(crate) fn mark_device_gone(device: i32) {
-    for member in COMMUNICATORS.all(|member| member.device == device) {
-        member.communicator.mark_gone(member.rank, "its device was reset");
+    /// Fails the communicator: a call of a rank was queued and will never run.
+    pub(super) fn give_up(&self, rank: usize, call: &str) {
+        let message = format!("communicator {}: {call} of rank {rank} was queued, and will never run", self.name);
+        self.fail(self.state.lock(), message);
     }
 }

@@ -1,84 +1,52 @@
-//! How ranks become a communicator.
+//! How ranks of one piece of root information, and devices of one process, become a communicator.
 
-use super::communicator::{COMMUNICATORS, Communicator, Member};
+use super::communicator::Communicator;
+use super::door::Door;
+use super::member::{COMMUNICATORS, Group, Member};
+use super::settings::Settings;
 use crate::config::config;
 use crate::handle::Id;
 use crate::lock::{Lock, Signal};
-use crate::status::{Failure, HCCL_NOT_SUPPORTED, HCCL_PARA, HCCL_TIMEOUT, Outcome, failure};
+use crate::status::{Failure, HCCL_PARA, HCCL_TIMEOUT, Outcome, failure};
 use std::collections::BTreeMap;
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Bytes of root information.
-pub(crate) const ROOT_INFO: usize = ascend_sys::bindings::HCCL_ROOT_INFO_BYTES as usize;
-
-/// What root information of this emulation begins with.
-const MARK: &[u8; 8] = b"ASCENDHC";
-
-/// What a communicator is made with.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    /// Its name, if the program chooses one.
-    pub name: Option<String>,
-    /// How long a rank waits for the others, if the program chooses that.
-    pub limit: Option<Duration>,
+/// A name that no other communicator of this process has.
+fn new_name() -> String {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    format!("hccl_emulated_{}", NUMBERS.fetch_add(1, Ordering::Relaxed))
 }
 
-impl Settings {
-    /// Makes the communicator.
-    fn communicator(&self, size: usize) -> Arc<Communicator> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let name = self.name.clone().unwrap_or_else(|| format!("hccl_emulated_{number}"));
-        Communicator::new(name, size, self.limit.unwrap_or(config().collective_limit))
-    }
+/// Where a rank has come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seat {
+    pub device: i32,
+    /// Whether it is of another process.
+    pub elsewhere: bool,
 }
 
 /// Ranks that come together by one piece of root information.
 #[derive(Debug, Default)]
 struct Session {
-    /// The number of ranks, and the devices of those that have come.
-    seats: Vec<Option<i32>>,
+    /// A place for each rank.
+    seats: Vec<Option<Seat>>,
     settings: Settings,
     communicator: Option<Arc<Communicator>>,
     failed: Option<Failure>,
     /// Ranks that have come and not gone.
     present: usize,
+    /// Where ranks of other processes come in, if any can.
+    door: Option<Arc<Door>>,
 }
 
 static SESSIONS: Lock<BTreeMap<u64, Session>> = Lock::new(BTreeMap::new());
 static CHANGED: Signal = Signal::new();
-static ISSUED: AtomicU64 = AtomicU64::new(0);
 
-/// `HcclGetRootInfo`: root information, of which only the first bytes are not zero.
-pub(crate) fn root_info() -> Vec<u8> {
-    let number = ISSUED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    SESSIONS.lock().insert(number, Session::default());
-    let mut bytes = [&MARK[..], &process::id().to_le_bytes(), &number.to_le_bytes()].concat();
-    bytes.resize(ROOT_INFO, 0);
-    bytes
-}
-
-/// The number of the session that root information is for.
-fn session_of(name: &str, info: &[u8]) -> Outcome<u64> {
-    let (mark, rest) = info.split_at_checked(MARK.len()).unwrap_or_default();
-    let (own, rest) = rest.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
-    let number = rest.first_chunk::<8>().map_or(0, |number| u64::from_le_bytes(*number));
-    if mark != MARK {
-        return Err(failure!(HCCL_PARA, "{name}: rootInfo is not what HcclGetRootInfo has written"));
-    }
-    if u32::from_le_bytes(*own) != process::id() {
-        return Err(failure!(
-            HCCL_NOT_SUPPORTED,
-            "{name}: rootInfo was made in process {}, this is process {}: the emulation's communicators are of one \
-             process; make the ranks threads of it",
-            u32::from_le_bytes(*own),
-            process::id()
-        ));
-    }
-    Ok(number)
+/// Begins a communicator that ranks join by a number.
+pub(super) fn expect(number: u64, door: Option<Arc<Door>>) {
+    SESSIONS.lock().insert(number, Session { door, ..Session::default() });
 }
 
 /// Refuses sizes that there are no devices for, and ranks that do not exist.
@@ -106,11 +74,16 @@ fn go(sessions: &mut BTreeMap<u64, Session>, number: u64) {
     }
 }
 
-/// `HcclCommInitRootInfo`: joins a communicator on a device, and returns when all ranks have.
-pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i32, settings: Settings) -> Outcome<Id> {
-    let number = session_of(name, info)?;
+/// Takes a rank's seat in the communicator with a number, and returns when all ranks have theirs.
+pub(super) fn meet(
+    name: &str,
+    number: u64,
+    (size, rank): (u32, u32),
+    seat: Seat,
+    settings: Settings,
+) -> Outcome<Arc<Communicator>> {
     let (size, rank) = check_size(name, size, rank)?;
-    let limit = settings.limit.unwrap_or(config().collective_limit);
+    let (limit, device) = (settings.limit(), seat.device);
     let deadline = Instant::now().checked_add(limit);
     let mut sessions = SESSIONS.lock();
     let Some(session) = sessions.get_mut(&number) else {
@@ -128,7 +101,7 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
     } else if session.seats.len() != size {
         let other = session.seats.len();
         Some(failure!(HCCL_PARA, "{name}: nRanks: {size} for rank {rank}, and {other} for a rank that came before"))
-    } else if session.seats.iter().flatten().any(|taken| *taken == device) {
+    } else if session.seats.iter().flatten().any(|taken| taken.device == device) {
         Some(failure!(
             HCCL_PARA,
             "{name}: device {device} has a rank of this communicator already; rank {rank} needs its own"
@@ -145,14 +118,18 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
         CHANGED.notify_all();
         return Err(refusal);
     }
-    if let Some(seat) = session.seats.get_mut(rank) {
-        *seat = Some(device);
+    if let Some(place) = session.seats.get_mut(rank) {
+        *place = Some(seat);
     }
     if rank == 0 {
         session.settings = settings;
     }
     if session.seats.iter().all(Option::is_some) {
-        session.communicator = Some(session.settings.communicator(size));
+        let seats = session.seats.iter().enumerate();
+        let here = seats.filter(|(_, seat)| seat.is_some_and(|seat| !seat.elsewhere)).map(|(rank, _)| rank).collect();
+        let mut made = session.settings.communicator(size, new_name);
+        (made.door, made.here) = (session.door.take(), here);
+        session.communicator = Some(Arc::new(made));
         CHANGED.notify_all();
     }
     loop {
@@ -162,7 +139,7 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
         if let Some(communicator) = session.communicator.clone() {
             go(&mut sessions, number);
             drop(sessions);
-            return Ok(COMMUNICATORS.insert(Member { communicator, rank, device }));
+            return Ok(communicator);
         }
         if session.failed.is_none() && crate::lock::expired(deadline) {
             let missing = session.seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
@@ -195,8 +172,8 @@ pub(crate) fn all(name: &str, devices: &[i32]) -> Outcome<Vec<Id>> {
             ));
         }
     }
-    let communicator = Settings::default().communicator(devices.len());
+    let communicator = Arc::new(Settings::default().communicator(devices.len(), new_name));
     let members = devices.iter().enumerate();
-    let members = members.map(|(rank, &device)| Member { communicator: Arc::clone(&communicator), rank, device });
+    let members = members.map(|(rank, &device)| Member::new(Group::Here(Arc::clone(&communicator)), rank, device));
     Ok(members.map(|member| COMMUNICATORS.insert(member)).collect())
 }

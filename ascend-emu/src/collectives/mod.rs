@@ -1,4 +1,4 @@
-//! Collectives (HCCL) in one process: ranks are threads over emulated devices.
+//! Collectives (HCCL): ranks are threads over emulated devices, of one process or of several.
 //!
 //! A call is queued on the rank's stream like an operator. When the stream reaches it, it copies what it sends, meets
 //! the calls of the other ranks, and writes what it receives; nothing of memory is locked while it waits, so that a
@@ -8,13 +8,28 @@
 //!
 //! Elements are reduced in the order of the ranks, each sum rounded to the element type: bits do not differ from run to
 //! run, nor between ranks.
+//!
+//! The process that made the root information has the communicator. A rank of another process sends the description of
+//! its call and what it sends over a socket, and gets what it receives.
 
 mod call;
+mod call_message;
 mod communicator;
+mod door;
+mod hub;
 mod join;
+mod member;
 mod reduce;
+mod remote;
+mod root_info;
 mod run;
+mod settings;
+mod split;
+mod wire;
 
 pub(crate) use call::{Call, Kind, Segment};
-pub(crate) use communicator::{COMMUNICATORS, Member, MemberCall, mark_device_gone};
-pub(crate) use join::{ROOT_INFO, Settings, all, check_size, join, root_info};
+pub(crate) use join::{all, check_size};
+pub(crate) use member::{COMMUNICATORS, Member, MemberCall, mark_device_gone};
+pub(crate) use root_info::{ROOT_INFO, join, root_info};
+pub(crate) use settings::Settings;
+pub(crate) use split::SplitRequest;

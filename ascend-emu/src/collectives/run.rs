@@ -1,7 +1,8 @@
 //! A call on the thread of its stream: what is sent is copied, the ranks meet, what comes is written.
 
 use super::call::{Call, Segment};
-use super::communicator::{Arrival, MemberCall, Payload};
+use super::communicator::{Arrival, Communicator, Interrupt, Payload};
+use super::member::MemberCall;
 use super::reduce::reduce;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -24,32 +25,40 @@ impl MemberCall {
         // SAFETY: the caller's promise.
         let payloads = unsafe { call.payloads(memory) };
         let arrival = Arrival { call: Arc::clone(call), payloads };
-        let received = match call.is_collective() {
-            true => call.addressed(&member.communicator.meet(arrival, abort)?),
-            false => member.communicator.exchange(arrival, abort)?,
-        };
+        let result = member.perform(arrival, abort)?;
         // SAFETY: the caller's promise.
-        unsafe { call.write(received, memory) };
+        unsafe { call.write(result, memory) };
         Ok(())
     }
 }
 
+impl Communicator {
+    /// Meets the other ranks in a call, and returns what it writes, in the order of [`Call::receives`]; a reduction
+    /// has one result.
+    pub(super) fn perform(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Payload>, Fault> {
+        let call = Arc::clone(&arrival.call);
+        let received = match call.is_collective() {
+            true => call.addressed(&self.meet(arrival, interrupt)?),
+            false => return self.exchange(arrival, interrupt),
+        };
+        let Some(reduction) = call.reduction.filter(|_| !call.receives.is_empty()) else {
+            return Ok(received);
+        };
+        let mut payloads = received.iter();
+        let mut sum: Vec<u8> = payloads.next().map(|first| first.to_vec()).unwrap_or_default();
+        payloads.for_each(|payload| reduce(call.dtype, reduction, &mut sum, payload));
+        Ok(vec![sum.into()])
+    }
+}
+
 impl Call {
-    /// Writes what was received, in the order of [`Call::receives`].
+    /// Writes the result of [`Communicator::perform`].
     ///
     /// # Safety
     ///
     /// As for [`MemberCall::run`].
-    unsafe fn write(&self, received: Vec<Payload>, memory: &DeviceMemory) {
-        let written: Vec<(Segment, Payload)> = match self.reduction {
-            Some(reduction) if !self.receives.is_empty() => {
-                let mut payloads = received.iter();
-                let mut sum: Vec<u8> = payloads.next().map(|first| first.to_vec()).unwrap_or_default();
-                payloads.for_each(|payload| reduce(self.dtype, reduction, &mut sum, payload));
-                self.receives.first().map(|segment| (*segment, sum.into())).into_iter().collect()
-            }
-            _ => self.receives.iter().copied().zip(received).collect(),
-        };
+    unsafe fn write(&self, result: Vec<Payload>, memory: &DeviceMemory) {
+        let written: Vec<(Segment, Payload)> = self.receives.iter().copied().zip(result).collect();
         let accesses: Vec<Access> = written.iter().map(|(segment, _)| access(segment, true)).collect();
         let locked = lock_accesses(&accesses);
         for (segment, payload) in &written {

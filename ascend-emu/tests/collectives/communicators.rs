@@ -14,7 +14,7 @@ fn name_of(comm: HcclComm) -> String {
 }
 
 /// Bytes of a configuration of a version, with a name and the later layout's limit.
-fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Box<HcclCommConfigV11> {
+pub(crate) fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Box<HcclCommConfigV11> {
     let mut config: Box<HcclCommConfigV11> = Box::new(unsafe { std::mem::zeroed() });
     let head =
         HcclCommConfigInfo { configSize: bytes, magicWord: sys::HCCL_COMM_CONFIG_MAGIC_WORD, version, reserved: 0 };
@@ -76,7 +76,7 @@ fn all_devices_of_a_process_become_a_communicator_at_once() {
 }
 
 #[test]
-fn root_information_is_good_for_one_communicator_of_this_process() {
+fn root_information_is_good_for_one_communicator() {
     let _alone = alone();
     let mut info = root_info();
     let mut comm = null_mut();
@@ -85,12 +85,21 @@ fn root_information_is_good_for_one_communicator_of_this_process() {
     refused(join(&info, 2, 2), PARA, &["rank: given 2"]);
     fine(join(&info, 1, 0));
     refused(join(&info, 1, 0), PARA, &["has been used", "HcclGetRootInfo"]);
-    // The process's number is behind the mark.
-    info.internal[8] = info.internal[8].wrapping_add(1);
-    refused(join(&info, 1, 0), HcclResult::HCCL_E_NOT_SUPPORT, &["process"]);
+    // The random bytes are behind the mark and the numbers of process and communicator. What has others is of another
+    // process, which is asked: it does not know them, and there is no socket once the communicator has ended.
+    info.internal[20] = info.internal[20].wrapping_add(1);
+    refused(join(&info, 1, 0), HcclResult::HCCL_E_INTERNAL, &["has closed the connection"]);
+    fine(unsafe { HcclCommDestroy(comm) });
+    let mut join = |info: &HcclRootInfo, size, rank| unsafe { HcclCommInitRootInfo(size, info, rank, &mut comm) };
+    refused(join(&info, 1, 0), PARA, &["has been used, or the process has ended"]);
+    let mut other = info;
+    // Without a socket nobody can be asked.
+    (other.internal[36], other.internal[37]) = (0, 0);
+    refused(join(&other, 1, 0), HcclResult::HCCL_E_NOT_SUPPORT, &["could not open a socket"]);
+    (other.internal[36], other.internal[37]) = (-1, -1);
+    refused(join(&other, 1, 0), PARA, &["not what HcclGetRootInfo"]);
     info.internal[0] = 0;
     refused(join(&info, 1, 0), PARA, &["not what HcclGetRootInfo"]);
-    fine(unsafe { HcclCommDestroy(comm) });
 }
 
 #[test]

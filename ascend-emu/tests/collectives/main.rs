@@ -11,9 +11,12 @@ mod communicators;
 mod differences;
 mod messages;
 mod model;
+mod processes;
 mod refusals;
 mod results;
+mod split;
 mod streams;
+mod team;
 
 use ascend_emu::abi::*;
 use ascend_sys::bindings::{self as sys, HcclComm, HcclResult, HcclRootInfo, aclrtStream};
@@ -43,7 +46,11 @@ fn alone() -> Alone {
         Err(poisoned) => (PoisonError::into_inner(poisoned), false),
     };
     // SAFETY: every test begins here, and no other thread of this process reads the environment.
-    DEVICES.call_once(|| unsafe { std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string()) });
+    DEVICES.call_once(|| unsafe {
+        std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string());
+        std::env::set_var("TMPDIR", team::temporary());
+    });
+    team::make_temporary();
     Alone { _guard: guard, clean, bench: Some(Bench::new()) }
 }
 
@@ -53,6 +60,8 @@ impl Drop for Alone {
         if self.clean && !std::thread::panicking() {
             let live = ascend_emu::live();
             assert!(live.is_empty(), "{live:?}");
+            team::assert_no_socket();
+            team::remove_temporary();
         }
     }
 }
@@ -70,6 +79,15 @@ fn refused(result: HcclResult, code: HcclResult, parts: &[&str]) {
     assert_eq!(result, code, "{message}");
     for part in parts {
         assert!(message.contains(part), "`{part}` is not in `{message}`");
+    }
+}
+
+/// Asserts that a call fails, on the host or on its stream, with a message that has these parts.
+#[track_caller]
+fn fails_somewhere(one: &Rank, result: HcclResult, parts: &[&str]) {
+    match result {
+        HcclResult::HCCL_SUCCESS => one.fails(parts),
+        _ => refused(result, HcclResult::HCCL_E_INTERNAL, parts),
     }
 }
 
@@ -118,11 +136,20 @@ fn enter(device: u32) -> *mut c_void {
 
 /// Runs `body` as each of the ranks of a communicator, and returns what they return in the order of the ranks.
 fn world<T: Send>(size: u32, body: impl Fn(&mut Rank) -> T + Sync) -> Vec<T> {
-    let info = root_info();
+    ranks(size, 0..size, &root_info(), body)
+}
+
+/// Runs `body` as some of the ranks of a communicator.
+fn ranks<T: Send>(
+    size: u32,
+    own: std::ops::Range<u32>,
+    info: &HcclRootInfo,
+    body: impl Fn(&mut Rank) -> T + Sync,
+) -> Vec<T> {
     let body = |rank| {
         let context = enter(rank);
         let mut comm = null_mut();
-        fine(unsafe { HcclCommInitRootInfo(size, &info, rank, &mut comm) });
+        fine(unsafe { HcclCommInitRootInfo(size, info, rank, &mut comm) });
         let mut one = Rank { rank, size, comm, stream: stream(), context };
         let result = body(&mut one);
         fine(unsafe { HcclCommDestroy(one.comm) });
@@ -133,7 +160,7 @@ fn world<T: Send>(size: u32, body: impl Fn(&mut Rank) -> T + Sync) -> Vec<T> {
         result
     };
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || body(rank))).collect();
+        let ranks: Vec<_> = own.map(|rank| scope.spawn(move || body(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }

@@ -121,3 +121,40 @@ fn a_message_of_another_size_or_type_is_named_on_both_ranks() {
         });
     }
 }
+
+#[test]
+fn a_group_turns_a_ring_and_is_queued_when_its_outermost_one_ends() {
+    let _alone = alone();
+    refused(unsafe { HcclGroupEnd() }, HcclResult::HCCL_E_PARA, &["begun no group"]);
+    world(3, |one| {
+        let Rank { rank, size, comm, stream, .. } = *one;
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let (out, from) = (Memory { at: upload(&numbers_of(rank, 0)) }, Memory::new(4 * COUNT));
+        let count = COUNT as u64;
+        unsafe {
+            fine(HcclGroupStart());
+            // Each would wait for the other outside of a group.
+            fine(HcclSend(out.at, count, I32, next, comm, stream));
+            fine(HcclGroupStart());
+            fine(HcclRecv(from.at, count, I32, previous, comm, stream));
+            fine(HcclGroupEnd());
+            // What is refused is not in the group.
+            refused(HcclSend(out.at, count, I32, size, comm, stream), HcclResult::HCCL_E_PARA, &["given 3"]);
+            refused(HcclSend(null_mut(), count, I32, next, comm, stream), HcclResult::HCCL_E_PTR, &["sendBuf is null"]);
+            // Nothing is queued yet.
+            one.sync();
+            fine(HcclGroupEnd());
+            one.sync();
+            refused(HcclGroupEnd(), HcclResult::HCCL_E_PARA, &["HcclGroupStart"]);
+        }
+        assert_eq!(download::<i32>(from.at, COUNT), numbers_of(previous, 0));
+        unsafe {
+            // A rank sends to itself only what it receives; the group ends all the same.
+            fine(HcclGroupStart());
+            fine(HcclSend(out.at, count, I32, rank, comm, stream));
+            refused(HcclGroupEnd(), HcclResult::HCCL_E_PARA, &["sends to itself"]);
+            fine(HcclBarrier(comm, stream));
+        }
+        one.sync();
+    });
+}

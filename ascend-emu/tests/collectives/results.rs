@@ -164,27 +164,29 @@ fn every_reduction<E: Element>(one: &Rank, count: usize, root: u32, seed: u64) {
     }
 }
 
-/// Everything that ranks can do together, once with each type and operation.
-fn everything(size: u32, count: usize, root: u32, seed: u64) {
-    world(size, |one| {
-        every_reduction::<i8>(one, count, root, seed);
-        every_reduction::<i16>(one, count, root, seed);
-        every_reduction::<i32>(one, count, root, seed);
-        every_reduction::<i64>(one, count, root, seed);
-        every_reduction::<f16>(one, count, root, seed);
-        every_reduction::<bf16>(one, count, root, seed);
-        every_reduction::<f32>(one, count, root, seed);
-        for number in 0..12 {
-            // Bits of the same width stand for those of the type.
-            let dtype = HcclDataType(number);
-            match number {
-                0 | 7 => moves::<i8>(one, dtype, count, root, seed),
-                1 | 3 | 8 | 11 => moves::<i16>(one, dtype, count, root, seed),
-                2 | 4 | 9 => moves::<i32>(one, dtype, count, root, seed),
-                _ => moves::<i64>(one, dtype, count, root, seed),
-            }
+/// What a rank does for everything that ranks can do together, once with each type and operation.
+pub(crate) fn everything_of(one: &Rank, count: usize, root: u32, seed: u64) {
+    every_reduction::<i8>(one, count, root, seed);
+    every_reduction::<i16>(one, count, root, seed);
+    every_reduction::<i32>(one, count, root, seed);
+    every_reduction::<i64>(one, count, root, seed);
+    every_reduction::<f16>(one, count, root, seed);
+    every_reduction::<bf16>(one, count, root, seed);
+    every_reduction::<f32>(one, count, root, seed);
+    for number in 0..12 {
+        // Bits of the same width stand for those of the type.
+        let dtype = HcclDataType(number);
+        match number {
+            0 | 7 => moves::<i8>(one, dtype, count, root, seed),
+            1 | 3 | 8 | 11 => moves::<i16>(one, dtype, count, root, seed),
+            2 | 4 | 9 => moves::<i32>(one, dtype, count, root, seed),
+            _ => moves::<i64>(one, dtype, count, root, seed),
         }
-    });
+    }
+}
+
+fn everything(size: u32, count: usize, root: u32, seed: u64) {
+    world(size, |one| everything_of(one, count, root, seed));
 }
 
 #[test]

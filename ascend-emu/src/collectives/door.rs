@@ -1,0 +1,161 @@
+//! The socket by which processes find a communicator, in a folder that no other user reaches into.
+
+use crate::lock::Lock;
+use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once, OnceLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes of [`token`].
+pub(super) const TOKEN_BYTES: usize = 16;
+
+/// Random bytes of this process, which only those know who have its root information.
+pub(super) fn token() -> [u8; TOKEN_BYTES] {
+    static TOKEN: OnceLock<[u8; TOKEN_BYTES]> = OnceLock::new();
+    // Each has keys of its own, which are random.
+    *TOKEN.get_or_init(|| {
+        let mut token = [0; TOKEN_BYTES];
+        for (word, bytes) in token.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *bytes = RandomState::new().hash_one(word).to_le_bytes();
+        }
+        token
+    })
+}
+
+/// How long an answer may take to go out.
+pub(super) const ANSWERING: Duration = Duration::from_secs(60);
+
+/// How long the end of this process waits for answers that are on their way.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The age from which on a socket that nobody listens to is removed.
+const STALE: Duration = Duration::from_secs(60);
+
+/// The user of this process.
+pub(super) fn user() -> libc::uid_t {
+    // SAFETY: the function has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// Refuses a folder that others than this user can reach into.
+pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(folder)?;
+    if found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let text = format!("{} has to be a folder that user {} owns, with mode 0700", folder.display(), user());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// The folder of this user's sockets, made if there is none.
+fn folder() -> io::Result<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("ascend-emu-{}", user()));
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => check_folder(&folder)?,
+    }
+    // What processes that were killed have left.
+    for entry in fs::read_dir(&folder)?.flatten() {
+        let age = entry.metadata().and_then(|found| found.modified()).map(|made| made.elapsed().unwrap_or_default());
+        if age.is_ok_and(|age| age >= STALE) {
+            sweep(&entry.path());
+        }
+    }
+    Ok(folder)
+}
+
+/// Removes a socket that nobody listens to.
+pub(super) fn sweep(path: &Path) {
+    if UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// The socket of a communicator and of those of some of its ranks.
+#[derive(Debug)]
+pub(super) struct Door {
+    path: PathBuf,
+    listener: UnixListener,
+    /// Calls of other processes that are owed an answer.
+    owed: AtomicUsize,
+}
+
+/// Every socket of this process.
+static DOORS: Lock<Vec<Weak<Door>>> = Lock::new(Vec::new());
+
+impl Door {
+    /// Opens a socket; connections come to the listener until the door is dropped.
+    pub(super) fn open(number: u64) -> io::Result<(Arc<Self>, UnixListener)> {
+        // The random bytes tell copies of this library in one process apart.
+        let [one, two, three, four, ..] = token();
+        let random = u32::from_le_bytes([one, two, three, four]);
+        let path = folder()?.join(format!("hub-{}-{number}-{random:08x}", process::id()));
+        let listener = UnixListener::bind(&path)?;
+        let door = Arc::new(Door { path, listener: listener.try_clone()?, owed: AtomicUsize::new(0) });
+        let mut doors = DOORS.lock();
+        doors.retain(|door| door.strong_count() > 0);
+        doors.push(Arc::downgrade(&door));
+        drop(doors);
+        static AT_EXIT: Once = Once::new();
+        AT_EXIT.call_once(|| {
+            // SAFETY: the function is one of this library, and takes nothing.
+            let _ = unsafe { libc::atexit(close_all) };
+        });
+        Ok((door, listener))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is open while `self` lives. The thread that waits for connections wakes up.
+        unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Ends this process's sockets: answers that are on their way arrive, and no file is left.
+extern "C" fn close_all() {
+    if crate::status::forked() {
+        return;
+    }
+    let doors: Vec<Arc<Door>> = DOORS.lock().iter().filter_map(Weak::upgrade).collect();
+    let begun = Instant::now();
+    while begun.elapsed() < LINGER && doors.iter().any(|door| door.owed.load(Ordering::Acquire) > 0) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for door in doors {
+        let _ = fs::remove_file(&door.path);
+    }
+}
+
+/// Counts a call that is owed an answer.
+pub(super) struct Owed<'a>(Option<&'a Door>);
+
+impl<'a> Owed<'a> {
+    pub(super) fn new(door: Option<&'a Door>) -> Self {
+        if let Some(door) = door {
+            door.owed.fetch_add(1, Ordering::AcqRel);
+        }
+        Owed(door)
+    }
+}
+
+impl Drop for Owed<'_> {
+    fn drop(&mut self) {
+        if let Some(door) = self.0 {
+            door.owed.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
