@@ -3,37 +3,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::sync::Once;
-
 use ascend_attention::comm::{Communicator, Reduction, RootInfo};
 use ascend_attention::rules::{
     ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LENGTH, COLLECTIVE_RANK,
     COLLECTIVE_TYPE,
 };
-use ascend_attention::{Device, Element, Error, Result, Stream, Tensor, bf16, f16};
+use ascend_attention::{Element, Error, Result, Stream, Tensor, bf16, f16};
 use ascend_testing::harness;
+use ascend_testing::harness::ranks::{as_ranks, device_of_rank as device};
 use proptest::prelude::*;
 
 const RANKS: usize = 4;
 
-fn device(number: usize) -> Device {
-    static DEVICES: Once = Once::new();
-    // SAFETY: every test begins here, and no other thread of this process reads the environment before.
-    DEVICES.call_once(|| unsafe { std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string()) });
-    harness::runtime().device(number as i32).unwrap()
-}
-
 /// Runs `body` as each rank, on a thread of its own with a stream, and returns the results by rank.
 fn world<R: Send>(size: usize, body: impl Fn(&mut Communicator, &Stream) -> R + Sync) -> Vec<R> {
-    let devices: Vec<Device> = (0..size).map(device).collect();
-    let ranks = Communicator::all(&devices).unwrap();
-    let body = |mut rank: Communicator| {
+    as_ranks(size, |mut rank| {
         let stream = rank.device().stream().unwrap();
         body(&mut rank, &stream)
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| body(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 

@@ -323,6 +323,16 @@ impl Sequence {
         Ok(Room { len, replaced, new, copies, slots })
     }
 
+    /// Reserves blocks for `tokens` more tokens. Waits for blocks that steps in flight may still read.
+    pub(crate) fn reserve_in_time(&mut self, tokens: usize) -> Result<Room, Violation> {
+        loop {
+            match self.reserve(tokens) {
+                Err(full) if full.rule == &rules::POOL_WAITING && self.pool.await_step() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Adds reserved blocks to the sequence.
     pub(crate) fn settle(&mut self, room: Room) -> Result<Growth, Violation> {
         let Room { len, replaced, new, copies, mut slots } = room;
