@@ -152,7 +152,7 @@ pub use graphs::{
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
-pub use ranks::{ContextAttention, ContextParallel, ContextSplit, ContextStep, RankStep, TensorParallel};
+pub use ranks::{ContextAttention, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, TensorParallel};
 pub use split_kv::SplitLimits;
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a

@@ -166,7 +166,7 @@ ascend_attention::spec::library_rules! {
         "draw the numbers evenly from 0 to 1";
     RANKS_PARTS = "ranks.parts",
         "a context is divided into no more parts than a merge takes",
-        "merge in two levels";
+        "divide a context over at most 15 ranks, and give more ranks some of the heads by `TensorParallel`";
     RANKS_HEADS = "ranks.heads",
         "ranks have as many query heads each, and key heads are a multiple or a divisor of the ranks",
         "choose a number of ranks that divides the query heads, and the key heads or is a multiple of these";

@@ -9,7 +9,7 @@ use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::block_copy::{BlockCopy, uncopied};
+use super::block_copy::BlockCopy;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry, PoolId};
@@ -148,11 +148,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Refuses to mark tokens of a sequence as computed that it does not have, and while copies would overwrite them.
     pub(crate) fn check_marked(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
-        sequence.check_count(tokens, "grow the sequence by the tokens before they are written")?;
-        if let Some(block) = sequence.uncopied_in(&self.entry) {
-            return Err(uncopied(format_args!("tokens said to be computed, and block {block}")));
-        }
-        Ok(())
+        self.entry.check_marked(sequence, tokens)
     }
 
     /// The heads and formats of the cached keys and values.

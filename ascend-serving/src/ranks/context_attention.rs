@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use ascend_attention::attention::BlockTable;
 use ascend_attention::comm::Communicator;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Event, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
@@ -165,6 +166,34 @@ impl<T: Element> ContextAttention<T> {
         &self.cache
     }
 
+    /// The cache of this rank, to write keys that no step of this attention computes: to the slots of
+    /// [`ContextParallel::split`], in every layer, and then [`mark_computed`](Self::mark_computed).
+    pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
+        &mut self.cache
+    }
+
+    /// Marks the first `tokens` tokens of a sequence as computed, as [`PagedKvCache::mark_computed`] does: the rank's
+    /// keys and values among them are in every layer of its cache, or queued to be, although no step wrote them.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::mark_computed`].
+    pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
+        self.holds(sequence)?;
+        self.entry.check_marked(sequence, tokens)?;
+        self.entry.mark_computed(sequence.stamp(), tokens);
+        Ok(())
+    }
+
+    /// The bytes that this rank sends to others in a layer of a step of `tokens` tokens: queries, and results with
+    /// their log-sum-exps. It receives as many.
+    pub fn sent_bytes(&self, tokens: usize) -> u64 {
+        let AttentionShape { heads, head_dim, .. } = self.shape;
+        let elements = head_dim as u64 + self.cache.shape().value_dim as u64;
+        let bytes = elements * size_of::<T>() as u64 + size_of::<f32>() as u64;
+        let others = self.division.share().ranks() as u64 - 1;
+        [tokens as u64, heads as u64, bytes].into_iter().fold(others, u64::saturating_mul)
+    }
+
     /// How contexts are divided over the ranks.
     pub fn division(&self) -> ContextParallel {
         self.division
@@ -263,6 +292,7 @@ impl<T: Element> ContextAttention<T> {
             write: None,
             exchange: None,
             next: 0,
+            marks: None,
             layers,
             _lease: lease,
         })
@@ -289,6 +319,24 @@ fn no_rank(rank: usize, ranks: usize) -> Error {
     Error::invalid("rank", rank, format_args!("below {ranks}")).fix("divide the contexts over the communicator's ranks")
 }
 
+/// A part of a layer, by what a [mark](ContextStep::marks) of the time stands behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ContextPart {
+    /// Nothing: the layer begins.
+    Start,
+    /// Keys and values are in the cache.
+    Write,
+    /// The queries of all ranks are here, in order.
+    Gather,
+    /// The calls over the rank's keys and of the new tokens are over.
+    Attention,
+    /// The results for the rank's heads are here.
+    Exchange,
+    /// The results are merged.
+    Merge,
+}
+
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
 /// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
 /// unless none was queued.
@@ -297,13 +345,15 @@ pub struct ContextStep<'a, T: Element> {
     attention: &'a mut ContextAttention<T>,
     stream: &'a Stream,
     split: ContextSplit,
-    block_table: ascend_attention::attention::BlockTable,
+    block_table: BlockTable,
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     /// The calls that the first layer has prepared for all layers, and their tensors.
     exchange: Option<ContextExchange<T>>,
     /// The layer that comes next.
     next: usize,
+    /// Marks of the time, if they are asked for.
+    marks: Option<Vec<(ContextPart, Event)>>,
     layers: QueuedLayers,
     _lease: StepLease<'a, Stream>,
 }
@@ -312,6 +362,17 @@ impl<T: Element> ContextStep<'_, T> {
     /// How the step is divided.
     pub fn split(&self) -> &ContextSplit {
         &self.split
+    }
+
+    /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
+    pub fn mark_parts(&mut self) {
+        self.marks.get_or_insert_default();
+    }
+
+    /// The marks so far, in order: the time of a part is that [since](Event::elapsed_since) the mark before it. None
+    /// unless [asked for](Self::mark_parts).
+    pub fn marks(&self) -> &[(ContextPart, Event)] {
+        self.marks.as_deref().unwrap_or_default()
     }
 
     /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
@@ -407,7 +468,7 @@ impl<T: Element> ContextStep<'_, T> {
         output: &mut Tensor<T>,
         exchanges: &mut bool,
     ) -> Result<()> {
-        let Self { attention, stream, split, block_table, write, exchange, layers, .. } = self;
+        let Self { attention, stream, split, block_table, write, exchange, layers, marks, .. } = self;
         let ContextAttention { communicator, cache, shape, rank, .. } = &mut **attention;
         let communicator =
             communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
@@ -420,10 +481,18 @@ impl<T: Element> ContextStep<'_, T> {
             Some(write) => write,
             None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, *rank), key, value)?),
         };
+        let mut mark = |part| {
+            if let Some(marks) = marks {
+                marks.push((part, stream.record_timing_event()?));
+            }
+            Ok(())
+        };
+        mark(ContextPart::Start)?;
         layers.begin_write();
         cache.write(stream, write, layer, key, value)?;
+        mark(ContextPart::Write)?;
         *exchanges = true;
-        exchange.launch(communicator, stream, &tensors, output)
+        exchange.launch(communicator, stream, &tensors, output, &mut mark)
     }
 
     /// Ends the step, and checks that all its layers were queued.

@@ -9,6 +9,7 @@ use crate::backends::AttentionShape;
 use crate::error::Result;
 use crate::kv::LayerCache;
 
+use super::context_attention::ContextPart;
 use super::context_parallel::{ContextSplit, RankPlan};
 use super::row_order::{RowOrder, lse_bits};
 
@@ -110,6 +111,7 @@ impl<T: Element> ContextExchange<T> {
         stream: &Stream,
         layer: &ContextLayer<'_, T>,
         output: &Tensor<T>,
+        mark: &mut impl FnMut(ContextPart) -> Result<()>,
     ) -> Result<()> {
         let tokens = layer.query.shape().first().copied().unwrap_or(0);
         let query = match &self.gathered {
@@ -120,6 +122,7 @@ impl<T: Element> ContextExchange<T> {
                 &self.gather.moved(gathered, &self.query)?
             }
         };
+        mark(ContextPart::Gather)?;
         if let Some(call) = &self.call {
             call.launch_into(stream, (query, &layer.cache, layer.block_table), &mut self.local.clone())?;
             self.scatter.move_outputs(stream, &self.local, &self.sent)?;
@@ -127,6 +130,7 @@ impl<T: Element> ContextExchange<T> {
         if let Some((plan, output)) = &self.new {
             plan.launch_into(stream, (layer.query, layer.key, layer.value), &mut output.clone())?;
         }
+        mark(ContextPart::Attention)?;
         if self.size > 1 {
             let sent = match self.call.is_some() && self.scatter.is_same() {
                 true => &self.local,
@@ -135,10 +139,12 @@ impl<T: Element> ContextExchange<T> {
             communicator.all_to_all(stream, &sent.attention, &self.received.attention)?;
             communicator.all_to_all(stream, &lse_bits(sent)?, &lse_bits(&self.received)?)?;
         }
+        mark(ContextPart::Exchange)?;
         let own = parts_of_ranks(&self.received, self.size, tokens)?;
         let parts = parts(&own, self.new.as_ref())?;
         let mut merged = Output { attention: output.clone(), softmax_lse: Some(self.merged_lse.clone()) };
-        Ok(self.merge.launch_into(stream, &parts, &mut merged)?)
+        self.merge.launch_into(stream, &parts, &mut merged)?;
+        mark(ContextPart::Merge)
     }
 }
 
