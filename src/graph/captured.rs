@@ -150,7 +150,10 @@ impl<B> Graph<B> {
         }
         // SAFETY: the graph's events and memory are marked below.
         let (number, launched) = unsafe { self.graph.execute(stream) };
-        let noted = self.objects.iter().fold(Ok(()), |noted, object| noted.and(object.replayed(stream)));
+        let mut noted = Ok(());
+        for object in &self.objects {
+            noted = noted.and(object.replayed(stream));
+        }
         for memory in &self.kept {
             memory.uses().mark(stream.progress(), number);
         }

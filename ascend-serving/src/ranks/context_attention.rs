@@ -131,8 +131,7 @@ impl<T: Element> ContextAttention<T> {
         }
         let own = cache.pool();
         let division = ContextParallel::new(Interleave::new(communicator.size(), run)?, own.block_size())?;
-        let span = own.block_size().checked_mul(communicator.size()).unwrap_or(usize::MAX);
-        let pool = BlockPool::new(own.blocks(), span, own.pad_policy())?;
+        let pool = BlockPool::new(own.blocks(), division.pool_block_size(), own.pad_policy())?;
         let rank = communicator.rank();
         let entry = CacheEntry::new(&pool);
         Ok(Self { communicator: Some(communicator), rank, shape, cache, division, pool, entry })
