@@ -114,8 +114,8 @@ mod tests {
                 let refused = TensorParallel::new(shape, ranks).unwrap_err();
                 prop_assert!(refused.breaks(&rules::RANKS_HEADS), "{}", refused);
                 let whole = ranks > 0
-                    && shape.heads % ranks == 0
-                    && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
+                    && shape.heads.is_multiple_of(ranks)
+                    && (kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads));
                 prop_assert!(!whole, "{}", refused);
                 return Ok(());
             };
