@@ -45,6 +45,9 @@ ascend_spec::library_rules! {
         "give tensors as long as what goes from rank to rank";
     COLLECTIVE_TYPE = "collective.type", "the product has the collective, and moves and reduces the element type",
         "convert the elements to a type that the product has there";
+    COLLECTIVE_MESSAGES = "collective.messages",
+        "a batch has messages, and a rank receives in it what it sends to itself",
+        "give each message to this rank itself its pair, or leave both out";
     GRAPH_FAILED = "graph.failed", "a graph whose replay could not be ordered is not replayed again",
         "capture the graph again";
 }

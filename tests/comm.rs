@@ -3,37 +3,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::sync::Once;
-
-use ascend_attention::comm::{Communicator, Reduction, RootInfo};
+use ascend_attention::comm::{Communicator, Message, Reduction, RootInfo};
 use ascend_attention::rules::{
-    ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LENGTH, COLLECTIVE_RANK,
-    COLLECTIVE_TYPE,
+    ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LENGTH, COLLECTIVE_MESSAGES,
+    COLLECTIVE_RANK, COLLECTIVE_TYPE,
 };
-use ascend_attention::{Device, Element, Error, Result, Stream, Tensor, bf16, f16};
+use ascend_attention::{Element, Error, Graph, Result, Stream, Tensor, bf16, f16};
 use ascend_testing::harness;
+use ascend_testing::harness::ranks::{as_ranks, device_of_rank as device};
 use proptest::prelude::*;
 
 const RANKS: usize = 4;
 
-fn device(number: usize) -> Device {
-    static DEVICES: Once = Once::new();
-    // SAFETY: every test begins here, and no other thread of this process reads the environment before.
-    DEVICES.call_once(|| unsafe { std::env::set_var("ASCEND_EMU_DEVICES", RANKS.to_string()) });
-    harness::runtime().device(number as i32).unwrap()
-}
-
 /// Runs `body` as each rank, on a thread of its own with a stream, and returns the results by rank.
 fn world<R: Send>(size: usize, body: impl Fn(&mut Communicator, &Stream) -> R + Sync) -> Vec<R> {
-    let devices: Vec<Device> = (0..size).map(device).collect();
-    let ranks = Communicator::all(&devices).unwrap();
-    let body = |mut rank: Communicator| {
+    as_ranks(size, |mut rank| {
         let stream = rank.device().stream().unwrap();
         body(&mut rank, &stream)
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| body(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -251,5 +237,111 @@ fn calls_on_two_streams_keep_their_order() {
         let refused = rank.all_gather(stream, &none, &none).unwrap_err();
         assert!(refused.breaks(&ascend_attention::rules::COLLECTIVE_LENGTH), "{refused}");
         assert_eq!(rank.calls(), 40);
+    });
+}
+
+/// Each rank sends to the next two and to itself, all in one call.
+#[test]
+fn a_batch_sends_and_receives_at_once() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    world(RANKS, |rank, stream| {
+        let (me, size) = (rank.rank(), rank.size());
+        let sent: Vec<Tensor<i32>> = (0..3).map(|hop| upload(stream, &own(10 * me + hop, 5 + hop))).collect();
+        let received: Vec<Tensor<i32>> = (0..3).map(|hop| empty(rank, 5 + hop)).collect();
+        let sends = sent.iter().enumerate().map(|(hop, tensor)| Message::Send { tensor, to: (me + hop) % size });
+        let receives =
+            received.iter().enumerate().map(|(hop, tensor)| Message::Recv { tensor, from: (me + size - hop) % size });
+        rank.batch(stream, &sends.chain(receives).collect::<Vec<_>>()).unwrap();
+        drop(sent);
+        for (hop, tensor) in received.iter().enumerate() {
+            let from = (me + size - hop) % size;
+            assert_eq!(tensor.download(stream).unwrap(), own(10 * from + hop, 5 + hop));
+        }
+        let a = upload(stream, &[1f32; 4]);
+        let (none, short, next) = (empty::<f32>(rank, 0), empty::<f32>(rank, 3), (me + 1) % size);
+        let refusals = [
+            (rank.batch(stream, &[]), &COLLECTIVE_MESSAGES),
+            (rank.batch(stream, &[Message::Send { tensor: &a, to: me }]), &COLLECTIVE_MESSAGES),
+            (
+                rank.batch(stream, &[Message::Send { tensor: &a, to: me }, Message::Recv { tensor: &short, from: me }]),
+                &COLLECTIVE_MESSAGES,
+            ),
+            (rank.batch(stream, &[Message::Send { tensor: &a, to: size }]), &COLLECTIVE_RANK),
+            (rank.batch(stream, &[Message::Send { tensor: &none, to: next }]), &COLLECTIVE_LENGTH),
+            (
+                rank.batch(stream, &[Message::Send { tensor: &a, to: next }, Message::Recv { tensor: &a, from: next }]),
+                &ARGUMENT_MEMORY,
+            ),
+        ];
+        for (number, (refusal, rule)) in refusals.into_iter().enumerate() {
+            let error = refusal.unwrap_err();
+            assert!(error.breaks(rule), "{number}: {error}");
+        }
+        assert_eq!(rank.calls(), 1);
+        rank.barrier(stream).unwrap();
+        stream.synchronize().unwrap();
+    });
+}
+
+/// Graphs with calls between ranks: replayed on any stream, between other calls, and when the communicator is dropped.
+#[test]
+fn captured_calls_are_replayed_in_order_and_keep_the_rank() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(3, |mut rank| {
+        let (me, size) = (rank.rank(), rank.size());
+        let [stream, other] = [(); 2].map(|()| rank.device().stream().unwrap());
+        let buffers = (upload(&stream, &[me as f32; 4]), empty::<f32>(&rank, 4 * size), empty::<f32>(&rank, 4));
+        let device = rank.device().clone();
+        let (mut graph, ()) = Graph::capture(&device, buffers, |capture, (own, all, sum)| {
+            rank.all_gather(capture, own, all)?;
+            rank.all_reduce(capture, own, sum, Reduction::Sum)
+        })
+        .unwrap();
+        let total = |add: f32| (0..size).map(|rank| rank as f32 + add).sum::<f32>();
+        for turn in 0..4 {
+            let add = turn as f32;
+            let (own, all, sum) = graph.buffers();
+            own.overwrite(&stream, &[me as f32 + add; 4]).unwrap();
+            let (all, sum) = (all.clone(), sum.clone());
+            let on = if turn % 2 == 0 { &stream } else { &other };
+            graph.launch(on, graph.update()).unwrap();
+            let eager = upload(&stream, &[add; 2]);
+            rank.all_reduce_in_place(&stream, &eager, Reduction::Sum).unwrap();
+            assert_eq!(eager.download(&stream).unwrap(), [add * size as f32; 2]);
+            assert_eq!(sum.download(on).unwrap(), [total(add); 4]);
+            let wanted: Vec<f32> = (0..size).flat_map(|rank| [rank as f32 + add; 4]).collect();
+            assert_eq!(all.download(on).unwrap(), wanted);
+        }
+        // The graph keeps the rank.
+        drop(rank);
+        graph.launch(&stream, graph.update()).unwrap();
+        assert_eq!(graph.buffers().2.download(&stream).unwrap(), [total(3.0); 4]);
+    });
+}
+
+#[test]
+fn a_refused_call_fails_the_capture_and_none_is_queued_beside_it() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    world(2, |rank, stream| {
+        let (a, b) = (upload(stream, &[1f32; 8]), empty::<f32>(rank, 8));
+        let device = rank.device().clone();
+        let captured = Graph::capture(&device, (), |capture, ()| {
+            let beside = rank.barrier(stream).unwrap_err();
+            assert!(matches!(beside, Error::Capturing { .. }), "{beside}");
+            // Ignored, as a program should not.
+            let _ = rank.all_gather(capture, &a, &b);
+            Ok::<_, Error>(())
+        });
+        let refused = captured.err().unwrap();
+        assert!(refused.breaks(&COLLECTIVE_LENGTH), "{refused}");
+        assert_eq!(rank.calls(), 0);
+        rank.all_reduce(stream, &a, &b, Reduction::Sum).unwrap();
+        assert_eq!(b.download(stream).unwrap(), [2.0; 8]);
     });
 }

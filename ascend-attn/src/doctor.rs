@@ -84,6 +84,8 @@ struct Usable {
     contract: Installed,
     /// Versions of the operator whose two functions are available.
     operator: Vec<Version>,
+    /// The libraries that calls between ranks come from, or that they lack.
+    hccl: Result<String, String>,
 }
 
 impl Usable {
@@ -105,6 +107,7 @@ impl Usable {
             soc,
             contract: runtime.installed().clone(),
             operator: Version::ALL.into_iter().filter(has).collect(),
+            hccl: hccl(api),
         }
     }
 
@@ -124,6 +127,10 @@ impl Usable {
         lines.push(format!("  chip        {}", shown(&self.soc)));
         lines.push(format!("  contract    {}", self.contract));
         lines.push(format!("  aclnnFusedInferAttentionScore versions {}", self.operator()));
+        match &self.hccl {
+            Ok(found) => lines.push(format!("  HCCL        {found}")),
+            Err(lacks) => lines.push(format!("  HCCL        none: {lacks}")),
+        }
     }
 
     fn json(&self) -> Value {
@@ -138,8 +145,28 @@ impl Usable {
                 "reason": self.contract.to_string(),
             },
             "operator_versions": self.operator.iter().map(Version::to_string).collect::<Vec<_>>(),
+            "hccl": match &self.hccl {
+                Ok(found) => json!(found),
+                Err(lacks) => json!({ "error": lacks }),
+            },
         })
     }
+}
+
+/// Where the calls between ranks come from: a library for communicators, and one for what is exchanged; or the first
+/// function that is missing.
+fn hccl(api: &sys::Api) -> Result<String, String> {
+    for function in ["HcclCommInitRootInfo", "HcclAllGather", "HcclAlltoAll"] {
+        if !api.has(function) {
+            return Err(format!("{function} is missing; calls between ranks need libhccl.so of CANN"));
+        }
+    }
+    let libraries = api.origin().libraries().filter(|(file, _)| file.contains("hccl") || file.contains("hcomm"));
+    let found: Vec<String> = libraries.map(|(_, path)| path.display().to_string()).collect();
+    Ok(match found.as_slice() {
+        [] => api.origin().to_string(),
+        found => found.join(", "),
+    })
 }
 
 impl Findings {

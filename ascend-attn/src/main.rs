@@ -12,6 +12,7 @@ mod installation;
 mod mask;
 mod output;
 mod platform;
+mod ranks;
 mod replay;
 mod report;
 mod rule_text;
@@ -56,6 +57,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Explain(explain::Arguments),
     Mask(Box<mask::Arguments>),
+    Ranks(ranks::Arguments),
     Triangle(Box<triangle::Arguments>),
 }
 
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments, &mut output),
         Command::Explain(arguments) => explain::run(&arguments, &mut output),
         Command::Mask(arguments) => mask::run(&arguments, &mut output),
+        Command::Ranks(arguments) => ranks::run(&arguments, &mut output),
         Command::Triangle(arguments) => triangle::run(&arguments, &mut output),
     };
     match done {

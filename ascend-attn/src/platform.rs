@@ -36,14 +36,23 @@ enum PlatformChoice {
 }
 
 impl DeviceChoice {
-    /// A new stream of the device.
-    pub(super) fn stream(&self) -> Result<Stream> {
-        let runtime = match self.platform {
+    /// The runtime of the platform.
+    pub(super) fn runtime(&self) -> Result<Runtime> {
+        match self.platform {
             PlatformChoice::Auto => Runtime::auto(),
             PlatformChoice::Emulated => Runtime::emulated(),
             PlatformChoice::Npu => Runtime::npu(),
-        }?;
-        runtime.device(self.device)?.stream()
+        }
+    }
+
+    /// The number of the device.
+    pub(super) fn number(&self) -> i32 {
+        self.device
+    }
+
+    /// A new stream of the device.
+    pub(super) fn stream(&self) -> Result<Stream> {
+        self.runtime()?.device(self.device)?.stream()
     }
 }
 

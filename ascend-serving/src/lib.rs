@@ -96,7 +96,8 @@
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
 //! - [`TreeGraphs`]: drafted trees replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
-//! - [`ContextParallel`]: contexts divided over ranks, and the merge of their results.
+//! - [`TensorParallel`]: heads divided over ranks.
+//! - [`ContextAttention`], [`ContextParallel`]: contexts divided over ranks, on a communicator (DCP).
 //!
 //! # What it is built on
 //!
@@ -111,7 +112,6 @@
 mod backends;
 mod batch;
 mod causality;
-mod context_parallel;
 mod drafts;
 mod engine;
 mod error;
@@ -121,6 +121,7 @@ pub mod kv;
 mod local_attention;
 mod prefix_cache;
 mod prefix_states;
+mod ranks;
 pub mod rules;
 mod sharing;
 mod split_kv;
@@ -132,7 +133,6 @@ pub use batch::{
     RecordedBatch, StatePolicy,
 };
 pub use causality::Causality;
-pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
     AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeRequest,
     TreeStep, TreeVerification,
@@ -152,6 +152,7 @@ pub use graphs::{
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
+pub use ranks::{ContextAttention, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, TensorParallel};
 pub use split_kv::SplitLimits;
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a

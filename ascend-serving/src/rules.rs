@@ -173,7 +173,19 @@ ascend_attention::spec::library_rules! {
         "draw the numbers evenly from 0 to 1";
     RANKS_PARTS = "ranks.parts",
         "a context is divided into no more parts than a merge takes",
-        "merge in two levels";
+        "divide a context over at most 15 ranks, and give more ranks some of the heads by `TensorParallel`";
+    RANKS_HEADS = "ranks.heads",
+        "ranks have as many query heads each, and key heads are a multiple or a divisor of the ranks",
+        "choose a number of ranks that divides the query heads, and the key heads or is a multiple of these";
+    RANKS_DEVICE = "ranks.device",
+        "the cache of a rank and its communicator are on one device",
+        "make the cache on `Communicator::device`";
+    RANKS_ORDER = "ranks.order",
+        "a rank queues the layers of a step in order, from 0 on, since the ranks' exchanges are matched by their order",
+        "queue every layer of the step once, the first one first, on every rank alike";
+    RANKS_LEFT = "ranks.left",
+        "a rank takes part in steps until one of its layers fails half queued, or a step ends without some",
+        "drop the attention of every rank, and make communicators and attentions anew";
     BACKEND_STEP = "backend.step",
         "a backend gets steps of the kind that it computes",
         "register a backend for other steps behind this one";

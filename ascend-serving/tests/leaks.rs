@@ -11,6 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::comm::Communicator;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
@@ -21,12 +22,11 @@ use ascend_attention::{
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
-    BlockPool, CacheShape, CacheWrite, ChannelScales, Convolution, Interleave, PadPolicy, PagedKvCache, Sequence,
-    StatePool, StateShape,
+    CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextParallel, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
+    CascadePrefill, Causality, ContextAttention, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, NativeSparse, NativeTensors,
     PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
     StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
@@ -65,34 +65,22 @@ fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, backends)
 }
 
-/// A context divided over two ranks, each with a cache of its own, and the new tokens among themselves.
+/// A rank of a divided context: a prompt, a chunk whose context is merged with it, a decoded token.
 fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let parallel = ContextParallel::new(Interleave::new(2, 64)?, 128)?;
-    let pad = PadPolicy::SkipNegative;
-    let pool = BlockPool::new(BLOCKS, parallel.pool_block_size(), pad)?;
-    pools.push(pool.clone());
-    let mut sequence = Sequence::new(&pool);
-    let _ = sequence.grow(150)?;
-    let split = parallel.split(&[BatchRequest::of(&sequence, 6)], pad)?;
-    let query = ones(stream, bf16::ONE, [6, HEADS, DIM])?;
-    let key = ones(stream, bf16::ONE, [6, 1, DIM])?;
-    let mut parts = Vec::new();
-    for rank in split.ranks() {
-        let mut cache = cache(stream, pools)?;
-        let write = CacheWrite::plan(&cache, stream, rank.slots(), &key, &key)?;
-        cache.write(stream, &write, 0, &key, &key)?;
-        let table = cache.block_table(stream, rank.table())?;
-        let layer = cache.layer(0)?;
-        let plan = rank.plan(shape(), &query, layer, &table)?;
-        parts.push(plan.launch(stream, &query, layer, &table)?);
+    let communicator = Communicator::all(&[stream.device().clone()])?.remove(0);
+    let mut attention = ContextAttention::new(communicator, shape(), cache(stream, pools)?, 64)?;
+    pools.push(attention.pool().clone());
+    let mut sequence = attention.sequence();
+    for tokens in [150, 6, 1] {
+        attention.grow(stream, &mut sequence, tokens)?;
+        let query = ones(stream, bf16::ONE, [tokens, HEADS, DIM])?;
+        let key = ones(stream, bf16::ONE, [tokens, 1, DIM])?;
+        let mut step = attention.begin(stream, &[BatchRequest::of(&sequence, tokens)])?;
+        for layer in 0..LAYERS {
+            step.forward(layer, (&query, &key, &key))?.download(stream)?;
+        }
+        step.end()?;
     }
-    let new = split.new_tokens().unwrap();
-    let plan = new.plan(stream, shape(), (&query, &key, &key))?;
-    parts.push(plan.launch(stream, (&query, &key, &key))?);
-    let parts = parts.iter().map(Part::of);
-    let parts: Vec<Part<'_, bf16>> = parts.collect::<ascend_attention::Result<_>>()?;
-    let merged = split.plan(&parts)?.launch(stream, &parts)?;
-    merged.attention.download(stream)?;
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! and tells whether the toolkit was loaded.
 
 pub mod gate;
+pub mod ranks;
 pub mod reference;
 
 use approx::abs_diff_eq;

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::rules;
-use crate::runtime::Stream;
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::communicator::{Communicator, rank_of};
@@ -37,7 +37,7 @@ struct Elements {
 
 impl Communicator {
     /// The number of an element type, which the device's product moves.
-    fn dtype(&self, tensor: &AnyTensor) -> Result<sys::HcclDataType> {
+    pub(super) fn dtype(&self, tensor: &AnyTensor) -> Result<sys::HcclDataType> {
         let (soc, dtype) = (self.device().soc()?, tensor.dtype());
         match hccl_number(dtype).filter(|_| moves(soc, dtype)) {
             Some(number) => Ok(sys::HcclDataType(number)),
@@ -47,7 +47,7 @@ impl Communicator {
     }
 
     /// Checks a tensor of a call: contiguous, on the device, of this many elements.
-    fn admits(&self, argument: &'static str, tensor: &AnyTensor, len: usize, written: bool) -> Result<()> {
+    pub(super) fn admits(&self, argument: &'static str, tensor: &AnyTensor, len: usize, written: bool) -> Result<()> {
         tensor.check_device(argument, self.device())?;
         if !tensor.is_contiguous() {
             return Err(Error::invalid(argument, tensor.desc(), "a contiguous tensor")
@@ -114,11 +114,13 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ARGUMENT_DEVICE`](rules::ARGUMENT_DEVICE) for a stream of another device; [`Error::Hccl`];
-    /// [`Error::Capturing`] on a thread that captures; [`Error::MissingSymbol`] without libhccl.
+    /// [`Error::Capturing`] for a stream on a thread that captures; [`Error::MissingSymbol`] without libhccl.
     #[doc(alias = "HcclBarrier")]
-    pub fn barrier(&mut self, stream: &Stream) -> Result<()> {
-        // SAFETY: both handles are alive.
-        self.queue(stream, "HcclBarrier", &[], |api, comm, stream| Ok(unsafe { api.HcclBarrier()?(comm, stream) }))
+    pub fn barrier(&mut self, queue: &impl Queue) -> Result<()> {
+        noted(queue, || {
+            // SAFETY: both handles are alive.
+            self.queue(queue, "HcclBarrier", &[], |api, comm, stream| Ok(unsafe { api.HcclBarrier()?(comm, stream) }))
+        })
     }
 
     /// Gathers `send` of each rank in `receive` of every rank, in the order of the ranks. All have the same length,
@@ -131,12 +133,14 @@ impl Communicator {
     /// [`COLLECTIVE_TYPE`](rules::COLLECTIVE_TYPE); [`ARGUMENT_MEMORY`](rules::ARGUMENT_MEMORY) for tensors that share
     /// memory; [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) for strided ones.
     #[doc(alias = "HcclAllGather")]
-    pub fn all_gather<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
-        let Elements { dtype, count } = self.checked(Collective::AllGather, send, receive)?;
-        let (from, to) = (send.as_raw(), receive.as_raw());
-        self.queue(stream, "HcclAllGather", &[send, receive], |api, comm, stream| {
-            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
-            Ok(unsafe { api.HcclAllGather()?(from, to, count, dtype, comm, stream) })
+    pub fn all_gather<T: Element>(&mut self, queue: &impl Queue, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
+        noted(queue, || {
+            let Elements { dtype, count } = self.checked(Collective::AllGather, send, receive)?;
+            let (from, to) = (send.as_raw(), receive.as_raw());
+            self.queue(queue, "HcclAllGather", &[send, receive], |api, comm, stream| {
+                // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+                Ok(unsafe { api.HcclAllGather()?(from, to, count, dtype, comm, stream) })
+            })
         })
     }
 
@@ -150,23 +154,25 @@ impl Communicator {
     #[doc(alias = "HcclAllGatherV")]
     pub fn all_gather_v<T: Element>(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         send: &Tensor<T>,
         receive: &Tensor<T>,
         lengths: &[usize],
     ) -> Result<()> {
-        let (counts, places, total) = self.lengths("lengths", lengths)?;
-        let own = lengths.get(self.rank()).copied().unwrap_or(0);
-        let dtype = self.dtype(send)?;
-        self.admits("send", send, own, false)?;
-        self.admits("receive", receive, total, true)?;
-        apart(send, receive)?;
-        let (from, to, own) = (send.as_raw(), receive.as_raw(), own as u64);
-        self.queue(stream, "HcclAllGatherV", &[send, receive], |api, comm, stream| {
-            let (counts, places) = (counts.as_ptr().cast(), places.as_ptr().cast());
-            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
-            // lists have an entry for each rank, and HCCL reads them in the call.
-            Ok(unsafe { api.HcclAllGatherV()?(from, own, to, counts, places, dtype, comm, stream) })
+        noted(queue, || {
+            let (counts, places, total) = self.lengths("lengths", lengths)?;
+            let own = lengths.get(self.rank()).copied().unwrap_or(0);
+            let dtype = self.dtype(send)?;
+            self.admits("send", send, own, false)?;
+            self.admits("receive", receive, total, true)?;
+            apart(send, receive)?;
+            let (from, to, own) = (send.as_raw(), receive.as_raw(), own as u64);
+            self.queue(queue, "HcclAllGatherV", &[send, receive], |api, comm, stream| {
+                let (counts, places) = (counts.as_ptr().cast(), places.as_ptr().cast());
+                // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
+                // lists have an entry for each rank, and HCCL reads them in the call.
+                Ok(unsafe { api.HcclAllGatherV()?(from, own, to, counts, places, dtype, comm, stream) })
+            })
         })
     }
 
@@ -179,13 +185,15 @@ impl Communicator {
     #[doc(alias = "HcclAllReduce")]
     pub fn all_reduce<T: Reducible>(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         send: &Tensor<T>,
         receive: &Tensor<T>,
         reduction: Reduction,
     ) -> Result<()> {
-        let elements = self.checked(Collective::AllReduce, send, receive)?;
-        self.all_reduced(stream, send, receive, elements, reduction)
+        noted(queue, || {
+            let elements = self.checked(Collective::AllReduce, send, receive)?;
+            self.all_reduced(queue, send, receive, elements, reduction)
+        })
     }
 
     /// [`all_reduce`](Self::all_reduce) of a tensor that is overwritten with the result.
@@ -197,19 +205,21 @@ impl Communicator {
     #[doc(alias = "HcclAllReduce")]
     pub fn all_reduce_in_place<T: Reducible>(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         tensor: &Tensor<T>,
         reduction: Reduction,
     ) -> Result<()> {
-        let dtype = self.dtype(tensor)?;
-        self.admits("tensor", tensor, tensor.len().max(1), true)?;
-        let elements = Elements { dtype, count: tensor.len() as u64 };
-        self.all_reduced(stream, tensor, tensor, elements, reduction)
+        noted(queue, || {
+            let dtype = self.dtype(tensor)?;
+            self.admits("tensor", tensor, tensor.len().max(1), true)?;
+            let elements = Elements { dtype, count: tensor.len() as u64 };
+            self.all_reduced(queue, tensor, tensor, elements, reduction)
+        })
     }
 
     fn all_reduced(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         send: &AnyTensor,
         receive: &AnyTensor,
         Elements { dtype, count }: Elements,
@@ -217,7 +227,7 @@ impl Communicator {
     ) -> Result<()> {
         let op = self.reduction(Collective::AllReduce, send, reduction)?;
         let (from, to) = (send.as_raw(), receive.as_raw());
-        self.queue(stream, "HcclAllReduce", &[send, receive], |api, comm, stream| {
+        self.queue(queue, "HcclAllReduce", &[send, receive], |api, comm, stream| {
             // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
             Ok(unsafe { api.HcclAllReduce()?(from, to, count, dtype, op, comm, stream) })
         })
@@ -233,17 +243,19 @@ impl Communicator {
     #[doc(alias = "HcclReduceScatter")]
     pub fn reduce_scatter<T: Reducible>(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         send: &Tensor<T>,
         receive: &Tensor<T>,
         reduction: Reduction,
     ) -> Result<()> {
-        let Elements { dtype, count } = self.checked(Collective::ReduceScatter, send, receive)?;
-        let op = self.reduction(Collective::ReduceScatter, send, reduction)?;
-        let (from, to) = (send.as_raw(), receive.as_raw());
-        self.queue(stream, "HcclReduceScatter", &[send, receive], |api, comm, stream| {
-            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
-            Ok(unsafe { api.HcclReduceScatter()?(from, to, count, dtype, op, comm, stream) })
+        noted(queue, || {
+            let Elements { dtype, count } = self.checked(Collective::ReduceScatter, send, receive)?;
+            let op = self.reduction(Collective::ReduceScatter, send, reduction)?;
+            let (from, to) = (send.as_raw(), receive.as_raw());
+            self.queue(queue, "HcclReduceScatter", &[send, receive], |api, comm, stream| {
+                // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+                Ok(unsafe { api.HcclReduceScatter()?(from, to, count, dtype, op, comm, stream) })
+            })
         })
     }
 
@@ -254,12 +266,14 @@ impl Communicator {
     /// # Errors
     /// As for [`all_gather`](Self::all_gather).
     #[doc(alias = "HcclAlltoAll")]
-    pub fn all_to_all<T: Element>(&mut self, stream: &Stream, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
-        let Elements { dtype, count } = self.checked(Collective::AlltoAll, send, receive)?;
-        let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
-        self.queue(stream, "HcclAlltoAll", &[send, receive], |api, comm, stream| {
-            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
-            Ok(unsafe { api.HcclAlltoAll()?(from, count, dtype, to, count, dtype, comm, stream) })
+    pub fn all_to_all<T: Element>(&mut self, queue: &impl Queue, send: &Tensor<T>, receive: &Tensor<T>) -> Result<()> {
+        noted(queue, || {
+            let Elements { dtype, count } = self.checked(Collective::AlltoAll, send, receive)?;
+            let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
+            self.queue(queue, "HcclAlltoAll", &[send, receive], |api, comm, stream| {
+                // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them.
+                Ok(unsafe { api.HcclAlltoAll()?(from, count, dtype, to, count, dtype, comm, stream) })
+            })
         })
     }
 
@@ -273,25 +287,27 @@ impl Communicator {
     #[doc(alias = "HcclAlltoAllV")]
     pub fn all_to_all_v<T: Element>(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         (send, sent): (&Tensor<T>, &[usize]),
         (receive, received): (&Tensor<T>, &[usize]),
     ) -> Result<()> {
-        let (sent, from_places, send_len) = self.lengths("sent", sent)?;
-        let (received, to_places, receive_len) = self.lengths("received", received)?;
-        let dtype = self.dtype(send)?;
-        self.admits("send", send, send_len, false)?;
-        self.admits("receive", receive, receive_len, true)?;
-        apart(send, receive)?;
-        let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
-        self.queue(stream, "HcclAlltoAllV", &[send, receive], |api, comm, stream| {
-            let list = |list: &[u64]| list.as_ptr().cast::<c_void>();
-            let (sent, from_places) = (list(&sent), list(&from_places));
-            let (received, to_places) = (list(&received), list(&to_places));
-            let function = api.HcclAlltoAllV()?;
-            // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
-            // lists have an entry for each rank, and HCCL reads them in the call.
-            Ok(unsafe { function(from, sent, from_places, dtype, to, received, to_places, dtype, comm, stream) })
+        noted(queue, || {
+            let (sent, from_places, send_len) = self.lengths("sent", sent)?;
+            let (received, to_places, receive_len) = self.lengths("received", received)?;
+            let dtype = self.dtype(send)?;
+            self.admits("send", send, send_len, false)?;
+            self.admits("receive", receive, receive_len, true)?;
+            apart(send, receive)?;
+            let (from, to) = (send.as_raw().cast_const(), receive.as_raw().cast_const());
+            self.queue(queue, "HcclAlltoAllV", &[send, receive], |api, comm, stream| {
+                let list = |list: &[u64]| list.as_ptr().cast::<c_void>();
+                let (sent, from_places) = (list(&sent), list(&from_places));
+                let (received, to_places) = (list(&received), list(&to_places));
+                let function = api.HcclAlltoAllV()?;
+                // SAFETY: the tensors have as many elements, as checked, and are kept while the call may use them; the
+                // lists have an entry for each rank, and HCCL reads them in the call.
+                Ok(unsafe { function(from, sent, from_places, dtype, to, received, to_places, dtype, comm, stream) })
+            })
         })
     }
 
@@ -302,73 +318,26 @@ impl Communicator {
     /// # Errors
     /// As for [`all_gather`](Self::all_gather); [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK).
     #[doc(alias = "HcclBroadcast")]
-    pub fn broadcast<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, root: usize) -> Result<()> {
-        let soc = self.device().soc()?;
-        if !Collective::Broadcast.runs_on(soc) {
-            return Err(Error::by(
-                &rules::COLLECTIVE_TYPE,
-                "communicator",
-                Collective::Broadcast.function(),
-                format_args!("what {soc} has: all-reduce, all-gather, reduce-scatter and all-to-all"),
-            )
-            .fix("gather the tensors of all ranks by `all_gather`, and use that of the root"));
-        }
-        let (dtype, number) = (self.dtype(tensor)?, rank_of("root", root, self.size())?);
-        self.admits("tensor", tensor, tensor.len().max(1), root != self.rank())?;
-        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
-        self.queue(stream, "HcclBroadcast", &[tensor], |api, comm, stream| {
-            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
-            Ok(unsafe { api.HcclBroadcast()?(at, count, dtype, number, comm, stream) })
+    pub fn broadcast<T: Element>(&mut self, queue: &impl Queue, tensor: &Tensor<T>, root: usize) -> Result<()> {
+        noted(queue, || {
+            let soc = self.device().soc()?;
+            if !Collective::Broadcast.runs_on(soc) {
+                return Err(Error::by(
+                    &rules::COLLECTIVE_TYPE,
+                    "communicator",
+                    Collective::Broadcast.function(),
+                    format_args!("what {soc} has: all-reduce, all-gather, reduce-scatter and all-to-all"),
+                )
+                .fix("gather the tensors of all ranks by `all_gather`, and use that of the root"));
+            }
+            let (dtype, number) = (self.dtype(tensor)?, rank_of("root", root, self.size())?);
+            self.admits("tensor", tensor, tensor.len().max(1), root != self.rank())?;
+            let (at, count) = (tensor.as_raw(), tensor.len() as u64);
+            self.queue(queue, "HcclBroadcast", &[tensor], |api, comm, stream| {
+                // SAFETY: the tensor has as many elements, and is kept while the call may use it.
+                Ok(unsafe { api.HcclBroadcast()?(at, count, dtype, number, comm, stream) })
+            })
         })
-    }
-
-    /// Sends a tensor to a rank, whose [`recv`](Self::recv) the stream waits for. Two ranks that both send first wait
-    /// for each other.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`all_gather`](Self::all_gather); [`COLLECTIVE_RANK`](rules::COLLECTIVE_RANK) also for this rank itself.
-    #[doc(alias = "HcclSend")]
-    pub fn send<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, to: usize) -> Result<()> {
-        let (dtype, peer) = (self.dtype(tensor)?, self.peer("to", to)?);
-        self.admits("tensor", tensor, tensor.len().max(1), false)?;
-        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
-        self.queue(stream, "HcclSend", &[tensor], |api, comm, stream| {
-            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
-            Ok(unsafe { api.HcclSend()?(at, count, dtype, peer, comm, stream) })
-        })
-    }
-
-    /// Receives a tensor from a rank, which sends as many elements of the same type.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`send`](Self::send).
-    #[doc(alias = "HcclRecv")]
-    pub fn recv<T: Element>(&mut self, stream: &Stream, tensor: &Tensor<T>, from: usize) -> Result<()> {
-        let (dtype, peer) = (self.dtype(tensor)?, self.peer("from", from)?);
-        self.admits("tensor", tensor, tensor.len().max(1), true)?;
-        let (at, count) = (tensor.as_raw(), tensor.len() as u64);
-        self.queue(stream, "HcclRecv", &[tensor], |api, comm, stream| {
-            // SAFETY: the tensor has as many elements, and is kept while the call may use it.
-            Ok(unsafe { api.HcclRecv()?(at, count, dtype, peer, comm, stream) })
-        })
-    }
-
-    /// Another rank, as C takes it.
-    fn peer(&self, argument: &'static str, rank: usize) -> Result<u32> {
-        if rank == self.rank() {
-            return Err(Error::by(
-                &rules::COLLECTIVE_RANK,
-                argument,
-                format_args!("{rank}, this rank itself"),
-                "another rank",
-            )
-            .fix("copy the tensor on its device"));
-        }
-        rank_of(argument, rank, self.size())
     }
 
     /// Lengths of parts for each rank as C takes them, the places where parts begin, and the sum.
@@ -392,6 +361,11 @@ impl Communicator {
         let places = counts.iter().scan(0, place).collect();
         Ok((counts, places, total))
     }
+}
+
+/// Takes note of a call's outcome, of its checks too: the first failure fails a capture.
+pub(super) fn noted<R>(queue: &impl Queue, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    queue.note(call())
 }
 
 /// The types that there are of a kind, as text.

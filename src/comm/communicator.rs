@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, hccl_error};
 use crate::rules;
-use crate::runtime::{Device, Event, LaunchQueue, Stream, StreamMark, capturing};
+use crate::runtime::{Device, Event, Queue, ReplayedObject, Stream, StreamMark, lock};
 use crate::tensor::AnyTensor;
 
 /// Bytes of root information.
@@ -62,31 +63,88 @@ impl fmt::Debug for RootInfo {
 /// One rank of a communicator, on its device. See the [module](super).
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
-/// is waited for until it fails. On a thread that captures a graph, and where a stream cannot be waited for, the rank
-/// stays in the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a
-/// stream by a collective, drop it on all ranks and make another one.
+/// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls keeps the rank in the communicator
+/// until it is dropped. On a thread that captures a graph, and where a stream cannot be waited for, the rank stays in
+/// the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a stream
+/// by a collective, drop it on all ranks and make another one.
 ///
 /// # Threads
-/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call on another stream
-/// than that of the call before waits for that call.
+/// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call, or a replay of a
+/// graph with calls, on another stream than that of the one before waits for that one.
 pub struct Communicator {
-    device: Device,
-    raw: sys::HcclComm,
-    rank: usize,
+    handle: Arc<Handle>,
     size: usize,
     /// Calls made so far.
     calls: u64,
-    /// A mark of each stream that a call was queued on.
+}
+
+/// The rank's part in a communicator, which ends when the rank and all graphs with calls of it are gone.
+struct Handle {
+    device: Device,
+    raw: sys::HcclComm,
+    rank: usize,
+    uses: Mutex<Uses>,
+}
+
+/// The streams that a rank's calls were queued on.
+#[derive(Default)]
+struct Uses {
+    /// A mark of each.
     marks: Vec<StreamMark>,
     /// The end of the latest call, and its stream.
     latest: Option<(Event, StreamMark)>,
 }
 
 // SAFETY: `raw` is a handle that this object alone owns. HCCL takes calls from any thread whose device is the
-// communicator's, which each call here sees to, and calls take `&mut self`, so that they come one after the other.
-unsafe impl Send for Communicator {}
+// communicator's, which each call here sees to, and calls take the communicator mutably, so that they come one after
+// the other.
+unsafe impl Send for Handle {}
 // SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
-unsafe impl Sync for Communicator {}
+unsafe impl Sync for Handle {}
+
+impl Uses {
+    /// Lets work that is queued on a stream from now on wait for the latest call: HCCL matches the calls of ranks by
+    /// their order, which two streams do not keep.
+    fn precede(&self, stream: &Stream) -> Result<()> {
+        match &self.latest {
+            Some((event, mark)) if !mark.is_of(stream) => stream.wait_event(event),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes note of work of the rank on a stream, also after a failure: part of it may have been queued.
+    fn note(&mut self, stream: &Stream) {
+        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
+            self.marks.push(stream.mark());
+        }
+    }
+
+    /// Marks the end of the latest call.
+    fn finish(&mut self, stream: &Stream) -> Result<()> {
+        match &mut self.latest {
+            Some((event, mark)) => {
+                event.record(stream)?;
+                if !mark.is_of(stream) {
+                    *mark = stream.mark();
+                }
+            }
+            None => self.latest = Some((stream.record_event()?, stream.mark())),
+        }
+        Ok(())
+    }
+}
+
+impl ReplayedObject for Handle {
+    fn precede(&self, stream: &Stream) -> Result<()> {
+        lock(&self.uses).precede(stream)
+    }
+
+    fn replayed(&self, stream: &Stream) -> Result<()> {
+        let mut uses = lock(&self.uses);
+        uses.note(stream);
+        uses.finish(stream)
+    }
+}
 
 impl Communicator {
     /// A communicator of devices of one process: rank `i` is on `devices[i]`. On hardware each goes to a thread of its
@@ -143,12 +201,13 @@ impl Communicator {
     }
 
     fn new(device: &Device, raw: sys::HcclComm, rank: usize, size: usize) -> Self {
-        Self { device: device.clone(), raw, rank, size, calls: 0, marks: Vec::new(), latest: None }
+        let handle = Handle { device: device.clone(), raw, rank, uses: Mutex::default() };
+        Self { handle: Arc::new(handle), size, calls: 0 }
     }
 
     /// This rank, from 0 on.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.handle.rank
     }
 
     /// The number of ranks.
@@ -158,7 +217,7 @@ impl Communicator {
 
     /// The device of this rank.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.handle.device
     }
 
     /// The number of calls that this rank has made, by which errors name a call: from 1 on.
@@ -166,48 +225,36 @@ impl Communicator {
         self.calls
     }
 
-    /// Queues a call on a stream, behind the calls before it on whatever stream, and keeps the tensors for as long as
-    /// it may use them.
+    /// Queues a call behind the calls before it, on whatever stream, and keeps the tensors for as long as it may use
+    /// them. A captured call keeps the rank, too.
     pub(super) fn queue(
         &mut self,
-        stream: &Stream,
+        queue: &impl Queue,
         function: &'static str,
         tensors: &[&AnyTensor],
         call: impl FnOnce(&Api, sys::HcclComm, sys::aclrtStream) -> Result<sys::HcclResult>,
     ) -> Result<()> {
-        stream.check_device("stream", &self.device)?;
-        capturing::refuse(
-            "a call between ranks",
-            "queue it before or after the capture: graphs have no such calls yet",
-        )?;
-        // HCCL matches the calls of ranks by their order, which two streams do not keep.
-        if let Some((event, mark)) = &self.latest
-            && !mark.is_of(stream)
-        {
-            stream.wait_event(event)?;
+        let handle = &self.handle;
+        handle.device.context().admits("stream", queue.context())?;
+        let raw = queue.raw()?;
+        let mut uses = lock(&handle.uses);
+        if let Some(stream) = queue.stream() {
+            uses.precede(stream)?;
         }
-        let raw = LaunchQueue::raw(stream)?;
-        let api = self.device.context().bind()?;
-        let result = call(api, self.raw, raw)?;
+        let api = handle.device.context().bind()?;
+        let result = call(api, handle.raw, raw)?;
         self.calls += 1;
-        let outcome = hccl_error(api, function, (Some(self.rank), Some(self.calls)), result);
+        let outcome = hccl_error(api, function, (Some(handle.rank), Some(self.calls)), result);
         // Also after a failure: part of the work may have been queued.
-        let number = stream.queued();
-        tensors.iter().for_each(|tensor| stream.keep(number, tensor.memory()));
-        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
-            self.marks.push(stream.mark());
-        }
+        let number = queue.queued();
+        tensors.iter().for_each(|tensor| queue.keep(number, tensor.memory()));
+        queue.keep_object(|| Arc::clone(handle) as Arc<dyn ReplayedObject>);
+        let Some(stream) = queue.stream() else {
+            return outcome;
+        };
+        uses.note(stream);
         outcome?;
-        match &mut self.latest {
-            Some((event, mark)) => {
-                event.record(stream)?;
-                if !mark.is_of(stream) {
-                    *mark = stream.mark();
-                }
-            }
-            None => self.latest = Some((stream.record_event()?, stream.mark())),
-        }
-        Ok(())
+        uses.finish(stream)
     }
 }
 
@@ -224,14 +271,17 @@ pub(super) fn rank_of(argument: &'static str, rank: usize, size: usize) -> Resul
     }
 }
 
-impl Drop for Communicator {
+impl Drop for Handle {
     fn drop(&mut self) {
         // A fault of the work is for the stream's next synchronisation.
         let is_over = |mark: &StreamMark| matches!(mark.latest().wait(), Ok(true));
-        if !self.marks.iter().all(is_over) {
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !uses.marks.iter().all(is_over) {
             tracing::error!("rank {} stays in its communicator: its calls are not known to be over", self.rank);
             return;
         }
+        // Graphs of its calls, whose last replays are over, end first.
+        self.device.context().sweep();
         let destroy = || -> Result<()> {
             let api = self.device.context().bind()?;
             // SAFETY: this object owns the communicator, and destroys it once; its work is over, as was waited for.
@@ -244,12 +294,18 @@ impl Drop for Communicator {
     }
 }
 
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("rank", &self.rank).field("device", &self.device.id()).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator")
-            .field("rank", &self.rank)
+            .field("rank", &self.rank())
             .field("size", &self.size)
-            .field("device", &self.device.id())
+            .field("device", &self.device().id())
             .field("calls", &self.calls)
             .finish_non_exhaustive()
     }

@@ -2,7 +2,9 @@
 //!
 //! A [`Communicator`] is one rank. [`Communicator::all`] makes all ranks of one process, [`Communicator::join`] one
 //! rank with the [`RootInfo`] that the root has made and that the program carries to the others. A call is queued on a
-//! stream of the rank's device, like a launch, and may read and write tensors that are dropped at once.
+//! stream of the rank's device, like a launch, and may read and write tensors that are dropped at once. Given a
+//! [`Capturing`](crate::graph::Capturing) in the place of the stream it becomes part of the graph, which keeps the rank.
+//! All ranks replay graphs with the same calls; on hardware make a call of each kind before the first capture.
 //!
 //! All ranks make the same calls in the same order; `&mut self` keeps a rank's calls one after the other. HCCL compares
 //! only the first of them: where later ones differ, hardware waits for half an hour or computes wrong numbers. The
@@ -39,7 +41,9 @@
 
 mod collectives;
 mod communicator;
+mod messages;
 
 pub use ascend_spec::collective::Reduction;
 pub use collectives::Reducible;
 pub use communicator::{Communicator, RootInfo};
+pub use messages::Message;

@@ -16,7 +16,7 @@ use crate::memory::Element;
 use ascend_spec::Violation;
 
 use crate::rules;
-use crate::runtime::{Context, LaunchQueue, Memory, Queue, ReplayCheck, Stream, capturing};
+use crate::runtime::{Context, LaunchQueue, Memory, Queue, ReplayCheck, ReplayedObject, Stream, capturing};
 
 use super::call::{CapturedCall, Group, Launched, Varying};
 use super::external_event::ExternalEvent;
@@ -25,11 +25,12 @@ use super::limits::KeyLimits;
 /// A graph being captured: a [`Queue`]. What is launched on it becomes part of the graph, in this order, and does not
 /// run now.
 ///
-/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or
-/// merge has failed the capture fails, also if the error is ignored.
+/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy,
+/// merge or call between ranks has failed the capture fails, also if the error is ignored.
 ///
-/// Every `launch_into` of a plan takes it in the place of a stream, and so does
-/// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from). The graph owns its buffers, and lends them for reading
+/// Every `launch_into` of a plan takes it in the place of a stream, and so do
+/// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from) and the calls of a
+/// [`Communicator`](crate::comm::Communicator). The graph owns its buffers, and lends them for reading
 /// only: a launch writes the memory of its output, which a clone shares. A `launch` that makes its output is refused.
 ///
 /// ```
@@ -75,6 +76,7 @@ pub struct Capturing<'a> {
     calls: RefCell<Vec<(Varying, Plan)>>,
     launches: RefCell<Vec<Launched>>,
     checks: RefCell<Vec<Box<dyn ReplayCheck>>>,
+    objects: RefCell<Vec<Arc<dyn ReplayedObject>>>,
     failed: RefCell<Option<Error>>,
 }
 
@@ -84,6 +86,8 @@ pub(super) struct Captured {
     pub(super) launches: Vec<Launched>,
     /// Checks of launches whose lengths stay the same in every replay.
     pub(super) checks: Vec<Box<dyn ReplayCheck>>,
+    /// What else the replays use.
+    pub(super) objects: Vec<Arc<dyn ReplayedObject>>,
     pub(super) kept: Vec<Arc<Memory>>,
     /// The largest workspace, for the next capture.
     pub(super) workspace: Option<Arc<Memory>>,
@@ -140,6 +144,13 @@ impl LaunchQueue for Capturing<'_> {
         outcome
     }
 
+    fn keep_object(&self, object: impl FnOnce() -> Arc<dyn ReplayedObject>) {
+        let (object, mut objects) = (object(), self.objects.borrow_mut());
+        if !objects.iter().any(|known| ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(&object))) {
+            objects.push(object);
+        }
+    }
+
     fn before_replays(&self, check: impl FnOnce() -> Option<Box<dyn ReplayCheck>>) {
         self.checks.borrow_mut().extend(check());
     }
@@ -155,6 +166,7 @@ impl<'a> Capturing<'a> {
             calls: RefCell::default(),
             launches: RefCell::default(),
             checks: RefCell::default(),
+            objects: RefCell::default(),
             failed: RefCell::default(),
         }
     }
@@ -168,6 +180,7 @@ impl<'a> Capturing<'a> {
             calls: calls.map(|(varying, _)| varying).collect(),
             launches: self.launches.into_inner(),
             checks: self.checks.into_inner(),
+            objects: self.objects.into_inner(),
             kept: self.kept.into_inner(),
             workspace: self.workspace.into_inner(),
         })

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use ascend_spec::Violation;
 
 use crate::rules;
-use crate::runtime::{Event, LaunchQueue, Memory, ReplayCheck, Stream, StreamProgress, lock};
+use crate::runtime::{Event, LaunchQueue, Memory, ReplayCheck, ReplayedObject, Stream, StreamProgress, lock};
 
 use super::call::{Launched, new_graph};
 use super::capture::{Captured, Capturing};
@@ -28,6 +28,7 @@ pub struct Graph<B> {
     calls: Arc<Calls>,
     launches: Vec<Launched>,
     checks: Vec<Box<dyn ReplayCheck>>,
+    objects: Vec<Arc<dyn ReplayedObject>>,
     kept: Vec<Arc<Memory>>,
     /// The event recorded after the latest replay.
     done: Option<Arc<Event>>,
@@ -57,13 +58,14 @@ impl<B> Graph<B> {
         let value = outcome?;
         let captured = capturing.finish()?;
         let graph = graph?;
-        let Captured { calls, launches, checks, kept, workspace: taken } = captured;
+        let Captured { calls, launches, checks, objects, kept, workspace: taken } = captured;
         *workspace = taken;
         let graph = Self {
             graph,
             calls: Arc::new(Calls { graph: number, calls }),
             launches,
             checks,
+            objects,
             kept,
             done: None,
             failed: false,
@@ -143,8 +145,15 @@ impl<B> Graph<B> {
                 return (None, Err(error));
             }
         }
+        if let Err(error) = self.objects.iter().try_for_each(|object| object.precede(stream)) {
+            return (None, Err(error));
+        }
         // SAFETY: the graph's events and memory are marked below.
         let (number, launched) = unsafe { self.graph.execute(stream) };
+        let mut noted = Ok(());
+        for object in &self.objects {
+            noted = noted.and(object.replayed(stream));
+        }
         for memory in &self.kept {
             memory.uses().mark(stream.progress(), number);
         }
@@ -159,6 +168,7 @@ impl<B> Graph<B> {
             None => (stream.record_event()).map(|done| self.done = Some(Arc::new(done))),
         };
         let released = self.release(plans);
+        let ordered = ordered.and(noted);
         self.failed = ordered.is_err() || released.is_err();
         let done = self.done.clone().filter(|_| ordered.is_ok());
         (Some(Replayed { number, done }), ordered.and(released))

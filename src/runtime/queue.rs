@@ -26,6 +26,15 @@ pub trait ReplayCheck: fmt::Debug + Send + Sync {
     fn admits_replay(&self) -> Result<()>;
 }
 
+/// What a graph keeps alive besides memory, and what is in order with its replays: a communicator.
+pub(crate) trait ReplayedObject: fmt::Debug + Send + Sync {
+    /// Orders what a stream runs from now on behind earlier work of the object.
+    fn precede(&self, stream: &Stream) -> Result<()>;
+
+    /// Takes note of a replay that was queued on a stream, or of a failure that may have queued one.
+    fn replayed(&self, stream: &Stream) -> Result<()>;
+}
+
 /// What launches need of a [`Queue`].
 pub(crate) trait LaunchQueue {
     /// The device's context.
@@ -66,6 +75,10 @@ pub(crate) trait LaunchQueue {
     fn note<R>(&self, outcome: Result<R>) -> Result<R> {
         outcome
     }
+
+    /// Keeps an object that replays of what is queued here use; work that runs now has its own order.
+    #[inline]
+    fn keep_object(&self, _object: impl FnOnce() -> Arc<dyn ReplayedObject>) {}
 
     /// Adds the check of a launch's tensors to those that replays pass; a launch that runs now needs none.
     #[inline]

@@ -174,8 +174,9 @@ impl AnyTensor {
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 
-    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN: for
-    /// operations that only move elements and exist for one of the types alone.
+    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN, or of a
+    /// smaller one, which makes the last axis longer as `view` of PyTorch does: for operations that only move elements
+    /// and exist for one of the types alone.
     ///
     /// ```
     /// use ascend_attention::spec::DType;
@@ -190,23 +191,43 @@ impl AnyTensor {
     /// let floats = bytes.bits_as(DType::Float8E4M3Fn)?.typed::<Float8E4M3Fn>()?;
     /// assert_eq!(floats.download(&stream)?, [one; 3]);
     /// assert!(bytes.bits_as(DType::Bf16).is_err());
+    /// let words: AnyTensor = stream.upload(&[0x0001_0002u32; 6], [2, 3])?.into();
+    /// let halves = words.bits_as(DType::Uint16)?.typed::<u16>()?;
+    /// assert_eq!(halves.shape(), [2, 6]);
+    /// assert_eq!(halves.download(&stream)?[..2], [2, 1]);
+    /// assert!(words.permute([1, 0])?.bits_as(DType::Uint16).is_err());
     /// # }
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type of another size.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type whose size does not divide that of the elements; for
+    /// a smaller type also where the last elements are not contiguous.
     pub fn bits_as(&self, dtype: DType) -> Result<Self> {
-        if dtype.bits() != self.desc.dtype.bits() {
-            return Err(Error::invalid(
-                "dtype",
-                dtype,
-                format_args!("a type of {} bits, as {} has", self.desc.dtype.bits(), self.desc.dtype),
-            )
-            .fix("name a type of the same size"));
+        let (from, to) = (self.desc.dtype.bits(), dtype.bits());
+        let mut desc = TensorDesc { dtype, ..self.desc };
+        if from == to {
+            return Self::new(Arc::clone(&self.memory), self.start, desc);
         }
-        let desc = TensorDesc { dtype, ..self.desc };
+        let refused = |allowed: std::fmt::Arguments<'_>| {
+            Error::invalid("dtype", dtype, allowed).fix("name a type of the same size")
+        };
+        let factor = i64::from(from.checked_div(to).filter(|_| from % to.max(1) == 0).unwrap_or(0));
+        let last = self.desc.shape.rank().checked_sub(1);
+        let (Some(last), 2..) = (last, factor) else {
+            return Err(refused(format_args!("a type of {from} bits, as {} has, or a divisor of it", self.desc.dtype)));
+        };
+        let (len, stride) = (self.desc.shape.get(last).copied(), self.desc.strides.get(last).copied());
+        let (Some(len), Some(1)) = (len.and_then(|len| len.checked_mul(factor)), stride) else {
+            return Err(refused(format_args!("{from} bits over a last axis with gaps")));
+        };
+        for axis in 0..last {
+            let stride = self.desc.strides.get(axis).and_then(|stride| stride.checked_mul(factor));
+            let stride = stride.ok_or_else(|| refused(format_args!("strides that can be counted in {dtype}")))?;
+            desc.strides = desc.strides.with(axis, stride);
+        }
+        desc.shape = desc.shape.with(last, len);
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 

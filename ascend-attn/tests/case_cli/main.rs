@@ -6,6 +6,7 @@ mod case_records;
 mod determinism;
 mod environment;
 mod platform;
+mod ranks;
 mod triangle;
 
 use ascend_testing::case_files;

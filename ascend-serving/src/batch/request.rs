@@ -218,17 +218,21 @@ impl BatchRequest<'_> {
         self.check_given_back(request, given_back, causality)
     }
 
+    /// The tokens of the request in its sequence, counted from the sequence's first one.
+    pub(crate) fn step_tokens(&self, sequence: &Sequence) -> StepTokens {
+        let cached = sequence.given_back() + self.cached;
+        StepTokens { stamp: sequence.stamp(), cached, len: cached + self.new, recompute: self.recompute }
+    }
+
     /// Refuses tokens in a block that another sequence holds too.
     fn check_unshared(&self, request: usize, sequence: &Sequence) -> Result<(), Violation> {
         let pool = sequence.pool();
-        let cached = sequence.given_back() + self.cached;
-        let len = cached + self.new;
-        let columns = cached / pool.block_size()..len.div_ceil(pool.block_size());
+        let tokens = self.step_tokens(sequence);
+        let columns = tokens.cached / pool.block_size()..tokens.len.div_ceil(pool.block_size());
         let mut written = columns.filter_map(|column| sequence.block(column));
         let Some(block) = written.find(|block| block.is_read_by_others(self.recompute)) else {
             return Ok(());
         };
-        let tokens = StepTokens { stamp: sequence.stamp(), cached, len, recompute: self.recompute };
         Err(shared_block(pool, request, block.id(), Some(&tokens)))
     }
 

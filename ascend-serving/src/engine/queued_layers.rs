@@ -113,6 +113,14 @@ impl QueuedLayers {
         outcome
     }
 
+    /// Notes whether a layer was refused before anything of it was queued.
+    pub(crate) fn note_refusal<R, E>(&mut self, outcome: Result<R, E>) -> Result<R, E> {
+        if outcome.is_err() {
+            self.silence();
+        }
+        outcome
+    }
+
     fn note_queued(&mut self, layer: usize) {
         if let Some(queued) = self.queued.get_mut(layer)
             && !std::mem::replace(queued, true)

@@ -9,7 +9,7 @@ use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::block_copy::{BlockCopy, uncopied};
+use super::block_copy::BlockCopy;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry, PoolId};
@@ -83,19 +83,7 @@ impl<T: Element> PagedKvCache<T> {
     /// [`POOL_SHARED`](crate::rules::POOL_SHARED) for a pool of another number of blocks, block size or padding, and
     /// while a block of either pool is held.
     pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Violation> {
-        let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
-        let (own, other) = (sizes(&self.pool), sizes(pool));
-        let (own_held, held) = (self.pool.held_blocks(), pool.held_blocks());
-        if own != other || own_held > 0 || held > 0 {
-            return Err(rules::POOL_SHARED.broken(
-                format_args!(
-                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own \
-                     {own_held} are held",
-                    other.0, other.1, other.2
-                ),
-                format_args!("{} blocks of {} tokens with padding {:?}, none held", own.0, own.1, own.2),
-            ));
-        }
+        self.pool.check_replaced(pool)?;
         self.entry = CacheEntry::new(pool);
         self.pool = pool.clone();
         Ok(self)
@@ -160,11 +148,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Refuses to mark tokens of a sequence as computed that it does not have, and while copies would overwrite them.
     pub(crate) fn check_marked(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
-        sequence.check_count(tokens, "grow the sequence by the tokens before they are written")?;
-        if let Some(block) = sequence.uncopied_in(&self.entry) {
-            return Err(uncopied(format_args!("tokens said to be computed, and block {block}")));
-        }
-        Ok(())
+        self.entry.check_marked(sequence, tokens)
     }
 
     /// The heads and formats of the cached keys and values.
@@ -329,12 +313,7 @@ impl<T: Element> PagedKvCache<T> {
     /// read.
     pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: usize) -> Result<Room> {
         self.holds(sequence)?;
-        loop {
-            match sequence.reserve(tokens) {
-                Err(full) if full.rule == &rules::POOL_WAITING && self.pool.await_step() => {}
-                outcome => return Ok(outcome?),
-            }
-        }
+        Ok(sequence.reserve_in_time(tokens)?)
     }
 
     /// Queues the copies that [`Sequence::grow`] returned, in every layer: call it before anything is written to the
@@ -346,25 +325,31 @@ impl<T: Element> PagedKvCache<T> {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a copy from a block that waits for a copy itself;
     /// [`Acl`](ascend_attention::Error::Acl).
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
+        self.copy_blocks_in(stream, copies, &self.entry)
+    }
+
+    /// Queues copies of blocks of an entry's pool, whose blocks have the same numbers as those of this cache.
+    pub(crate) fn copy_blocks_in(&self, stream: &Stream, copies: &[BlockCopy], entry: &CacheEntry) -> Result<()> {
         self.admits(stream)?;
         if copies.is_empty() {
             return Ok(());
         }
+        let pool = entry.pool();
         // The source blocks may be given back while the copies wait for the device.
-        let _lease = self.pool.begin_step(stream);
+        let _lease = pool.begin_step(stream);
         for copy in copies {
             let (from, to) = (copy.from.id(), copy.to);
-            self.pool.check_same(
+            pool.check_same(
                 copy.from.pool(),
                 format_args!("a copy to block {to}"),
                 "grow sequences of this cache's own pool",
             )?;
-            if !copy.is_awaited_in(&self.entry) {
+            if !copy.is_awaited_in(entry) {
                 continue;
             }
-            copy.check_order(&self.entry)?;
+            copy.check_order(entry)?;
             self.copy_block(stream, from, to)?;
-            copy.copied_in(&self.entry);
+            copy.copied_in(entry);
         }
         Ok(())
     }
@@ -402,11 +387,22 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Queues the copies that these blocks still wait for in this cache.
     pub(crate) fn queue_copies_to(&mut self, stream: &Stream, blocks: impl Iterator<Item = usize>) -> Result<()> {
-        for (from, to, number) in self.pool.awaited_copies(blocks, &self.entry) {
-            let entry = Some(&*self.entry);
-            if self.pool.awaits(to, number, entry) {
+        self.queue_copies_in(stream, blocks, &self.entry)
+    }
+
+    /// Queues the copies that these blocks still wait for in an entry's pool, whose blocks have the same numbers as
+    /// those of this cache.
+    pub(crate) fn queue_copies_in(
+        &self,
+        stream: &Stream,
+        blocks: impl Iterator<Item = usize>,
+        entry: &CacheEntry,
+    ) -> Result<()> {
+        let pool = entry.pool();
+        for (from, to, number) in pool.awaited_copies(blocks, entry) {
+            if pool.awaits(to, number, Some(entry)) {
                 self.copy_block(stream, from, to)?;
-                self.pool.copied(to, number, entry);
+                pool.copied(to, number, Some(entry));
             }
         }
         Ok(())

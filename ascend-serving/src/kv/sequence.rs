@@ -7,7 +7,7 @@ use ascend_attention::Violation;
 use crate::causality::Causality;
 use crate::rules::{self, room};
 
-use super::block_copy::BlockCopy;
+use super::block_copy::{BlockCopy, uncopied};
 use super::pool::{Block, BlockPool, CacheEntry, CopiesIn, SequenceEntry, SequenceStamp};
 use super::request_state::RequestState;
 use super::slot::{check_tokens, fill_slots, slot};
@@ -323,6 +323,16 @@ impl Sequence {
         Ok(Room { len, replaced, new, copies, slots })
     }
 
+    /// Reserves blocks for `tokens` more tokens. Waits for blocks that steps in flight may still read.
+    pub(crate) fn reserve_in_time(&mut self, tokens: usize) -> Result<Room, Violation> {
+        loop {
+            match self.reserve(tokens) {
+                Err(full) if full.rule == &rules::POOL_WAITING && self.pool.await_step() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Adds reserved blocks to the sequence.
     pub(crate) fn settle(&mut self, room: Room) -> Result<Growth, Violation> {
         let Room { len, replaced, new, copies, mut slots } = room;
@@ -540,6 +550,17 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let blocks = self.blocks.drain(..).flatten();
         self.entry.give_up(blocks);
+    }
+}
+
+impl CacheEntry {
+    /// Refuses to mark tokens of a sequence as computed that it does not have, and while copies would overwrite them.
+    pub(crate) fn check_marked(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
+        sequence.check_count(tokens, "grow the sequence by the tokens before they are written")?;
+        match sequence.uncopied_in(self) {
+            None => Ok(()),
+            Some(block) => Err(uncopied(format_args!("tokens said to be computed, and block {block}"))),
+        }
     }
 }
 

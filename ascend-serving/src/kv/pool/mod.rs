@@ -323,6 +323,24 @@ impl BlockPool {
         )
     }
 
+    /// Refuses a pool in the place of this one of a cache: one of other sizes, and while a block of either is held.
+    pub(crate) fn check_replaced(&self, by: &BlockPool) -> Result<(), Violation> {
+        let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
+        let (own, other) = (sizes(self), sizes(by));
+        let (own_held, held) = (self.held_blocks(), by.held_blocks());
+        if own == other && own_held == 0 && held == 0 {
+            return Ok(());
+        }
+        Err(rules::POOL_SHARED.broken(
+            format_args!(
+                "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own {own_held} \
+                 are held",
+                other.0, other.1, other.2
+            ),
+            format_args!("{} blocks of {} tokens with padding {:?}, none held", own.0, own.1, own.2),
+        ))
+    }
+
     /// Whether two handles are of one pool.
     pub fn is_same(&self, other: &BlockPool) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

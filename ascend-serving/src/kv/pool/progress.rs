@@ -440,7 +440,7 @@ impl fmt::Debug for SequenceEntry {
 
 impl CacheEntry {
     /// A cache that has no token of any sequence.
-    pub(in crate::kv) fn new(pool: &BlockPool) -> Arc<Self> {
+    pub(crate) fn new(pool: &BlockPool) -> Arc<Self> {
         let mut table = lock(pool.progress_table());
         let none =
             Some(CacheProgress { joined: table.tick(), sequences: vec![Progress::default(); table.sequences.len()] });

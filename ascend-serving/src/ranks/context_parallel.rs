@@ -1,25 +1,25 @@
-//! Context parallelism: a step's contexts are divided over ranks, and the ranks' results are merged.
+//! Which rank holds which key of a step, and what each rank computes of it.
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor, Violation};
+use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, size};
 use crate::batch::{AttentionMetadata, BatchRequest};
 use crate::causality::Causality;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kv::{
-    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, StepTokens, check_slots, uncopied, written_over,
+    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, uncopied, written_over,
 };
 use crate::rules::{self, room};
 
 /// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
-/// Every rank has all query heads of all tokens of a step (an engine gathers them) and the keys that [`Interleave`]
-/// assigns to it. It attends over these, without a mask, and returns log-sum-exps; the merge of the ranks' results is
-/// attention over all keys, exactly:
+/// [`ContextAttention`](crate::ContextAttention) computes with it. Every rank has the query heads of all ranks and the
+/// keys that [`Interleave`] assigns to it. It attends over these, without a mask, and the merge of the ranks' results by
+/// their log-sum-exps is attention over all keys, exactly:
 ///
 /// | step | call of each rank | one more call |
 /// |---|---|---|
@@ -27,7 +27,7 @@ use crate::rules::{self, room};
 /// | prompts, chunks, drafts | over its keys of what was cached before | the new tokens among themselves, causally |
 ///
 /// A row for which a rank has no keys takes no part in the merge, nor does a rank without any keys. All of this
-/// follows from the lengths, so that no data goes through the host.
+/// follows from the lengths, which every rank knows, so that no data goes through the host.
 ///
 /// All ranks use one block table, an entry of which means a block on each: the table of a
 /// [`BlockPool`](crate::kv::BlockPool) whose blocks have [`ContextParallel::pool_block_size`] tokens.
@@ -60,16 +60,14 @@ pub struct RankStep {
 
 /// The call of new tokens among themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewTokens {
+pub(super) struct NewTokens {
     q_ends: Cumulative,
 }
 
-/// The prepared call of a rank. From [`RankStep::plan`].
+/// The prepared call of a rank over its keys. From [`RankStep::plan`].
 #[derive(Debug)]
-pub struct ContextPlan {
-    /// The call; `None` without keys, where there is nothing to compute.
-    call: Option<Plan>,
-    shape: [usize; 3],
+pub(super) struct RankPlan {
+    call: Plan,
     /// Whether each request has one query row, so that the call is batched.
     single: bool,
 }
@@ -134,10 +132,17 @@ impl ContextParallel {
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same slot,
     /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes to a slot of padding; [`PAD_SLOT`](crate::rules::PAD_SLOT)
     /// for a dump slot after the first block. Keep the sequences of the requests until the calls of all ranks are
-    /// queued.
+    /// queued ([`ContextAttention::begin`](crate::ContextAttention::begin) does).
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(&self, requests: &[BatchRequest<'_>], pad: PadPolicy) -> Result<ContextSplit, Violation> {
+        let split = self.divide(requests, pad)?;
+        requests.iter().enumerate().try_for_each(|(index, request)| check_progress(index, request))?;
+        Ok(split)
+    }
+
+    /// Divides a step without asking what was computed of its sequences.
+    pub(super) fn divide(&self, requests: &[BatchRequest<'_>], pad: PadPolicy) -> Result<ContextSplit, Violation> {
         if let PadPolicy::DumpSlot(slot) = pad
             && slot as usize >= self.block_size
         {
@@ -156,7 +161,6 @@ impl ContextParallel {
             request.check_sequence(index, Causality::Causal)?;
             self.check_pool(index, request)?;
             request.check_lengths(index)?;
-            check_progress(index, request)?;
             end = request.add_tokens(index, end, AttentionMetadata::MAX_TOKENS)?;
             ends.push_end(end)?;
         }
@@ -235,13 +239,7 @@ fn check_progress(index: usize, request: &BatchRequest<'_>) -> Result<(), Violat
     if let Some(block) = pool.first_uncopied(blocks, CopiesIn::AnyCache) {
         return Err(uncopied(format_args!("block {block} of request {index}")));
     }
-    let tokens = StepTokens {
-        stamp: sequence.stamp(),
-        cached: request.cached,
-        len: request.cached + request.new,
-        recompute: request.recompute,
-    };
-    pool.check_tokens(&format_args!("request {index}"), tokens)
+    pool.check_tokens(&format_args!("request {index}"), request.step_tokens(sequence))
 }
 
 impl ContextSplit {
@@ -250,32 +248,24 @@ impl ContextSplit {
         &self.ranks
     }
 
-    /// The call of the new tokens among themselves, unless every request adds a single one. Any rank may make it.
-    pub fn new_tokens(&self) -> Option<&NewTokens> {
-        self.new.as_ref()
-    }
-
-    /// Which ranks (bit `rank`) have keys for which rows; the bit after the last rank's is for the new tokens.
+    /// Which ranks (bit `rank`) have keys for which rows; the bit after the last rank's is for the new tokens among
+    /// themselves, which are a part of their own unless every request adds a single one.
     pub fn parts(&self) -> &[PartsOfRows] {
         &self.rows
     }
 
-    /// Prepares the merge of the results: those of the ranks in order, then that of the new tokens, if there is one.
-    /// The result is attention over all keys, `[tokens, N, D]`.
-    ///
-    /// # Errors
-    /// As for [`RowMerge::plan`](ascend_attention::merge::RowMerge::plan).
-    pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
-        let ranks = self.ranks.len();
-        if self.new.is_some() && parts.len() == ranks {
-            return Err(ascend_attention::Error::invalid(
-                "parts",
-                format_args!("the results of {ranks} ranks alone"),
-                "behind them also that of the new tokens among themselves (`new_tokens`)",
-            )
-            .fix("compute the new tokens among themselves too, and merge that part")
-            .into());
-        }
+    /// The number of the step's tokens.
+    pub fn tokens(&self) -> usize {
+        self.ranks.first().map_or(0, |rank| rank.slots.len())
+    }
+
+    /// The call of the new tokens among themselves, unless every request adds a single one.
+    pub(super) fn new_tokens(&self) -> Option<&NewTokens> {
+        self.new.as_ref()
+    }
+
+    /// Prepares the merge of the ranks' results in order, and behind them that of the new tokens, if there is one.
+    pub(super) fn merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
         Ok(MergeState::new(Layout::Tnd).rows(&self.rows).plan(parts)?)
     }
 }
@@ -303,64 +293,38 @@ impl RankStep {
     }
 
     /// Prepares the rank's call, in sparse mode 0 without a mask, with log-sum-exps. Single rows are in BNSD, which
-    /// every release takes in FLOAT16 too, other rows in TND ([`FusedAttention`](crate::FusedAttention) lists what that
-    /// takes). Query `[tokens, N, D]`. One plan serves all layers.
-    ///
-    /// # Errors
-    /// [`TABLE_POOL`](crate::rules::TABLE_POOL) for a table of blocks of another size than those that the step was
-    /// divided for; as for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
-    pub fn plan<T: Element>(
+    /// every release takes in FLOAT16 too, other rows in TND. Query `[tokens, N, D]`. One plan serves all layers; none
+    /// is needed without keys, where there is nothing to compute.
+    pub(super) fn plan<T: Element>(
         &self,
         shape: AttentionShape,
         query: &Tensor<T>,
         cache: &LayerCache<T>,
         block_table: &BlockTable,
-    ) -> Result<ContextPlan> {
-        shape.check()?;
-        let given = block_table.block_size();
-        if given != self.block_size {
-            return Err(Violation::new(
-                &rules::TABLE_POOL,
-                format_args!("a block table of rank {} with blocks of {given} tokens", self.rank),
-                format_args!("blocks of {} tokens, for which the step was divided", self.block_size),
-                "make the ranks' caches and `ContextParallel::new` with blocks of one size, and the table by the cache",
-            )
-            .into());
+    ) -> Result<Option<RankPlan>> {
+        if self.kv_lengths.lengths().iter().all(|len| *len == 0) {
+            return Ok(None);
         }
-        let out = sizes(query)?;
-        let any = self.kv_lengths.lengths().iter().any(|len| *len > 0);
         let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);
-        let call = match (any, self.single) {
-            (false, _) => None,
-            (true, true) => {
-                let query = batched(query, out)?;
-                let kv = &self.kv_lengths;
-                let call = CallLengths::Batched { q: None, kv }.apply(call(Layout::Bnsd));
-                Some(call.plan(paged(&query, cache, block_table))?)
-            }
-            (true, false) => {
-                let (q, kv) = (&self.q_ends, &self.kv_lengths);
-                let call = CallLengths::PackedPaged { q, kv }.apply(call(Layout::Tnd));
-                Some(call.plan(paged(query, cache, block_table))?)
-            }
+        let (q, kv) = (&self.q_ends, &self.kv_lengths);
+        let (query, lengths, call) = match self.single {
+            true => (single_rows(query)?, CallLengths::Batched { q: None, kv }, call(Layout::Bnsd)),
+            false => (query.clone(), CallLengths::PackedPaged { q, kv }, call(Layout::Tnd)),
         };
-        Ok(ContextPlan { call, shape: out, single: self.single })
+        let call = lengths.apply(call).plan(paged(&query, cache, block_table))?;
+        Ok(Some(RankPlan { call, single: self.single }))
     }
 }
 
 impl NewTokens {
     /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`, with log-sum-exps. One plan serves
     /// all layers.
-    ///
-    /// # Errors
-    /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
-    pub fn plan<T: Element>(
+    pub(super) fn plan<T: Element>(
         &self,
         stream: &Stream,
         shape: AttentionShape,
         inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Plan> {
-        shape.check()?;
         let causal = stream.device().masks().causal(CausalOrigin::RightDown)?;
         let ends = &self.q_ends;
         let lengths = CallLengths::PackedDense { q: ends, kv: ends };
@@ -373,56 +337,27 @@ fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_t
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
-fn sizes<T: Element>(query: &Tensor<T>) -> Result<[usize; 3]> {
-    let &[rows, heads, dim] = query.shape() else {
-        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]").fix("reshape the query to packed rows"));
-    };
-    Ok([rows, heads, dim])
-}
-
 /// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.
-fn batched<T: Element>(tensor: &Tensor<T>, [rows, heads, dim]: [usize; 3]) -> Result<Tensor<T>> {
+fn single_rows<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
+    let [rows, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
     Ok(tensor.reshape([rows, heads, 1, dim])?)
 }
 
-impl ContextPlan {
-    /// Whether there is no call: the rank has no keys.
-    pub fn is_empty(&self) -> bool {
-        self.call.is_none()
-    }
-
-    /// Queues a rank's call on any stream of the rank: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]`
-    /// over the rank's keys. Rows without keys mean nothing. Returns at once; a stream that merges the result has to
-    /// wait for an event of this one first ([`Stream::wait_event`]).
-    ///
-    /// # Errors
-    /// As for [`Plan::launch`](ascend_attention::Plan::launch).
-    pub fn launch<T: Element>(
+impl RankPlan {
+    /// Queues the call: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over the rank's keys. Rows without
+    /// keys mean nothing.
+    pub(super) fn launch_into<T: Element>(
         &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        cache: &LayerCache<T>,
-        block_table: &BlockTable,
-    ) -> Result<Output<T>> {
-        let Some(call) = &self.call else {
-            return self.empty(stream);
-        };
+        queue: &impl Queue,
+        (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+        output: &mut Output<T>,
+    ) -> Result<()> {
         if !self.single {
-            return Ok(call.launch(stream, paged(query, cache, block_table))?);
+            return Ok(self.call.launch_into(queue, paged(query, cache, block_table), output)?);
         }
-        let query = batched(query, self.shape)?;
-        let output: Output<T> = call.launch(stream, paged(&query, cache, block_table))?;
-        let [rows, heads, _] = self.shape;
-        let lse = output.softmax_lse.map(|lse| lse.reshape([rows, heads, 1]));
-        Ok(Output { attention: output.attention.reshape(self.shape)?, softmax_lse: lse.transpose()? })
-    }
-
-    /// Outputs without contents: the merge takes no row of them.
-    fn empty<T: Element>(&self, stream: &Stream) -> Result<Output<T>> {
-        let [rows, heads, _] = self.shape;
-        Ok(Output {
-            attention: Tensor::empty(stream.device(), self.shape)?,
-            softmax_lse: Some(Tensor::empty(stream.device(), [rows, heads, 1])?),
-        })
+        let query = single_rows(query)?;
+        let lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
+        let mut single = Output { attention: single_rows(&output.attention)?, softmax_lse: lse };
+        Ok(self.call.launch_into(queue, paged(&query, cache, block_table), &mut single)?)
     }
 }

@@ -1,0 +1,110 @@
+//! The batch on several ranks, each of which has a part of the keys and some of the heads.
+
+use std::thread;
+use std::time::Duration;
+
+use ascend_attention::comm::Communicator;
+use ascend_attention::{Device, Stream};
+use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Result};
+
+use super::Work;
+use super::rows::{Half, queries, upload_keys, upload_step};
+
+/// The parts of a layer, in order.
+pub(super) const PARTS: [(ContextPart, &str); 5] = [
+    (ContextPart::Write, "write"),
+    (ContextPart::Gather, "gather"),
+    (ContextPart::Attention, "attention"),
+    (ContextPart::Exchange, "exchange"),
+    (ContextPart::Merge, "merge"),
+];
+
+/// Steps on one rank.
+pub(super) struct RankSteps {
+    /// The time of each part of each step.
+    pub(super) times: Vec<[Duration; PARTS.len()]>,
+    /// The outputs of the last step, `[rows, N, D]`.
+    pub(super) output: Vec<f32>,
+    /// Bytes that the rank sends in a layer of a step.
+    pub(super) sent_bytes: u64,
+}
+
+pub(super) fn steps<T: Half>(devices: &[Device], work: &Work) -> Result<Vec<RankSteps>> {
+    let ranks = Communicator::all(devices)?;
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| steps_of_rank::<T>(rank, work))).collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.collect()
+    })
+}
+
+fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<RankSteps> {
+    let stream = communicator.device().stream()?;
+    let blocks = work.requests * work.all_tokens().div_ceil(work.block_size * work.ranks);
+    let shape = CacheShape::new(1, work.kv_heads, work.head_dim);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<T>::new(stream.device(), blocks, work.block_size, shape, pad)?;
+    let heads = AttentionShape::new(work.heads, work.kv_heads, work.head_dim);
+    let mut attention = ContextAttention::new(communicator, heads, cache, work.run)?;
+    let mut sequences = Vec::with_capacity(work.requests);
+    for request in 0..work.requests {
+        let mut sequence = attention.sequence();
+        fill(&stream, &mut attention, &mut sequence, work, request)?;
+        sequences.push(sequence);
+    }
+    let (mut times, mut output) = (Vec::new(), Vec::new());
+    for step in 0..work.steps {
+        for sequence in &mut sequences {
+            attention.grow(&stream, sequence, work.new)?;
+        }
+        let [key, value] = upload_step::<T>(&stream, work, step)?;
+        let query = queries::<T>(work, attention.rank(), step);
+        let query = stream.upload(&query, [work.rows(), work.heads, work.head_dim])?;
+        // The ranks begin together, so that none waits for another in its times.
+        if let Some(communicator) = attention.communicator_mut() {
+            communicator.barrier(&stream)?;
+        }
+        let requests: Vec<_> = sequences.iter().map(|sequence| BatchRequest::of(sequence, work.new)).collect();
+        let mut current = attention.begin(&stream, &requests)?;
+        current.mark_parts();
+        let attended = current.forward(0, (&query, &key, &value))?;
+        stream.synchronize()?;
+        let mut parts = [Duration::ZERO; PARTS.len()];
+        for pair in current.marks().windows(2) {
+            if let [(_, start), (part, end)] = pair
+                && let Some(at) = PARTS.iter().position(|(known, _)| known == part)
+            {
+                parts[at] = end.elapsed_since(start)?;
+            }
+        }
+        times.push(parts);
+        current.end()?;
+        if step + 1 == work.steps {
+            output = attended.download(&stream)?.into_iter().map(T::to).collect();
+        }
+    }
+    Ok(RankSteps { times, output, sent_bytes: attention.sent_bytes(work.rows()) })
+}
+
+/// Writes the keys of a request that are cached before the first step and that the rank holds.
+fn fill<T: Half>(
+    stream: &Stream,
+    attention: &mut ContextAttention<T>,
+    sequence: &mut Sequence,
+    work: &Work,
+    request: usize,
+) -> Result<()> {
+    attention.grow(stream, sequence, work.tokens)?;
+    let division = attention.division();
+    let split = division.split(&[BatchRequest::of(sequence, work.tokens)], PadPolicy::SkipNegative)?;
+    let [key, value] = upload_keys::<T>(stream, work, request, 0..work.tokens)?;
+    if let Some(own) = split.ranks().get(attention.rank()) {
+        let write = CacheWrite::plan(attention.cache(), stream, own.slots(), &key, &value)?;
+        attention.cache_mut().write(stream, &write, 0, &key, &value)?;
+    }
+    Ok(attention.mark_computed(sequence, work.tokens)?)
+}

@@ -1,0 +1,177 @@
+//! `ascend-attn ranks`: a batch on one device, and divided over ranks.
+
+mod divided;
+mod report;
+mod rows;
+mod whole;
+
+use std::env;
+use std::process::{Command, ExitCode};
+
+use ascend_attention::{Platform, Runtime, bf16, f16};
+use clap::ValueEnum;
+
+use super::Stop;
+use super::output::Output;
+use super::platform::{DeviceChoice, DeviceReport};
+
+use report::Report;
+use rows::Half;
+
+/// The variable by which the emulation is told how many devices there are.
+const DEVICES: &str = "ASCEND_EMU_DEVICES";
+
+/// Compute steps of a batch on one device and with the contexts divided over ranks, and compare results and times
+///
+/// Each rank has a part of every request's keys and some of the query heads (decode context parallelism): rank r is on
+/// the r-th device from --device on, and a thread of its own. The same batch is computed on one device first, with all
+/// heads. Prints the largest difference of an output element, the bytes that each rank sends, the times of a step, and
+/// those of its parts, of the rank for which it takes longest; of several steps the medians.
+///
+/// The keys are random numbers that are written to the caches, and not computed. On the emulation a process with as many
+/// devices as ranks is started. Exit code 1: an element differs by more than --within, or is no number.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// Number of ranks, at most 15
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=15))]
+    ranks: u8,
+    /// Tokens of each request that are cached before the first step
+    #[arg(long, value_name = "N", default_value_t = 32768, value_parser = number(1..=1 << 24))]
+    tokens: u64,
+    /// Number of requests
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = number(1..=4096))]
+    requests: u64,
+    /// New tokens of each request in a step: 1 for decoding, more for a chunk of a prompt or drafts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=4096))]
+    new: u64,
+    /// Query heads of each rank
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = number(1..=256))]
+    heads: u64,
+    /// Key heads, which all ranks share: a divisor of --heads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=256))]
+    kv_heads: u64,
+    /// Elements of a head
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = number(1..=1024))]
+    head_dim: u64,
+    /// Tokens in a block of a cache
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = number(1..=4096))]
+    block_size: u64,
+    /// Consecutive tokens on one rank (interleave): a divisor of --block-size
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = number(1..=4096))]
+    run: u64,
+    /// Number of steps, of which the first is not timed
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = number(2..=1000))]
+    steps: u64,
+    /// Element type of queries, keys and values
+    #[arg(long, value_enum, default_value_t)]
+    dtype: ElementType,
+    /// Largest difference of an element that passes
+    #[arg(long, value_name = "DIFFERENCE", default_value_t = 0.01, allow_negative_numbers = true)]
+    within: f64,
+    #[command(flatten)]
+    device: DeviceChoice,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ElementType {
+    #[default]
+    Bf16,
+    F16,
+}
+
+fn number(range: impl std::ops::RangeBounds<u64>) -> clap::builder::RangedU64ValueParser<u64> {
+    clap::value_parser!(u64).range(range)
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    ranks: usize,
+    requests: usize,
+    tokens: usize,
+    new: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+    run: usize,
+    steps: usize,
+}
+
+impl Work {
+    /// The rows of a step.
+    fn rows(&self) -> usize {
+        self.requests * self.new
+    }
+
+    /// The tokens of a request behind the last step.
+    fn all_tokens(&self) -> usize {
+        self.tokens + self.new * self.steps
+    }
+}
+
+pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
+    let runtime = arguments.device.runtime()?;
+    let (first, ranks) = (arguments.device.number(), usize::from(arguments.ranks));
+    let needed = usize::try_from(first).unwrap_or(0) + ranks;
+    if runtime.device_count()? < needed {
+        return match (runtime.platform(), env::var_os(DEVICES)) {
+            (Platform::Emulated, None) => elsewhere(needed),
+            (platform, _) => Err(Stop::Trouble(format!(
+                "{ranks} ranks need the devices {first} to {}, and the platform {platform} has {} devices; on the \
+                 emulation set {DEVICES}={needed}, or leave it unset",
+                needed - 1,
+                runtime.device_count()?,
+            ))),
+        };
+    }
+    let size = |size: u64| usize::try_from(size).unwrap_or(usize::MAX);
+    let work = Work {
+        ranks,
+        requests: size(arguments.requests),
+        tokens: size(arguments.tokens),
+        new: size(arguments.new),
+        heads: size(arguments.heads),
+        kv_heads: size(arguments.kv_heads),
+        head_dim: size(arguments.head_dim),
+        block_size: size(arguments.block_size),
+        run: size(arguments.run),
+        steps: size(arguments.steps),
+    };
+    let platform = DeviceReport::of(&runtime.device(first)?.stream()?);
+    let report = match arguments.dtype {
+        ElementType::Bf16 => compared::<bf16>(&runtime, first, &work)?,
+        ElementType::F16 => compared::<f16>(&runtime, first, &work)?,
+    };
+    if arguments.json {
+        output.line(platform.summary(report.json()))?;
+    } else {
+        output.line(&platform)?;
+        output.line(&report)?;
+    }
+    // Also a difference that is no number fails.
+    let passes = report.difference <= arguments.within;
+    Ok(ExitCode::from(u8::from(!passes)))
+}
+
+/// The same command in a process whose emulation has as many devices: a process chooses the number once.
+fn elsewhere(devices: usize) -> Result<ExitCode, Stop> {
+    let program = env::current_exe().map_err(|error| Stop::Trouble(error.to_string()))?;
+    let run = Command::new(program).args(env::args_os().skip(1)).env(DEVICES, devices.to_string()).status();
+    let status = run.map_err(|error| Stop::Trouble(format!("a process with {DEVICES}={devices}: {error}")))?;
+    match status.code().and_then(|code| u8::try_from(code).ok()) {
+        Some(code) => Ok(ExitCode::from(code)),
+        None => Err(Stop::Trouble(format!("a process with {DEVICES}={devices}: {status}"))),
+    }
+}
+
+fn compared<T: Half>(runtime: &Runtime, first: i32, work: &Work) -> Result<Report, Stop> {
+    let whole = whole::steps::<T>(&runtime.device(first)?, work)?;
+    let devices = (0..work.ranks).map(|rank| runtime.device(first + i32::try_from(rank).unwrap_or(i32::MAX)));
+    let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    let ranks = divided::steps::<T>(&devices, work)?;
+    Ok(Report::new(work, &whole, &ranks))
+}

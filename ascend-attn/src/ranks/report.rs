@@ -1,0 +1,106 @@
+//! The report on both sides, as text and as JSON.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::Work;
+use super::divided::{PARTS, RankSteps};
+use super::whole::{WholeSteps, place};
+use crate::report::{counted, number};
+
+pub(super) struct Report {
+    work: Work,
+    /// The largest difference of an element of the last step; infinite where an element is no number.
+    pub(super) difference: f64,
+    sent_bytes: u64,
+    whole: Duration,
+    divided: Duration,
+    parts: [Duration; PARTS.len()],
+}
+
+impl Report {
+    pub(super) fn new(work: &Work, whole: &WholeSteps, ranks: &[RankSteps]) -> Self {
+        let steps = || 1..work.steps;
+        let slowest = |time: &dyn Fn(&RankSteps) -> Duration| ranks.iter().map(time).max().unwrap_or_default();
+        let part = |at: usize| median(steps().map(|step| slowest(&|rank| rank.times[step][at])));
+        Self {
+            work: *work,
+            difference: difference(work, whole, ranks),
+            sent_bytes: ranks.first().map_or(0, |rank| rank.sent_bytes),
+            whole: median(steps().map(|step| whole.times[step])),
+            divided: median(steps().map(|step| slowest(&|rank| rank.times[step].iter().sum()))),
+            parts: std::array::from_fn(part),
+        }
+    }
+
+    /// The time of the divided step as a multiple of that on one device.
+    fn ratio(&self) -> f64 {
+        self.divided.as_secs_f64() / self.whole.as_secs_f64()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, block_size, run, steps } = self.work;
+        let parts = PARTS.iter().zip(self.parts);
+        let parts: Map<String, Value> =
+            parts.map(|((_, name), time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
+        json!({
+            "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "heads": heads, "kv_heads": kv_heads,
+            "head_dim": head_dim, "block_size": block_size, "run": run, "steps": steps,
+            "difference": number(self.difference),
+            "sent_bytes": self.sent_bytes,
+            "one_device_seconds": self.whole.as_secs_f64(),
+            "divided_seconds": self.divided.as_secs_f64(),
+            "ratio": number(self.ratio()),
+            "part_seconds": parts,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, .. } = self.work;
+        writeln!(
+            f,
+            "{} with {tokens} tokens each, {new} new in a step; {heads} heads of {head_dim} on each of {} over {}",
+            counted(requests, "request", "requests"),
+            counted(ranks, "rank", "ranks"),
+            counted(kv_heads, "key head", "key heads"),
+        )?;
+        writeln!(f, "largest difference  {:.2e}", self.difference)?;
+        writeln!(f, "sent by a rank      {} bytes a layer", self.sent_bytes)?;
+        writeln!(f, "one device          {}", milliseconds(self.whole))?;
+        write!(f, "divided             {}, {:.2} of one device", milliseconds(self.divided), self.ratio())?;
+        for ((_, name), time) in PARTS.iter().zip(self.parts) {
+            write!(f, "\n  {name:<18}{}", milliseconds(time))?;
+        }
+        Ok(())
+    }
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.3} ms", time.as_secs_f64() * 1e3)
+}
+
+fn median(times: impl Iterator<Item = Duration>) -> Duration {
+    let mut times: Vec<Duration> = times.collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn difference(work: &Work, whole: &WholeSteps, ranks: &[RankSteps]) -> f64 {
+    let (dim, all) = (work.head_dim, work.heads * work.ranks);
+    let mut largest = 0.0f64;
+    for (rank, steps) in ranks.iter().enumerate() {
+        for (at, row) in steps.output.chunks_exact(dim).enumerate() {
+            let (token, head) = (at / work.heads, at % work.heads);
+            let other = &whole.output[(token * all + place(work, rank, head)) * dim..][..dim];
+            for (one, other) in row.iter().zip(other) {
+                let apart = f64::from((one - other).abs());
+                largest = if apart.is_nan() { f64::INFINITY } else { largest.max(apart) };
+            }
+        }
+    }
+    largest
+}

@@ -1,0 +1,54 @@
+//! `ascend-attn ranks`: both sides agree, the bytes are counted, and what cannot be divided is refused.
+
+use super::{command, text};
+
+use serde_json::Value;
+
+const SMALL: [&str; 10] = ["--tokens", "300", "--requests", "3", "--heads", "4", "--head-dim", "64", "--steps", "2"];
+
+#[test]
+fn divided_contexts_are_compared_with_one_device() {
+    let output = command("ranks", &[&SMALL[..], &["--ranks", "3", "--json"]].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let all: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    let report = &all["summary"];
+    assert_eq!(
+        (&report["ranks"], &report["tokens"], &report["platform"]),
+        (&3.into(), &300.into(), &"emulated".into())
+    );
+    assert!(report["difference"].as_f64().unwrap() < 0.01, "{report}");
+    // Two other ranks: 3 rows of 4 heads, queries and results of 64 elements of 2 bytes, and a log-sum-exp.
+    assert_eq!(report["sent_bytes"], 2 * 3 * 4 * (2 * 64 * 2 + 4));
+    for part in ["write", "gather", "attention", "exchange", "merge"] {
+        assert!(report["part_seconds"][part].as_f64().unwrap() > 0.0, "{report}");
+    }
+    let chunk = command("ranks", &[&SMALL[..], &["--new", "5", "--kv-heads", "2", "--dtype", "f16"]].concat());
+    let chunk = { chunk }.output().unwrap();
+    assert_eq!(chunk.status.code(), Some(0), "{}", text(&chunk.stderr));
+    let printed = text(&chunk.stdout);
+    assert!(
+        printed.contains(
+            "3 requests with 300 tokens each, 5 new in a step; 4 heads of 64 on each of 2 ranks over 2 key heads"
+        ),
+        "{printed}"
+    );
+    assert!(printed.contains("\n  exchange "), "{printed}");
+}
+
+#[test]
+fn a_difference_beyond_the_bound_fails_and_what_cannot_be_is_trouble() {
+    let apart = command("ranks", &[&SMALL[..], &["--within", "-1"]].concat()).output().unwrap();
+    assert_eq!(apart.status.code(), Some(1), "{}", text(&apart.stderr));
+    for (arguments, said) in [
+        (["--run", "48"], "ranks.interleave"),
+        (["--kv-heads", "3"], "query heads over 3 key heads"),
+        (["--ranks", "16"], "16"),
+    ] {
+        let refused = command("ranks", &[&SMALL[..], &arguments].concat()).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stdout));
+        assert!(text(&refused.stderr).contains(said), "{}", text(&refused.stderr));
+    }
+    let few = command("ranks", &SMALL).env("ASCEND_EMU_DEVICES", "1").output().unwrap();
+    assert_eq!(few.status.code(), Some(2));
+    assert!(text(&few.stderr).contains("set ASCEND_EMU_DEVICES=2"), "{}", text(&few.stderr));
+}
