@@ -250,12 +250,14 @@ macro_rules! take {
 take! {
     In: { Given::Tensor(tensor) => tensor.input() }
     InPacked: { Given::Tensor(tensor) => InPacked(tensor.handle) }
+    InStored: { Given::Tensor(tensor) => InStored(tensor.handle) }
     OptionalIn: {
         Given::Tensor(tensor) => OptionalIn(tensor.handle),
         Given::Plain(Argument::Absent) => OptionalIn(null()),
     }
     Ins: { Given::List(list) => tensors(&list.iter().collect::<Vec<_>>()) }
     Out: { Given::Tensor(tensor) => tensor.out() }
+    OutStored: { Given::Tensor(tensor) => OutStored(tensor.handle) }
     OptionalOut: {
         Given::Tensor(tensor) => OptionalOut(tensor.handle),
         Given::Plain(Argument::Absent) => OptionalOut(null()),
@@ -323,6 +325,7 @@ impl Row {
 fn rows() -> Vec<Row> {
     [
         super::fill::rows(),
+        super::format_cast::rows(),
         super::join::rows(),
         super::parts::rows(),
         super::select::rows(),
