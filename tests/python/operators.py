@@ -251,7 +251,7 @@ CALLS = {
 # Operators that programs in C call, and nothing in PyTorch.
 FROM_C = {"aclnnPermute", "aclnnSlice", "aclnnGatherV2", "aclnnArgsort"}
 
-# Operators that the extension calls on other products; a module of theirs sees them.
+# Operators that not every version of the extension calls on this product; modules of other products see them.
 ELSEWHERE = {"aclnnNpuFormatCast"}
 
 # Operators that the extension calls only where the toolkit lacks a newer version.
