@@ -84,3 +84,12 @@ def weights_that_are_not_cast():
     refused(lambda: torch_npu.npu_format_cast(torch.zeros(1, 5).half().npu(), NZ), "more than one row, on Ascend 950")
     host = torch.randn(20, 40).half()
     exact(torch_npu.npu_format_cast(torch_npu.npu_format_cast(host.npu(), NZ), ND).cpu(), host)
+
+
+@case(rows=[torch.float16, torch.bfloat16, torch.int8])
+def packed_weights_cast_for_products_with_rows_of_a_type(rows):
+    host = torch.randint(-100, 100, (2, 20, 40), dtype=torch.int32)
+    cast = torch_npu.npu_format_cast(host.npu(), NZ, customize_dtype=rows)
+    expected = blocks(host, 32 if rows == torch.int8 else 16)
+    exact(in_memory(cast, expected.numel()), expected.flatten())
+    exact(torch_npu.npu_format_cast(cast, ND).cpu(), host)

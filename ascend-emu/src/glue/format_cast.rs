@@ -237,13 +237,17 @@ fn size_and_format(source: *const c_void, format: i32, additional: i32) -> Outco
     if shape.rank() > MOST_AXES {
         return Err(refused(&shape, AXES));
     }
+    if !to_nz {
+        // The type of the rows is not looked at.
+        return Ok((shape, Format::Nd));
+    }
     let rows_type = match additional {
         OWN => Some(dtype),
         _ => DType::from_acl(additional),
     };
-    let known: Vec<(DType, Format)> = match to_nz && on_950() {
+    let known: Vec<(DType, Format)> = match on_950() {
         true => TO_NZ_ON_950.iter().filter(|(of, ..)| *of == dtype).map(|&(_, rows, to)| (rows, to)).collect(),
-        false => vec![(dtype, if to_nz { Format::FractalNz } else { Format::Nd })],
+        false => vec![(dtype, Format::FractalNz)],
     };
     let found = known.iter().find(|(rows, _)| Some(*rows) == rows_type);
     let Some(&(_, to)) = found else {
@@ -259,9 +263,6 @@ fn size_and_format(source: *const c_void, format: i32, additional: i32) -> Outco
             },
         ));
     };
-    if !to_nz {
-        return Ok((shape, Format::Nd));
-    }
     if on_950() {
         if shape.elements() == Some(0) {
             return Err(refused(&shape, "a tensor with elements, on Ascend 950"));

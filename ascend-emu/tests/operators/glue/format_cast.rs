@@ -219,7 +219,7 @@ fn ascend_950_refuses_more_and_has_blocks_for_products_with_other_types() {
         let to = Formatted::new(dtype, &shape, (ND, &shape), back);
         ok(cast(&from, &nz));
         ok(cast(&nz, &to));
-        assert_eq!(nz.calculated(ND_TO, dtype.0), Ok((shape.to_vec(), ND_TO)));
+        assert_eq!(nz.calculated(ND_TO, additional.0), Ok((shape.to_vec(), ND_TO)));
         ok(unsafe { aclrtSynchronizeStream(null_mut()) });
         assert_eq!(download::<u8>(private, stored.len()), stored);
         assert_eq!(download::<u8>(back, bytes.len()), bytes);
