@@ -64,11 +64,6 @@ def blocks(host, across):
     return padded.movedim(-2, -4)
 
 
-def across(host):
-    """Columns of a block. From 2.14 on the extension casts by a function of two phases, where 32 bytes are always a row."""
-    return 32 // host.element_size() if VERSION >= (2, 14) else max(16, 32 // host.element_size())
-
-
 @case(
     dtype=[torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32],
     shape=[(16, 32), (20, 70), (1, 1), (3, 40, 33), (2, 2, 17, 5)],
@@ -85,7 +80,7 @@ def weights_cast_to_nz_and_back(dtype, shape):
         cast = torch_npu.npu_format_cast(device, NZ)
         assert torch_npu.get_npu_format(cast) in (NZ, "FRACTAL_NZ"), torch_npu.get_npu_format(cast)
         assert cast.shape == host.shape
-        expected = blocks(host, across(host))
+        expected = blocks(host, max(16, 32 // host.element_size()))
         exact(in_memory(cast, expected.numel()), expected.flatten())
         exact(torch_npu.npu_format_cast(cast, ND).cpu(), host)
         exact(cast.cpu(), host)

@@ -346,13 +346,19 @@ fn rows() -> Vec<Row> {
     .concat()
 }
 
+/// Operators that take contiguous tensors alone.
+const CONTIGUOUS: [&str; 1] = ["aclnnNpuFormatCast"];
+
 #[test]
 fn operators_compute_what_their_rows_say() {
     let _bench = Bench::new();
     let rows = rows();
+    let taken = |row: &Row, memory| matches!(memory, Memory::Packed) || !CONTIGUOUS.contains(&row.operator);
     let failures: Vec<String> = [Memory::Packed, Memory::Spaced]
         .iter()
-        .flat_map(|&memory| rows.iter().filter_map(move |row| row.failure(memory)))
+        .flat_map(|&memory| {
+            rows.iter().filter(move |row| taken(row, memory)).filter_map(move |row| row.failure(memory))
+        })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
