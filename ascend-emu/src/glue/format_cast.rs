@@ -1,8 +1,8 @@
 //! Matrices in row-major order cast to [`Format::FractalNz`] and back.
 //!
-//! In that order a matrix is cut into blocks of 16 rows and `c` columns, padded with zeros, and the blocks lie below each
-//! other, one column of them after the other: `[.., columns / c, rows / 16, 16, c]`. For `aclnnNpuFormatCast` `c` is what
-//! 32 bytes hold, and in the formats that say so 16 or 32: of weights for products with rows of such types.
+//! In that order a matrix is cut into blocks of 16 rows and `c` columns, padded with zeros, and the blocks lie below
+//! each other, one column of them after the other: `[.., columns / c, rows / 16, 16, c]`. For `aclnnNpuFormatCast` `c`
+//! is what 32 bytes hold, and in the formats that say so 16 or 32: of weights for products with rows of such types.
 
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
@@ -75,7 +75,8 @@ impl Stored {
     }
 }
 
-/// The shape in memory of matrices in FRACTAL_NZ whose blocks are `across` columns wide; `None` if they are no matrices.
+/// The shape in memory of matrices in FRACTAL_NZ whose blocks are `across` columns wide; `None` if they are no
+/// matrices.
 pub(super) fn blocks(shape: &Dims, across: i64) -> Option<Dims> {
     let (&[rows, columns], batch) = shape.split_last_chunk::<2>().map(|(batch, matrix)| (matrix, batch))?;
     let up = |size: i64, unit: i64| size / unit + i64::from(size % unit > 0);
@@ -207,6 +208,10 @@ pub(super) fn npu_format_cast(source: Stored, target: Stored) -> Outcome<Work> {
     }
     source.expect_blocks()?;
     target.expect_blocks()?;
+    if source.is_nz() && target.is_nz() {
+        // Blocks of one width: they are copied as they lie.
+        target.argument.expect_shape(&argument.shape())?;
+    }
     copied((argument, source.is_nz()), (target.argument, target.is_nz()))
 }
 

@@ -137,6 +137,10 @@ fn what_is_no_cast_is_refused() {
         161_002,
         &["dstTensor: given [800], allowed: matrices"],
     );
+    let float = aclDataType::ACL_FLOAT;
+    let [narrow, wide] = [[5, 2, 16, 8], [3, 2, 16, 16]].map(|storage| tensor(float, &shape, NZ, &storage));
+    fails(cast(&narrow, &wide), 161_002, &["dstTensor: given [3, 2, 16, 16], allowed: [5, 2, 16, 8]"]);
+    drop((narrow, wide));
     let double = aclDataType::ACL_DOUBLE;
     let doubles = tensor(double, &[2, 2], ND, &[2, 2]);
     fails(cast(&doubles, &doubles), 161_002, &["srcTensor: given DOUBLE, allowed: FLOAT, FLOAT16"]);
