@@ -8,8 +8,9 @@
 //! The functions have the contract of [`abi`](crate::abi).
 
 use super::call::{Work, prepared};
-use super::format_cast::{blocks, copied};
+use super::format_cast::copied;
 use super::parameter::{Arguments, In, Out, Parameter};
+use super::stored::blocks;
 use crate::descriptor::{DescribedTensor, TENSORS, Tensor};
 use crate::handle::{Kind, Table};
 use crate::lock::Lock;

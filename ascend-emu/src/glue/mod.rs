@@ -40,6 +40,7 @@ mod reduce;
 mod rotary;
 mod search;
 mod select;
+mod stored;
 mod table;
 mod view;
 

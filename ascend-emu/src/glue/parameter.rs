@@ -4,8 +4,8 @@
 //! written.
 
 use super::argument::{Argument, Role};
-use super::format_cast::Stored;
 use super::number::Number;
+use super::stored::Stored;
 use crate::c_pointer::optional_text;
 use crate::descriptor::{DescribedTensor, INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
